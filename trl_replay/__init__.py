@@ -1,0 +1,115 @@
+"""Replay for GRPO: puts groups worth learning from in the place of dead ones, on the stock `trl.GRPOTrainer`.
+
+Importing this package imports neither torch nor trl, so that plugins are cheap to discover.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .config import ReplayConfig
+from .errors import (
+    AttachError,
+    BatchError,
+    ConfigurationError,
+    ContractError,
+    HookError,
+    PluginError,
+    RefusedError,
+    ReplayError,
+    ResultError,
+    SeamError,
+    UnknownNameError,
+)
+from .fields import FieldSpec
+from .hookspecs import hookimpl
+from .registry import register, unregister
+from .table import Table, draw
+from .types import (
+    Agreement,
+    Context,
+    Corrected,
+    CorrectionSpec,
+    EvictorSpec,
+    Group,
+    Groups,
+    Placement,
+    Preset,
+    ReplayedRows,
+    SamplerSpec,
+    ScopeSpec,
+    ScorerSpec,
+    SelectorSpec,
+    StorageSpec,
+)
+
+if TYPE_CHECKING:
+    from .attachment import attach, attached, detach
+    from .buffer import ReplayBuffer
+    from .session import Session
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "attach": "attachment",
+    "attached": "attachment",
+    "detach": "attachment",
+    "ReplayBuffer": "buffer",
+    "Session": "session",
+}
+
+__all__ = [
+    "Agreement",
+    "AttachError",
+    "BatchError",
+    "ConfigurationError",
+    "Context",
+    "ContractError",
+    "Corrected",
+    "CorrectionSpec",
+    "EvictorSpec",
+    "FieldSpec",
+    "Group",
+    "Groups",
+    "HookError",
+    "Placement",
+    "PluginError",
+    "Preset",
+    "RefusedError",
+    "ReplayBuffer",
+    "ReplayConfig",
+    "ReplayError",
+    "ReplayedRows",
+    "ResultError",
+    "SamplerSpec",
+    "ScopeSpec",
+    "ScorerSpec",
+    "SeamError",
+    "SelectorSpec",
+    "Session",
+    "StorageSpec",
+    "Table",
+    "UnknownNameError",
+    "attach",
+    "attached",
+    "detach",
+    "draw",
+    "hookimpl",
+    "register",
+    "unregister",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,142 @@
+"""Builds a session's parts from its settings, and checks that they fit the trainer, before anything is patched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import compat
+from .buffer import Limits, ReplayBuffer
+from .config import STRATEGY_KINDS, ReplayConfig
+from .errors import ConfigurationError, RefusedError, ReplayError
+from .fields import FieldTable
+from .hooks import SessionHooks
+from .registry import BUILTIN, Plugin, Registry, Resolved
+from .session import Parts, composer
+from .strategies.scopes import ProcessScope
+from .strategies.storages import CpuStorage
+from .types import Kind
+
+SCOPE_VERBS = ("share", "admit", "fetch", "agree")
+STORAGE_METHODS = ("put", "get", "remove", "nbytes")
+
+
+def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[ReplayConfig, Parts]:
+    """The settings in force and the parts built from them.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Only read.
+        config ([`ReplayConfig`]): As the user gave it.
+        known ([`Registry`]): Where names are looked up.
+
+    Raises:
+        ReplayError: A name, a setting or the trainer can't be used.
+    """
+    plugins: dict[str, Plugin] = {}
+    if config.replay_preset is not None:
+        plugin, preset = known.preset(config.replay_preset)
+        plugins[plugin.name] = plugin
+        config = config.with_defaults(preset.settings, f"The preset {config.replay_preset!r}")
+    for name in config.replay_plugins or []:
+        plugins[name] = known.plugin(name, "replay_plugins")
+    resolved = {
+        kind: known.resolve(kind, getattr(config, f"replay_{kind}"), f"replay_{kind}") for kind in STRATEGY_KINDS
+    }
+    plugins |= {found.plugin.name: found.plugin for found in resolved.values() if found.plugin}
+    plugins.pop(BUILTIN, None)
+
+    fields = FieldTable(
+        trainer._tokenizer.pad_token_id, compat.sequence_level_ratio(trainer), known.fields(set(plugins))
+    )
+    scope = _make("scope", resolved["scope"], config, trainer.accelerator)
+    storage = _make("storage", resolved["storage"], config)
+    strategies: dict[str, Any] = {
+        kind: _make(kind, resolved[kind], config) for kind in STRATEGY_KINDS if kind not in ("scope", "storage")
+    }
+    strategies["composer"] = composer(fields, trainer.num_generations, trainer.pad_to_multiple_of)
+    limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses)
+    return config, Parts(
+        buffer=ReplayBuffer(config.replay_buffer_size, storage, scope, limits),
+        hooks=SessionHooks(plugins.values(), resolved, strategies),
+        fields=fields,
+        rng=np.random.default_rng(_seed(trainer, config)),
+        num_generations=trainer.num_generations,
+        token_weights=trainer.args.importance_sampling_level == "token",
+        forward=compat.has_other_loss_path(trainer),
+        plugins=list(plugins),
+    )
+
+
+def idle_parts() -> Parts:
+    """The parts of a disabled session: an empty buffer without room, and no plugins."""
+    return Parts(
+        buffer=ReplayBuffer(0, CpuStorage(), ProcessScope(None), Limits()),
+        hooks=SessionHooks([], {}, {}),
+        fields=FieldTable(0),
+        rng=np.random.default_rng(0),
+        num_generations=1,
+        token_weights=False,
+        forward=False,
+    )
+
+
+def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
+    """Refuses with all reasons at once: our own and those of the plugins that take part.
+
+    Raises:
+        RefusedError: There is at least one reason.
+    """
+    reasons = []
+    rows, size = compat.local_rows(trainer), trainer.num_generations
+    if config.replay_scope == "process" and rows % size:
+        reasons.append(
+            f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
+            f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
+            f"change one of the three"
+        )
+    if parts.forward and config.replay_correction != "ratio":
+        reasons.append(
+            f"replay_correction={config.replay_correction!r} needs the loss to call {compat.LOGPS}, which "
+            f"use_liger_kernel=True "
+            "goes around: use replay_correction='ratio' or use_liger_kernel=False"
+        )
+    for result in parts.hooks.call("preflight", 0, trainer=trainer, config=config):
+        reasons += [str(reason) for reason in result]
+    if reasons:
+        raise RefusedError("Replay was not attached:\n" + "\n".join(f"- {reason}" for reason in reasons))
+
+
+def dropout_modules(model: torch.nn.Module) -> list[str]:
+    """Names of the modules that drop activations at random."""
+    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p > 0]
+
+
+def _seed(trainer: Any, config: ReplayConfig) -> int:
+    if config.replay_seed is not None:
+        return config.replay_seed
+    rank = trainer.accelerator.process_index if config.replay_scope == "process" else 0
+    return int(trainer.args.seed + rank)
+
+
+def _make(kind: Kind, resolved: Resolved, config: ReplayConfig, *given: Any) -> Any:
+    """The strategy that `resolved` makes of the configured arguments, checked for its interface."""
+    kwargs = config.kwargs_of(kind)
+    try:
+        made = resolved.make(*given, **kwargs)
+    except ReplayError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"replay_{kind}={resolved.label!r} can't be made with replay_{kind}_kwargs={kwargs!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    required = {"scope": SCOPE_VERBS, "storage": STORAGE_METHODS}.get(kind, ("__call__",))
+    missing = [name for name in required if not hasattr(made, name)]
+    if missing or isinstance(made, type):
+        raise ConfigurationError(
+            f"replay_{kind}={resolved.label!r} gives {made!r}, which is no {kind}: it lacks "
+            f"{', '.join(missing) or 'an instance'}."
+        )
+    return made

@@ -1,0 +1,252 @@
+"""The behaviour log-prob tap: records and supplies log-probs inside the training loss, without a forward of its own.
+
+Where TRL leaves `old_per_token_logps` out of the batch, each fresh row's first training forward happens before the
+optimizer moves, so that this forward's log-probs are those of the policy that generated the row. The tap keeps them
+for
+candidates. For replayed rows it puts the stored ones, as the correction decides, into a shallow copy of the
+micro-batch
+before the loss reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from .batch import loss_mask
+from .compat import LOGPS, LOSS, OLD_LOGPS
+from .errors import ResultError, SeamError
+from .types import Batch, Corrected, Group, Groups, Placement, ReplayedRows
+
+ROWS = "trl_replay_rows"
+"""Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0;
+second
+column: 1 if the batch was composed, so that its padding is ours and not the model's."""
+REF_LOGPS = "ref_per_token_logps"
+LOG_RATIO_LIMIT = 20.0
+"""Log ratios are clamped to this for the metrics only, so that their squares stay finite."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A fresh live group on its way into the buffer.
+
+    Attributes:
+        serial (`int`): Its serial number.
+        group ([`Group`]): The payload; `old_per_token_logps` is added at `complete`, where stock did not supply it.
+        view ([`Groups`]): The group as scorers see it, without log-probs yet.
+        update (`int`): Updates done at generation.
+        records (`list`): Per row, the recorded log-probs `(C,)` on the training device; None until its forward ran.
+    """
+
+    serial: int
+    group: Group
+    view: Groups
+    update: int
+    records: list[torch.Tensor | None] = field(default_factory=list)
+
+    def complete(self) -> bool:
+        """Fills in the recorded log-probs; False if any row's are missing."""
+        if OLD_LOGPS in self.group.tensors:
+            return True
+        lengths = self.group.completion_lengths.tolist()
+        rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
+        if len(rows) < len(lengths):
+            return False
+        tensors = {**self.group.tensors, OLD_LOGPS: torch.cat(rows).float()}
+        self.group = Group(
+            tensors, self.group.keys | {OLD_LOGPS}, self.group.prompt_lengths, self.group.completion_lengths
+        )
+        self.records = []
+        return True
+
+
+class MicroBatch(dict[str, Any]):
+    """A shallow copy of the loss's inputs that notes whether the old log-probs were read while it was watched."""
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        super().__init__(inputs)
+        self.rows: torch.Tensor = self.pop(ROWS)
+        self.tapped = False
+        self.watched = False
+        self.read = False
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As `dict.get`."""
+        self._note(key)
+        return super().get(key, default)
+
+    def _note(self, key: str) -> None:
+        if key == OLD_LOGPS and self.watched:
+            self.read = True
+
+
+class Tap:
+    """Wraps one trainer's loss and log-prob method.
+
+    Attributes:
+        verified (`bool`): Whether the loss has been seen to call the tap and then to read the old log-probs.
+        update (`int`): Optimizer updates so far; the session's callback counts it up.
+    """
+
+    def __init__(
+        self, correct: Callable[[ReplayedRows], Corrected], num_generations: int, token_weights: bool, forward: bool
+    ) -> None:
+        self._correct = correct
+        self._generations = num_generations
+        self._token_weights = token_weights
+        self.forward = forward
+        self._current: MicroBatch | None = None
+        self._candidates: dict[int, Candidate] = {}
+        self._placed: list[tuple[torch.Tensor, int]] = []
+        self._first_placed = 0
+        self._stats: list[torch.Tensor] = []
+        self.verified = False
+        self.update = 0
+
+    def expect(
+        self,
+        rows: int,
+        candidates: Mapping[int, Candidate],
+        placements: Sequence[Placement],
+    ) -> torch.Tensor:
+        """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
+
+        Args:
+            rows (`int`): Rows of the batch.
+            candidates (`Mapping[int, Candidate]`): By slot; those that lack log-probs.
+            placements (`Sequence[Placement]`): What was replayed.
+
+        Returns:
+            `(rows, 2)` int64, see `ROWS`.
+        """
+        size = self._generations
+        ids = torch.zeros(rows, 2, dtype=torch.int64)
+        ids[:, 1] = int(bool(placements))
+        self._candidates = {candidate.serial: candidate for candidate in candidates.values()}
+        for slot, candidate in candidates.items():
+            candidate.records = [None] * size
+            first = 1 + candidate.serial * size
+            ids[slot * size : (slot + 1) * size, 0] = torch.arange(first, first + size)
+        self._first_placed += len(self._placed)
+        self._placed = []
+        for placed in placements:
+            first = self._first_placed + len(self._placed)
+            ids[placed.slot * size : (placed.slot + 1) * size, 0] = -1 - torch.arange(first, first + size)
+            logps = torch.split(placed.group.tensors[OLD_LOGPS], placed.group.completion_lengths.tolist())
+            self._placed += [(row, placed.age) for row in logps]
+        return ids
+
+    def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
+        """Runs the stock loss on a shallow copy of `inputs`, with the tap open.
+
+        Raises:
+            SeamError: The loss did not call the log-prob method with gradients, or did not read the old log-probs
+            after it.
+        """
+        if ROWS not in inputs:
+            return stock(inputs)
+        micro = MicroBatch(inputs)
+        micro.watched = (
+            self.forward
+        )  # another loss path may not call the tap: there the batch holds everything already
+        self._current = micro
+        try:
+            loss = stock(micro)
+        finally:
+            self._current = None
+        if not micro.tapped and not self.forward:
+            raise SeamError(
+                f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1."
+            )
+        if not micro.read:
+            raise SeamError(
+                f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
+            )
+        self.verified = True
+        return loss
+
+    def logps(self, logps: torch.Tensor) -> None:
+        """What the wrapped log-prob method returned, `(b, C)`; looked at once in each training loss."""
+        micro = self._current
+        if micro is None or micro.tapped or not logps.requires_grad:
+            return
+        micro.tapped = micro.watched = True
+        detached = logps.detach()
+        ids = micro.rows[:, 0].tolist()
+        self._record(ids, detached)
+        if micro.rows[:, 1].any():
+            self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+
+    def ratio_statistics(self) -> dict[str, float]:
+        """Mean importance ratio and effective sample size of the replayed tokens trained on since the last call."""
+        if not self._stats:
+            return {}
+        total, squares, count = torch.stack(self._stats).sum(dim=0).tolist()
+        self._stats = []
+        if count == 0:
+            return {}
+        return {"replay/ratio_mean": total / count, "replay/ess": total * total / (count * squares)}
+
+    def _record(self, ids: list[int], logps: torch.Tensor) -> None:
+        for position, row in enumerate(ids):
+            if row <= 0:
+                continue
+            serial, index = divmod(row - 1, self._generations)
+            candidate = self._candidates.get(serial)
+            if candidate is not None and candidate.update == self.update and candidate.records[index] is None:
+                candidate.records[index] = logps[position]
+
+    def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> None:
+        mask = loss_mask(micro).bool()
+        old = dict.get(micro, OLD_LOGPS)
+        if placed:
+            index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
+            rows = self._replayed(micro, placed, index, logps[index], mask[index])
+            corrected = self._correct(rows)
+            old = (logps if old is None else old).clone()
+            old[index] = corrected.old_logps.to(old.dtype)
+            if corrected.weights is not None:
+                micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
+        # stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss
+        for key, value in ((OLD_LOGPS, old), (REF_LOGPS, dict.get(micro, REF_LOGPS))):
+            if value is not None:
+                micro[key] = torch.where(mask, value, logps.to(value.dtype))
+
+    def _replayed(
+        self, micro: MicroBatch, placed: list[int], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
+    ) -> ReplayedRows:
+        stored = [self._placed[row - self._first_placed] for row in placed]
+        padded = pad_sequence([row for row, _ in stored], batch_first=True).to(logps.device, torch.float32)
+        padded = functional.pad(padded, (0, logps.size(1) - padded.size(1)))
+        behaviour = torch.where(mask, padded, logps.float())
+        ages = torch.tensor([age for _, age in stored], device=logps.device)
+        ratios = (logps.float() - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().double() * mask
+        self._stats.append(torch.stack([ratios.sum(), (ratios**2).sum(), mask.sum().double()]))
+        return ReplayedRows(logps, behaviour, mask, micro["advantages"][index], ages)
+
+    def _weighted(
+        self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """A copy of `advantages` (`(B,)`, or `(B, C)` for token weights) with the weights of the rows `index` folded
+        in."""
+        if weights.dim() == 2:
+            if not self._token_weights:
+                raise ResultError(
+                    "The correction gives token weights, which are exact only with "
+                    "importance_sampling_level='token'. Use "
+                    "a correction with one weight a row, or set importance_sampling_level='token'."
+                )
+            advantages = advantages.unsqueeze(1).expand(-1, width)
+        weighted = advantages.clone()
+        weighted[index] = weighted[index] * weights.to(weighted)
+        return weighted

@@ -1,0 +1,155 @@
+"""The replay buffer: a table of metadata, a storage of payloads, and the rules of capacity and eligibility."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .table import Table, lowest
+from .types import Bools, Group, Ints, Scope, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What makes an entry eligible for replay; None is no limit.
+
+    Attributes:
+        min_size (`int`): Entries that the buffer must hold before anything is replayed.
+        max_age (`int`, *optional*): Updates since generation.
+        max_uses (`int`, *optional*): Replays of one entry.
+    """
+
+    min_size: int = 1
+    max_age: int | None = None
+    max_uses: int | None = None
+
+
+class ReplayBuffer:
+    """Entries of up to `capacity` groups. The session fills and samples it; users look at it.
+
+    Attributes:
+        table ([`Table`]): The metadata columns.
+        capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
+        storage ([`Storage`]): Where the payloads are.
+    """
+
+    def __init__(self, capacity: int, storage: Storage, scope: Scope, limits: Limits) -> None:
+        self.capacity = capacity
+        self.storage = storage
+        self.scope = scope
+        self.limits = limits
+        self.table = Table.preallocated(capacity)
+        self._keysets: list[frozenset[str]] = []
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: payload, and the used rows of all columns."""
+        return self.storage.nbytes + len(self.table) * self.table.row_bytes
+
+    def clear(self) -> None:
+        """Forgets every entry. Groups noted but not yet settled are still stored later."""
+        self._forget(np.arange(len(self)))
+
+    def keyset(self, keys: frozenset[str]) -> int:
+        """The number that stands for `keys` in the table's column of that name."""
+        if keys not in self._keysets:
+            self._keysets.append(keys)
+        return self._keysets.index(keys)
+
+    def admit(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        groups: Mapping[int, Group],
+        rank: Callable[[Table], NDArray[Any]],
+        rng: np.random.Generator,
+    ) -> tuple[int, int]:
+        """Offers newcomers; over capacity the entries of the lowest keep rank leave, of equal ranks the older.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): One value a newcomer; `tag` is drawn here.
+            groups (`Mapping[int, Group]`): This rank's newcomers' payload by serial number.
+            rank (`Callable`): Maps the table, newcomers included, to keep ranks.
+            rng (`numpy.random.Generator`): Draws the newcomers' tags.
+
+        Returns:
+            `(stored, evicted)`: newcomers that stayed and old entries that left.
+        """
+        serials = columns["serial"]
+        count = len(serials)
+        tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
+        self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
+        leaving = np.empty(0, np.int64)
+        if len(self.table) > self.capacity:
+            leaving = _lowest_ranks(rank(self.table), self.table.serial, len(self.table) - self.capacity)
+        newcomers = leaving >= len(self.table) - count
+        lost = set(self.table.serial[leaving[newcomers]].tolist())
+        for serial in self.table.serial[leaving[~newcomers]].tolist():
+            self.storage.remove(serial)
+        self.table.remove(leaving)
+        self.scope.admit(self.storage, {s: group for s, group in groups.items() if s not in lost})
+        return count - len(lost), int((~newcomers).sum())
+
+    def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
+        """Rows that may be replayed now, and how many entries each limit holds back.
+
+        Args:
+            update (`int`): Updates done so far. An entry is eligible only after one update since its generation.
+            keys (`frozenset[str]`): Batch keys that a group must be able to restore.
+
+        Returns:
+            `(rows, held_back)`: row indices, and per reason the number of entries that it alone or with others
+            excludes.
+        """
+        table, limits = self.table, self.limits
+        if len(table) < limits.min_size:
+            return np.empty(0, np.int64), {"replay_min_size": len(table)}
+        age = update - table.step
+        reasons: dict[str, Bools] = {"too new": age < 1}
+        if limits.max_age is not None:
+            reasons["replay_max_age"] = age > limits.max_age
+        if limits.max_uses is not None:
+            reasons["replay_max_uses"] = table.uses >= limits.max_uses
+        lacking = [number for number, have in enumerate(self._keysets) if not keys <= have]
+        if lacking:
+            reasons["lacks a tensor"] = np.isin(table.keys, lacking)
+        excluded = np.logical_or.reduce(list(reasons.values()))
+        return np.flatnonzero(~excluded), {name: int(mask.sum()) for name, mask in reasons.items() if mask.any()}
+
+    def use(self, rows: Ints, update: int) -> list[Group]:
+        """Marks `rows` as replayed in this update and fetches fresh copies of their payload."""
+        self.table.uses[rows] += 1
+        self.table.last_used[rows] = update
+        return self.scope.fetch(self.storage, self.table.serial[rows].tolist())
+
+    def retire(self, update: int) -> int:
+        """Drops the entries that no limit will ever let through again; returns their number."""
+        table, limits = self.table, self.limits
+        gone = np.zeros(len(table), bool)
+        if limits.max_age is not None:
+            gone |= update - table.step > limits.max_age
+        if limits.max_uses is not None:
+            gone |= table.uses >= limits.max_uses
+        return self._forget(np.flatnonzero(gone))
+
+    def _forget(self, rows: Sequence[int] | Ints) -> int:
+        index = np.asarray(rows, dtype=np.int64)
+        for serial in self.table.serial[index].tolist():
+            self.storage.remove(serial)
+        self.table.remove(index)
+        return len(index)
+
+
+def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
+    """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
+    border = np.partition(ranks, count - 1)[count - 1]
+    below = np.flatnonzero(ranks < border)
+    ties = np.flatnonzero(ranks == border)
+    older = ties[lowest(serials[ties].astype(np.float64), count - len(below))]
+    return np.concatenate([below, older])

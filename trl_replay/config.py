@@ -1,0 +1,178 @@
+"""The settings: one dataclass that stands beside GRPOConfig in Python, YAML and on the command line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from .errors import ConfigurationError
+from .types import Kind
+
+STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+def _kwargs_help(kind: str) -> dict[str, str]:
+    return _help(f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
+
+
+@dataclass
+class ReplayConfig:
+    """Settings of a replay session. Use it beside `GRPOConfig` in `TrlParser`, or pass its fields to `attach`.
+
+    Args:
+        use_replay (`bool`, *optional*, defaults to `True`):
+            Whether to replay at all. `False` leaves the trainer exactly as TRL made it.
+        replay_buffer_size (`int`, *optional*, defaults to `64`):
+            Groups (of `num_generations` completions) that the buffer keeps, per process. `0` leaves the trainer as
+            it is.
+        replay_scorer (`str`, *optional*, defaults to `"advantage_std"`):
+            What a group is worth: decides eviction by `heap` and drawing by `proportional`.
+        replay_evictor (`str`, *optional*, defaults to `"heap"`):
+            Which entries leave a full buffer.
+        replay_sampler (`str`, *optional*, defaults to `"proportional"`):
+            Which entries are replayed.
+        replay_selector (`str`, *optional*, defaults to `"zero_std"`):
+            Which fresh groups may be replaced.
+        replay_scope (`str`, *optional*, defaults to `"process"`):
+            Which processes share a buffer.
+        replay_storage (`str`, *optional*, defaults to `"cpu"`):
+            Where the tokens and log-probs are kept.
+        replay_correction (`str`, *optional*, defaults to `"ratio"`):
+            How the loss accounts for replayed rows being off-policy.
+        replay_min_size (`int`, *optional*, defaults to `1`):
+            Entries that the buffer must hold before anything is replayed.
+        replay_max_age (`int`, *optional*):
+            Oldest age, in optimizer updates since generation, at which an entry is replayed. No limit if not set.
+        replay_max_uses (`int`, *optional*):
+            How often one entry is replayed. No limit if not set.
+        replay_max_fraction (`float`, *optional*, defaults to `1.0`):
+            Largest share of a generation batch's groups that replay may fill.
+        replay_seed (`int`, *optional*):
+            Seed of the private generator. The trainer's seed, plus the rank for scope `process`, if not set.
+        replay_plugins (`list[str]`, *optional*):
+            Plugins whose hooks take part, by entry-point name. A plugin whose strategy or preset is named takes part
+            anyway.
+        replay_preset (`str`, *optional*):
+            A plugin's bundle of settings, for all fields that are left at their defaults.
+    """
+
+    use_replay: bool = field(
+        default=True, metadata=_help("Whether to replay. False leaves the trainer as TRL made it.")
+    )
+    replay_buffer_size: int = field(
+        default=64, metadata=_help("Groups of num_generations completions that the buffer keeps, per process.")
+    )
+    replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
+    replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
+    replay_evictor: str = field(default="heap", metadata=_help("Which entries leave a full buffer."))
+    replay_evictor_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("evictor"))
+    replay_sampler: str = field(default="proportional", metadata=_help("Which entries are replayed."))
+    replay_sampler_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("sampler"))
+    replay_selector: str = field(default="zero_std", metadata=_help("Which fresh groups may be replaced."))
+    replay_selector_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("selector"))
+    replay_scope: str = field(default="process", metadata=_help("Which processes share a buffer."))
+    replay_scope_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scope"))
+    replay_storage: str = field(default="cpu", metadata=_help("Where the tokens and log-probs are kept."))
+    replay_storage_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("storage"))
+    replay_correction: str = field(default="ratio", metadata=_help("How the loss corrects for replayed rows' policy."))
+    replay_correction_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("correction"))
+    replay_min_size: int = field(
+        default=1, metadata=_help("Entries that the buffer must hold before anything is replayed.")
+    )
+    replay_max_age: int | None = field(
+        default=None, metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed.")
+    )
+    replay_max_uses: int | None = field(default=None, metadata=_help("How often one entry is replayed."))
+    replay_max_fraction: float = field(
+        default=1.0, metadata=_help("Largest share of a generation batch's groups that replay may fill.")
+    )
+    replay_seed: int | None = field(
+        default=None, metadata=_help("Seed of the private generator; the trainer's seed if not set.")
+    )
+    replay_plugins: list[str] | None = field(
+        default=None, metadata=_help("Plugins whose hooks take part, by entry-point name.")
+    )
+    replay_preset: str | None = field(
+        default=None, metadata=_help("A plugin's bundle of settings, for all fields left at their defaults.")
+    )
+
+    def __post_init__(self) -> None:
+        for kind in STRATEGY_KINDS:
+            self._parse_kwargs(f"replay_{kind}_kwargs")
+            name = getattr(self, f"replay_{kind}")
+            if name is None or name == "":
+                raise _error(f"replay_{kind}", name, f"name a {kind}; `trl-replay list` shows all")
+        if isinstance(self.replay_plugins, str):
+            self.replay_plugins = [self.replay_plugins]
+        self._require_int("replay_buffer_size", 0)
+        self._require_int("replay_min_size", 1)
+        self._require_int("replay_max_age", 1, optional=True)
+        self._require_int("replay_max_uses", 1, optional=True)
+        self._require_int("replay_seed", 0, optional=True)
+        if not isinstance(self.use_replay, bool):
+            raise _error("use_replay", self.use_replay, "give true or false")
+        fraction = self.replay_max_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise _error("replay_max_fraction", fraction, "give a share between 0 and 1")
+        if 0 < self.replay_buffer_size < self.replay_min_size:
+            raise _error(
+                "replay_min_size",
+                self.replay_min_size,
+                f"a buffer of replay_buffer_size={self.replay_buffer_size} groups never gets there; lower it",
+            )
+
+    def kwargs_of(self, kind: str) -> dict[str, Any]:
+        """The keyword arguments given for a kind of strategy."""
+        return dict(getattr(self, f"replay_{kind}_kwargs") or {})
+
+    def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
+        """A validated copy with some fields set; `source` is named if one of them does not exist."""
+        known = [spec.name for spec in fields(self)]
+        for name in settings:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise ConfigurationError(
+                    f"{source} has no setting {name!r}.{hint} The settings are: {', '.join(known)}."
+                )
+        return replace(self, **settings)
+
+    def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
+        """A validated copy where `settings` (a preset's) fill the fields that still have their defaults."""
+        fresh = ReplayConfig()
+        unset = {
+            name: value
+            for name, value in settings.items()
+            if not hasattr(fresh, name) or getattr(self, name) == getattr(fresh, name)
+        }
+        return self.with_settings(unset, source)
+
+    def _parse_kwargs(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise _error(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
+        if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
+            raise _error(name, value, "give a mapping from argument names to values, or the same as a JSON object")
+        setattr(self, name, value)
+
+    def _require_int(self, name: str, least: int, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            either = "leave it out or " if optional else ""
+            raise _error(name, value, f"{either}give a whole number of at least {least}")
+
+
+def _error(name: str, value: object, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}={value!r} can't be used: {remedy}.")

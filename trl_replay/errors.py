@@ -1,0 +1,60 @@
+"""Every error that trl_replay raises on purpose.
+
+ReplayError
+├── ConfigurationError (ValueError)    a setting can't be used: names the setting, its value and the remedy
+│   └── UnknownNameError               a strategy, plugin or preset name that nothing provides
+├── AttachError (RuntimeError)         attach() or detach() refused; the trainer is as it was
+│   ├── ContractError                  this trainer or TRL release lacks what the seam needs
+│   └── RefusedError                   a preflight check, built in or a plugin's, gave reasons to refuse
+├── PluginError (RuntimeError)         a plugin could not be loaded, or two claim one name
+│   ├── HookError                      a plugin's hook raised: names plugin, distribution, hook and update
+│   └── ResultError                    a strategy returned something that its contract does not allow
+├── BatchError (ValueError)            a batch holds something that can't be stored or replayed correctly
+└── SeamError (RuntimeError)           training went around the seam; going on would be silently wrong
+"""
+
+from __future__ import annotations
+
+
+class ReplayError(Exception):
+    """Base class of every error raised by trl_replay."""
+
+
+class ConfigurationError(ReplayError, ValueError):
+    """A setting can't be used as given."""
+
+
+class UnknownNameError(ConfigurationError):
+    """A name that no installed plugin provides."""
+
+
+class AttachError(ReplayError, RuntimeError):
+    """`attach` or `detach` refused, and changed nothing."""
+
+
+class ContractError(AttachError):
+    """The trainer or the installed TRL lacks something that the seam relies on."""
+
+
+class RefusedError(AttachError):
+    """Preflight checks gave reasons not to attach; all of them are in the message."""
+
+
+class PluginError(ReplayError, RuntimeError):
+    """A plugin could not be loaded or conflicts with another."""
+
+
+class HookError(PluginError):
+    """A plugin's hook raised an exception (kept as `__cause__`)."""
+
+
+class ResultError(PluginError):
+    """A strategy or hook returned a value outside its contract."""
+
+
+class BatchError(ReplayError, ValueError):
+    """A batch can't be cut into groups or composed without losing something."""
+
+
+class SeamError(ReplayError, RuntimeError):
+    """The trainer did not go through the seam as expected."""

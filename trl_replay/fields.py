@@ -1,0 +1,119 @@
+"""How each key of TRL's batch is cut into groups, padded and merged: one row a key. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from .errors import BatchError, ConfigurationError
+
+Layout = Literal["prompt", "completion", "sequence", "row", "scalar"]
+LAYOUTS: tuple[Layout, ...] = ("prompt", "completion", "sequence", "row", "scalar")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """How to treat one key of the batch.
+
+    Args:
+        name (`str`): The key.
+        layout (`str`): `"prompt"` `(B, P)` left-padded; `"completion"` `(B, C)` right-padded; `"sequence"` `(B, P +
+            C)`, prompt
+            and completion side by side; `"row"` `(B, …)`, one value a row that is never padded; `"scalar"` 0-d, not
+            stored.
+        pad (`float` or `"pad_token"`): What fills padded positions.
+        dtype (`str`, *optional*): Name of the torch dtype to store, where a smaller one than the batch's loses
+            nothing.
+        implied (`int`, *optional*): A value that takes no room: a group whose real positions all hold it stores
+            nothing.
+    """
+
+    name: str
+    layout: Layout
+    pad: float | Literal["pad_token"] = 0
+    dtype: str | None = None
+    implied: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ConfigurationError(
+                f"FieldSpec({self.name!r}): layout {self.layout!r} is none of {', '.join(LAYOUTS)}."
+            )
+
+
+FIELDS: tuple[FieldSpec, ...] = (
+    FieldSpec("prompt_ids", "prompt", pad="pad_token", dtype="int32"),
+    FieldSpec("prompt_mask", "prompt", pad=0, dtype="int8", implied=1),
+    FieldSpec("completion_ids", "completion", pad="pad_token", dtype="int32"),
+    FieldSpec("completion_mask", "completion", pad=0, dtype="int8", implied=1),
+    FieldSpec("advantages", "row"),
+    FieldSpec("num_items_in_batch", "scalar"),
+    FieldSpec("old_per_token_logps", "completion", pad=0.0, dtype="float32"),
+    FieldSpec("ref_per_token_logps", "completion", pad=0.0, dtype="float32"),
+    FieldSpec("sampling_per_token_logps", "completion", pad=0.0, dtype="float32"),
+    FieldSpec("importance_sampling_ratio", "completion", pad=1.0, dtype="float32"),
+    FieldSpec("tool_mask", "completion", pad=1, dtype="int8", implied=1),
+)
+
+IMAGE_KEYS = frozenset(
+    {
+        "pixel_values",
+        "image_grid_thw",
+        "pixel_attention_mask",
+        "spatial_shapes",
+        "image_sizes",
+        "image_position_ids",
+        "num_images",
+        "num_tiles",
+        "token_type_ids",
+        "mm_token_type_ids",
+    }
+)
+
+
+class FieldTable:
+    """The fields known to one session: TRL's, as this trainer is configured, and those that plugins declare."""
+
+    def __init__(self, pad_token_id: int, sequence_level_ratio: bool = False, extra: Iterable[FieldSpec] = ()) -> None:
+        fields = {spec.name: spec for spec in FIELDS}
+        if sequence_level_ratio:  # (B, 1) by configuration; never told by width: a completion may have length 1
+            ratio = fields["importance_sampling_ratio"]
+            fields[ratio.name] = replace(ratio, layout="row")
+        for spec in extra:
+            if spec.name in fields and fields[spec.name] != spec:
+                raise ConfigurationError(f"The batch key {spec.name!r} is declared twice, in different ways.")
+            fields[spec.name] = spec
+        self.pad_token_id = pad_token_id
+        self._fields = fields
+
+    def pad_value(self, spec: FieldSpec) -> float:
+        """The number that fills padded positions of this field."""
+        return self.pad_token_id if spec.pad == "pad_token" else spec.pad
+
+    def of(self, batch: Mapping[str, Any]) -> dict[str, FieldSpec]:
+        """The spec of every key of `batch`.
+
+        Raises:
+            BatchError: For the first key that nothing declares.
+        """
+        for key, value in batch.items():
+            if key not in self._fields:
+                raise BatchError(_unknown(key, value))
+        return {key: self._fields[key] for key in batch}
+
+
+def _unknown(key: str, value: Any) -> str:
+    shape = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"type {type(value).__name__}"
+    if key in IMAGE_KEYS:
+        return (
+            f"The batch holds {key!r} ({shape}): groups with images can't be stored yet. Train text only, or set "
+            "use_replay=False for this run."
+        )
+    return (
+        f"The batch holds {key!r} ({shape}), which trl_replay does not know; dropping it would train on the wrong "
+        f"values. "
+        f"Declare it from a plugin: `trl_replay_fields` yielding FieldSpec({key!r}, layout=...), with one of the "
+        f"layouts "
+        f"{', '.join(LAYOUTS)}; or set use_replay=False for this run."
+    )

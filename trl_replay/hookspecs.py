@@ -1,0 +1,197 @@
+"""The hooks that a plugin may implement. Imports neither torch nor trl.
+
+A plugin is an object (a module, or an instance of a class) with some of these functions, marked with `hookimpl`.
+Registry
+hooks are called on every installed plugin, to learn what it offers. Session hooks are called only on the plugins
+that a
+configuration names: in `replay_plugins`, or through a strategy or preset of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+
+from .fields import FieldSpec
+from .types import Batch, Context, Corrected, Groups, Placement, Preset, ReplayedRows, StrategySpec
+
+if TYPE_CHECKING:
+    from .config import ReplayConfig
+    from .session import Session
+    from .table import Table
+
+PROJECT = "trl_replay"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class RegistryHooks(Protocol):
+    """What a plugin offers. Collected from every installed plugin; must not import torch."""
+
+    @hookspec
+    def trl_replay_strategies(self) -> Iterable[StrategySpec]:
+        """Yields strategies by name.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_strategies(self):
+        ...         yield EvictorSpec("least_used", lambda: lambda table, context: -table.uses, "the most used leaves")
+        """
+
+    @hookspec
+    def trl_replay_fields(self) -> Iterable[FieldSpec]:
+        """Yields batch keys that TRL does not have: of a rollout function or a trainer subclass.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_fields(self):
+        ...         yield FieldSpec("turn_rewards", layout="completion", pad=0.0)
+        """
+
+    @hookspec
+    def trl_replay_presets(self) -> Iterable[Preset]:
+        """Yields named bundles of settings.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_presets(self):
+        ...         yield Preset("short_lived", {"replay_max_age": 5, "replay_evictor": "fifo"}, "young groups only")
+        """
+
+
+class SessionHooks(Protocol):
+    """Takes part in one session. Only plugins that the configuration names are called."""
+
+    @hookspec
+    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterable[str] | None:
+        """Reasons to refuse this trainer with this configuration; all are reported at once, before anything is
+        patched.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_preflight(self, trainer, config):
+        ...         if trainer.num_generations < 4:
+        ...             yield "this plugin needs num_generations of at least 4"
+        """
+
+    @hookspec
+    def trl_replay_attached(self, session: Session) -> None:
+        """The session's seam is on the trainer. The place to add table columns.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_attached(self, session):
+        ...         session.buffer.table.add_column("difficulty", fill=0.5)
+        """
+
+    @hookspec
+    def trl_replay_detached(self, session: Session) -> None:
+        """The trainer is as it was.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_detached(self, session):
+        ...         print(session.explain())
+        """
+
+    @hookspec
+    def trl_replay_metrics(self, context: Context) -> Mapping[str, float]:
+        """Further metrics of this generation batch, for the trainer's log.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_metrics(self, context):
+        ...         return {"replay/oldest": float(context.update - min(context.table.step, default=context.update))}
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_select(self, groups: Groups, context: Context) -> Any:
+        """Which fresh groups may be replaced, instead of the configured selector.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_select(self, groups, context):
+        ...         return [] if context.update < 10 else None  # None: the next plugin, at last the configured
+        selector
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_score(self, groups: Groups, context: Context) -> Any:
+        """Priorities of settled groups, instead of the configured scorer.
+
+        >>> class Plugin:
+        ...     @hookimpl(wrapper=True)
+        ...     def trl_replay_score(self, groups, context):
+        ...         scores = yield
+        ...         return scores * (groups.reward_mean > 0)
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_rank(self, table: Table, context: Context) -> Any:
+        """Keep ranks of all entries, instead of the configured evictor.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_rank(self, table, context):
+        ...         return table.score / (1 + table.uses)
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_sample(self, table: Table, count: int, context: Context) -> Any:
+        """Distinct rows of the eligible table to replay, instead of the configured sampler.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_sample(self, table, count, context):
+        ...         return draw(1.0 / (1 + table.uses), count, context.rng)
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Corrected | None:
+        """Old log-probs and weights of replayed rows, instead of the configured correction. Runs inside the loss.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_correct(self, rows, context):
+        ...         return Corrected(rows.behaviour_logps, weights=0.5 ** (rows.ages / 8))
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch | None:
+        """The batch with the placed groups in their slots, instead of the built-in composing.
+
+        >>> class Plugin:
+        ...     @hookimpl(wrapper=True)
+        ...     def trl_replay_compose(self, batch, placements, context):
+        ...         composed = yield
+        ...         print([placed.serial for placed in placements])
+        ...         return composed
+        """
+
+    @hookspec
+    def trl_replay_save(self, session: Session, directory: Path) -> None:
+        """A checkpoint is being written; the plugin may put files of its own into `directory`.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_save(self, session, directory):
+        ...         (directory / "my_plugin.json").write_text("{}")
+        """
+
+    @hookspec
+    def trl_replay_load(self, session: Session, directory: Path) -> None:
+        """A checkpoint is being resumed; the plugin may read its files from `directory`.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_load(self, session, directory):
+        ...         (directory / "my_plugin.json").read_text()
+        """
+
+
+def hook_names(specs: type) -> list[str]:
+    """Names of the hooks that a class of specifications holds."""
+    return [name for name in vars(specs) if name.startswith(f"{PROJECT}_")]

@@ -1,0 +1,314 @@
+"""Every installed plugin and what it offers: discovery, conflicts, and names turned into strategies.
+
+One registry serves the process. Discovery does not use pluggy's own entry-point loader, which stops at the first
+broken
+plugin and lets a second plugin of the same name vanish; here each failure is kept with its distribution, warned about
+once, and raised only when something asks for the failed plugin.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+import pluggy
+
+from .errors import ConfigurationError, PluginError, UnknownNameError
+from .fields import FieldSpec
+from .hookspecs import PROJECT, RegistryHooks, SessionHooks
+from .types import SPECS, Kind, Preset, StrategySpec
+
+BUILTIN = "builtin"
+_Offer = TypeVar("_Offer", StrategySpec, Preset, FieldSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One registered plugin: its name, the object with its hooks, and the distribution that it came from."""
+
+    name: str
+    object: Any
+    distribution: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A plugin that could not be loaded, and why."""
+
+    name: str
+    distribution: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A strategy's factory with the plugin that offers it (None for an object or import reference)."""
+
+    label: str
+    make: Any
+    plugin: Plugin | None
+
+
+def new_manager() -> pluggy.PluginManager:
+    """A pluggy manager that knows all hook specifications."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(RegistryHooks)
+    manager.add_hookspecs(SessionHooks)
+    return manager
+
+
+class Registry:
+    """Plugins by name, each checked when it is added."""
+
+    def __init__(self) -> None:
+        self.plugins: dict[str, Plugin] = {}
+        self.failures: dict[str, Failure] = {}
+        self._manager = new_manager()
+        self._seen: set[tuple[str, str, str]] = set()
+        self._offers: dict[tuple[str, str], list[Any]] = {}
+
+    def register(self, plugin: Any, name: str, distribution: str = "(registered in this process)") -> None:
+        """Adds a plugin object under `name`.
+
+        Raises:
+            PluginError: A class instead of an instance, a name that is taken, a hook that does not exist, or an
+            offer that is
+                not what its hook asks for. Nothing is added then.
+        """
+        if name in self.plugins:
+            raise PluginError(
+                f"Two plugins claim the name {name!r}: {self.plugins[name].distribution} and {distribution}. "
+                f"Uninstall one."
+            )
+        if inspect.isclass(plugin):
+            raise PluginError(
+                f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {name}()."
+            )
+        try:
+            self._manager.register(plugin, name)
+            self._manager.check_pending()
+            for hook in ("strategies", "presets", "fields"):
+                self._offers[name, hook] = self._collect(plugin, name, hook)
+        except Exception as error:
+            if self._manager.has_plugin(name):
+                self._manager.unregister(name=name)
+            if isinstance(error, PluginError):
+                raise
+            raise PluginError(f"Plugin {name!r} from {distribution}: {type(error).__name__}: {error}") from error
+        self.plugins[name] = Plugin(name, plugin, distribution)
+        self.failures.pop(name, None)
+
+    def unregister(self, name: str) -> None:
+        """Removes a plugin; sessions that use it go on using it."""
+        self._manager.unregister(name=name)
+        del self.plugins[name]
+
+    def discover(self) -> None:
+        """Loads the entry points that have come since the last call; a broken one warns and is kept in `failures`."""
+        found = [(_distribution(point), point) for point in entry_points(group=PROJECT)]
+        for name in sorted({point.name for _, point in found}):
+            claims = {distribution: point for distribution, point in found if point.name == name}
+            key = (name, *_identity(claims))
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            self._load(name, claims)
+
+    def _load(self, name: str, claims: dict[str, EntryPoint]) -> None:
+        sources = " and ".join(sorted(claims))
+        try:
+            if len(claims) > 1:
+                if name in self.plugins:
+                    self.unregister(name)
+                raise PluginError(
+                    f"Two distributions claim the plugin name {name!r}: {sources}. Uninstall one of them."
+                )
+            self.register(next(iter(claims.values())).load(), name, sources)
+        except Exception as error:  # a plugin may raise anything at import
+            reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+            self.failures[name] = Failure(name, sources, reason)
+            warnings.warn(
+                f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}", RuntimeWarning, stacklevel=4
+            )
+
+    def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
+        others = [other for other in self._manager.get_plugins() if other is not plugin]
+        caller = self._manager.subset_hook_caller(f"{PROJECT}_{hook}", others)
+        wanted = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}[hook]
+        offers = [offer for result in caller() for offer in result]
+        for offer in offers:
+            if not isinstance(offer, wanted) or type(offer) is StrategySpec:
+                raise PluginError(
+                    f"Plugin {name!r}: {PROJECT}_{hook} yields {offer!r}, which is no {wanted.__name__}."
+                )
+        names = [(type(offer).__name__, offer.name) for offer in offers]
+        for kind, offered in names:
+            if names.count((kind, offered)) > 1:
+                raise PluginError(f"Plugin {name!r} offers the {kind} {offered!r} twice.")
+        return offers
+
+    def strategies(self, kind: Kind | None = None) -> Iterator[tuple[Plugin, StrategySpec]]:
+        """All strategies on offer, of one kind or of all, built-in ones first."""
+        wanted = SPECS[kind] if kind else StrategySpec
+        for name, plugin in self.plugins.items():
+            for spec in self._offers[name, "strategies"]:
+                if isinstance(spec, wanted):
+                    yield plugin, spec
+
+    def presets(self) -> Iterator[tuple[Plugin, Preset]]:
+        """All presets on offer."""
+        for name, plugin in self.plugins.items():
+            for preset in self._offers[name, "presets"]:
+                yield plugin, preset
+
+    def fields(self, names: set[str]) -> list[FieldSpec]:
+        """Batch keys declared by the plugins called `names`."""
+        return [spec for name in sorted(names & set(self.plugins)) for spec in self._offers[name, "fields"]]
+
+    def plugin(self, name: str, setting: str) -> Plugin:
+        """The plugin called `name`.
+
+        Raises:
+            PluginError: It was found but could not be loaded.
+            UnknownNameError: There is none.
+        """
+        if name in self.failures:
+            failure = self.failures[name]
+            raise PluginError(
+                f"{setting} asks for the plugin {name!r} from {failure.distribution}, which was not loaded: "
+                f"{failure.reason}"
+            )
+        if name not in self.plugins:
+            raise UnknownNameError(self._unknown(setting, name, "plugin", list(self.plugins)))
+        return self.plugins[name]
+
+    def resolve(self, kind: Kind, name: Any, setting: str) -> Resolved:
+        """The strategy that a setting names.
+
+        Args:
+            kind (`str`): Kind of strategy.
+            name: `"heap"`, `"plugin/name"`, `"package.module:Attribute"`, or in Python the strategy itself.
+            setting (`str`): The setting's name, for messages.
+
+        Raises:
+            UnknownNameError: Nothing has that name; lists what exists, the nearest, and plugins that failed to load.
+            ConfigurationError: Several plugins offer the name, or the import reference can't be followed.
+        """
+        if not isinstance(name, str):
+            return Resolved(type(name).__name__, lambda *args, **kwargs: _given(name, kwargs, setting), None)
+        if ":" in name:
+            found = _import(name, setting)
+            return Resolved(name, lambda *args, **kwargs: _made(found, args, kwargs), None)
+        return Resolved(
+            name, *self._find(name, setting, kind, [(p, s.name, s.factory) for p, s in self.strategies(kind)])
+        )
+
+    def preset(self, name: str) -> tuple[Plugin, Preset]:
+        """The preset that `replay_preset` names, and its plugin."""
+        offers = [(plugin, preset.name, preset) for plugin, preset in self.presets()]
+        preset, plugin = self._find(name, "replay_preset", "preset", offers)
+        return plugin, preset
+
+    def _find(self, name: str, setting: str, kind: str, offers: list[tuple[Plugin, str, Any]]) -> tuple[Any, Plugin]:
+        owner, _, short = name.rpartition("/")
+        if owner:
+            self.plugin(owner, setting)
+        matches = [
+            (value, plugin)
+            for plugin, offered, value in offers
+            if offered == short and (plugin.name == owner if owner else True)
+        ]
+        builtin = [match for match in matches if match[1].name == BUILTIN]
+        if builtin or len(matches) == 1:
+            return (builtin or matches)[0]
+        if matches:
+            choices = ", ".join(f"{plugin.name}/{short}" for _, plugin in matches)
+            raise ConfigurationError(f"{setting}={name!r} is offered by several plugins: name one of {choices}.")
+        names = [offered if plugin.name == BUILTIN else f"{plugin.name}/{offered}" for plugin, offered, _ in offers]
+        raise UnknownNameError(self._unknown(setting, name, kind, names))
+
+    def _unknown(self, setting: str, name: str, kind: str, names: list[str]) -> str:
+        near = difflib.get_close_matches(name, names, n=1)
+        text = f"{setting}={name!r}: there is no {kind} of that name."
+        if near:
+            text += f" Did you mean {near[0]!r}?"
+        text += f" There are: {', '.join(sorted(names)) or 'none'}."
+        for failure in self.failures.values():
+            text += f" The plugin {failure.name!r} from {failure.distribution} was not loaded: {failure.reason}"
+        return text
+
+
+def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:
+    return " ".join(sorted(claims)), " ".join(sorted(point.value for point in claims.values()))
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+
+
+def _given(strategy: Any, kwargs: dict[str, Any], setting: str) -> Any:
+    if kwargs:
+        raise ConfigurationError(f"{setting}_kwargs={kwargs!r} can't be used with an object: give it configured.")
+    return strategy
+
+
+def _import(reference: str, setting: str) -> Any:
+    """The attribute that `package.module:Attribute` names."""
+    module, _, attribute = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownNameError(
+            f"{setting}={reference!r} can't be imported: {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def _made(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an imported attribute stands for: a spec, a factory that takes these arguments, or else the strategy
+    itself."""
+    if isinstance(found, StrategySpec):
+        return found.factory(*args, **kwargs)
+    if not inspect.isclass(found) and not kwargs:
+        try:
+            inspect.signature(found).bind(*args)
+        except TypeError:
+            return found
+    return found(*args, **kwargs)
+
+
+_registry: Registry | None = None
+
+
+def registry() -> Registry:
+    """The process's registry, with the built-in plugin and all entry points found so far."""
+    global _registry
+    if _registry is None:
+        from .strategies import Builtin
+
+        _registry = Registry()
+        _registry.register(Builtin(), BUILTIN, "trl-replay")
+    _registry.discover()
+    return _registry
+
+
+def register(plugin: Any, name: str) -> None:
+    """Registers a plugin object for this process, as an entry point would: for notebooks, scripts and tests.
+
+    Raises:
+        PluginError: See [`Registry.register`].
+    """
+    registry().register(plugin, name)
+
+
+def unregister(name: str) -> None:
+    """Takes back `register`."""
+    registry().unregister(name)

@@ -1,0 +1,107 @@
+"""What happened: counters of one generation batch, the metrics made of them, and totals that explain a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from .types import Floats
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of one generation batch on one rank. They are summed over ranks before metrics are made of them.
+
+    Attributes:
+        items_delta (`float`): Trainable tokens put in, less those taken out.
+        groups, dead, dead_after, replaced (`float`): Groups of the batch; dead before and after replay; replaced.
+        stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
+            admitted.
+        size, bytes (`float`): Entries and bytes of the buffer after this batch.
+        age, uses, score (`float`): Sums over the replayed groups.
+        padding, positions (`float`): Pad tokens and all positions of the composed batch.
+    """
+
+    items_delta: float = 0
+    groups: float = 0
+    dead: float = 0
+    dead_after: float = 0
+    replaced: float = 0
+    stored: float = 0
+    evicted: float = 0
+    refused: float = 0
+    size: float = 0
+    bytes: float = 0
+    age: float = 0
+    uses: float = 0
+    score: float = 0
+    padding: float = 0
+    positions: float = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def vector(self) -> Floats:
+        """All counters in the order of the fields."""
+        return np.array([getattr(self, name) for name in COUNTERS], dtype=np.float64)
+
+
+COUNTERS = tuple(spec.name for spec in fields(Tally) if spec.name != "reasons")
+
+
+def metrics(total: Mapping[str, float]) -> dict[str, float]:
+    """The `replay/*` metrics of one generation batch from its counters, summed over ranks; undefined ones are
+    absent."""
+    values = {
+        "replay/size": total["size"],
+        "replay/bytes": total["bytes"],
+        "replay/stored": total["stored"],
+        "replay/evicted": total["evicted"],
+        "replay/refused": total["refused"],
+        "replay/dead_fraction": total["dead"] / total["groups"],
+        "replay/dead_fraction_after": total["dead_after"] / total["groups"],
+        "replay/replaced_fraction": total["replaced"] / total["groups"],
+        "replay/padding": total["padding"] / total["positions"],
+    }
+    if total["replaced"]:
+        for name in ("age", "uses", "score"):
+            mean = total[name] / total["replaced"]
+            if np.isfinite(mean):
+                values[f"replay/{name}_mean"] = mean
+    return values
+
+
+class Totals:
+    """Counters over the whole session, and why slots stayed as they were."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.counters: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+
+    def add(self, tally: Tally) -> None:
+        """Adds one generation batch."""
+        self.batches += 1
+        for name in COUNTERS:
+            self.counters[name] += getattr(tally, name)
+        self.reasons.update(tally.reasons)
+
+    def explain(self, size: int) -> str:
+        """What was replayed and, where replaceable groups stayed, why; in plain words."""
+        count = self.counters
+        if not self.batches:
+            return "replay: no generation batch was scored since attach (was trainer.train() called?)"
+        groups, dead, replaced = int(count["groups"]), int(count["dead"]), int(count["replaced"])
+        summary = (
+            f"replay: {self.batches} generation batches, {groups} groups, {dead} dead ({dead / groups:.0%}), "
+            f"{replaced} replaced; {int(count['stored'])} stored, {int(count['evicted'])} evicted, "
+            f"{int(count['refused'])} refused; {size} in the buffer"
+        )
+        lines = [summary]
+        if replaced == 0:
+            lines.append("nothing was replayed:")
+        elif self.reasons:
+            lines.append("where less was replayed, or a group was refused:")
+        lines += [f"  {times} x {reason}" for reason, times in self.reasons.most_common()]
+        return "\n".join(lines)

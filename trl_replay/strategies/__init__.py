@@ -1,0 +1,56 @@
+"""The built-in strategies, offered through the same hook as everybody else's. Imports neither torch nor trl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..hookspecs import hookimpl
+from ..types import (
+    CorrectionSpec,
+    EvictorSpec,
+    SamplerSpec,
+    ScopeSpec,
+    ScorerSpec,
+    SelectorSpec,
+    StorageSpec,
+    StrategySpec,
+)
+from . import corrections, evictors, samplers, scopes, scorers, selectors, storages
+
+
+def _given(strategy: Any) -> Callable[[], Any]:
+    """A factory, without arguments, of a strategy that needs no setting."""
+    return lambda: strategy
+
+
+class Builtin:
+    """The plugin that holds the built-in strategies; its names can't be shadowed."""
+
+    @hookimpl
+    def trl_replay_strategies(self) -> Iterator[StrategySpec]:
+        """Yields every built-in strategy."""
+        yield ScorerSpec("advantage_std", _given(scorers.advantage_std), "sum of |advantage| times reward std")
+        yield ScorerSpec("reward_std", _given(scorers.reward_std), "standard deviation of the rewards")
+        yield ScorerSpec("mean_reward", _given(scorers.mean_reward), "mean reward")
+        yield ScorerSpec("pass_rate", scorers.make_pass_rate, "nearness of the pass rate to a target")
+        yield ScorerSpec("recency", _given(scorers.recency), "update at generation")
+        yield ScorerSpec("constant", _given(scorers.constant), "the same for all")
+        yield EvictorSpec("heap", _given(evictors.heap), "the lowest score leaves")
+        yield EvictorSpec("fifo", _given(evictors.fifo), "the oldest group leaves")
+        yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
+        yield EvictorSpec(
+            "weighted_reservoir",
+            _given(evictors.weighted_reservoir),
+            "keeps a sample weighted by score of all offered",
+        )
+        yield SamplerSpec("proportional", samplers.make_proportional, "drawn in proportion to score^alpha")
+        yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")
+        yield SamplerSpec("top", _given(samplers.top), "the highest scores")
+        yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
+        yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
+        yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
+        yield StorageSpec("cpu", storages.CpuStorage, "payload in main memory")
+        yield StorageSpec("device", storages.DeviceStorage, "payload on the training device")
+        yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")
+        yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")

@@ -1,0 +1,38 @@
+"""Evictors: which entries leave a full buffer. Each maps the table to keep ranks; the lowest leave, of equals the
+older."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..table import Table
+from ..types import Context, Floats
+
+
+def heap(table: Table, context: Context) -> NDArray[Any]:
+    """Keeps the highest scores."""
+    return table.score
+
+
+def fifo(table: Table, context: Context) -> NDArray[Any]:
+    """Keeps the newest groups."""
+    return table.serial
+
+
+def reservoir(table: Table, context: Context) -> NDArray[Any]:
+    """Keeps a uniform sample of all groups ever offered (Vitter's reservoir, by random tags).
+
+    Uniform as long as only capacity removes entries: age or use limits make it lean to newer groups.
+    """
+    return table.tag
+
+
+def weighted_reservoir(table: Table, context: Context) -> Floats:
+    """Keeps a sample of all groups ever offered, weighted by score (Efraimidis & Spirakis, 2006)."""
+    positive = table.score > 0
+    ranks = np.full(len(table), -np.inf)
+    np.divide(np.log(table.tag), table.score, out=ranks, where=positive)
+    return ranks

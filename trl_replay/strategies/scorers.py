@@ -1,0 +1,45 @@
+"""Scorers: what a stored group is worth. Each maps [`Groups`] to `(n,)` priorities."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import ConfigurationError
+from ..types import Context, Floats, Groups, Scorer
+
+
+def advantage_std(groups: Groups, context: Context) -> Floats:
+    """Σ|advantage| × reward std: the priority of TRL's removed replay trainer (huggingface/trl#4060)."""
+    return np.asarray(np.abs(groups.advantages).sum(axis=1) * groups.reward_std)
+
+
+def reward_std(groups: Groups, context: Context) -> Floats:
+    """Standard deviation of the weighted rewards."""
+    return groups.reward_std
+
+
+def mean_reward(groups: Groups, context: Context) -> Floats:
+    """Mean weighted reward: prefers groups with more successes (as RLEP, arXiv 2507.07451, keeps successes)."""
+    return groups.reward_mean
+
+
+def recency(groups: Groups, context: Context) -> Floats:
+    """Updates done at generation, plus one: newer groups are worth more."""
+    return np.asarray(groups.step + 1.0)
+
+
+def constant(groups: Groups, context: Context) -> Floats:
+    """The same for every group: leaves the choice to the evictor's and sampler's other columns."""
+    return np.ones(len(groups))
+
+
+def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
+    """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO)."""
+    if not 0 <= target <= 1:
+        raise ConfigurationError(f"pass_rate: target={target!r} can't be used: give a pass rate between 0 and 1.")
+
+    def pass_rate(groups: Groups, context: Context) -> Floats:
+        rate = (groups.reward >= threshold).mean(axis=1)
+        return np.asarray(1.0 - np.abs(rate - target) / max(target, 1.0 - target))
+
+    return pass_rate

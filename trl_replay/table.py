@@ -1,0 +1,161 @@
+"""The buffer's metadata as NumPy columns, one row an entry, and weighted drawing over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ConfigurationError
+from .types import Floats, Ints
+
+COLUMNS: dict[str, Any] = {
+    "serial": np.int64,  # unique, grows in the order of generation
+    "step": np.int64,  # updates done when the group was generated
+    "score": np.float64,  # the scorer's priority
+    "tag": np.float64,  # uniform in (0, 1], drawn once at admission
+    "uses": np.int32,  # times replayed
+    "last_used": np.int64,  # update of the last replay, -1 before the first
+    "reward_mean": np.float32,
+    "reward_std": np.float32,
+    "tokens": np.int32,  # trainable completion tokens
+    "prompt": np.int64,  # hash of the prompt's tokens
+    "keys": np.int32,  # which set of batch keys the payload can restore
+}
+
+
+class Table:
+    """Columns of equal length, readable as attributes: `table.score`, `table.uses`, … (see `COLUMNS`).
+
+    A strategy reads columns; only the buffer changes the table. A column is a view on the used rows: copy it to keep
+    it.
+    """
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]], length: int) -> None:
+        self._columns = dict(columns)
+        self._fills: dict[str, float] = {}
+        self._length = length
+
+    @classmethod
+    def preallocated(cls, capacity: int) -> Table:
+        """An empty table with room for `capacity` entries; it grows when newcomers need more for a moment."""
+        return cls({name: np.zeros(max(capacity, 1), dtype) for name, dtype in COLUMNS.items()}, 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        columns = self.__dict__.get("_columns", {})
+        if name not in columns:
+            raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
+        column: NDArray[Any] = columns[name][: self._length]
+        return column
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns, plugins' own included."""
+        return list(self._columns)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row over all columns."""
+        return sum(column.itemsize for column in self._columns.values())
+
+    def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
+        """Adds a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
+
+        Raises:
+            ConfigurationError: The name is taken or no identifier.
+        """
+        if name in self._columns or hasattr(type(self), name) or not name.isidentifier():
+            raise ConfigurationError(f"Column {name!r} can't be added: the name is taken or not an identifier.")
+        size = len(self._columns["serial"])
+        self._columns[name] = np.full(size, fill, dtype)
+        self._fills[name] = fill
+
+    def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
+        """Adds `count` rows at the end; a column without values gets its fill."""
+        start, end = self._length, self._length + count
+        if end > len(self._columns["serial"]):
+            room = max(end, 2 * self._length)
+            self._columns = {
+                name: np.concatenate([column, np.zeros(room - len(column), column.dtype)])
+                for name, column in self._columns.items()
+            }
+        for name, column in self._columns.items():
+            column[start:end] = values[name] if name in values else self._fills.get(name, 0)
+        self._length = end
+
+    def remove(self, rows: Ints) -> None:
+        """Removes distinct rows; the last rows move into their places."""
+        if len(rows) == 0:
+            return
+        left = self._length - len(rows)
+        holes = np.sort(rows[rows < left])
+        movers = np.setdiff1d(np.arange(left, self._length), rows)
+        for column in self._columns.values():
+            column[holes] = column[movers]
+        self._length = left
+
+    def take(self, rows: Ints) -> Table:
+        """A table of copies of `rows`, made column by column when first read."""
+        return _Subset(self, rows)
+
+
+class _Subset(Table):
+    """Some rows of another table; a column is copied when it is first asked for, so unused ones cost nothing."""
+
+    def __init__(self, source: Table, rows: Ints) -> None:
+        super().__init__({}, len(rows))
+        self._source, self._rows = source, rows
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._columns:
+            self._columns[name] = getattr(self._source, name)[self._rows]
+        return self._columns[name]
+
+    @property
+    def names(self) -> list[str]:
+        return self._source.names
+
+
+def draw(weights: NDArray[Any], count: int, rng: np.random.Generator) -> Ints:
+    """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
+
+    Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is
+    left.
+    All of a class have equal chances there, so that a buffer of worthless scores is still drawn from uniformly.
+
+    Args:
+        weights (`(n,)`): Any real numbers; only their ratios matter.
+        count (`int`): How many to draw; no more than `n` are returned.
+        rng (`numpy.random.Generator`): Advanced by one draw of `n` numbers whatever the weights are.
+
+    Returns:
+        `(min(count, n),)` int64 indices, the first drawn first.
+
+    Source: exponential keys (Efraimidis & Spirakis, 2006, "Weighted random sampling with a reservoir").
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    exponentials = rng.standard_exponential(len(weights))
+    low, high = (weights.min(), weights.max()) if len(weights) else (1.0, 1.0)
+    if low > 0 and np.isfinite(high) and low / high > 1e-200:
+        return lowest(exponentials / (weights / high), count)
+    positive = np.isfinite(weights) & (weights > 0)
+    keys = np.log(exponentials) - np.log(np.where(positive, weights, 1.0))
+    rank = np.where(positive, 1, np.where(weights == np.inf, 0, 2))
+    order = np.lexsort((keys, rank))
+    return order[: max(count, 0)].astype(np.int64)
+
+
+def lowest(keys: Floats, count: int) -> Ints:
+    """Indices of the `count` lowest `keys`, lowest first, without sorting the rest."""
+    count = max(min(count, len(keys)), 0)
+    if count == 0:
+        return np.empty(0, np.int64)
+    chosen = np.argpartition(keys, count - 1)[:count]
+    return chosen[np.argsort(keys[chosen], kind="stable")].astype(np.int64)

@@ -1,0 +1,266 @@
+"""For tests of plugins and of trl_replay itself: contract suites, and a tiny trainer built in code, without a hub.
+
+Subclass a suite and give it the strategy; pytest does the rest:
+
+    class TestMySampler(SamplerContract):
+        strategy = staticmethod(my_sampler)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .table import COLUMNS, Table
+from .types import Context, Evictor, Floats, Groups, Sampler, Scorer, Selector
+
+CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
+
+
+def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
+    """A table with one entry a score: serials 0, 1, …, ascending steps, distinct tags; `columns` override."""
+    count = len(scores)
+    table = Table.preallocated(count)
+    values: dict[str, Any] = {
+        "serial": np.arange(count),
+        "step": np.arange(count),
+        "score": np.asarray(scores, dtype=np.float64),
+        "tag": np.linspace(1.0, 0.1, count),
+        "last_used": np.full(count, -1),
+        "prompt": np.arange(count),
+    }
+    values |= {name: np.asarray(column, COLUMNS.get(name)) for name, column in columns.items()}
+    table.append(values, count)
+    return table
+
+
+def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
+    """Groups of one reward function with TRL's group-scaled advantages; `rewards` is `(n, G)`."""
+    reward = np.asarray(rewards, dtype=np.float64)
+    std = reward.std(axis=1, ddof=1, keepdims=True)
+    shape = reward.shape
+    return Groups(
+        rewards=reward[:, :, None],
+        reward_weights=np.ones(1),
+        advantages=(reward - reward.mean(axis=1, keepdims=True)) / (std + 1e-4),
+        lengths=np.full(shape, 5),
+        trainable=np.full(shape, 5),
+        dead=np.ptp(reward, axis=1) == 0,
+        step=np.full(shape[0], step),
+        prompt=np.arange(shape[0]),
+        behaviour_logps=np.full(shape, -3.0),
+    )
+
+
+def make_context(table: Table | None = None, update: int = 100, seed: int = 0, **overrides: Any) -> Context:
+    """A context as strategies get it."""
+    table = make_table([]) if table is None else table
+    settings: dict[str, Any] = {"capacity": max(len(table), 1), "num_generations": 4, **overrides}
+    return Context(update=update, rng=np.random.default_rng(seed), table=table, **settings)
+
+
+SCORES: dict[str, Sequence[float]] = {
+    "empty": [],
+    "one": [1.0],
+    "equal": [2.0] * 7,
+    "zero": [0.0] * 5,
+    "mixed": [0.5, 0.0, 3.0, 3.0, 1e-300, 1e300, -1.0, 7.0],
+}
+"""Score columns that every evictor and sampler must cope with."""
+
+
+class ScorerContract:
+    """Every scorer: one finite number a group, the same for the same groups, inputs untouched."""
+
+    strategy: Scorer
+
+    def test_gives_one_finite_number_for_each_group(self) -> None:
+        """The shape is `(n,)` for several groups and for one."""
+        for rewards in ([[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], [[1, 0, 0, 0]]):
+            scores = np.asarray(self.strategy(make_groups(rewards, step=3), make_context()))
+            assert scores.shape == (len(rewards),), (
+                f"{scores.shape} is not one score for each of {len(rewards)} groups"
+            )
+            assert np.isfinite(scores).all(), f"scores {scores} are not finite"
+
+    def test_does_not_depend_on_the_other_groups(self) -> None:
+        """A group's score is the same alone and among others."""
+        groups = make_groups([[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], step=3)
+        together = np.asarray(self.strategy(groups, make_context()))
+        alone = [float(np.asarray(self.strategy(groups.take([row]), make_context()))[0]) for row in range(3)]
+        np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+    def test_leaves_its_input_alone(self) -> None:
+        """Rewards and advantages are as before."""
+        groups = make_groups([[0, 1, 0, 0], [1, 1, 1, 0]])
+        before = (groups.rewards.copy(), groups.advantages.copy())
+        self.strategy(groups, make_context())
+        np.testing.assert_array_equal(groups.rewards, before[0])
+        np.testing.assert_array_equal(groups.advantages, before[1])
+
+
+class EvictorContract:
+    """Every evictor: one comparable keep rank an entry, table untouched."""
+
+    strategy: Evictor
+
+    def test_ranks_every_entry_with_a_number_that_compares(self) -> None:
+        """The shape is `(n,)`, NaN is not allowed; infinities are."""
+        for name, scores in SCORES.items():
+            table = make_table(scores)
+            ranks = np.asarray(self.strategy(table, make_context(table)))
+            assert ranks.shape == (len(scores),), f"{name}: {ranks.shape} is not one rank for each of {len(scores)}"
+            assert not np.isnan(np.asarray(ranks, dtype=np.float64)).any(), f"{name}: {ranks} holds NaN"
+
+    def test_leaves_the_table_alone(self) -> None:
+        """Every column is as before."""
+        table = make_table(SCORES["mixed"])
+        before = _copy(table)
+        self.strategy(table, make_context(table))
+        _assert_same(table, before)
+
+
+class SamplerContract:
+    """Every sampler: distinct rows, no more than asked for, repeatable, table untouched."""
+
+    strategy: Sampler
+
+    def test_draws_distinct_rows_and_no_more_than_asked(self) -> None:
+        """For every score column, for fewer and for more than there are."""
+        for name, scores in SCORES.items():
+            if not scores:
+                continue  # never asked: the session does not sample from nothing
+            table = make_table(scores)
+            for count in (1, len(scores), len(scores) + 3):
+                rows = np.asarray(self.strategy(table, count, make_context(table)))
+                assert len(rows) <= min(count, len(scores)), f"{name}: {len(rows)} rows for a count of {count}"
+                assert len(set(rows.tolist())) == len(rows), f"{name}: {rows} holds a row twice"
+                assert all(0 <= row < len(scores) for row in rows), f"{name}: {rows} is outside the table"
+
+    def test_draws_the_same_from_the_same_generator(self) -> None:
+        """All randomness is `context.rng`'s."""
+        table = make_table(SCORES["mixed"])
+        draws = [np.asarray(self.strategy(table, 4, make_context(table, seed=7))).tolist() for _ in range(2)]
+        assert draws[0] == draws[1], f"the same seed drew {draws[0]} and {draws[1]}"
+
+    def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
+        """Every column and NumPy's global state are as before."""
+        table = make_table(SCORES["mixed"])
+        before, state = _copy(table), str(np.random.get_state(legacy=False))
+        self.strategy(table, 3, make_context(table))
+        _assert_same(table, before)
+        assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
+
+
+class SelectorContract:
+    """Every selector: distinct indices of fresh groups."""
+
+    strategy: Selector
+
+    def test_selects_distinct_groups(self) -> None:
+        """Indices lie in the batch and none comes twice."""
+        for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
+            slots = np.asarray(self.strategy(make_groups(rewards), make_context())).tolist()
+            assert len(set(slots)) == len(slots), f"{slots} holds a group twice"
+            assert all(0 <= slot < len(rewards) for slot in slots), f"{slots} is outside the batch"
+
+
+def _copy(table: Table) -> dict[str, Floats]:
+    return {name: getattr(table, name).copy() for name in table.names}
+
+
+def _assert_same(table: Table, before: dict[str, Floats]) -> None:
+    for name, column in before.items():
+        np.testing.assert_array_equal(getattr(table, name), column, err_msg=f"the column {name} was changed")
+
+
+def make_tokenizer() -> Any:
+    """A character tokenizer built in code: digits, `+-=* `, small letters; pad, eos and unk of its own."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def make_model(tokenizer: Any, hidden_size: int = 32, layers: int = 2, seed: int = 0, **overrides: Any) -> Any:
+    """A random Qwen2 on the CPU, without dropout."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+        **overrides,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(Qwen2Config(**settings))
+
+
+def make_trainer(
+    output_dir: str | Path,
+    reward: Callable[..., list[float | None]] | list[Callable[..., list[float | None]]],
+    prompts: Sequence[str] = ("1=", "12=", "123+4="),
+    trainer_class: type | None = None,
+    model: Any = None,
+    eval_prompts: Sequence[str] | None = None,
+    **settings: Any,
+) -> Any:
+    """A stock `trl.GRPOTrainer` of a tiny random model on the CPU: 3 groups of 4 rows, 6 completion tokens, 4 updates.
+
+    Args:
+        output_dir (`str` or `Path`): Where the trainer writes.
+        reward (`Callable` or list of them): Reward functions in TRL's form.
+        prompts (`Sequence[str]`): Prompts, repeated as often as the updates need.
+        trainer_class (`type`, *optional*): A subclass of GRPOTrainer.
+        model (`PreTrainedModel`, *optional*): Instead of the tiny one.
+        eval_prompts (`Sequence[str]`, *optional*): Prompts of an eval dataset.
+        **settings: Of `GRPOConfig`.
+    """
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    groups, size = 3, settings.get("num_generations", 4)
+    defaults: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": groups * size,
+        "num_generations": size,
+        "max_completion_length": 6,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "max_steps": 4,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        "bf16": False,
+    }
+    tokenizer = make_tokenizer()
+    rows = [{"prompt": prompt} for prompt in list(prompts) * 64]
+    return (trainer_class or GRPOTrainer)(
+        model=model if model is not None else make_model(tokenizer),
+        reward_funcs=reward,
+        args=GRPOConfig(**{**defaults, **settings}),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list([{"prompt": p} for p in eval_prompts]) if eval_prompts else None,
+        processing_class=tokenizer,
+    )

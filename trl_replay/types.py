@@ -1,0 +1,337 @@
+"""The values that travel between the trainer's batch, the buffer and the strategies. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+    from .table import Table
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+Batch: TypeAlias = dict[str, Any]
+"""What TRL's scoring step returns: row-aligned tensors by name, `prompt_ids` first."""
+
+Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "scope", "storage", "correction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A row-level view of `n` groups of `G` completions: what scorers and selectors see. Never tokens.
+
+    Attributes:
+        rewards (`(n, G, functions)` float64): Raw reward of each function, NaN where it returned None.
+        reward_weights (`(functions,)` float64): The trainer's weight of each function.
+        advantages (`(n, G)` float64): TRL's own advantages.
+        lengths (`(n, G)` int64): Completion tokens of each row.
+        trainable (`(n, G)` int64): Completion tokens that the loss trains on (masks applied).
+        dead (`(n,)` bool): Whether a group's advantages do not differ beyond float noise.
+        step (`(n,)` int64): Optimizer updates done when the group was generated.
+        prompt (`(n,)` int64): A hash of the group's prompt tokens.
+        behaviour_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
+            generated them. None until they are known (a selector sees fresh groups).
+    """
+
+    rewards: Floats
+    reward_weights: Floats
+    advantages: Floats
+    lengths: Ints
+    trainable: Ints
+    dead: Bools
+    step: Ints
+    prompt: Ints
+    behaviour_logps: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.dead)
+
+    @property
+    def reward(self) -> Floats:
+        """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
+        total = np.nansum(self.rewards * self.reward_weights, axis=-1)
+        return np.where(np.isnan(self.rewards).all(axis=-1), np.nan, total)
+
+    @property
+    def reward_mean(self) -> Floats:
+        """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
+        scored = ~np.isnan(self.reward)
+        return np.asarray(np.nansum(self.reward, axis=1) / np.maximum(scored.sum(axis=1), 1))
+
+    @property
+    def reward_std(self) -> Floats:
+        """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; 0 with fewer than two scored rows."""
+        reward = self.reward
+        scored = ~np.isnan(reward)
+        deviations = np.where(scored, reward - self.reward_mean[:, None], 0.0)
+        return np.asarray(np.sqrt((deviations**2).sum(axis=1) / np.maximum(scored.sum(axis=1) - 1, 1)))
+
+    def take(self, rows: Sequence[int] | Ints, behaviour_logps: Floats | None = None) -> Groups:
+        """The groups at `rows`, with their behaviour log-probs where the caller knows them."""
+        index = np.asarray(rows, dtype=np.int64)
+        return Groups(
+            rewards=self.rewards[index],
+            reward_weights=self.reward_weights,
+            advantages=self.advantages[index],
+            lengths=self.lengths[index],
+            trainable=self.trainable[index],
+            dead=self.dead[index],
+            step=self.step[index],
+            prompt=self.prompt[index],
+            behaviour_logps=behaviour_logps,
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Groups]) -> Groups:
+        """One view over the groups of all `parts` (at least one)."""
+        logps = [part.behaviour_logps for part in parts if part.behaviour_logps is not None]
+        return Groups(
+            rewards=np.concatenate([part.rewards for part in parts]),
+            reward_weights=parts[0].reward_weights,
+            advantages=np.concatenate([part.advantages for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            trainable=np.concatenate([part.trainable for part in parts]),
+            dead=np.concatenate([part.dead for part in parts]),
+            step=np.concatenate([part.step for part in parts]),
+            prompt=np.concatenate([part.prompt for part in parts]),
+            behaviour_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a strategy may know besides its input.
+
+    Attributes:
+        update (`int`): Optimizer updates that this session has counted so far.
+        rng (`numpy.random.Generator`): The session's private generator. Draw from this one and from no other.
+        capacity (`int`): Groups that the buffer may hold.
+        num_generations (`int`): Rows of a group.
+        table ([`Table`]): The buffer's metadata as it stands, every entry included.
+        metrics (`Mapping[str, float]`): The metrics of the last generation batch.
+    """
+
+    update: int
+    rng: np.random.Generator
+    capacity: int
+    num_generations: int
+    table: Table
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One stored group: unpadded copies of the row tensors of `G` completions.
+
+    Attributes:
+        tensors (`dict[str, torch.Tensor]`): Per batch key, the real values of all rows in row order, flat; tensors
+            of the
+            layout `"row"` keep their `(G, …)` shape. A prompt shared by all rows is kept once.
+        keys (`frozenset[str]`): Batch keys that the group can restore, those included whose values are all implied
+            (a mask of ones) and take no room.
+        prompt_lengths (`(G,)` or `(1,)` int64): Prompt tokens of each row; one number where the prompt is shared.
+        completion_lengths (`(G,)` int64): Completion tokens of each row.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    keys: frozenset[str]
+    prompt_lengths: Ints
+    completion_lengths: Ints
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors and lengths."""
+        tensors = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return int(tensors + self.prompt_lengths.nbytes + self.completion_lengths.nbytes)
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Group:
+        """The same group with `function` applied to each tensor."""
+        tensors = {key: function(tensor) for key, tensor in self.tensors.items()}
+        return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
+
+
+class Placement(NamedTuple):
+    """A stored group that takes a slot of the fresh batch."""
+
+    slot: int
+    """Index of the replaced group in the batch."""
+    group: Group
+    """A fresh copy of the payload."""
+    serial: int
+    """The entry's serial number."""
+    age: int
+    """Updates since the group was generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRows:
+    """The replayed rows of one micro-batch as a correction sees them, inside the loss: `R` rows, `C` positions.
+
+    Attributes:
+        logps (`(R, C)`): Log-probs under the policy being trained, detached.
+        behaviour_logps (`(R, C)`): Log-probs under the policy that generated the tokens; equal to `logps` where
+            `mask` is 0.
+        mask (`(R, C)` bool): Tokens that the loss trains on.
+        advantages (`(R,)`): TRL's advantages, as stored.
+        ages (`(R,)` int64): Updates since generation.
+    """
+
+    logps: torch.Tensor
+    behaviour_logps: torch.Tensor
+    mask: torch.Tensor
+    advantages: torch.Tensor
+    ages: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """What a correction decides for [`ReplayedRows`].
+
+    Attributes:
+        old_logps (`(R, C)`): What the loss shall take as the old log-probs.
+        weights (`(R,)` or `(R, C)`, *optional*): Non-negative loss weight of each row or token. None means 1.
+    """
+
+    old_logps: torch.Tensor
+    weights: torch.Tensor | None = None
+
+
+class Scorer(Protocol):
+    """Says what a group is worth."""
+
+    def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
+        """Priority of each group, `(n,)`. A group with a non-finite score is refused."""
+
+
+class Evictor(Protocol):
+    """Says which entries leave a full buffer."""
+
+    def __call__(self, table: Table, context: Context) -> NDArray[Any]:
+        """Keep rank of each entry, `(len(table),)`: over capacity the lowest leave, of equal ranks the older."""
+
+
+class Sampler(Protocol):
+    """Says which entries are replayed."""
+
+    def __call__(self, table: Table, count: int, context: Context) -> NDArray[Any]:
+        """Up to `count` distinct row indices of `table`, which holds the eligible entries only."""
+
+
+class Selector(Protocol):
+    """Says which fresh groups may be replaced."""
+
+    def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
+        """Distinct indices of the fresh groups that may be replaced, most replaceable first."""
+
+
+class Correction(Protocol):
+    """Says how the loss accounts for rows that an older policy generated."""
+
+    def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
+        """Old log-probs and weights for replayed rows. Runs inside the loss; must not run the model."""
+
+
+class Storage(Protocol):
+    """Keeps payloads by serial number."""
+
+    def put(self, serial: int, group: Group) -> None:
+        """Keeps a copy of `group`."""
+
+    def get(self, serial: int) -> Group:
+        """A fresh copy of the group."""
+
+    def remove(self, serial: int) -> None:
+        """Forgets the group."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload held."""
+
+
+class Agreement(NamedTuple):
+    """What all ranks know after [`Scope.agree`]."""
+
+    vectors: Floats
+    """`(ranks, width)`: every rank's vector."""
+    errors: list[str]
+    """Every rank's error text; empty where it had none."""
+
+
+class Scope(Protocol):
+    """Who shares the buffer: all the communication there is. Each verb is called by every rank, in this order."""
+
+    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Candidates' columns of all ranks that share this buffer, from this rank's."""
+
+    def admit(self, storage: Storage, groups: Mapping[int, Group]) -> None:
+        """Puts the admitted payload, by serial, to where it lives."""
+
+    def fetch(self, storage: Storage, serials: Sequence[int]) -> list[Group]:
+        """Fresh copies of the drawn payload, in the order of `serials`."""
+
+    def agree(self, vector: Floats, error: str) -> Agreement:
+        """One fixed-width all-gather per generation batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySpec:
+    """A named strategy as a plugin offers it. Use the subclass of its kind."""
+
+    name: str
+    factory: Callable[..., Any]
+    summary: str
+
+
+class ScorerSpec(StrategySpec):
+    """`factory(**replay_scorer_kwargs)` returns a [`Scorer`]."""
+
+
+class EvictorSpec(StrategySpec):
+    """`factory(**replay_evictor_kwargs)` returns an [`Evictor`]."""
+
+
+class SamplerSpec(StrategySpec):
+    """`factory(**replay_sampler_kwargs)` returns a [`Sampler`]."""
+
+
+class SelectorSpec(StrategySpec):
+    """`factory(**replay_selector_kwargs)` returns a [`Selector`]."""
+
+
+class ScopeSpec(StrategySpec):
+    """`factory(accelerator, **replay_scope_kwargs)` returns a [`Scope`]."""
+
+
+class StorageSpec(StrategySpec):
+    """`factory(**replay_storage_kwargs)` returns a [`Storage`]."""
+
+
+class CorrectionSpec(StrategySpec):
+    """`factory(**replay_correction_kwargs)` returns a [`Correction`]."""
+
+
+SPECS: dict[Kind, type[StrategySpec]] = {
+    "scorer": ScorerSpec,
+    "evictor": EvictorSpec,
+    "sampler": SamplerSpec,
+    "selector": SelectorSpec,
+    "scope": ScopeSpec,
+    "storage": StorageSpec,
+    "correction": CorrectionSpec,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named bundle of settings. A setting that the user gave keeps the user's value."""
+
+    name: str
+    settings: Mapping[str, Any]
+    summary: str
