@@ -15,9 +15,9 @@ from .fields import FieldTable
 from .hooks import SessionHooks
 from .registry import BUILTIN, Plugin, Registry, Resolved
 from .session import Parts, composer
+from .specs import Kind
 from .strategies.scopes import ProcessScope
 from .strategies.storages import CpuStorage
-from .types import Kind
 
 SCOPE_VERBS = ("share", "admit", "fetch", "agree")
 STORAGE_METHODS = ("put", "get", "remove", "nbytes")

@@ -11,7 +11,6 @@ before the loss reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from .batch import loss_mask
+from .candidates import Candidate
 from .compat import LOGPS, LOSS, OLD_LOGPS
 from .errors import ResultError, SeamError
-from .types import Batch, Corrected, Group, Groups, Placement, ReplayedRows
+from .types import Batch, Corrected, Placement, ReplayedRows
 
 ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0;
@@ -30,40 +30,6 @@ column: 1 if the batch was composed, so that its padding is ours and not the mod
 REF_LOGPS = "ref_per_token_logps"
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to this for the metrics only, so that their squares stay finite."""
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A fresh live group on its way into the buffer.
-
-    Attributes:
-        serial (`int`): Its serial number.
-        group ([`Group`]): The payload; `old_per_token_logps` is added at `complete`, where stock did not supply it.
-        view ([`Groups`]): The group as scorers see it, without log-probs yet.
-        update (`int`): Updates done at generation.
-        records (`list`): Per row, the recorded log-probs `(C,)` on the training device; None until its forward ran.
-    """
-
-    serial: int
-    group: Group
-    view: Groups
-    update: int
-    records: list[torch.Tensor | None] = field(default_factory=list)
-
-    def complete(self) -> bool:
-        """Fills in the recorded log-probs; False if any row's are missing."""
-        if OLD_LOGPS in self.group.tensors:
-            return True
-        lengths = self.group.completion_lengths.tolist()
-        rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
-        if len(rows) < len(lengths):
-            return False
-        tensors = {**self.group.tensors, OLD_LOGPS: torch.cat(rows).float()}
-        self.group = Group(
-            tensors, self.group.keys | {OLD_LOGPS}, self.group.prompt_lengths, self.group.completion_lengths
-        )
-        self.records = []
-        return True
 
 
 class MicroBatch(dict[str, Any]):

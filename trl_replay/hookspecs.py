@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 from .fields import FieldSpec
-from .types import Batch, Context, Corrected, Groups, Placement, Preset, ReplayedRows, StrategySpec
+from .specs import Preset, StrategySpec
+from .types import Batch, Context, Corrected, Groups, Placement, ReplayedRows
 
 if TYPE_CHECKING:
     from .config import ReplayConfig

@@ -22,7 +22,7 @@ import pluggy
 from .errors import ConfigurationError, PluginError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks
-from .types import SPECS, Kind, Preset, StrategySpec
+from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
 _Offer = TypeVar("_Offer", StrategySpec, Preset, FieldSpec)

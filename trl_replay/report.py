@@ -42,6 +42,12 @@ class Tally:
     positions: float = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
+    def refuse(self, count: int, reason: str) -> None:
+        """Counts groups that will never be admitted, and why."""
+        if count:
+            self.refused += count
+            self.reasons[f"a group was refused: {reason}"] += count
+
     def vector(self) -> Floats:
         """All counters in the order of the fields."""
         return np.array([getattr(self, name) for name in COUNTERS], dtype=np.float64)

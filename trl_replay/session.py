@@ -13,9 +13,10 @@ import torch
 
 from . import compat
 from .batch import compose, cut, loss_mask
-from .behaviour import ROWS, Candidate, Tap
+from .behaviour import ROWS, Tap
 from .buffer import ReplayBuffer
 from .callback import ReplayCallback
+from .candidates import Candidate, admissible
 from .config import ReplayConfig
 from .errors import ReplayError, SeamError
 from .fields import FieldTable
@@ -166,27 +167,14 @@ class Session:
     def _settle(self, tally: Tally) -> None:
         """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
         candidates, self._candidates = self._candidates, []
-        complete = [candidate for candidate in candidates if candidate.complete()]
-        self._refuse(
-            tally, len(candidates) - len(complete), "a row's first forward was missing or came after an update"
-        )
         self.buffer.retire(self.update)
-        usable: list[Candidate] = []
-        sums: list[torch.Tensor] = []
-        for candidate in complete:
-            row_sums = _trainable_sums(candidate)
-            if bool(row_sums.isfinite().all()):
-                usable.append(candidate)
-                sums.append(row_sums)
-        self._refuse(tally, len(complete) - len(usable), "a trainable token's log-prob is not finite")
-        if not usable:
+        usable, groups = admissible(candidates, tally)
+        if groups is None:
             return
-        groups = Groups.concatenate([candidate.view for candidate in usable])
-        groups = groups.take(range(len(groups)), torch.stack(sums).double().cpu().numpy())
         context = self.context()
         scores = self._parts.hooks.score(groups, context)
         finite = np.flatnonzero(np.isfinite(scores))
-        self._refuse(tally, len(scores) - len(finite), "its score is not finite")
+        tally.refuse(len(scores) - len(finite), "its score is not finite")
         admitted, groups = [usable[row] for row in finite], groups.take(finite)
         columns = {
             "serial": np.array([candidate.serial for candidate in admitted], np.int64),
@@ -267,7 +255,7 @@ class Session:
         known = compat.OLD_LOGPS in batch
         live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in displaced]
         trainable = [slot for slot in live if fresh.trainable[slot].any()]
-        self._refuse(tally, len(live) - len(trainable), "it has no trainable token")
+        tally.refuse(len(live) - len(trainable), "it has no trainable token")
         waiting: dict[int, Candidate] = {}
         for slot, group in zip(trainable, cut(batch, self._parts.fields, trainable, size), strict=True):
             candidate = Candidate(self._serial, group, fresh.take([slot]), self.update)
@@ -313,11 +301,6 @@ class Session:
             self.trainer._metrics["train"][key].append(value)
         self.metrics = {**self.metrics, **values}
 
-    def _refuse(self, tally: Tally, count: int, reason: str) -> None:
-        if count:
-            tally.refused += count
-            tally.reasons[f"a group was refused: {reason}"] += count
-
     def _correct(self, rows: ReplayedRows) -> Corrected:
         return self._parts.hooks.correct(rows, self.context())
 
@@ -325,15 +308,3 @@ class Session:
 def composer(fields: FieldTable, num_generations: int, multiple_of: int | None) -> Any:
     """The last resort of the hook `trl_replay_compose`."""
     return lambda batch, placements: compose(batch, fields, placements, num_generations, multiple_of)
-
-
-def _trainable_sums(candidate: Candidate) -> torch.Tensor:
-    """`(G,)`: the summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
-    tensors = candidate.group.tensors
-    logps = tensors[compat.OLD_LOGPS]
-    mask = torch.ones_like(logps, dtype=torch.bool)
-    for key in ("completion_mask", "tool_mask"):
-        if key in tensors:
-            mask &= tensors[key].bool()
-    rows = torch.split(torch.where(mask, logps, 0.0), candidate.group.completion_lengths.tolist())
-    return torch.stack([row.sum() for row in rows])

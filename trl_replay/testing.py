@@ -72,6 +72,9 @@ SCORES: dict[str, Sequence[float]] = {
 """Score columns that every evictor and sampler must cope with."""
 
 
+REWARDS: list[list[float]] = [[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]]
+
+
 class ScorerContract:
     """Every scorer: one finite number a group, the same for the same groups, inputs untouched."""
 
@@ -79,7 +82,7 @@ class ScorerContract:
 
     def test_gives_one_finite_number_for_each_group(self) -> None:
         """The shape is `(n,)` for several groups and for one."""
-        for rewards in ([[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], [[1, 0, 0, 0]]):
+        for rewards in (REWARDS, REWARDS[:1]):
             scores = np.asarray(self.strategy(make_groups(rewards, step=3), make_context()))
             assert scores.shape == (len(rewards),), (
                 f"{scores.shape} is not one score for each of {len(rewards)} groups"
@@ -88,14 +91,14 @@ class ScorerContract:
 
     def test_does_not_depend_on_the_other_groups(self) -> None:
         """A group's score is the same alone and among others."""
-        groups = make_groups([[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], step=3)
+        groups = make_groups(REWARDS, step=3)
         together = np.asarray(self.strategy(groups, make_context()))
         alone = [float(np.asarray(self.strategy(groups.take([row]), make_context()))[0]) for row in range(3)]
         np.testing.assert_allclose(together, alone, rtol=1e-12)
 
     def test_leaves_its_input_alone(self) -> None:
         """Rewards and advantages are as before."""
-        groups = make_groups([[0, 1, 0, 0], [1, 1, 1, 0]])
+        groups = make_groups(REWARDS)
         before = (groups.rewards.copy(), groups.advantages.copy())
         self.strategy(groups, make_context())
         np.testing.assert_array_equal(groups.rewards, before[0])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..hookspecs import hookimpl
-from ..types import (
+from ..specs import (
     CorrectionSpec,
     EvictorSpec,
     SamplerSpec,

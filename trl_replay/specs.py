@@ -1,0 +1,66 @@
+"""What a plugin yields to offer something by name. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "scope", "storage", "correction"]
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySpec:
+    """A named strategy as a plugin offers it. Use the subclass of its kind."""
+
+    name: str
+    factory: Callable[..., Any]
+    summary: str
+
+
+class ScorerSpec(StrategySpec):
+    """`factory(**replay_scorer_kwargs)` returns a [`Scorer`]."""
+
+
+class EvictorSpec(StrategySpec):
+    """`factory(**replay_evictor_kwargs)` returns an [`Evictor`]."""
+
+
+class SamplerSpec(StrategySpec):
+    """`factory(**replay_sampler_kwargs)` returns a [`Sampler`]."""
+
+
+class SelectorSpec(StrategySpec):
+    """`factory(**replay_selector_kwargs)` returns a [`Selector`]."""
+
+
+class ScopeSpec(StrategySpec):
+    """`factory(accelerator, **replay_scope_kwargs)` returns a [`Scope`]."""
+
+
+class StorageSpec(StrategySpec):
+    """`factory(**replay_storage_kwargs)` returns a [`Storage`]."""
+
+
+class CorrectionSpec(StrategySpec):
+    """`factory(**replay_correction_kwargs)` returns a [`Correction`]."""
+
+
+SPECS: dict[Kind, type[StrategySpec]] = {
+    "scorer": ScorerSpec,
+    "evictor": EvictorSpec,
+    "sampler": SamplerSpec,
+    "selector": SelectorSpec,
+    "scope": ScopeSpec,
+    "storage": StorageSpec,
+    "correction": CorrectionSpec,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named bundle of settings. A setting that the user gave keeps the user's value."""
+
+    name: str
+    settings: Mapping[str, Any]
+    summary: str
