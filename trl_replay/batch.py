@@ -176,6 +176,10 @@ def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, l
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     stored = group.tensors.get(spec.name)
     if spec.layout == "row" and stored is not None:
+        if stored.shape[1:] != like.shape[1:]:
+            raise BatchError(
+                f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch asks for {tuple(like.shape)}."
+            )
         return stored.to(like)
     count = len(group.prompt_lengths) if spec.layout == "prompt" else len(group.completion_lengths)
     prompts = np.broadcast_to(group.prompt_lengths, max(count, len(group.prompt_lengths)))

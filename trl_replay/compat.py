@@ -71,9 +71,11 @@ def contract_problems(trainer_class: type) -> list[str]:
         if not inspect.isfunction(method):
             problems.append(f"{trainer_class.__name__}.{name} is not a method")
             continue
-        parameters = tuple(inspect.signature(method).parameters)[1 : len(expected) + 1]
-        if parameters != expected:
-            problems.append(f"{trainer_class.__name__}.{name} takes {parameters}, not {expected}")
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD]
+        passes_on = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        if tuple(named[: len(expected)]) != expected[: len(named)] or (len(named) < len(expected) and not passes_on):
+            problems.append(f"{trainer_class.__name__}.{name} takes {tuple(named)}, not {expected}")
     return problems
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pluggy
+import torch
 from numpy.typing import NDArray
 
-from .errors import HookError, ReplayError, ResultError
+from .errors import BatchError, HookError, PluginError, ResultError
 from .hookspecs import PROJECT, hookimpl
 from .registry import Plugin, Resolved, new_manager
 from .table import Table
@@ -30,6 +32,7 @@ class SessionHooks:
         self._manager = new_manager()
         self._resolved = resolved
         self._update = 0
+        self._giver = "trl_replay"
         for plugin in plugins:
             self._manager.register(plugin.object, plugin.name)
             self._attribute(plugin.object, _plugin_label(plugin))
@@ -39,54 +42,52 @@ class SessionHooks:
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""
-        self._update = update
+        self._update, self._giver = update, self._strategy_label(f"{PROJECT}_{hook}")
         return getattr(self._manager.hook, f"{PROJECT}_{hook}")(**arguments)
 
     def select(self, groups: Groups, context: Context) -> Ints:
         """Distinct indices of replaceable fresh groups."""
         result = self.call("select", context.update, groups=groups, context=context)
-        return self._indices("selector", result, len(groups), len(groups))
+        return self._indices(result, len(groups), len(groups))
 
     def score(self, groups: Groups, context: Context) -> Floats:
         """Priorities, `(n,)`; non-finite ones are the caller's to refuse."""
         result = self.call("score", context.update, groups=groups, context=context)
-        return self._numbers("scorer", result, len(groups)).astype(np.float64)
+        return self._numbers(result, len(groups)).astype(np.float64)
 
     def rank(self, table: Table, context: Context) -> NDArray[Any]:
         """Keep ranks, `(len(table),)`, without NaN."""
-        ranks = self._numbers("evictor", self.call("rank", context.update, table=table, context=context), len(table))
+        ranks = self._numbers(self.call("rank", context.update, table=table, context=context), len(table))
         if np.isnan(ranks).any():
-            raise self._bad("evictor", "keep ranks with NaN", "numbers that can be compared")
+            raise self._bad("keep ranks with NaN", "numbers that can be compared")
         return ranks
 
     def sample(self, table: Table, count: int, context: Context) -> Ints:
         """At most `count` distinct rows of the eligible `table`."""
         result = self.call("sample", context.update, table=table, count=count, context=context)
-        return self._indices("sampler", result, len(table), count)
+        return self._indices(result, len(table), count)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
         result = self.call("correct", context.update, rows=rows, context=context)
         if not isinstance(result, Corrected):
-            raise self._bad("correction", repr(type(result)), "a Corrected")
+            raise self._bad(f"a {type(result).__name__}", "a Corrected")
         shape = tuple(rows.logps.shape)
-        if tuple(result.old_logps.shape) != shape:
-            raise self._bad("correction", f"old_logps of shape {tuple(result.old_logps.shape)}", f"the shape {shape}")
-        if result.weights is not None:
-            weights = result.weights
-            if tuple(weights.shape) not in (shape, shape[:1]) or not bool(
-                (weights >= 0).all() & weights.isfinite().all()
-            ):
-                raise self._bad(
-                    "correction", f"weights {weights}", f"finite weights of at least 0, {shape[:1]} or {shape}"
-                )
+        if not torch.is_tensor(result.old_logps) or tuple(result.old_logps.shape) != shape:
+            raise self._bad(f"old_logps {_shown(result.old_logps)}", f"a tensor of shape {shape}")
+        weights = result.weights
+        if weights is not None:
+            if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
+                raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
+            if not bool((weights >= 0).all() & weights.isfinite().all()):
+                raise self._bad(f"the weights {weights.tolist()}", "finite weights of at least 0")
         return result
 
     def compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch:
         """The batch with the placed groups in their slots."""
         result = self.call("compose", context.update, batch=batch, placements=placements, context=context)
         if not isinstance(result, dict) or list(result) != list(batch):
-            raise self._bad("composer", "other keys than the batch's", "a dict with the same keys in the same order")
+            raise self._bad("other keys than the batch's", "a dict with the same keys in the same order")
         return result
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
@@ -100,36 +101,34 @@ class SessionHooks:
     def _guarded(self, implementation: pluggy.HookImpl, hook: str, label: Callable[[str], str]) -> Callable[..., Any]:
         function: Callable[..., Any] = implementation.function
 
-        def blame(error: Exception) -> HookError:
-            return HookError(
-                f"{label(hook)} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
-            )
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            with self._blamed(label(hook), hook):
+                result = _complete(hook, function(*arguments, **keywords))
+            if result is not None:
+                self._giver = label(hook)
+            return result
 
         @functools.wraps(function)
-        def call(*arguments: Any) -> Any:
-            try:
-                return function(*arguments)
-            except ReplayError:
-                raise
-            except Exception as error:
-                raise blame(error) from error
+        def wrap(*arguments: Any, **keywords: Any) -> Generator[Any, Any, Any]:
+            with self._blamed(label(hook), hook):
+                result = yield from function(*arguments, **keywords)
+            self._giver = f"{label(hook)}, as a wrapper of {self._giver},"
+            return result
 
-        @functools.wraps(function)
-        def wrap(*arguments: Any) -> Generator[Any, Any, Any]:
-            try:
-                return (yield from function(*arguments))
-            except ReplayError:
-                raise
-            except Exception as error:
-                raise blame(error) from error
+        return wrap if implementation.wrapper or implementation.hookwrapper else call
 
-        @functools.wraps(function)
-        def collect(*arguments: Any) -> Any:
-            return list(wrap(*arguments))
-
-        if implementation.wrapper or implementation.hookwrapper:
-            return wrap
-        return collect if inspect.isgeneratorfunction(function) else call
+    @contextmanager
+    def _blamed(self, who: str, hook: str) -> Iterator[None]:
+        """Turns an exception into a HookError that names `who`; one that has been attributed already passes."""
+        try:
+            yield
+        except (PluginError, BatchError):
+            raise
+        except Exception as error:
+            raise HookError(
+                f"{who} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
+            ) from error
 
     def _strategy_label(self, hook: str) -> str:
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")
@@ -143,29 +142,32 @@ class SessionHooks:
         origin = f" (plugin {plugin.name!r}, {plugin.distribution})" if plugin else ""
         return f"The {kind} {resolved.label!r}{origin}"
 
-    def _numbers(self, kind: str, result: Any, count: int) -> NDArray[Any]:
-        try:
-            numbers = np.asarray(result)
-        except ValueError:
-            numbers = np.asarray(None)
-        if numbers.shape != (count,) or not (np.issubdtype(numbers.dtype, np.number) or numbers.dtype == bool):
-            shown = f"{numbers.dtype} values of shape {numbers.shape}"
-            raise self._bad(kind, shown, f"numbers of shape ({count},), one for each")
+    def _numbers(self, result: Any, count: int) -> NDArray[Any]:
+        numbers = self._array(result)
+        real = np.issubdtype(numbers.dtype, np.floating) or np.issubdtype(numbers.dtype, np.integer)
+        if numbers.shape != (count,) or not (real or numbers.dtype == bool):
+            raise self._bad(_shown(numbers), f"numbers of shape ({count},), one for each")
         return numbers
 
-    def _indices(self, kind: str, result: Any, size: int, most: int) -> Ints:
-        indices = np.asarray(result)
+    def _indices(self, result: Any, size: int, most: int) -> Ints:
+        indices = self._array(result)
         if indices.size == 0:
             return np.empty(0, np.int64)
         if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
-            raise self._bad(kind, f"{indices.dtype} values of shape {indices.shape}", "a list of whole numbers")
+            raise self._bad(_shown(indices), "a list of whole numbers")
         distinct = len(np.unique(indices))
         if indices.min() < 0 or indices.max() >= size or distinct < len(indices) or len(indices) > most:
-            raise self._bad(kind, str(indices.tolist()), f"at most {most} distinct indices from 0 to {size - 1}")
+            raise self._bad(str(indices.tolist()), f"at most {most} distinct indices from 0 to {size - 1}")
         return indices.astype(np.int64)
 
-    def _bad(self, kind: str, shown: str, wanted: str) -> ResultError:
-        return ResultError(f"{self._label(kind)} returned {shown} at update {self._update}; it must return {wanted}.")
+    def _array(self, result: Any) -> NDArray[Any]:
+        try:
+            return np.asarray(result)
+        except Exception as error:  # ragged lists, tensors with gradients or on another device
+            raise self._bad(f"a {type(result).__name__} ({error})", "what NumPy can make an array of") from error
+
+    def _bad(self, shown: str, wanted: str) -> ResultError:
+        return ResultError(f"{self._giver} returned {shown} at update {self._update}; it must return {wanted}.")
 
 
 KIND_OF_HOOK = {
@@ -175,6 +177,23 @@ KIND_OF_HOOK = {
     "sample": "sampler",
     "correct": "correction",
 }
+
+
+def _complete(hook: str, result: Any) -> Any:
+    """A hook's result with its generator run to the end, so that what it raises is still attributed."""
+    if result is None:
+        return None
+    if hook == f"{PROJECT}_preflight":
+        return [result] if isinstance(result, str) else [str(reason) for reason in result]
+    if hook == f"{PROJECT}_metrics":
+        return {str(key): float(value) for key, value in result.items()}
+    return list(result) if inspect.isgenerator(result) else result
+
+
+def _shown(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} values of shape {tuple(value.shape)}"
+    return f"of type {type(value).__name__}"
 
 
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:

@@ -1,10 +1,8 @@
 """The hooks that a plugin may implement. Imports neither torch nor trl.
 
 A plugin is an object (a module, or an instance of a class) with some of these functions, marked with `hookimpl`.
-Registry
-hooks are called on every installed plugin, to learn what it offers. Session hooks are called only on the plugins
-that a
-configuration names: in `replay_plugins`, or through a strategy or preset of theirs.
+Registry hooks are called on every installed plugin, to learn what it offers. Session hooks are called only on the
+plugins that a configuration names: in `replay_plugins`, or through a strategy or preset of theirs.
 """
 
 from __future__ import annotations
@@ -115,8 +113,7 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_select(self, groups, context):
-        ...         return [] if context.update < 10 else None  # None: the next plugin, at last the configured
-        selector
+        ...         return [] if context.update < 10 else None  # None: the next plugin, at last what is configured
         """
 
     @hookspec(firstresult=True)

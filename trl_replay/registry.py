@@ -1,9 +1,8 @@
 """Every installed plugin and what it offers: discovery, conflicts, and names turned into strategies.
 
 One registry serves the process. Discovery does not use pluggy's own entry-point loader, which stops at the first
-broken
-plugin and lets a second plugin of the same name vanish; here each failure is kept with its distribution, warned about
-once, and raised only when something asks for the failed plugin.
+broken plugin and lets a second plugin of the same name vanish; here each failure is kept with its distribution, warned
+about once, and raised only when something asks for the failed plugin.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pluggy
 
 from .errors import ConfigurationError, PluginError, UnknownNameError
 from .fields import FieldSpec
-from .hookspecs import PROJECT, RegistryHooks, SessionHooks
+from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
@@ -77,9 +76,8 @@ class Registry:
         """Adds a plugin object under `name`.
 
         Raises:
-            PluginError: A class instead of an instance, a name that is taken, a hook that does not exist, or an
-            offer that is
-                not what its hook asks for. Nothing is added then.
+            PluginError: A class instead of an instance, a name that is taken, a hook that does not exist, no hook at
+                all, or an offer that is not what its hook asks for. Nothing is added then.
         """
         if name in self.plugins:
             raise PluginError(
@@ -93,6 +91,7 @@ class Registry:
         try:
             self._manager.register(plugin, name)
             self._manager.check_pending()
+            self._require_marked_hooks(plugin, name)
             for hook in ("strategies", "presets", "fields"):
                 self._offers[name, hook] = self._collect(plugin, name, hook)
         except Exception as error:
@@ -137,6 +136,15 @@ class Registry:
                 f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}", RuntimeWarning, stacklevel=4
             )
 
+    def _require_marked_hooks(self, plugin: Any, name: str) -> None:
+        """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""
+        hooks = [*hook_names(RegistryHooks), *hook_names(SessionHooks)]
+        present = [hook for hook in hooks if callable(getattr(plugin, hook, None))]
+        unmarked = [hook for hook in present if self._manager.parse_hookimpl_opts(plugin, hook) is None]
+        if unmarked or not self._manager.get_hookcallers(plugin):
+            problem = f"has {', '.join(unmarked)} without" if unmarked else "has no function with"
+            raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so that it would do nothing.")
+
     def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
         others = [other for other in self._manager.get_plugins() if other is not plugin]
         caller = self._manager.subset_hook_caller(f"{PROJECT}_{hook}", others)
@@ -178,7 +186,7 @@ class Registry:
             PluginError: It was found but could not be loaded.
             UnknownNameError: There is none.
         """
-        if name in self.failures:
+        if name in self.failures and name not in self.plugins:
             failure = self.failures[name]
             raise PluginError(
                 f"{setting} asks for the plugin {name!r} from {failure.distribution}, which was not loaded: "
@@ -198,12 +206,17 @@ class Registry:
 
         Raises:
             UnknownNameError: Nothing has that name; lists what exists, the nearest, and plugins that failed to load.
-            ConfigurationError: Several plugins offer the name, or the import reference can't be followed.
+            ConfigurationError: Several plugins offer the name, or it is a spec of another kind.
         """
         if not isinstance(name, str):
-            return Resolved(type(name).__name__, lambda *args, **kwargs: _given(name, kwargs, setting), None)
+            label = getattr(name, "__qualname__", type(name).__qualname__)
+            return Resolved(label, lambda *args, **kwargs: _given(name, kwargs, setting), None)
         if ":" in name:
             found = _import(name, setting)
+            if isinstance(found, StrategySpec) and not isinstance(found, SPECS[kind]):
+                raise ConfigurationError(
+                    f"{setting}={name!r} is a {type(found).__name__}, not a {SPECS[kind].__name__}."
+                )
             return Resolved(name, lambda *args, **kwargs: _made(found, args, kwargs), None)
         return Resolved(
             name, *self._find(name, setting, kind, [(p, s.name, s.factory) for p, s in self.strategies(kind)])
@@ -280,7 +293,7 @@ def _made(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not inspect.isclass(found) and not kwargs:
         try:
             inspect.signature(found).bind(*args)
-        except TypeError:
+        except (TypeError, ValueError):  # it takes other arguments, or is a builtin that does not tell
             return found
     return found(*args, **kwargs)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from . import compat
-from .batch import compose, cut, loss_mask
+from .batch import check, compose, cut, loss_mask
 from .behaviour import ROWS, Tap
 from .buffer import ReplayBuffer
 from .callback import ReplayCallback
@@ -107,9 +107,9 @@ class Session:
     def step(self, batch: Batch) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out."""
         started = time.perf_counter()
-        tally, fresh, error = Tally(), self._view(batch), None
-        composed = batch
+        tally, composed, error = Tally(), batch, None
         try:
+            fresh = self._view(batch)
             self._settle(tally)
             slots = self._select(fresh, tally)
             placements = self._sample(slots, batch, tally)
@@ -150,6 +150,7 @@ class Session:
         self._parts.hooks.call(hook, self.update, session=self)
 
     def _view(self, batch: Batch) -> Groups:
+        check(batch, self._parts.fields)
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
         trainer = self.trainer

@@ -258,9 +258,16 @@ def make_trainer(
         "bf16": False,
     }
     tokenizer = make_tokenizer()
+    model = model if model is not None else make_model(tokenizer)
+    if (
+        settings.get("beta") and not model.config._name_or_path
+    ):  # TRL loads the reference model from where this one was
+        path = Path(output_dir) / "initial_model"
+        model.save_pretrained(path)
+        model = type(model).from_pretrained(path)
     rows = [{"prompt": prompt} for prompt in list(prompts) * 64]
     return (trainer_class or GRPOTrainer)(
-        model=model if model is not None else make_model(tokenizer),
+        model=model,
         reward_funcs=reward,
         args=GRPOConfig(**{**defaults, **settings}),
         train_dataset=Dataset.from_list(rows),

@@ -1,0 +1,131 @@
+"""Scripted rewards and completions, and a trainer that shows what its loss saw. Everything else is the stock trainer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from trl_replay.session import Session
+from trl_replay.types import Batch
+
+DEAD = [0.0, 0.0, 0.0, 0.0]
+LIVE = [1.0, 0.0, 0.0, 0.0]
+HALF = [1.0, 1.0, 0.0, 0.0]
+
+
+class Rewards:
+    """A reward function that gives each generation batch its scripted rewards, and the last script's from then on."""
+
+    def __init__(self, *batches: Sequence[Sequence[float | None]]) -> None:
+        self.batches = batches
+        self.calls = 0
+        self.completions: list[list[str]] = []
+        self.__name__ = "scripted"
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+        batch = self.batches[min(self.calls, len(self.batches) - 1)]
+        self.calls += 1
+        self.completions.append(list(completions))
+        flat = [reward for group in batch for reward in group]
+        assert len(flat) == len(completions), f"scripted {len(flat)} rewards for {len(completions)} completions"
+        return flat
+
+
+class Spy(GRPOTrainer):
+    """The stock trainer, which keeps what scoring returned, what the loss was given, and the log-probs it computed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scored: list[Batch] = []
+        self.losses: list[dict[str, Any]] = []
+        self.in_loss = False
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self.scored.append(batch)
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.in_loss = True
+        self.losses.append({"training": self.model.training, "inputs": inputs})
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.in_loss = False
+        self.losses[-1]["loss"] = loss.detach().clone()
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        if self.in_loss:
+            self.losses[-1]["logps"] = result[0].detach().clone()
+        return result
+
+
+def record(session: Session) -> list[tuple[Batch, Batch]]:
+    """From now on, every `(batch in, batch out)` of the session's step."""
+    steps: list[tuple[Batch, Batch]] = []
+    step = session.step
+
+    def recording(batch: Batch) -> Batch:
+        out = step(batch)
+        steps.append((batch, out))
+        return out
+
+    session.step = recording  # type: ignore[method-assign]
+    return steps
+
+
+def rollout(*batches: Sequence[tuple[str, int, dict[str, Any]]]) -> Callable[..., dict[str, Any]]:
+    """A rollout function with scripted completions: per batch and row `(letters, …)`; see `completion`."""
+    state = {"calls": 0}
+
+    def run(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        tokenizer = trainer.processing_class
+        rows = batches[min(state["calls"], len(batches) - 1)]
+        state["calls"] += 1
+        assert len(rows) == len(prompts), f"scripted {len(rows)} rows for {len(prompts)} prompts"
+        output: dict[str, Any] = {
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": [tokenizer(text)["input_ids"] for text, *_ in rows],
+            "logprobs": None,
+        }
+        extras = [extra for *_, extra in rows]
+        if "logprobs" in extras[0]:
+            output["logprobs"] = [extra["logprobs"] for extra in extras]
+        if "env_mask" in extras[0]:
+            output["env_mask"] = [extra["env_mask"] for extra in extras]
+        return output
+
+    return run
+
+
+def weights_hash(trainer: Any) -> str:
+    """A hash of all parameters, bit for bit."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(trainer.model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def rows_of(batch: Batch, slot: int, size: int = 4) -> dict[str, torch.Tensor]:
+    """The row-aligned tensors of one group of a batch."""
+    rows = slice(slot * size, (slot + 1) * size)
+    return {key: value[rows] for key, value in batch.items() if torch.is_tensor(value) and value.ndim > 0}
+
+
+def real_tokens(batch: Batch, slot: int, size: int = 4) -> list[tuple[list[int], list[int]]]:
+    """`(prompt, completion)` token ids of each row of a group, without padding."""
+    rows = rows_of(batch, slot, size)
+    return [
+        (
+            rows["prompt_ids"][row][rows["prompt_mask"][row].bool()].tolist(),
+            rows["completion_ids"][row][rows["completion_mask"][row].bool()].tolist(),
+        )
+        for row in range(size)
+    ]

@@ -1,0 +1,1 @@
+"""The tiny task that `trl-replay demo` trains: a combination lock, with stock GRPO and with replay."""

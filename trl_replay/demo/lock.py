@@ -1,0 +1,124 @@
+"""The combination lock: a task so sparse that stock GRPO trains on dead groups most of the time.
+
+Each of 8 keys opens with one of 256 two-letter codes. Before RL the model is briefly taught to answer with uniformly
+random codes, so that one sample in 256 is right and about 97 % of the groups of 8 are dead.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from ..testing import make_model, make_tokenizer
+from .record import Record, train
+
+KEYS = 8
+LETTERS = "abcdefghijklmnop"
+GROUPS = 8
+GENERATIONS = 8
+HIDDEN_SIZE = 64
+LEARNING_RATES = {"stock": 3e-4, "replay": 1e-3}
+"""Each arm at a rate that suits it; benchmarks/learning.py chooses them by a protocol."""
+
+
+def codes() -> dict[str, str]:
+    """The code that opens each key, the same in every run."""
+    rng = random.Random(7)
+    return {str(key): rng.choice(LETTERS) + rng.choice(LETTERS) for key in range(KEYS)}
+
+
+def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 for the right code, else 0."""
+    return [float(completion == code) for completion, code in zip(completions, answer, strict=True)]
+
+
+@cache
+def taught(steps: int = 300, rows: int = 256) -> Mapping[str, torch.Tensor]:
+    """Weights of the model that answers every key with a uniformly random code: the same on every call.
+
+    Args:
+        steps (`int`, *optional*, defaults to `300`): Supervised updates.
+        rows (`int`, *optional*, defaults to `256`): Random examples in each.
+    """
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, HIDDEN_SIZE)
+    ids = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789"[:KEYS], *LETTERS, "=", tokenizer.eos_token]))
+    keys, letters, sign, end = ids[:KEYS], ids[KEYS:-2], ids[-2].expand(rows), ids[-1].expand(rows)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(among: torch.Tensor) -> torch.Tensor:
+        return among[torch.randint(len(among), (rows,), generator=generator)]
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    model.train()
+    for _ in range(steps):
+        batch = torch.stack([draw(keys), sign, draw(letters), draw(letters), end], dim=1)
+        labels = batch.clone()
+        labels[:, :2] = -100
+        model(input_ids=batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -> Any:
+    """A stock `trl.GRPOTrainer` on the lock: 8 groups of 8 completions of at most 3 tokens an update."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, HIDDEN_SIZE)
+    model.load_state_dict(taught())
+    rows = [{"prompt": f"{key}=", "answer": code} for key, code in codes().items()]
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=GRPOConfig(
+            output_dir=output_dir,
+            seed=seed,
+            learning_rate=learning_rate,
+            lr_scheduler_type="constant",
+            max_steps=steps,
+            per_device_train_batch_size=GROUPS * GENERATIONS,
+            num_generations=GENERATIONS,
+            max_completion_length=3,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+        ),
+        train_dataset=Dataset.from_list(rows * 2000),
+        processing_class=tokenizer,
+    )
+
+
+def run(
+    arm: str,
+    seed: int,
+    learning_rate: float,
+    steps: int,
+    settings: dict[str, Any] | None = None,
+    on_window: Callable[[Record], None] | None = None,
+    window: int = 50,
+) -> Record:
+    """Trains one arm on the lock.
+
+    Args:
+        arm (`str`): Its name in tables.
+        seed (`int`): Of the trainer: completions and data order.
+        learning_rate (`float`): Constant.
+        steps (`int`): Updates, each of 64 completions.
+        settings (`dict`, *optional*): Of [`ReplayConfig`]; None is stock.
+        on_window (`Callable`, *optional*): Called with the record so far every `window` steps.
+        window (`int`, *optional*, defaults to `50`): Steps between two calls.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(seed, learning_rate, steps, folder)
+        return train(trainer, Record(arm, seed, learning_rate, settings), on_window, window)
