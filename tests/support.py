@@ -1,9 +1,9 @@
-"""Scripted rewards and completions, and a trainer that shows what its loss saw. Everything else is the stock trainer."""
+"""Scripted rewards, and a trainer that shows what its loss saw. Everything else is the stock trainer."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,30 +78,6 @@ def record(session: Session) -> list[tuple[Batch, Batch]]:
 
     session.step = recording  # type: ignore[method-assign]
     return steps
-
-
-def rollout(*batches: Sequence[tuple[str, int, dict[str, Any]]]) -> Callable[..., dict[str, Any]]:
-    """A rollout function with scripted completions: per batch and row `(letters, …)`; see `completion`."""
-    state = {"calls": 0}
-
-    def run(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        tokenizer = trainer.processing_class
-        rows = batches[min(state["calls"], len(batches) - 1)]
-        state["calls"] += 1
-        assert len(rows) == len(prompts), f"scripted {len(rows)} rows for {len(prompts)} prompts"
-        output: dict[str, Any] = {
-            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
-            "completion_ids": [tokenizer(text)["input_ids"] for text, *_ in rows],
-            "logprobs": None,
-        }
-        extras = [extra for *_, extra in rows]
-        if "logprobs" in extras[0]:
-            output["logprobs"] = [extra["logprobs"] for extra in extras]
-        if "env_mask" in extras[0]:
-            output["env_mask"] = [extra["env_mask"] for extra in extras]
-        return output
-
-    return run
 
 
 def weights_hash(trainer: Any) -> str:

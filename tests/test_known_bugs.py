@@ -1,4 +1,4 @@
-"""How replay for GRPO has failed before, by number; each through a real GRPOTrainer with 3 groups of 4 rows or more."""
+"""How replay for GRPO has failed before, by number; each through a real GRPOTrainer with 3 groups or more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, Spy, real_tokens, record, rollout, rows_of, weights_hash
+from support import DEAD, HALF, LIVE, Rewards, Spy, real_tokens, record, rows_of, weights_hash
 
 import trl_replay
 from trl_replay.behaviour import ROWS
@@ -105,7 +105,7 @@ def test_6_replayed_rows_have_their_true_ratio_and_fresh_rows_exactly_one(tmp_pa
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=3, trainer_class=Spy, learning_rate=3e-2
     )
-    session, steps = train(trainer)
+    session, _ = train(trainer)
     stored = {}
     for loss in trainer.losses:
         inputs, logps = loss["inputs"], loss["logps"]
@@ -252,8 +252,9 @@ def test_14_and_15_tool_masks_and_sampling_logps_come_out_as_they_went_in(tmp_pa
         model=make_model(tokenizer),
         reward_funcs=Rewards([LIVE, DEAD, HALF], ALL_DEAD),
         args=GRPOConfig(
-            output_dir=str(tmp_path), per_device_train_batch_size=12, num_generations=4, max_completion_length=6, max_steps=3,
-            report_to="none", use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, learning_rate=1e-2,
+            output_dir=str(tmp_path), per_device_train_batch_size=12, num_generations=4, max_completion_length=6,
+            max_steps=3, report_to="none", use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
+            learning_rate=1e-2,
         ),
         train_dataset=Dataset.from_list([{"prompt": "1="}, {"prompt": "12="}, {"prompt": "123="}] * 8),
         processing_class=tokenizer,

@@ -1,0 +1,158 @@
+"""With nothing to replay, and with replay off the cost side: bit-identical weights, no forward more."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "sapo", "luspo"]
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one iteration": {},
+    "two iterations": {"num_iterations": 2},
+    "the same micro-batch twice in a window": {
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 1,
+        "num_iterations": 2,
+    },
+    "generation over two updates": {
+        "per_device_train_batch_size": 6,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+    },
+    "two generations an update": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+    "accumulation": {
+        "per_device_train_batch_size": 6,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 2,
+    },
+    "a reference model": {"beta": 0.1},
+    "a reference model, two iterations": {"beta": 0.1, "num_iterations": 2},
+    **{f"loss {loss}": {"loss_type": loss} for loss in LOSSES},
+    "sequence-level importance": {"importance_sampling_level": "sequence"},
+}
+SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, HALF, LIVE])
+
+
+def test_the_loss_types_are_all_that_trl_has() -> None:
+    from trl import GRPOConfig
+
+    help_text = GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"]
+    named = set(re.findall(r"'(\w+)'", help_text)) - {"sequence"}  # the help also names an importance level
+    assert named == set(LOSSES), "TRL's loss types changed: test them here"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_idle_is_bit_identical_to_stock(tmp_path: Any, layout: str) -> None:
+    """Live groups are noted, recorded and stored in every batch, but none is ever replayed."""
+    stock = make_trainer(tmp_path / "stock", Rewards(*SCRIPT), **LAYOUTS[layout])
+    stock.train()
+    trainer = make_trainer(tmp_path / "replay", Rewards(*SCRIPT), **LAYOUTS[layout])
+    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
+    trainer.train()
+    assert len(session.buffer) > 0
+    assert session.totals.counters["refused"] == 0
+    assert session.totals.counters["replaced"] == 0
+    assert weights_hash(trainer) == weights_hash(stock)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_replays_with_the_stored_log_probs(tmp_path: Any, layout: str) -> None:
+    script = Rewards(*SCRIPT, [DEAD, LIVE, DEAD])
+    trainer = make_trainer(tmp_path, script, max_steps=8, trainer_class=Spy, **LAYOUTS[layout])
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    assert session.totals.counters["refused"] == 0
+    for loss in trainer.losses:
+        inputs = loss["inputs"]
+        assert bool(loss["loss"].isfinite())
+        replayed = inputs.rows[:, 0] < 0
+        if replayed.any():
+            mask = inputs["completion_mask"][replayed].bool()
+            moved = (loss["logps"] - inputs["old_per_token_logps"])[replayed][mask]
+            assert float(moved.abs().max()) > 1e-4, "a replayed row's ratio is not 1"
+            if "old_per_token_logps" not in trainer.scored[0]:
+                fresh = ~replayed
+                torch.testing.assert_close(
+                    inputs["old_per_token_logps"][fresh],
+                    loss["logps"][fresh],
+                    rtol=0,
+                    atol=0,
+                    msg="a fresh ratio is not 1",
+                )
+
+
+class Forwards:
+    """Counts a model's forwards, with and without gradients."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.counts: Counter[str] = Counter()
+        model.register_forward_hook(self)
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+        self.counts["grad" if torch.is_grad_enabled() else "no grad"] += 1
+
+
+@pytest.mark.parametrize("layout", ["one iteration", "two iterations", "accumulation", "a reference model"])
+def test_replay_adds_no_forward_of_the_policy_or_the_reference(tmp_path: Any, layout: str) -> None:
+    counts = []
+    for attach in (False, True):
+        settings = {**LAYOUTS[layout], "max_steps": 6, "max_completion_length": 4, "learning_rate": 0.0}
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), **settings)
+        models = [trainer.model, *([trainer.ref_model] if trainer.ref_model is not None else [])]
+        forwards = [Forwards(model) for model in models]
+        if attach:
+            session = trl_replay.attach(trainer)
+        trainer.train()
+        counts.append([forward.counts for forward in forwards])
+    assert session.totals.counters["replaced"] > 0
+    assert counts[1] == counts[0]
+
+
+def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_path: Any, monkeypatch: Any) -> None:
+    """The Liger loss of TRL up to 1.13: here a loss that reads the old log-probs and never calls the tap."""
+
+    class Other(Spy):
+        use_liger_kernel = True
+
+        def compute_liger_loss(self, model: Any, inputs: Any) -> Any:
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            width = inputs["completion_ids"].size(1)
+            logits = model(input_ids=ids).logits[:, -width - 1 : -1]
+            logps = (
+                torch.log_softmax(logits.float(), -1).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)
+            )
+            self.olds.append(inputs["old_per_token_logps"])
+            return -((logps - inputs["old_per_token_logps"]).exp() * inputs["advantages"].unsqueeze(1)).mean()
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            return self.compute_liger_loss(model, inputs)
+
+    counts, replaced = [], []
+    for script in (SCRIPT, ([DEAD, DEAD, DEAD],)):
+        trainer = make_trainer(tmp_path, Rewards(*script), max_steps=4, trainer_class=Other, learning_rate=1e-3)
+        trainer.olds = []
+        calls = Counter[str]()
+        logps = Spy._get_per_token_logps_and_entropies
+
+        def counted(self: Any, model: Any, *args: Any, calls: Any = calls, logps: Any = logps, **kwargs: Any) -> Any:
+            calls["logps"] += 1
+            return logps(self, model, *args, **kwargs)
+
+        monkeypatch.setattr(Other, "_get_per_token_logps_and_entropies", counted, raising=False)
+        session = trl_replay.attach(trainer)
+        trainer.train()
+        counts.append(calls["logps"])
+        replaced.append(session.totals.counters["replaced"])
+    assert counts == [4, 4], "one forward a batch, whatever was drawn"
+    assert replaced == [2, 0]
+    with pytest.raises(trl_replay.RefusedError, match="replay_correction='none' needs the loss to call"):
+        trl_replay.attach(make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Other), replay_correction="none")
