@@ -70,6 +70,14 @@ def make_batch(lengths: list[list[tuple[int, int]]], keys: list[str], seed: int,
     return batch
 
 
+def rows_of(slot: int) -> slice:
+    return slice(slot * SIZE, (slot + 1) * SIZE)
+
+
+def place(slot: int, group: Any) -> Placement:
+    return Placement(slot, group, serial=slot, age=1, start=slot * SIZE, count=SIZE)
+
+
 lengths = st.lists(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=SIZE, max_size=SIZE), min_size=2, max_size=4
 )
@@ -94,16 +102,16 @@ def test_any_group_comes_out_of_any_batch_as_it_went_in(
     stored = make_batch(source, keys, seed, [shared] * len(source))
     batch = make_batch(target, keys, seed + 1, [shared] * len(target))
     before = {key: value.clone() for key, value in batch.items()}
-    groups = cut(stored, fields, list(range(len(source))), SIZE)
-    placements = [Placement(slot, groups[slot % len(groups)], slot, 1) for slot in range(0, len(target), 2)]
-    composed = compose(batch, fields, placements, SIZE, multiple)
+    groups = cut(stored, fields, [rows_of(slot) for slot in range(len(source))])
+    placements = [place(slot, groups[slot % len(groups)]) for slot in range(0, len(target), 2)]
+    composed = compose(batch, fields, placements, multiple)
 
     assert list(composed) == list(batch)
     for key, value in before.items():
         assert torch.equal(batch[key], value), f"{key} of the given batch was written to"
         assert composed[key].dtype == value.dtype
     for placed in placements:
-        again = cut(composed, fields, [placed.slot], SIZE)[0]
+        again = cut(composed, fields, [placed.rows])[0]
         assert again.keys == placed.group.keys
         assert again.prompt_lengths.tolist() == placed.group.prompt_lengths.tolist()
         assert again.completion_lengths.tolist() == placed.group.completion_lengths.tolist()
@@ -111,7 +119,7 @@ def test_any_group_comes_out_of_any_batch_as_it_went_in(
         for key, tensor in placed.group.tensors.items():
             assert torch.equal(again.tensors[key], tensor), f"{key} changed on the way"
     for slot in range(1, len(target), 2):
-        kept, fresh = (cut(b, fields, [slot], SIZE)[0] for b in (composed, batch))
+        kept, fresh = (cut(b, fields, [rows_of(slot)])[0] for b in (composed, batch))
         assert all(torch.equal(kept.tensors[key], fresh.tensors[key]) for key in fresh.tensors)
     if multiple:
         for key in ("prompt_ids", "completion_ids"):
@@ -121,7 +129,7 @@ def test_any_group_comes_out_of_any_batch_as_it_went_in(
 def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding() -> None:
     fields = FieldTable(PAD)
     batch = make_batch([[(2, 5), (2, 1), (2, 3)], [(6, 2)] * 3], ["old_per_token_logps"], 0, [True, True])
-    group = cut(batch, fields, [0], SIZE)[0]
+    group = cut(batch, fields, [rows_of(0)])[0]
     assert group.tensors["prompt_ids"].numel() == 2, "a shared prompt is kept once"
     assert group.tensors["completion_ids"].numel() == group.tensors["old_per_token_logps"].numel() == 9
     assert "completion_mask" not in group.tensors, "a mask of ones takes no room"
@@ -139,24 +147,24 @@ def test_a_masked_out_completion_keeps_its_tokens_and_its_mask() -> None:
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
     batch["completion_mask"][1] = 0
     assert row_lengths(batch, PAD)[1].tolist() == [5, 3, 4]
-    group = cut(batch, fields, [0], SIZE)[0]
+    group = cut(batch, fields, [rows_of(0)])[0]
     assert group.tensors["completion_mask"].tolist() == [1] * 5 + [0] * 3 + [1] * 4
-    again = compose(batch, fields, [Placement(0, group, 0, 1)], SIZE)
+    again = compose(batch, fields, [place(0, group)])
     assert torch.equal(again["completion_mask"], batch["completion_mask"])
     assert torch.equal(again["completion_ids"], batch["completion_ids"])
 
 
 def test_without_placements_the_batch_is_the_same_object() -> None:
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
-    assert compose(batch, FieldTable(PAD), [], SIZE) is batch
+    assert compose(batch, FieldTable(PAD), []) is batch
 
 
 def test_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> None:
     batch = make_batch([[(2, 1), (2, 1), (2, 1)]], ["importance_sampling_ratio"], 0, [True])
     wide = make_batch([[(2, 5), (2, 5), (2, 5)]], [], 1, [True])
     wide["importance_sampling_ratio"] = torch.ones(3, 1)
-    group = cut(batch, FieldTable(PAD, sequence_level_ratio=True), [0], SIZE)[0]
-    composed = compose(wide, FieldTable(PAD, sequence_level_ratio=True), [Placement(0, group, 0, 1)], SIZE)
+    group = cut(batch, FieldTable(PAD, sequence_level_ratio=True), [rows_of(0)])[0]
+    composed = compose(wide, FieldTable(PAD, sequence_level_ratio=True), [place(0, group)])
     assert composed["importance_sampling_ratio"].shape == (3, 1)
     assert torch.equal(composed["importance_sampling_ratio"], batch["importance_sampling_ratio"])
 
@@ -174,12 +182,12 @@ BROKEN = [
 def test_a_batch_that_can_not_be_kept_whole_is_an_error_in_words(changed: dict[str, Any], words: str) -> None:
     batch = {**make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), **changed}
     with pytest.raises(BatchError, match=words):
-        cut(batch, FieldTable(PAD), [0], SIZE)
+        cut(batch, FieldTable(PAD), [rows_of(0)])
 
 
 def test_a_group_without_a_key_of_the_batch_is_never_composed() -> None:
     fields = FieldTable(PAD)
-    group = cut(make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), fields, [0], SIZE)[0]
+    group = cut(make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), fields, [rows_of(0)])[0]
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], ["ref_per_token_logps"], 0, [True])
     with pytest.raises(BatchError, match="lacks 'ref_per_token_logps'"):
-        compose(batch, fields, [Placement(0, group, 0, 1)], SIZE)
+        compose(batch, fields, [place(0, group)])

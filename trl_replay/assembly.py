@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from . import compat
+from .batch import compose
 from .buffer import Limits, ReplayBuffer
 from .config import STRATEGY_KINDS, ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
 from .hooks import SessionHooks
 from .registry import BUILTIN, Plugin, Registry, Resolved
-from .session import Parts, composer
+from .session import Parts
 from .specs import Kind
 from .strategies.scopes import ProcessScope
 from .strategies.storages import CpuStorage
@@ -50,15 +51,17 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     fields = FieldTable(
         trainer._tokenizer.pad_token_id, compat.sequence_level_ratio(trainer), known.fields(set(plugins))
     )
-    scope = _make("scope", resolved["scope"], config, trainer.accelerator)
+    scope = _make("scope", resolved["scope"], config, trainer.accelerator, fields.names)
     storage = _make("storage", resolved["storage"], config)
     strategies: dict[str, Any] = {
         kind: _make(kind, resolved[kind], config) for kind in STRATEGY_KINDS if kind not in ("scope", "storage")
     }
-    strategies["composer"] = composer(fields, trainer.num_generations, trainer.pad_to_multiple_of)
+    multiple_of = trainer.pad_to_multiple_of
+    strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
     limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses)
     return config, Parts(
-        buffer=ReplayBuffer(config.replay_buffer_size, storage, scope, limits),
+        buffer=ReplayBuffer(_capacity(trainer, config), storage, limits),
+        scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
         fields=fields,
         rng=np.random.default_rng(_seed(trainer, config)),
@@ -72,7 +75,8 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
 def idle_parts() -> Parts:
     """The parts of a disabled session: an empty buffer without room, and no plugins."""
     return Parts(
-        buffer=ReplayBuffer(0, CpuStorage(), ProcessScope(None), Limits()),
+        buffer=ReplayBuffer(0, CpuStorage(), Limits()),
+        scope=ProcessScope(None),
         hooks=SessionHooks([], {}, {}),
         fields=FieldTable(0),
         rng=np.random.default_rng(0),
@@ -111,6 +115,12 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
 def dropout_modules(model: torch.nn.Module) -> list[str]:
     """Names of the modules that drop activations at random."""
     return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p > 0]
+
+
+def _capacity(trainer: Any, config: ReplayConfig) -> int:
+    """Groups that the buffer may hold: per process, but for the one buffer that sharded processes hold together."""
+    shards = trainer.accelerator.num_processes if config.replay_scope == "sharded" else 1
+    return int(config.replay_buffer_size * shards)
 
 
 def _seed(trainer: Any, config: ReplayConfig) -> int:

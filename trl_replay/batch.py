@@ -60,21 +60,58 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
     return specs
 
 
-def cut(batch: Batch, fields: FieldTable, groups: Sequence[int], num_generations: int) -> list[Group]:
-    """Unpadded copies of some groups of the batch, on the batch's device; nothing is shared with it.
+def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:
+    """Unpadded copies of some rows of the batch, on the batch's device; nothing is shared with it.
 
     Args:
         batch (`dict`): Rows of a group adjacent, as TRL returns them.
         fields ([`FieldTable`]): How to cut each key.
-        groups (`Sequence[int]`): Which groups; group `g` has the rows `g * num_generations` up to the next group's.
-        num_generations (`int`): Rows of a group.
+        parts (`Sequence[slice]`): The rows of each group, or of the part of a group that this process has.
     """
-    if not groups:
+    if not parts:
         return []
     specs = check(batch, fields)
     prompt_lengths, completion_lengths = (lengths.cpu().numpy() for lengths in row_lengths(batch, fields.pad_token_id))
-    slices = [slice(group * num_generations, (group + 1) * num_generations) for group in groups]
-    return [_cut_one(batch, specs, rows, prompt_lengths[rows], completion_lengths[rows]) for rows in slices]
+    return [_cut_one(batch, specs, rows, prompt_lengths[rows], completion_lengths[rows]) for rows in parts]
+
+
+def join(parts: Sequence[Group], fields: FieldTable) -> Group:
+    """One group of the rows of all `parts`, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(part.completion_lengths) for part in parts]
+    first = parts[0]
+    shared = all(len(part.prompt_lengths) == 1 and _same_prompt(part, first, fields) for part in parts)
+    prompts = [np.broadcast_to(part.prompt_lengths, size) for part, size in zip(parts, sizes, strict=True)]
+    completions = [part.completion_lengths for part in parts]
+    tensors: dict[str, torch.Tensor] = {}
+    for key in dict.fromkeys(key for part in parts for key in part.tensors):
+        spec = fields.spec(key)
+        if spec.layout == "prompt" and shared:
+            tensors[key] = first.tensors[key]
+            continue
+        flat = []
+        for part, size, prompt in zip(parts, sizes, prompts, strict=True):
+            tensor = part.tensors.get(key)
+            if tensor is None:  # its values are all implied
+                lengths = prompt if spec.layout == "prompt" else part.completion_lengths
+                like = next(other.tensors[key] for other in parts if key in other.tensors)
+                tensor = like.new_full((int(lengths.sum()),), spec.implied or 0)
+            elif spec.layout == "prompt" and len(part.prompt_lengths) < size:
+                tensor = tensor.repeat(size)
+            flat.append(tensor)
+        tensors[key] = torch.cat(flat)
+    keys = frozenset.intersection(*(part.keys for part in parts))
+    return Group(
+        tensors, keys, first.prompt_lengths if shared else np.concatenate(prompts), np.concatenate(completions)
+    )
+
+
+def _same_prompt(one: Group, other: Group, fields: FieldTable) -> bool:
+    """Whether two groups, each with one prompt for all rows, have the same prompt tensors."""
+    keys = [key for key in one.keys if fields.spec(key).layout == "prompt"]
+    pairs = [(one.tensors.get(key), other.tensors.get(key)) for key in keys]
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
 def _cut_one(batch: Batch, specs: dict[str, FieldSpec], rows: slice, prompts: Ints, completions: Ints) -> Group:
@@ -111,22 +148,17 @@ def _real(
 
 
 def compose(
-    batch: Batch,
-    fields: FieldTable,
-    placements: Sequence[Placement],
-    num_generations: int,
-    multiple_of: int | None = None,
+    batch: Batch, fields: FieldTable, placements: Sequence[Placement], multiple_of: int | None = None
 ) -> Batch:
     """The batch with each placed group in its slot, widened where a stored row needs it. Nothing is cut off.
 
-    The batch's tensors are left as they are: what changes is a new tensor. Without placements the batch itself
+    The batch's tensors are left as they are: what changes is a new tensor. Without placements, the batch itself
     returns.
 
     Args:
         batch (`dict`): As TRL returns it. `num_items_in_batch` is passed through; the session corrects it.
         fields ([`FieldTable`]): How to pad each key.
-        placements (`Sequence[Placement]`): Distinct slots.
-        num_generations (`int`): Rows of a group.
+        placements (`Sequence[Placement]`): With disjoint rows.
         multiple_of (`int`, *optional*): The trainer's `pad_to_multiple_of`.
 
     Raises:
@@ -136,24 +168,28 @@ def compose(
         return batch
     specs = check(batch, fields)
     old = (batch["prompt_ids"].size(1), batch["completion_ids"].size(1))
-    needed = (
-        max([old[0], *(int(placed.group.prompt_lengths.max()) for placed in placements)]),
-        max([old[1], *(int(placed.group.completion_lengths.max()) for placed in placements)]),
+    longest = (
+        max(int(placed.group.prompt_lengths.max()) for placed in placements),
+        max(int(placed.group.completion_lengths[placed.part].max()) for placed in placements),
     )
-    new = tuple(-(-width // (multiple_of or 1)) * (multiple_of or 1) if width > before else before
-                for width, before in zip(needed, old, strict=True))  # fmt: skip
+    new = (_wider(old[0], longest[0], multiple_of), _wider(old[1], longest[1], multiple_of))
     composed: Batch = {}
     for key, spec in specs.items():
         if spec.layout == "scalar":
             composed[key] = batch[key]
             continue
         pad = fields.pad_value(spec)
-        out = _widen(batch[key], spec, old, (new[0], new[1]), pad)
+        out = _widen(batch[key], spec, old, new, pad)
         for placed in placements:
-            rows = slice(placed.slot * num_generations, (placed.slot + 1) * num_generations)
-            out[rows] = _block(placed.group, spec, (new[0], new[1]), pad, out[rows])
+            out[placed.rows] = _block(placed.group, spec, new, pad, out)[placed.part]
         composed[key] = out
     return composed
+
+
+def _wider(width: int, needed: int, multiple_of: int | None) -> int:
+    """`width`, or the next multiple that holds `needed`."""
+    multiple = multiple_of or 1
+    return width if needed <= width else -(-needed // multiple) * multiple
 
 
 def _widen(
@@ -171,19 +207,20 @@ def _widen(
 
 
 def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, like: torch.Tensor) -> torch.Tensor:
-    """The group's rows of one field as a padded block of the shape, dtype and device of `like`."""
+    """All rows of one field of the group, padded to `widths`, of the dtype and on the device of `like`."""
     if spec.name not in group.keys:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     stored = group.tensors.get(spec.name)
     if spec.layout == "row" and stored is not None:
         if stored.shape[1:] != like.shape[1:]:
             raise BatchError(
-                f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch asks for {tuple(like.shape)}."
+                f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch has {tuple(like.shape)}."
             )
         return stored.to(like)
-    count = len(group.prompt_lengths) if spec.layout == "prompt" else len(group.completion_lengths)
-    prompts = np.broadcast_to(group.prompt_lengths, max(count, len(group.prompt_lengths)))
-    real = _real(spec, prompts[:count], group.completion_lengths[:count], widths, like.device)
+    size = len(group.completion_lengths)
+    count = len(group.prompt_lengths) if spec.layout == "prompt" else size
+    prompts = group.prompt_lengths if spec.layout == "prompt" else np.broadcast_to(group.prompt_lengths, size)
+    real = _real(spec, prompts, group.completion_lengths, widths, like.device)
     block = like.new_full((count, real.size(1)), pad)
     block[real] = stored.to(like) if stored is not None else like.new_full((), spec.implied or 0)
-    return block.expand(like.size(0), -1)
+    return block.expand(size, -1)

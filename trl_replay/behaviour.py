@@ -62,6 +62,7 @@ class Tap:
     Attributes:
         verified (`bool`): Whether the loss has been seen to call the tap and then to read the old log-probs.
         update (`int`): Optimizer updates so far; the session's callback counts it up.
+        error (`Exception`, *optional*): What failed since the last `agree`, on several processes: all raise it there.
     """
 
     def __init__(
@@ -78,38 +79,34 @@ class Tap:
         self._stats: list[torch.Tensor] = []
         self.verified = False
         self.update = 0
+        self.error: Exception | None = None
 
-    def expect(
-        self,
-        rows: int,
-        candidates: Mapping[int, Candidate],
-        placements: Sequence[Placement],
-    ) -> torch.Tensor:
+    def expect(self, rows: int, candidates: Sequence[Candidate], placements: Sequence[Placement]) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
         Args:
-            rows (`int`): Rows of the batch.
-            candidates (`Mapping[int, Candidate]`): By slot; those that lack log-probs.
-            placements (`Sequence[Placement]`): What was replayed.
+            rows (`int`): Rows of this process's batch.
+            candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
+            placements (`Sequence[Placement]`): What was replayed here.
 
         Returns:
             `(rows, 2)` int64, see `ROWS`.
         """
-        size = self._generations
         ids = torch.zeros(rows, 2, dtype=torch.int64)
         ids[:, 1] = int(bool(placements))
-        self._candidates = {candidate.serial: candidate for candidate in candidates.values()}
-        for slot, candidate in candidates.items():
-            candidate.records = [None] * size
-            first = 1 + candidate.serial * size
-            ids[slot * size : (slot + 1) * size, 0] = torch.arange(first, first + size)
+        self._candidates = {candidate.serial: candidate for candidate in candidates}
+        for candidate in candidates:
+            count = candidate.rows.stop - candidate.rows.start
+            candidate.records = [None] * count
+            first = 1 + candidate.serial * self._generations
+            ids[candidate.rows, 0] = torch.arange(first, first + count)
         self._first_placed += len(self._placed)
         self._placed = []
         for placed in placements:
             first = self._first_placed + len(self._placed)
-            ids[placed.slot * size : (placed.slot + 1) * size, 0] = -1 - torch.arange(first, first + size)
+            ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
             logps = torch.split(placed.group.tensors[OLD_LOGPS], placed.group.completion_lengths.tolist())
-            self._placed += [(row, placed.age) for row in logps]
+            self._placed += [(row, placed.age) for row in logps[placed.part]]
         return ids
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
@@ -152,6 +149,11 @@ class Tap:
         self._record(ids, detached)
         if micro.rows[:, 1].any():
             self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+
+    def take_error(self) -> Exception | None:
+        """The kept error, which is forgotten."""
+        error, self.error = self.error, None
+        return error
 
     def ratio_statistics(self) -> dict[str, float]:
         """Mean importance ratio and effective sample size of the replayed tokens trained on since the last call."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .table import Table, lowest
-from .types import Bools, Group, Ints, Scope, Storage
+from .types import Bools, Group, Ints, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class ReplayBuffer:
         storage ([`Storage`]): Where the payloads are.
     """
 
-    def __init__(self, capacity: int, storage: Storage, scope: Scope, limits: Limits) -> None:
+    def __init__(self, capacity: int, storage: Storage, limits: Limits) -> None:
         self.capacity = capacity
         self.storage = storage
-        self.scope = scope
         self.limits = limits
         self.table = Table.preallocated(capacity)
         self._keysets: list[frozenset[str]] = []
+        self._here: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -63,38 +63,41 @@ class ReplayBuffer:
             self._keysets.append(keys)
         return self._keysets.index(keys)
 
-    def admit(
-        self,
-        columns: Mapping[str, NDArray[Any]],
-        groups: Mapping[int, Group],
-        rank: Callable[[Table], NDArray[Any]],
-        rng: np.random.Generator,
-    ) -> tuple[int, int]:
-        """Offers newcomers; over capacity the entries of the lowest keep rank leave, of equal ranks the older.
+    def offer(
+        self, columns: Mapping[str, NDArray[Any]], rank: Callable[[Table], NDArray[Any]], rng: np.random.Generator
+    ) -> tuple[list[int], int]:
+        """Offers newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
 
         Args:
             columns (`Mapping[str, NDArray]`): One value a newcomer; `tag` is drawn here.
-            groups (`Mapping[int, Group]`): This rank's newcomers' payload by serial number.
             rank (`Callable`): Maps the table, newcomers included, to keep ranks.
             rng (`numpy.random.Generator`): Draws the newcomers' tags.
 
         Returns:
-            `(stored, evicted)`: newcomers that stayed and old entries that left.
+            `(stored, evicted)`: serials of the newcomers that stayed, whose payload is expected by `receive`, and the
+            number of old entries that left.
         """
-        serials = columns["serial"]
+        serials: list[int] = columns["serial"].tolist()
         count = len(serials)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
-        leaving = np.empty(0, np.int64)
-        if len(self.table) > self.capacity:
-            leaving = _lowest_ranks(rank(self.table), self.table.serial, len(self.table) - self.capacity)
-        newcomers = leaving >= len(self.table) - count
-        lost = set(self.table.serial[leaving[newcomers]].tolist())
-        for serial in self.table.serial[leaving[~newcomers]].tolist():
-            self.storage.remove(serial)
-        self.table.remove(leaving)
-        self.scope.admit(self.storage, {s: group for s, group in groups.items() if s not in lost})
-        return count - len(lost), int((~newcomers).sum())
+        if len(self.table) <= self.capacity:
+            return serials, 0
+        leaving = _lowest_ranks(rank(self.table), self.table.serial, len(self.table) - self.capacity)
+        lost = set(self.table.serial[leaving].tolist())
+        self._forget(leaving)
+        stored = [serial for serial in serials if serial not in lost]
+        return stored, len(leaving) - (count - len(stored))
+
+    def receive(self, groups: Mapping[int, Group]) -> None:
+        """Puts away the payload that lives on this process, by serial."""
+        for serial, group in groups.items():
+            self.storage.put(serial, group)
+            self._here.add(serial)
+
+    def withdraw(self, serials: Sequence[int]) -> None:
+        """Takes back newcomers whose payload will not come."""
+        self._forget(np.flatnonzero(np.isin(self.table.serial, serials)))
 
     def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
         """Rows that may be replayed now, and how many entries each limit holds back.
@@ -122,11 +125,10 @@ class ReplayBuffer:
         excluded = np.logical_or.reduce(list(reasons.values()))
         return np.flatnonzero(~excluded), {name: int(mask.sum()) for name, mask in reasons.items() if mask.any()}
 
-    def use(self, rows: Ints, update: int) -> list[Group]:
-        """Marks `rows` as replayed in this update and fetches fresh copies of their payload."""
+    def use(self, rows: Ints, update: int) -> None:
+        """Marks `rows` as replayed in this update."""
         self.table.uses[rows] += 1
         self.table.last_used[rows] = update
-        return self.scope.fetch(self.storage, self.table.serial[rows].tolist())
 
     def retire(self, update: int) -> int:
         """Drops the entries that no limit will ever let through again; returns their number."""
@@ -140,8 +142,9 @@ class ReplayBuffer:
 
     def _forget(self, rows: Sequence[int] | Ints) -> int:
         index = np.asarray(rows, dtype=np.int64)
-        for serial in self.table.serial[index].tolist():
+        for serial in self._here.intersection(self.table.serial[index].tolist()):
             self.storage.remove(serial)
+            self._here.discard(serial)
         self.table.remove(index)
         return len(index)
 

@@ -2,75 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .compat import OLD_LOGPS
 from .report import Tally
 from .types import Group, Groups
+from .wire import packed_size
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A fresh live group on its way into the buffer.
+    """This process's rows of a fresh live group.
 
     Attributes:
         serial (`int`): Its serial number.
-        group ([`Group`]): The payload; `old_per_token_logps` is added at `complete`, where stock did not supply it.
-        view ([`Groups`]): The group as scorers see it, without log-probs yet.
+        slot (`int`): Its index among the fresh groups that the scope shared.
+        group ([`Group`], *optional*): The payload of the rows that this process has; None if it has none.
+            `old_per_token_logps` is added at `complete`, where stock did not supply it.
+        rows (`slice`): These rows in the process's batch.
         update (`int`): Updates done at generation.
-        records (`list`): Per row, the recorded log-probs `(C,)` on the training device; None until its forward ran.
+        records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
+            ran.
     """
 
     serial: int
-    group: Group
-    view: Groups
+    slot: int
+    group: Group | None
+    rows: slice
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
 
     def complete(self) -> bool:
-        """Fills in the recorded log-probs; False if any row's are missing."""
-        if OLD_LOGPS in self.group.tensors:
+        """Fills in the recorded log-probs; False if any local row's are missing."""
+        if self.group is None or OLD_LOGPS in self.group.tensors:
             return True
-        lengths = self.group.completion_lengths.tolist()
+        group, lengths = self.group, self.group.completion_lengths.tolist()
         rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
         if len(rows) < len(lengths):
             return False
-        tensors = {**self.group.tensors, OLD_LOGPS: torch.cat(rows).float()}
-        self.group = Group(
-            tensors, self.group.keys | {OLD_LOGPS}, self.group.prompt_lengths, self.group.completion_lengths
-        )
+        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).float()}
+        self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
         return True
 
 
-def admissible(candidates: Sequence[Candidate], tally: Tally) -> tuple[list[Candidate], Groups | None]:
-    """Completes the candidates and refuses those that can't be replayed correctly.
+@dataclass(slots=True)
+class Noted:
+    """The candidates of one generation batch, the same ones on all processes that share the buffer.
 
-    Returns:
-        `(usable, groups)`: the candidates that may be scored, and their view with summed log-probs; None if there are none.
+    Attributes:
+        groups ([`Groups`]): All fresh groups of that batch.
+        candidates (`list[Candidate]`): By ascending serial.
+        keys (`frozenset[str]`): Batch keys that each of them can restore.
     """
-    complete = [candidate for candidate in candidates if candidate.complete()]
-    tally.refuse(len(candidates) - len(complete), "a row's first forward was missing or came after an update")
-    sums = [_trainable_sums(candidate) for candidate in complete]
-    usable = [row for row, values in enumerate(sums) if bool(values.isfinite().all())]
-    tally.refuse(len(complete) - len(usable), "a trainable token's log-prob is not finite")
-    if not usable:
-        return [], None
-    groups = Groups.concatenate([complete[row].view for row in usable])
-    logps = torch.stack([sums[row] for row in usable]).double().cpu().numpy()
-    return [complete[row] for row in usable], groups.take(range(len(groups)), logps)
+
+    groups: Groups
+    candidates: list[Candidate]
+    keys: frozenset[str]
+
+    def describe(self, count: int) -> dict[str, NDArray[Any]]:
+        """What scopes share of them, as 8-byte columns over this process's `count` rows.
+
+        `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`
+        stands
+        at the first local row of a candidate: what its local rows take when packed.
+        """
+        recorded, logps, nbytes = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
+        for candidate in self.candidates:
+            if candidate.group is not None and candidate.complete():
+                recorded[candidate.rows] = 1
+                logps[candidate.rows] = _trainable_sums(candidate.group)
+                nbytes[candidate.rows.start] = packed_size(candidate.group)
+        return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
+
+    def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:
+        """The candidates that can be replayed correctly, and their view with log-probs; the others are counted.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): Those of `describe`, as shared, over all rows.
+            tally ([`Tally`]): Counts what is refused.
+
+        Returns:
+            `(usable, groups)`; `groups` is None if there are none.
+        """
+        size = self.groups.advantages.shape[1]
+        slots = np.array([candidate.slot for candidate in self.candidates], np.int64)
+        complete = columns["recorded"].reshape(-1, size)[slots].all(axis=1)
+        tally.refuse(int((~complete).sum()), "a row's first forward was missing or came after an update")
+        sums = columns["logps"].reshape(-1, size)[slots]
+        finite = np.isfinite(sums).all(axis=1)
+        tally.refuse(int((complete & ~finite).sum()), "a trainable token's log-prob is not finite")
+        chosen = np.flatnonzero(complete & finite)
+        if len(chosen) == 0:
+            return [], None
+        return [self.candidates[row] for row in chosen], self.groups.take(slots[chosen], sums[chosen])
 
 
-def _trainable_sums(candidate: Candidate) -> torch.Tensor:
-    """`(G,)`: the summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
-    tensors = candidate.group.tensors
-    logps = tensors[OLD_LOGPS]
+def _trainable_sums(group: Group) -> NDArray[Any]:
+    """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
+    logps = group.tensors[OLD_LOGPS]
     mask = torch.ones_like(logps, dtype=torch.bool)
     for key in ("completion_mask", "tool_mask"):
-        if key in tensors:
-            mask &= tensors[key].bool()
-    rows = torch.split(torch.where(mask, logps, 0.0), candidate.group.completion_lengths.tolist())
-    return torch.stack([row.sum() for row in rows])
+        if key in group.tensors:
+            mask &= group.tensors[key].bool()
+    rows = torch.split(torch.where(mask, logps, 0.0), group.completion_lengths.tolist())
+    sums: NDArray[Any] = torch.stack([row.sum() for row in rows]).double().cpu().numpy()
+    return sums

@@ -87,6 +87,19 @@ class FieldTable:
         self.pad_token_id = pad_token_id
         self._fields = fields
 
+    @property
+    def names(self) -> list[str]:
+        """All batch keys, in an order that every process has."""
+        return list(self._fields)
+
+    def spec(self, key: str) -> FieldSpec:
+        """The spec of a known key."""
+        return self._fields[key]
+
+    def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:
+        """The keys of a batch that a stored group must be able to restore."""
+        return frozenset(key for key, spec in self.of(batch).items() if spec.layout != "scalar")
+
     def pad_value(self, spec: FieldSpec) -> float:
         """The number that fills padded positions of this field."""
         return self.pad_token_id if spec.pad == "pad_token" else spec.pad

@@ -88,6 +88,8 @@ class SessionHooks:
         result = self.call("compose", context.update, batch=batch, placements=placements, context=context)
         if not isinstance(result, dict) or list(result) != list(batch):
             raise self._bad("other keys than the batch's", "a dict with the same keys in the same order")
+        if any(result[key].shape[:1] != tensor.shape[:1] for key, tensor in batch.items()):
+            raise self._bad("another number of rows", "as many as the batch has")
         return result
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:

@@ -72,7 +72,7 @@ class Registry:
         self._seen: set[tuple[str, str, str]] = set()
         self._offers: dict[tuple[str, str], list[Any]] = {}
 
-    def register(self, plugin: Any, name: str, distribution: str = "(registered in this process)") -> None:
+    def register(self, plugin: Any, name: str, distribution: str = "registered in this process") -> None:
         """Adds a plugin object under `name`.
 
         Raises:

@@ -22,7 +22,6 @@ class Tally:
             admitted.
         size, bytes (`float`): Entries and bytes of the buffer after this batch.
         age, uses, score (`float`): Sums over the replayed groups.
-        padding, positions (`float`): Pad tokens and all positions of the composed batch.
     """
 
     items_delta: float = 0
@@ -38,8 +37,6 @@ class Tally:
     age: float = 0
     uses: float = 0
     score: float = 0
-    padding: float = 0
-    positions: float = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, count: int, reason: str) -> None:
@@ -68,7 +65,6 @@ def metrics(total: Mapping[str, float]) -> dict[str, float]:
         "replay/dead_fraction": total["dead"] / total["groups"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
-        "replay/padding": total["padding"] / total["positions"],
     }
     if total["replaced"]:
         for name in ("age", "uses", "score"):
@@ -86,9 +82,9 @@ class Totals:
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
 
-    def add(self, tally: Tally) -> None:
-        """Adds one generation batch."""
-        self.batches += 1
+    def add(self, tally: Tally, batches: int = 1) -> None:
+        """Adds the counters of `batches` generation batches."""
+        self.batches += batches
         for name in COUNTERS:
             self.counters[name] += getattr(tally, name)
         self.reasons.update(tally.reasons)

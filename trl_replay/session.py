@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from . import compat
-from .batch import check, compose, cut, loss_mask
+from .batch import check, cut, join
 from .behaviour import ROWS, Tap
 from .buffer import ReplayBuffer
 from .callback import ReplayCallback
-from .candidates import Candidate, admissible
+from .candidates import Candidate, Noted
 from .config import ReplayConfig
 from .errors import ReplayError, SeamError
+from .exchange import Admission, Draw, Rows
 from .fields import FieldTable
 from .hooks import SessionHooks
 from .report import COUNTERS, Tally, Totals, metrics
-from .types import Batch, Context, Corrected, Groups, Placement, ReplayedRows
-from .views import view
+from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows, Scope
+from .views import blank, describe, view
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Parts:
     """What a session is made of, built before anything is patched."""
 
     buffer: ReplayBuffer
+    scope: Scope
     hooks: SessionHooks
     fields: FieldTable
     rng: np.random.Generator
@@ -46,8 +48,9 @@ class Session:
     Attributes:
         config ([`ReplayConfig`]): The settings in force, a preset's included.
         buffer ([`ReplayBuffer`]): `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`, `buffer.clear()`.
-        metrics (`dict[str, float]`): The last generation batch's metrics, with the ratios of the rows trained on
-            since.
+        scope ([`Scope`]): Who shares the buffer.
+        metrics (`dict[str, float]`): The last generation batch's metrics, with the ratios of rows trained on since.
+        totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False if `use_replay=False` or the buffer has no room: then nothing is patched.
         paused (`bool`): Between `pause()` and `resume()`.
     """
@@ -59,12 +62,13 @@ class Session:
         self.enabled = enabled
         self.paused = False
         self.buffer = parts.buffer
+        self.scope = parts.scope
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward)
         self.rewards: torch.Tensor | None = None
         self.callback = ReplayCallback(self)
-        self._candidates: list[Candidate] = []
+        self._noted: Noted | None = None
         self._serial = 0
         self._noted_at: int | None = None
 
@@ -91,7 +95,7 @@ class Session:
         return self._parts.plugins
 
     def pause(self) -> None:
-        """From the next generation batch on, the trainer is stock; what is stored stays."""
+        """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
         self.paused = True
 
     def resume(self) -> None:
@@ -105,30 +109,50 @@ class Session:
         return self.totals.explain(len(self.buffer))
 
     def step(self, batch: Batch) -> Batch:
-        """One generation batch: what stock scored goes in, what is trained on comes out."""
+        """One generation batch: what stock scored goes in, what is trained on comes out.
+
+        Everything is decided from columns before `agree`, and payload moves after it. So an error on one process
+        reaches
+        all of them at `agree`, and none waits for payload that another will not send.
+        """
         started = time.perf_counter()
-        tally, composed, error = Tally(), batch, None
+        tally = Tally()
+        rows, error = self._share(batch)
+        admission, draw, fresh, noteworthy = Admission(), Draw(), None, list[int]()
         try:
-            fresh = self._view(batch)
-            self._settle(tally)
+            fresh = self._view(rows)
+            admission = self._settle(rows, tally)
             slots = self._select(fresh, tally)
-            placements = self._sample(slots, batch, tally)
-            composed = self._compose(batch, placements, tally)
-            rows = self._note(batch, fresh, placements, tally)
+            draw = self._sample(slots, fresh, batch, tally)
+            noteworthy = self._noteworthy(fresh, draw, batch, tally)
         except Exception as caught:
-            error = caught
-        total = self._agree(tally, error)
-        composed = self._with_items(composed, total["items_delta"])
+            error = error or caught
+        total = self._agree(rows, tally, error, admission)
+        placements = self._move(rows, admission, draw)
+        try:
+            composed = self._compose(batch, placements, total["items_delta"])
+            ids = self._note(batch, fresh, rows, noteworthy, placements)
+        except Exception as caught:
+            if self.trainer.accelerator.num_processes == 1:
+                raise
+            self.tap.error = self.tap.error or caught  # the others train on; all raise it at the next agree
+            return batch
         self._log(composed, tally, total, started)
-        return {**composed, ROWS: rows}
+        return {**composed, ROWS: ids}
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now."""
-        tally = Tally()
-        self._settle(tally)
-        for name in ("stored", "evicted", "refused"):
-            self.totals.counters[name] += getattr(tally, name)
-        self.totals.reasons.update(tally.reasons)
+        if self._noted is None:
+            return
+        tally, admission = Tally(), Admission()
+        rows, error = self._share(None)
+        try:
+            admission = self._settle(rows, tally)
+        except Exception as caught:
+            error = error or caught
+        self._agree(rows, tally, error, admission)
+        self._move(rows, admission, Draw())
+        self.totals.add(tally, batches=0)
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
@@ -149,51 +173,60 @@ class Session:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self._parts.hooks.call(hook, self.update, session=self)
 
-    def _view(self, batch: Batch) -> Groups:
-        check(batch, self._parts.fields)
+    def _share(self, batch: Batch | None) -> tuple[Rows, Exception | None]:
+        """Row columns of the fresh batch (None at the end of training) and of the last one's candidates, from all
+        ranks.
+
+        A process whose batch can't be described shares blank columns, so that the others need not wait for it.
+        """
+        parts, error = self._parts, self.tap.take_error()
+        count = batch["prompt_ids"].size(0) if batch is not None else compat.local_rows(self.trainer)
+        first = self.trainer.accelerator.process_index * count
+        local = blank(first, count)
+        try:
+            if self._noted is not None:
+                local |= self._noted.describe(count)
+            if batch is not None:
+                check(batch, parts.fields)
+                local |= describe(batch, first, parts.num_generations, parts.fields.pad_token_id)
+        except Exception as caught:
+            error = error or caught
+        return Rows(self.scope.share(local), local, parts.num_generations), error
+
+    def _view(self, rows: Rows) -> Groups:
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
-        trainer = self.trainer
-        rewards, self.rewards = self.rewards, None
-        return view(
-            batch,
-            rewards,
-            compat.reward_setup(trainer),
-            self._parts.num_generations,
-            self._parts.fields.pad_token_id,
-            self.update,
-            trainer.accelerator.process_index,
-        )
+        rewards, self.rewards = self.rewards.detach().double().cpu().numpy(), None
+        return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
-    def _settle(self, tally: Tally) -> None:
+    def _settle(self, rows: Rows, tally: Tally) -> Admission:
         """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
-        candidates, self._candidates = self._candidates, []
+        noted, self._noted = self._noted, None
         self.buffer.retire(self.update)
-        usable, groups = admissible(candidates, tally)
-        if groups is None:
-            return
-        context = self.context()
-        scores = self._parts.hooks.score(groups, context)
+        usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
+        if noted is None or groups is None:
+            return Admission()
+        context, hooks = self.context(), self._parts.hooks
+        scores = hooks.score(groups, context)
         finite = np.flatnonzero(np.isfinite(scores))
         tally.refuse(len(scores) - len(finite), "its score is not finite")
-        admitted, groups = [usable[row] for row in finite], groups.take(finite)
-        columns = {
-            "serial": np.array([candidate.serial for candidate in admitted], np.int64),
+        groups = groups.take(finite)
+        columns: dict[str, NDArray[Any]] = {
+            "serial": np.array([usable[row].serial for row in finite], np.int64),
             "step": groups.step,
             "score": scores[finite],
             "reward_mean": groups.reward_mean,
             "reward_std": groups.reward_std,
             "tokens": groups.trainable.sum(axis=1),
             "prompt": groups.prompt,
-            "keys": np.array([self.buffer.keyset(candidate.group.keys) for candidate in admitted], np.int64),
+            "keys": np.full(len(finite), self.buffer.keyset(noted.keys)),
         }
-        payload = {candidate.serial: candidate.group for candidate in admitted}
-        hooks, rng = self._parts.hooks, self._parts.rng
-        stored, evicted = self.buffer.admit(
-            self.buffer.scope.share(columns), payload, lambda table: hooks.rank(table, context), rng
-        )
-        tally.stored += stored
-        tally.evicted += evicted
+        stored, tally.evicted = self.buffer.offer(columns, lambda table: hooks.rank(table, context), context.rng)
+        tally.stored = len(stored)
+        kept = [candidate for candidate in usable if candidate.serial in stored]
+        slots = [candidate.slot for candidate in kept]
+        mine = {candidate.serial: candidate.group for candidate in kept if candidate.group is not None}
+        return Admission(rows.arrivals([candidate.serial for candidate in kept], slots, self._ranks), mine)
 
     def _select(self, fresh: Groups, tally: Tally) -> list[int]:
         """The slots that replay may fill, most replaceable first, no more than `replay_max_fraction` allows."""
@@ -206,92 +239,105 @@ class Session:
             tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
         return list(slots[:most])
 
-    def _sample(self, slots: Sequence[int], batch: Batch, tally: Tally) -> list[Placement]:
+    def _sample(self, slots: list[int], fresh: Groups, batch: Batch, tally: Tally) -> Draw:
         """Eligible entries for the slots, never one twice."""
-        if not slots:
-            return []
+        table = self.buffer.table
+        drawn = self._eligible_draw(len(slots), batch, tally) if slots else np.empty(0, np.int64)
+        filled = slots[: len(drawn)]
+        draw = Draw(filled, table.serial[drawn].tolist(), (self.update - table.step[drawn]).tolist(), drawn.tolist())
+        self.buffer.use(drawn, self.update)
+        tally.replaced, tally.age = len(drawn), float(sum(draw.ages))
+        tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
+        tally.items_delta = float(table.tokens[drawn].sum() - fresh.trainable[filled].sum())
+        tally.dead_after = int(np.delete(fresh.dead, filled).sum())
+        return draw
+
+    def _eligible_draw(self, count: int, batch: Batch, tally: Tally) -> Ints:
+        """Table rows for `count` slots, as many as are eligible."""
         if not self.tap.verified:
             if self._noted_at is not None and self.update > self._noted_at:
                 raise SeamError(
                     f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: this "
-                    f"trainer's loss "
-                    "goes around the seam, so that replayed rows could not be corrected."
+                    f"trainer's "
+                    "loss goes around the seam, so that replayed rows could not be corrected."
                 )
             tally.reasons["the loss has not run yet"] += 1
-            return []
-        specs = self._parts.fields.of(batch)
-        needed = frozenset(key for key, spec in specs.items() if spec.layout != "scalar")
-        rows, held_back = self.buffer.eligible(self.update, needed)
-        drawn = np.empty(0, np.int64)
+            return np.empty(0, np.int64)
+        buffer = self.buffer
+        rows, held_back = buffer.eligible(self.update, self._parts.fields.stored_keys(batch))
+        drawn = rows[:0]
         if len(rows):
-            everything = len(rows) == len(self.buffer)
-            table = self.buffer.table if everything else self.buffer.table.take(rows)
-            drawn = rows[self._parts.hooks.sample(table, min(len(slots), len(rows)), self.context())]
-        if len(drawn) < len(slots):
-            held = "; ".join(sorted(f"held back by {reason}" for reason in held_back))
-            empty = (
-                "the buffer was empty" if not len(self.buffer) else "the buffer held fewer eligible groups than slots"
-            )
-            tally.reasons[f"{empty}{f' ({held})' if held else ''}"] += 1
-        table = self.buffer.table
-        serials, ages = table.serial[drawn].tolist(), (self.update - table.step[drawn]).tolist()
-        tally.replaced, tally.age, tally.score = len(drawn), float(sum(ages)), float(table.score[drawn].sum())
-        groups = self.buffer.use(drawn, self.update)
-        tally.uses = float(table.uses[drawn].sum())
-        return [Placement(*placed) for placed in zip(slots, groups, serials, ages, strict=False)]
+            table = buffer.table if len(rows) == len(buffer) else buffer.table.take(rows)
+            drawn = rows[self._parts.hooks.sample(table, min(count, len(rows)), self.context())]
+        if len(drawn) < count:
+            reason = "the buffer held fewer eligible groups than slots" if len(buffer) else "the buffer was empty"
+            held = ", ".join(sorted(held_back))
+            tally.reasons[f"{reason} (held back: {held})" if held else reason] += 1
+        return drawn
 
-    def _compose(self, batch: Batch, placements: list[Placement], tally: Tally) -> Batch:
-        """The batch with the drawn groups in their slots."""
-        if not placements:
-            return batch
-        composed = self._parts.hooks.compose(batch, placements, self.context())
-        tally.items_delta = float(loss_mask(composed).sum() - loss_mask(batch).sum())
-        return composed
-
-    def _note(self, batch: Batch, fresh: Groups, placements: list[Placement], tally: Tally) -> torch.Tensor:
-        """Live groups that the loss will see become candidates; returns the id of each row."""
-        size = self._parts.num_generations
-        displaced = {placed.slot for placed in placements}
-        tally.dead_after = sum(bool(fresh.dead[slot]) for slot in range(len(fresh)) if slot not in displaced)
+    def _noteworthy(self, fresh: Groups, draw: Draw, batch: Batch, tally: Tally) -> list[int]:
+        """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
         known = compat.OLD_LOGPS in batch
-        live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in displaced]
+        live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in draw.slots]
         trainable = [slot for slot in live if fresh.trainable[slot].any()]
         tally.refuse(len(live) - len(trainable), "it has no trainable token")
-        waiting: dict[int, Candidate] = {}
-        for slot, group in zip(trainable, cut(batch, self._parts.fields, trainable, size), strict=True):
-            candidate = Candidate(self._serial, group, fresh.take([slot]), self.update)
-            self._serial += 1
-            self._candidates.append(candidate)
-            if not known:
-                waiting[slot] = candidate
-        self._noted_at = self.update
-        return self.tap.expect(len(fresh) * size, waiting, placements)
+        return trainable
 
-    def _agree(self, tally: Tally, error: Exception | None) -> dict[str, float]:
-        """Sums the counters over all ranks; an error on any rank is raised on all."""
+    def _agree(self, rows: Rows, tally: Tally, error: Exception | None, admission: Admission) -> dict[str, float]:
+        """Sums the counters over all ranks; an error on any rank is raised on all.
+
+        Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
+        """
         tally.size, tally.bytes = len(self.buffer), self.buffer.nbytes
-        agreement = self.buffer.scope.agree(tally.vector(), f"{type(error).__name__}: {error}" if error else "")
-        if error:
-            raise error
+        vector = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
+        agreement = self.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
         if failed:
-            raise SeamError(f"Replay stopped on another process. {'; '.join(failed)}")
+            self.buffer.withdraw(admission.serials)
+            raise error or SeamError(f"Replay stopped on another process. {'; '.join(failed)}")
         return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist(), strict=True))
 
-    def _with_items(self, batch: Batch, delta: float) -> Batch:
-        """The batch with its token count corrected by what all ranks put in and took out."""
-        if not delta:
-            return batch
+    def _move(self, rows: Rows, admission: Admission, draw: Draw) -> list[Placement]:
+        """Moves admitted payload to where it lives, and drawn payload to its slots; returns what was drawn for
+        here."""
+        buffer, fields = self.buffer, self._parts.fields
+        parts = self.scope.admit(buffer.table, admission.arrivals, admission.mine)
+        buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
+        groups = self.scope.fetch(rows.requests(draw, buffer.table.owner), buffer.storage.get)
+        return rows.placements(draw, groups)
+
+    def _compose(self, batch: Batch, placements: list[Placement], items_delta: float) -> Batch:
+        """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
+        composed = self._parts.hooks.compose(batch, placements, self.context()) if placements else batch
+        if not items_delta:
+            return composed
         items = batch["num_items_in_batch"]
-        return {**batch, "num_items_in_batch": items + torch.as_tensor(delta, dtype=items.dtype, device=items.device)}
+        delta = torch.as_tensor(items_delta, dtype=items.dtype, device=items.device)
+        return {**composed, "num_items_in_batch": items + delta}
+
+    def _note(
+        self, batch: Batch, fresh: Groups | None, rows: Rows, slots: list[int], placements: list[Placement]
+    ) -> torch.Tensor:
+        """Live groups become candidates; returns the id of each local row."""
+        assert fresh is not None  # without a view, agree has raised
+        local = [(slot, *rows.local(slot)) for slot in slots]
+        cuts = iter(cut(batch, self._parts.fields, [part for _, part, _ in local if part.stop]))
+        candidates = [
+            Candidate(self._serial + number, slot, next(cuts) if part.stop else None, part, self.update)
+            for number, (slot, part, _) in enumerate(local)
+        ]
+        self._serial += len(candidates)
+        keys = self._parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
+        self._noted, self._noted_at = Noted(fresh, candidates, keys), self.update
+        waiting = [] if compat.OLD_LOGPS in batch else [c for c in candidates if c.group is not None]
+        return self.tap.expect(rows.count, waiting, placements)
 
     def _log(self, batch: Batch, tally: Tally, total: dict[str, float], started: float) -> None:
         real = batch["prompt_mask"].sum() + batch["completion_mask"].sum()
-        tally.positions = float(batch["prompt_mask"].numel() + batch["completion_mask"].numel())
-        tally.padding = tally.positions - float(real)
+        positions = batch["prompt_mask"].numel() + batch["completion_mask"].numel()
         self.totals.add(tally)
         self.metrics = {}
-        self._record(metrics({**total, "positions": tally.positions, "padding": tally.padding}))
+        self._record({**metrics(total), "replay/padding": 1.0 - float(real) / positions})
         for result in self._parts.hooks.call("metrics", self.update, context=self.context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})
@@ -302,10 +348,9 @@ class Session:
             self.trainer._metrics["train"][key].append(value)
         self.metrics = {**self.metrics, **values}
 
+    @property
+    def _ranks(self) -> int:
+        return int(self.trainer.accelerator.num_processes)
+
     def _correct(self, rows: ReplayedRows) -> Corrected:
         return self._parts.hooks.correct(rows, self.context())
-
-
-def composer(fields: FieldTable, num_generations: int, multiple_of: int | None) -> Any:
-    """The last resort of the hook `trl_replay_compose`."""
-    return lambda batch, placements: compose(batch, fields, placements, num_generations, multiple_of)

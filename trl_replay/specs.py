@@ -35,7 +35,8 @@ class SelectorSpec(StrategySpec):
 
 
 class ScopeSpec(StrategySpec):
-    """`factory(accelerator, **replay_scope_kwargs)` returns a [`Scope`]."""
+    """`factory(accelerator, names, **replay_scope_kwargs)` returns a [`Scope`]; `names` are all batch keys there can
+    be."""
 
 
 class StorageSpec(StrategySpec):

@@ -23,6 +23,7 @@ COLUMNS: dict[str, Any] = {
     "tokens": np.int32,  # trainable completion tokens
     "prompt": np.int64,  # hash of the prompt's tokens
     "keys": np.int32,  # which set of batch keys the payload can restore
+    "owner": np.int32,  # rank that holds the payload (gathered: every rank does)
 }
 
 

@@ -155,17 +155,34 @@ class Group:
         return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
 
 
-class Placement(NamedTuple):
-    """A stored group that takes a slot of the fresh batch."""
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A stored group that takes a slot of the fresh batch, or those of its rows that lie on this process."""
 
     slot: int
-    """Index of the replaced group in the batch."""
+    """Index of the replaced group among the groups that the scope shares."""
     group: Group
-    """A fresh copy of the payload."""
+    """A fresh copy of the payload, all rows."""
     serial: int
     """The entry's serial number."""
     age: int
     """Updates since the group was generated."""
+    start: int
+    """First row of this process's batch to be replaced."""
+    first: int = 0
+    """Row of the group that goes there; the following rows follow it."""
+    count: int = 0
+    """How many rows."""
+
+    @property
+    def rows(self) -> slice:
+        """The replaced rows of this process's batch."""
+        return slice(self.start, self.start + self.count)
+
+    @property
+    def part(self) -> slice:
+        """The group's rows that go there."""
+        return slice(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,17 +279,59 @@ class Agreement(NamedTuple):
     """Every rank's error text; empty where it had none."""
 
 
+class Arrival(NamedTuple):
+    """An admitted group whose rows were generated on one or several ranks."""
+
+    serial: int
+    """The entry's serial number."""
+    sizes: Ints
+    """`(ranks,)` bytes that each rank's rows take when packed; 0 where it has none."""
+
+
+class Request(NamedTuple):
+    """A drawn group, and who needs it."""
+
+    serial: int
+    """The entry's serial number."""
+    owner: int
+    """The rank that holds the payload."""
+    ranks: tuple[int, ...]
+    """Ranks on which the slot has rows."""
+
+
 class Scope(Protocol):
-    """Who shares the buffer: all the communication there is. Each verb is called by every rank, in this order."""
+    """Who shares the buffer: all the communication there is. Every rank calls each verb once a generation batch, in
+    this
+    order and whatever its numbers are, none included."""
 
     def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Candidates' columns of all ranks that share this buffer, from this rank's."""
+        """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.
 
-    def admit(self, storage: Storage, groups: Mapping[int, Group]) -> None:
-        """Puts the admitted payload, by serial, to where it lives."""
-
-    def fetch(self, storage: Storage, serials: Sequence[int]) -> list[Group]:
-        """Fresh copies of the drawn payload, in the order of `serials`."""
+        All columns have 8-byte items and this rank's number of rows, which is the same on all ranks.
+        """
 
     def agree(self, vector: Floats, error: str) -> Agreement:
-        """One fixed-width all-gather per generation batch."""
+        """One fixed-width all-gather over all ranks, before any payload moves."""
+
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+        """Moves admitted payload to where it lives, and sets its `owner` in the table.
+
+        Args:
+            table ([`Table`]): The metadata, newcomers included.
+            arrivals (`Sequence[Arrival]`): What was admitted, the same on all ranks.
+            mine (`Mapping[int, Group]`): This rank's rows of these groups, by serial.
+
+        Returns:
+            Per serial that lives here, the parts of the group in row order.
+        """
+
+    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+        """Brings drawn payload to the ranks that need it.
+
+        Args:
+            requests (`Sequence[Request]`): What was drawn, the same on all ranks that share the buffer.
+            load (`Callable`): Gives a fresh copy of what this rank holds, by serial.
+
+        Returns:
+            Per serial that this rank needs, the group.
+        """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,37 +36,58 @@ class RewardSetup:
     aggregation: str
 
 
-def view(
-    batch: Batch, rewards: torch.Tensor, setup: RewardSetup, num_generations: int, pad: int, step: int, rank: int = 0
-) -> Groups:
-    """This rank's fresh groups, all on the CPU.
+def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> dict[str, NDArray[Any]]:
+    """What scopes share of this process's `B` fresh rows, all on the CPU: 8-byte columns of shape `(B,)`.
 
     Args:
-        batch (`dict`): As TRL returns it, this rank's `B` rows.
-        rewards (`(ranks * B, functions)` tensor): What `_calculate_rewards` returned: the rows of all ranks.
-        setup ([`RewardSetup`]): How TRL made advantages of them.
+        batch (`dict`): As TRL returns it.
+        first_row (`int`): Index of the first row among the rows of all processes.
         num_generations (`int`): Rows of a group.
         pad (`int`): The pad token's id.
-        step (`int`): Updates done so far.
-        rank (`int`): This process's index.
     """
-    shape = (-1, num_generations)
-    everywhere = rewards.detach().double().cpu().numpy().reshape(*shape, rewards.size(1))
-    count = batch["advantages"].size(0) // num_generations
-    mine = slice(rank * count, (rank + 1) * count)
-    raw = everywhere[mine]
-    advantages = batch["advantages"].detach().double().cpu().numpy().reshape(shape)
-    trainable = loss_mask(batch).ne(0).sum(dim=1).cpu().numpy().reshape(shape)
-    lengths = row_lengths(batch, pad)[1].cpu().numpy().reshape(shape)
+    rows = np.arange(first_row, first_row + batch["advantages"].size(0))
+    return {
+        "row": rows,
+        "advantages": batch["advantages"].detach().double().cpu().numpy(),
+        "lengths": row_lengths(batch, pad)[1].cpu().numpy().astype(np.int64),
+        "trainable": loss_mask(batch).ne(0).sum(dim=1).cpu().numpy().astype(np.int64),
+        "prompt": _prompt_hashes(batch, rows % num_generations == 0),
+    }
+
+
+def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
+    """All columns that scopes share of `count` rows, without any information in them."""
+    whole = ("lengths", "trainable", "prompt", "recorded", "nbytes")
+    return {
+        "row": np.arange(first_row, first_row + count),
+        "advantages": np.zeros(count),
+        "logps": np.zeros(count),
+        **{name: np.zeros(count, np.int64) for name in whole},
+    }
+
+
+def view(rows: Mapping[str, NDArray[Any]], rewards: Floats, setup: RewardSetup, size: int, step: int) -> Groups:
+    """The fresh groups that a scope shares.
+
+    Args:
+        rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
+        rewards (`(rows of all processes, functions)`): Raw rewards, NaN where None.
+        setup ([`RewardSetup`]): How TRL made advantages of them.
+        size (`int`): Rows of a group.
+        step (`int`): Updates done so far.
+    """
+    everywhere = rewards.reshape(-1, size, rewards.shape[1])
+    advantages = rows["advantages"].reshape(-1, size)
+    mine = rows["row"][::size] // size
     return Groups(
-        rewards=raw,
+        rewards=everywhere[mine],
         reward_weights=setup.weights,
         advantages=advantages,
-        lengths=lengths,
-        trainable=trainable,
+        lengths=rows["lengths"].reshape(-1, size),
+        trainable=rows["trainable"].reshape(-1, size),
         dead=np.ptp(advantages, axis=1) <= advantage_noise(everywhere, setup)[mine],
-        step=np.full(len(raw), step, np.int64),
-        prompt=_prompt_hashes(batch, num_generations),
+        step=np.full(len(advantages), step, np.int64),
+        prompt=rows["prompt"][::size],
     )
 
 
@@ -112,12 +135,14 @@ def _bessel_std(values: Floats) -> float:
     return float(_std(values[None, :, None])[0, 0])
 
 
-def _prompt_hashes(batch: Batch, num_generations: int) -> Ints:
-    """A 63-bit hash of the first row's prompt tokens of each group, padding left out."""
-    ids: NDArray[np.int64] = batch["prompt_ids"][::num_generations].cpu().numpy()
-    masks: Bools = batch["prompt_mask"][::num_generations].ne(0).cpu().numpy()
+def _prompt_hashes(batch: Batch, wanted: Bools) -> Ints:
+    """Per row a 63-bit hash of its prompt tokens, padding left out; 0 for rows that are not wanted."""
+    index = torch.from_numpy(np.flatnonzero(wanted)).to(batch["prompt_ids"].device)
+    ids: NDArray[np.int64] = batch["prompt_ids"][index].cpu().numpy().astype(np.int64)
+    masks: Bools = batch["prompt_mask"][index].ne(0).cpu().numpy()
     digests = [
-        hashlib.blake2b(row[mask].astype(np.int64).tobytes(), digest_size=8).digest()
-        for row, mask in zip(ids, masks, strict=True)
+        hashlib.blake2b(row[mask].tobytes(), digest_size=8).digest() for row, mask in zip(ids, masks, strict=True)
     ]
-    return np.array([int.from_bytes(digest, "little") >> 1 for digest in digests], dtype=np.int64)
+    hashes = np.zeros(len(wanted), np.int64)
+    hashes[wanted] = [int.from_bytes(digest, "little") >> 1 for digest in digests]
+    return hashes

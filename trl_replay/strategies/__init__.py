@@ -50,6 +50,8 @@ class Builtin:
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
+        yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, held by every process")
+        yield ScopeSpec("sharded", scopes.ShardedScope, "one buffer, each group held by one process")
         yield StorageSpec("cpu", storages.CpuStorage, "payload in main memory")
         yield StorageSpec("device", storages.DeviceStorage, "payload on the training device")
         yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")

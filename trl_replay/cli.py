@@ -1,0 +1,185 @@
+"""The command line: `trl-replay list | check | demo`. Torch and TRL are imported only inside the commands that need
+them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PACKAGES = ("trl-replay", "trl", "torch", "transformers", "accelerate", "pluggy")
+
+
+class Command(NamedTuple):
+    """A subcommand: its name, one line of help, what adds its options, and what runs it (returns the exit status)."""
+
+    name: str
+    summary: str
+    options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=_positive, default=400, help="updates a run, each of 64 completions")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run of each arm a seed")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder of the picture and the figures")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("give a whole number of at least 1")
+    return value
+
+
+def offers() -> dict[str, list[dict[str, Any]]]:
+    """Every strategy and preset on offer, with its distribution, and every plugin that could not be loaded."""
+    from .registry import BUILTIN, Plugin, registry
+    from .specs import SPECS
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # failures are listed
+        known = registry()
+
+    def origin(plugin: Plugin, name: str) -> dict[str, Any]:
+        qualified = name if plugin.name == BUILTIN else f"{plugin.name}/{name}"
+        return {"name": qualified, "distribution": plugin.distribution}
+
+    strategies = [
+        {"kind": kind, **origin(plugin, spec.name), "summary": spec.summary}
+        for kind in SPECS
+        for plugin, spec in known.strategies(kind)
+    ]
+    presets = [
+        {**origin(plugin, preset.name), "summary": preset.summary, "settings": dict(preset.settings)}
+        for plugin, preset in known.presets()
+    ]
+    failures = [
+        {"name": failure.name, "distribution": failure.distribution, "reason": failure.reason}
+        for failure in known.failures.values()
+    ]
+    return {"strategies": strategies, "presets": presets, "failures": failures}
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = offers()
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    console = _console()
+    rows = [[row["kind"], row["name"], row["summary"], row["distribution"]] for row in found["strategies"]]
+    rows += [["preset", row["name"], row["summary"], row["distribution"]] for row in found["presets"]]
+    console.print(_table("Strategies and presets", ("kind", "name", "what it does", "distribution"), rows))
+    if found["failures"]:
+        rows = [[row["name"], row["distribution"], row["reason"]] for row in found["failures"]]
+        console.print(_table("Plugins that were not loaded", ("plugin", "distribution", "why"), rows))
+    return 0
+
+
+def diagnosis() -> dict[str, Any]:
+    """Versions, the tested TRL releases, and everything that makes the installed TRL unusable."""
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    problems = [f"{name} is not installed" for name, found in versions.items() if found is None]
+    tested = None
+    if not problems:
+        from . import compat
+        from .errors import ContractError
+
+        tested = str(compat.TESTED)
+        try:
+            compat.check_release()
+            from trl import GRPOTrainer
+
+            problems += compat.contract_problems(GRPOTrainer)
+        except (ContractError, ImportError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
+            problems.append(str(error))
+    return {"versions": versions, "tested": tested, "problems": problems, "usable": not problems}
+
+
+def _check(options: argparse.Namespace) -> int:
+    found = diagnosis()
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0 if found["usable"] else 1
+    console = _console()
+    rows = [[name, version or "not installed"] for name, version in found["versions"].items()]
+    console.print(_table("Installed", ("package", "version"), rows))
+    if found["usable"]:
+        console.print(
+            f"usable: trl_replay was tested with TRL {found['tested']}, and trl.GRPOTrainer has every method that it "
+            "wraps, with the parameters that it expects"
+        )
+        return 0
+    console.print("[bold]not usable:[/bold]")
+    for problem in found["problems"]:
+        console.print(f"  - {problem}", markup=False)
+    return 1
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo.show import show
+
+    return show(options.steps, options.seeds, options.out)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for row in rows:
+        table.add_row(*map(Text, row))  # a plugin's words are no markup
+    return table
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 120)
+
+
+COMMANDS = (
+    Command("list", "every strategy and preset, with the distribution it comes from", _json_option, _list),
+    Command("check", "versions, and whether the installed TRL can be used", _json_option, _check),
+    Command("demo", "trains a tiny task with stock GRPO and with replay, in about a minute", _demo_options, _demo),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser with all subcommands."""
+    main_parser = argparse.ArgumentParser(prog="trl-replay", description="A replay buffer for TRL's GRPOTrainer.")
+    subparsers = main_parser.add_subparsers(metavar="command", required=True)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
+        command.options(subparser)
+        subparser.set_defaults(run=command.run)
+    return main_parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    status: int = options.run(options)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
