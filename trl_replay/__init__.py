@@ -23,10 +23,11 @@ from .errors import (
 )
 from .fields import FieldSpec
 from .hookspecs import hookimpl
+from .protocols import Agreement
 from .registry import register, unregister
 from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec, StorageSpec
 from .table import Table, draw
-from .types import Agreement, Context, Corrected, Group, Groups, Placement, ReplayedRows
+from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
 
 if TYPE_CHECKING:
     from .attachment import attach, attached, detach

@@ -68,6 +68,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         num_generations=trainer.num_generations,
         token_weights=trainer.args.importance_sampling_level == "token",
         forward=compat.has_other_loss_path(trainer),
+        processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
     )
 

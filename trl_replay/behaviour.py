@@ -66,11 +66,17 @@ class Tap:
     """
 
     def __init__(
-        self, correct: Callable[[ReplayedRows], Corrected], num_generations: int, token_weights: bool, forward: bool
+        self,
+        correct: Callable[[ReplayedRows], Corrected],
+        num_generations: int,
+        token_weights: bool,
+        forward: bool,
+        keep_errors: bool,
     ) -> None:
         self._correct = correct
         self._generations = num_generations
         self._token_weights = token_weights
+        self._keep_errors = keep_errors
         self.forward = forward
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
@@ -147,8 +153,15 @@ class Tap:
         detached = logps.detach()
         ids = micro.rows[:, 0].tolist()
         self._record(ids, detached)
-        if micro.rows[:, 1].any():
+        if not micro.rows[:, 1].any():
+            return
+        try:
             self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+        except Exception as error:
+            if not self._keep_errors:
+                raise
+            self.error = self.error or error
+            self._silence(micro, detached)
 
     def take_error(self) -> Exception | None:
         """The kept error, which is forgotten."""
@@ -201,6 +214,16 @@ class Tap:
         ratios = (logps.float() - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().double() * mask
         self._stats.append(torch.stack([ratios.sum(), (ratios**2).sum(), mask.sum().double()]))
         return ReplayedRows(logps, behaviour, mask, micro["advantages"][index], ages)
+
+    def _silence(self, micro: MicroBatch, logps: torch.Tensor) -> None:
+        """Takes the replayed rows out of the loss, so that this process can go on until all of them stop together."""
+        replayed = (micro.rows[:, 0] < 0).to(logps.device)
+        micro["advantages"] = micro["advantages"].masked_fill(replayed, 0.0)
+        mask = loss_mask(micro).bool() & ~replayed.unsqueeze(1)
+        for key in (OLD_LOGPS, REF_LOGPS):
+            value = dict.get(micro, key)
+            if value is not None:
+                micro[key] = torch.where(mask, value, logps.to(value.dtype))
 
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int

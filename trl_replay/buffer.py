@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .protocols import Storage
 from .table import Table, lowest
-from .types import Bools, Group, Ints, Storage
+from .types import Bools, Group, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .types import Arrival, Group, Ints, Placement, Request
+from .protocols import Arrival, Request
+from .types import Group, Ints, Placement
 
 
 @dataclass(frozen=True, slots=True)

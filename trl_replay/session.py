@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from . import compat
 from .batch import check, cut, join
@@ -18,12 +17,14 @@ from .buffer import ReplayBuffer
 from .callback import ReplayCallback
 from .candidates import Candidate, Noted
 from .config import ReplayConfig
+from .decisions import Decisions
 from .errors import ReplayError, SeamError
 from .exchange import Admission, Draw, Rows
 from .fields import FieldTable
 from .hooks import SessionHooks
+from .protocols import Scope
 from .report import COUNTERS, Tally, Totals, metrics
-from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows, Scope
+from .types import Batch, Context, Corrected, Groups, Placement, ReplayedRows
 from .views import blank, describe, view
 
 
@@ -39,6 +40,7 @@ class Parts:
     num_generations: int
     token_weights: bool
     forward: bool
+    processes: int = 1
     plugins: list[str] = field(default_factory=list)
 
 
@@ -65,7 +67,8 @@ class Session:
         self.scope = parts.scope
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
-        self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward)
+        self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
+        self._decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config.replay_max_fraction)
         self.rewards: torch.Tensor | None = None
         self.callback = ReplayCallback(self)
         self._noted: Noted | None = None
@@ -122,9 +125,10 @@ class Session:
         try:
             fresh = self._view(rows)
             admission = self._settle(rows, tally)
-            slots = self._select(fresh, tally)
-            draw = self._sample(slots, fresh, batch, tally)
-            noteworthy = self._noteworthy(fresh, draw, batch, tally)
+            slots = self._decide.select(fresh, tally)
+            keys = self._parts.fields.stored_keys(batch)
+            draw = self._decide.sample(slots, fresh, keys, self._noted_at, tally)
+            noteworthy = self._decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
         except Exception as caught:
             error = error or caught
         total = self._agree(rows, tally, error, admission)
@@ -133,7 +137,7 @@ class Session:
             composed = self._compose(batch, placements, total["items_delta"])
             ids = self._note(batch, fresh, rows, noteworthy, placements)
         except Exception as caught:
-            if self.trainer.accelerator.num_processes == 1:
+            if self._parts.processes == 1:
                 raise
             self.tap.error = self.tap.error or caught  # the others train on; all raise it at the next agree
             return batch
@@ -200,88 +204,8 @@ class Session:
         return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
     def _settle(self, rows: Rows, tally: Tally) -> Admission:
-        """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
         noted, self._noted = self._noted, None
-        self.buffer.retire(self.update)
-        usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
-        if noted is None or groups is None:
-            return Admission()
-        context, hooks = self.context(), self._parts.hooks
-        scores = hooks.score(groups, context)
-        finite = np.flatnonzero(np.isfinite(scores))
-        tally.refuse(len(scores) - len(finite), "its score is not finite")
-        groups = groups.take(finite)
-        columns: dict[str, NDArray[Any]] = {
-            "serial": np.array([usable[row].serial for row in finite], np.int64),
-            "step": groups.step,
-            "score": scores[finite],
-            "reward_mean": groups.reward_mean,
-            "reward_std": groups.reward_std,
-            "tokens": groups.trainable.sum(axis=1),
-            "prompt": groups.prompt,
-            "keys": np.full(len(finite), self.buffer.keyset(noted.keys)),
-        }
-        stored, tally.evicted = self.buffer.offer(columns, lambda table: hooks.rank(table, context), context.rng)
-        tally.stored = len(stored)
-        kept = [candidate for candidate in usable if candidate.serial in stored]
-        slots = [candidate.slot for candidate in kept]
-        mine = {candidate.serial: candidate.group for candidate in kept if candidate.group is not None}
-        return Admission(rows.arrivals([candidate.serial for candidate in kept], slots, self._ranks), mine)
-
-    def _select(self, fresh: Groups, tally: Tally) -> list[int]:
-        """The slots that replay may fill, most replaceable first, no more than `replay_max_fraction` allows."""
-        tally.groups, tally.dead = len(fresh), int(fresh.dead.sum())
-        slots = self._parts.hooks.select(fresh, self.context()).tolist()
-        most = int(self.config.replay_max_fraction * len(fresh) + 1e-9)
-        if len(slots) > most:
-            tally.reasons[f"replay_max_fraction allows {most} of {len(fresh)} groups"] += 1
-        elif not slots:
-            tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
-        return list(slots[:most])
-
-    def _sample(self, slots: list[int], fresh: Groups, batch: Batch, tally: Tally) -> Draw:
-        """Eligible entries for the slots, never one twice."""
-        table = self.buffer.table
-        drawn = self._eligible_draw(len(slots), batch, tally) if slots else np.empty(0, np.int64)
-        filled = slots[: len(drawn)]
-        draw = Draw(filled, table.serial[drawn].tolist(), (self.update - table.step[drawn]).tolist(), drawn.tolist())
-        self.buffer.use(drawn, self.update)
-        tally.replaced, tally.age = len(drawn), float(sum(draw.ages))
-        tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
-        tally.items_delta = float(table.tokens[drawn].sum() - fresh.trainable[filled].sum())
-        tally.dead_after = int(np.delete(fresh.dead, filled).sum())
-        return draw
-
-    def _eligible_draw(self, count: int, batch: Batch, tally: Tally) -> Ints:
-        """Table rows for `count` slots, as many as are eligible."""
-        if not self.tap.verified:
-            if self._noted_at is not None and self.update > self._noted_at:
-                raise SeamError(
-                    f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: this "
-                    f"trainer's "
-                    "loss goes around the seam, so that replayed rows could not be corrected."
-                )
-            tally.reasons["the loss has not run yet"] += 1
-            return np.empty(0, np.int64)
-        buffer = self.buffer
-        rows, held_back = buffer.eligible(self.update, self._parts.fields.stored_keys(batch))
-        drawn = rows[:0]
-        if len(rows):
-            table = buffer.table if len(rows) == len(buffer) else buffer.table.take(rows)
-            drawn = rows[self._parts.hooks.sample(table, min(count, len(rows)), self.context())]
-        if len(drawn) < count:
-            reason = "the buffer held fewer eligible groups than slots" if len(buffer) else "the buffer was empty"
-            held = ", ".join(sorted(held_back))
-            tally.reasons[f"{reason} (held back: {held})" if held else reason] += 1
-        return drawn
-
-    def _noteworthy(self, fresh: Groups, draw: Draw, batch: Batch, tally: Tally) -> list[int]:
-        """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
-        known = compat.OLD_LOGPS in batch
-        live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in draw.slots]
-        trainable = [slot for slot in live if fresh.trainable[slot].any()]
-        tally.refuse(len(live) - len(trainable), "it has no trainable token")
-        return trainable
+        return self._decide.settle(noted, rows, self._parts.processes, tally)
 
     def _agree(self, rows: Rows, tally: Tally, error: Exception | None, admission: Admission) -> dict[str, float]:
         """Sums the counters over all ranks; an error on any rank is raised on all.
@@ -347,10 +271,6 @@ class Session:
         for key, value in values.items():
             self.trainer._metrics["train"][key].append(value)
         self.metrics = {**self.metrics, **values}
-
-    @property
-    def _ranks(self) -> int:
-        return int(self.trainer.accelerator.num_processes)
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
         return self._parts.hooks.correct(rows, self.context())

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from .protocols import Evictor, Sampler, Scorer, Selector
 from .table import COLUMNS, Table
-from .types import Context, Evictor, Floats, Groups, Sampler, Scorer, Selector
+from .types import Context, Floats, Groups
 
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ConfigurationError
+from ..protocols import Sampler
 from ..table import Table, draw, lowest
-from ..types import Context, Ints, Sampler
+from ..types import Context, Ints
 
 
 def make_proportional(alpha: float = 1.0) -> Sampler:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
+from ..protocols import Agreement, Arrival, Request
 from ..table import Table
-from ..types import Agreement, Arrival, Floats, Group, Request
+from ..types import Floats, Group
 
 if TYPE_CHECKING:
     import torch

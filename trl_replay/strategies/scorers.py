@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import ConfigurationError
-from ..types import Context, Floats, Groups, Scorer
+from ..protocols import Scorer
+from ..types import Context, Floats, Groups
 
 
 def advantage_std(groups: Groups, context: Context) -> Floats:

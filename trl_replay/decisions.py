@@ -1,0 +1,144 @@
+"""Settle, select and sample: everything that is decided for a batch, from columns alone and without communication.
+
+On processes that share a buffer the columns and the private generator are the same, and so is every decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import compat
+from .behaviour import Tap
+from .buffer import ReplayBuffer
+from .candidates import Noted
+from .errors import SeamError
+from .exchange import Admission, Draw, Rows
+from .hooks import SessionHooks
+from .report import Tally
+from .types import Context, Groups, Ints
+
+
+class Decisions:
+    """The decisions of one session.
+
+    Args:
+        buffer ([`ReplayBuffer`]): Only its table changes here; payload moves later.
+        hooks ([`SessionHooks`]): Plugins and strategies.
+        tap ([`Tap`]): Counts updates, and knows whether the seam has been seen to work.
+        context (`Callable`): Gives what strategies may know at this moment.
+        max_fraction (`float`): Largest share of a batch's groups that may be replaced.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        hooks: SessionHooks,
+        tap: Tap,
+        context: Callable[[], Context],
+        max_fraction: float,
+    ) -> None:
+        self._buffer = buffer
+        self._hooks = hooks
+        self._tap = tap
+        self._context = context
+        self._max_fraction = max_fraction
+
+    def settle(self, noted: Noted | None, rows: Rows, ranks: int, tally: Tally) -> Admission:
+        """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
+        self._buffer.retire(self._tap.update)
+        usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
+        if noted is None or groups is None:
+            return Admission()
+        context = self._context()
+        scores = self._hooks.score(groups, context)
+        finite = np.flatnonzero(np.isfinite(scores))
+        tally.refuse(len(scores) - len(finite), "its score is not finite")
+        groups = groups.take(finite)
+        columns: dict[str, NDArray[Any]] = {
+            "serial": np.array([usable[row].serial for row in finite], np.int64),
+            "step": groups.step,
+            "score": scores[finite],
+            "reward_mean": groups.reward_mean,
+            "reward_std": groups.reward_std,
+            "tokens": groups.trainable.sum(axis=1),
+            "prompt": groups.prompt,
+            "keys": np.full(len(finite), self._buffer.keyset(noted.keys)),
+        }
+        stored, tally.evicted = self._buffer.offer(
+            columns, lambda table: self._hooks.rank(table, context), context.rng
+        )
+        tally.stored = len(stored)
+        kept = [candidate for candidate in usable if candidate.serial in stored]
+        mine = {candidate.serial: candidate.group for candidate in kept if candidate.group is not None}
+        arrivals = rows.arrivals([c.serial for c in kept], [c.slot for c in kept], ranks)
+        return Admission(arrivals, mine)
+
+    def select(self, fresh: Groups, tally: Tally) -> list[int]:
+        """The slots that replay may fill, most replaceable first, no more than `replay_max_fraction` allows."""
+        tally.groups, tally.dead = len(fresh), int(fresh.dead.sum())
+        slots = self._hooks.select(fresh, self._context()).tolist()
+        most = int(self._max_fraction * len(fresh) + 1e-9)
+        if len(slots) > most:
+            tally.reasons[f"replay_max_fraction allows {most} of {len(fresh)} groups"] += 1
+        elif not slots:
+            tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
+        return list(slots[:most])
+
+    def sample(
+        self, slots: list[int], fresh: Groups, keys: frozenset[str], noted_at: int | None, tally: Tally
+    ) -> Draw:
+        """Eligible entries for the slots, never one twice.
+
+        Args:
+            slots (`list[int]`): What may be filled, in order.
+            fresh ([`Groups`]): The fresh groups.
+            keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
+            noted_at (`int`, *optional*): Update at which candidates were last noted.
+            tally ([`Tally`]): Counts, and why slots stay as they are.
+
+        Raises:
+            SeamError: The model was updated, but the loss was not seen to go through the seam.
+        """
+        table, update = self._buffer.table, self._tap.update
+        drawn = self._draw(len(slots), keys, noted_at, tally) if slots else np.empty(0, np.int64)
+        filled = slots[: len(drawn)]
+        draw = Draw(filled, table.serial[drawn].tolist(), (update - table.step[drawn]).tolist(), drawn.tolist())
+        self._buffer.use(drawn, update)
+        tally.replaced, tally.age = len(drawn), float(sum(draw.ages))
+        tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
+        tally.items_delta = float(table.tokens[drawn].sum() - fresh.trainable[filled].sum())
+        tally.dead_after = int(np.delete(fresh.dead, filled).sum())
+        return draw
+
+    def _draw(self, count: int, keys: frozenset[str], noted_at: int | None, tally: Tally) -> Ints:
+        """Table rows for `count` slots, as many as are eligible."""
+        buffer, update = self._buffer, self._tap.update
+        if not self._tap.verified:
+            if noted_at is not None and update > noted_at:
+                raise SeamError(
+                    f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of this "
+                    "trainer goes around the seam, so that replayed rows could not be corrected."
+                )
+            tally.reasons["the loss has not run yet"] += 1
+            return np.empty(0, np.int64)
+        rows, held_back = buffer.eligible(update, keys)
+        drawn = rows[:0]
+        if len(rows):
+            table = buffer.table if len(rows) == len(buffer) else buffer.table.take(rows)
+            drawn = rows[self._hooks.sample(table, min(count, len(rows)), self._context())]
+        if len(drawn) < count:
+            reason = "the buffer held fewer eligible groups than slots" if len(buffer) else "the buffer was empty"
+            held = ", ".join(sorted(held_back))
+            tally.reasons[f"{reason} (held back: {held})" if held else reason] += 1
+        return drawn
+
+    def noteworthy(self, fresh: Groups, draw: Draw, known: bool, tally: Tally) -> list[int]:
+        """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
+        live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in draw.slots]
+        trainable = [slot for slot in live if fresh.trainable[slot].any()]
+        tally.refuse(len(live) - len(trainable), "it has no trainable token")
+        return trainable

@@ -1,0 +1,132 @@
+"""The strategies' interfaces: what a scorer, evictor, sampler, selector, correction, storage and scope must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from .types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
+
+if TYPE_CHECKING:
+    from .table import Table
+
+
+class Scorer(Protocol):
+    """Says what a group is worth."""
+
+    def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
+        """Priority of each group, `(n,)`. A group with a non-finite score is refused."""
+
+
+class Evictor(Protocol):
+    """Says which entries leave a full buffer."""
+
+    def __call__(self, table: Table, context: Context) -> NDArray[Any]:
+        """Keep rank of each entry, `(len(table),)`: over capacity the lowest leave, of equal ranks the older."""
+
+
+class Sampler(Protocol):
+    """Says which entries are replayed."""
+
+    def __call__(self, table: Table, count: int, context: Context) -> NDArray[Any]:
+        """Up to `count` distinct row indices of `table`, which holds the eligible entries only."""
+
+
+class Selector(Protocol):
+    """Says which fresh groups may be replaced."""
+
+    def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
+        """Distinct indices of the fresh groups that may be replaced, most replaceable first."""
+
+
+class Correction(Protocol):
+    """Says how the loss accounts for rows that an older policy generated."""
+
+    def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
+        """Old log-probs and weights for replayed rows. Runs inside the loss; must not run the model."""
+
+
+class Storage(Protocol):
+    """Keeps payloads by serial number."""
+
+    def put(self, serial: int, group: Group) -> None:
+        """Keeps a copy of `group`."""
+
+    def get(self, serial: int) -> Group:
+        """A fresh copy of the group."""
+
+    def remove(self, serial: int) -> None:
+        """Forgets the group."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload held."""
+
+
+class Agreement(NamedTuple):
+    """What all ranks know after [`Scope.agree`]."""
+
+    vectors: Floats
+    """`(ranks, width)`: every rank's vector."""
+    errors: list[str]
+    """Every rank's error text; empty where it had none."""
+
+
+class Arrival(NamedTuple):
+    """An admitted group whose rows were generated on one or several ranks."""
+
+    serial: int
+    """The entry's serial number."""
+    sizes: Ints
+    """`(ranks,)` bytes that each rank's rows take when packed; 0 where it has none."""
+
+
+class Request(NamedTuple):
+    """A drawn group, and who needs it."""
+
+    serial: int
+    """The entry's serial number."""
+    owner: int
+    """The rank that holds the payload."""
+    ranks: tuple[int, ...]
+    """Ranks on which the slot has rows."""
+
+
+class Scope(Protocol):
+    """Who shares the buffer: all the communication there is. Every rank calls each verb once a generation batch, in
+    this
+    order and whatever its numbers are, none included."""
+
+    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.
+
+        All columns have 8-byte items and this rank's number of rows, which is the same on all ranks.
+        """
+
+    def agree(self, vector: Floats, error: str) -> Agreement:
+        """One fixed-width all-gather over all ranks, before any payload moves."""
+
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+        """Moves admitted payload to where it lives, and sets its `owner` in the table.
+
+        Args:
+            table ([`Table`]): The metadata, newcomers included.
+            arrivals (`Sequence[Arrival]`): What was admitted, the same on all ranks.
+            mine (`Mapping[int, Group]`): This rank's rows of these groups, by serial.
+
+        Returns:
+            Per serial that lives here, the parts of the group in row order.
+        """
+
+    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+        """Brings drawn payload to the ranks that need it.
+
+        Args:
+            requests (`Sequence[Request]`): What was drawn, the same on all ranks that share the buffer.
+            load (`Callable`): Gives a fresh copy of what this rank holds, by serial.
+
+        Returns:
+            Per serial that this rank needs, the group.
+        """
