@@ -120,8 +120,8 @@ class Decisions:
         if not self._tap.verified:
             if noted_at is not None and update > noted_at:
                 raise SeamError(
-                    f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of this "
-                    "trainer goes around the seam, so that replayed rows could not be corrected."
+                    f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of "
+                    "this trainer goes around the seam, so that replayed rows could not be corrected."
                 )
             tally.reasons["the loss has not run yet"] += 1
             return np.empty(0, np.int64)
