@@ -122,8 +122,12 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         trainer.__dict__[name] = SeamFunction(trainer, name, session, around)
     trainer.add_callback(session.callback)
     _sessions[trainer] = session
-    _warn_of_dropout(trainer)
-    session.notify("attached")
+    try:
+        _warn_of_dropout(trainer)
+        session.notify("attached")
+    except BaseException:
+        _take_off(trainer, session)
+        raise
     return session
 
 
@@ -143,12 +147,17 @@ def detach(trainer: Any) -> None:
                 raise AttachError(
                     f"{name} was replaced by {_origin(found)} after replay was attached. Undo that first, then detach."
                 )
-        for name in compat.SEAM:
-            del trainer.__dict__[name]
-        trainer.remove_callback(session.callback)
-    del _sessions[trainer]
-    if session.enabled:
+        _take_off(trainer, session)
         session.notify("detached")
+    else:
+        del _sessions[trainer]
+
+
+def _take_off(trainer: Any, session: Session) -> None:
+    for name in compat.SEAM:
+        del trainer.__dict__[name]
+    trainer.remove_callback(session.callback)
+    del _sessions[trainer]
 
 
 @contextmanager

@@ -152,6 +152,10 @@ class ReplayConfig:
             for name, value in settings.items()
             if not hasattr(fresh, name) or getattr(self, name) == getattr(fresh, name)
         }
+        for kind in STRATEGY_KINDS:  # a preset's arguments are for the preset's strategy
+            name = f"replay_{kind}"
+            if name in settings and name not in unset:
+                unset.pop(f"{name}_kwargs", None)
         return self.with_settings(unset, source)
 
     def _parse_kwargs(self, name: str) -> None:

@@ -136,12 +136,12 @@ class Session:
         try:
             composed = self._compose(batch, placements, total["items_delta"])
             ids = self._note(batch, fresh, rows, noteworthy, placements)
+            self._log(composed, tally, total, started)
         except Exception as caught:
             if self._parts.processes == 1:
                 raise
             self.tap.error = self.tap.error or caught  # the others train on; all raise it at the next agree
             return batch
-        self._log(composed, tally, total, started)
         return {**composed, ROWS: ids}
 
     def finish(self) -> None:

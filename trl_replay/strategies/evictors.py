@@ -34,5 +34,6 @@ def weighted_reservoir(table: Table, context: Context) -> Floats:
     """Keeps a sample of all groups ever offered, weighted by score (Efraimidis & Spirakis, 2006)."""
     positive = table.score > 0
     ranks = np.full(len(table), -np.inf)
-    np.divide(np.log(table.tag), table.score, out=ranks, where=positive)
+    with np.errstate(over="ignore"):  # a tiny score ranks as one of 0
+        np.divide(np.log(table.tag), table.score, out=ranks, where=positive)
     return ranks

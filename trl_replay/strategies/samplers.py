@@ -16,8 +16,8 @@ def make_proportional(alpha: float = 1.0) -> Sampler:
         raise ConfigurationError(f"proportional: alpha={alpha!r} can't be used: give a number of at least 0.")
 
     def proportional(table: Table, count: int, context: Context) -> Ints:
-        weights = table.score if alpha == 1.0 else np.maximum(table.score, 0.0) ** alpha
-        return draw(weights, count, context.rng)
+        scores = np.maximum(table.score, 0.0)
+        return draw((scores / (scores.max(initial=0.0) or 1.0)) ** alpha, count, context.rng)
 
     return proportional
 

@@ -1,0 +1,548 @@
+"""Session hooks through a real trainer: who is called with what, whose result counts, and who is blamed."""
+
+from __future__ import annotations
+
+import doctest
+from collections import defaultdict
+from contextlib import contextmanager
+from inspect import signature
+
+import numpy as np
+import pytest
+import torch
+from support import DEAD, LIVE, Rewards, record
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay import (
+    BatchError,
+    Context,
+    Corrected,
+    EvictorSpec,
+    FieldSpec,
+    HookError,
+    Preset,
+    RefusedError,
+    ResultError,
+    hookimpl,
+    hookspecs,
+)
+from trl_replay.registry import registry
+from trl_replay.specs import SPECS
+from trl_replay.testing import make_trainer
+
+HOOKS = [*hookspecs.hook_names(hookspecs.RegistryHooks), *hookspecs.hook_names(hookspecs.SessionHooks)]
+KIND_OF_HOOK = {
+    "select": "selector",
+    "score": "scorer",
+    "rank": "evictor",
+    "sample": "sampler",
+    "correct": "correction",
+}
+
+
+@contextmanager
+def plugin(name="mine", **hooks):
+    """A registered plugin of the distribution `mine 1.0` with the functions `hooks`, which take no `self`."""
+    marked = {hook: f if hasattr(f, "trl_replay_impl") else hookimpl(f) for hook, f in hooks.items()}
+    functions = {f"trl_replay_{hook}": staticmethod(function) for hook, function in marked.items()}
+    registry().register(type("Plugin", (), functions)(), name, f"{name} 1.0")
+    try:
+        yield
+    finally:
+        trl_replay.unregister(name)
+
+
+def trainer_of(path, **settings):
+    return make_trainer(path, Rewards([LIVE, DEAD, DEAD]), **settings)
+
+
+def train(path, replay_plugins="mine", **replay):
+    """Trains four updates of one live and two dead groups each; returns the session."""
+    trainer = trainer_of(path)
+    session = trl_replay.attach(trainer, replay_plugins=replay_plugins, **replay)
+    trainer.train()
+    session.its_trainer = trainer  # the session holds it weakly
+    return session
+
+
+def offering(kind, strategy):
+    """The hook that offers `strategy` by the name `bad`, ready made."""
+    spec = SPECS[kind]
+    return lambda: [spec("bad", lambda: strategy, "")]
+
+
+# called, on whom, with what
+
+
+def arguments_of(hook):
+    specs = vars(hookspecs.RegistryHooks) | vars(hookspecs.SessionHooks)
+    return [name for name in signature(specs[f"trl_replay_{hook}"]).parameters if name != "self"]
+
+
+def check_strategies(calls, session):
+    assert [type(spec) for _, spec in registry().strategies("evictor") if spec.name == "watched"] == [EvictorSpec]
+
+
+def check_fields(calls, session):
+    assert [spec.name for spec in registry().fields({"watcher"})] == ["watched_key"]
+
+
+def check_presets(calls, session):
+    assert registry().preset("watcher/watched")[1].settings == {"replay_max_uses": 3}
+
+
+def check_preflight(calls, session):
+    assert calls == [{"trainer": session.trainer, "config": session.config}]
+
+
+def check_attached(calls, session):
+    assert calls == [{"session": session}]
+
+
+def check_metrics(calls, session):
+    assert [call["context"].update for call in calls] == [0, 1, 2, 3]
+    context = calls[-1]["context"]
+    assert isinstance(context, Context)
+    assert (context.capacity, context.num_generations) == (2, 4)
+    assert context.table is session.buffer.table
+    assert isinstance(context.rng, np.random.Generator)
+    assert "replay/size" in context.metrics
+
+
+def check_select(calls, session):
+    assert [call["context"].update for call in calls] == [0, 1, 2, 3]
+    groups = calls[0]["groups"]
+    assert groups.rewards.shape == (3, 4, 1)
+    assert groups.dead.tolist() == [False, True, True]
+    assert groups.behaviour_logps is None
+
+
+def check_score(calls, session):
+    assert [len(call["groups"]) for call in calls] == [1, 1, 1, 1]
+    assert [call["context"].update for call in calls] == [1, 2, 3, 4]
+    assert calls[0]["groups"].behaviour_logps.shape == (1, 4)
+    assert (calls[0]["groups"].behaviour_logps < 0).all()
+
+
+def check_rank(calls, session):
+    assert [call["length"] for call in calls] == [3, 3], "only where the buffer of two overflows, newcomer included"
+
+
+def check_sample(calls, session):
+    assert [(call["length"], call["count"]) for call in calls] == [(1, 1), (2, 2), (2, 2)]
+
+
+def check_correct(calls, session):
+    rows = calls[0]["rows"]
+    width = rows.logps.size(1)
+    assert rows.logps.shape == rows.behaviour_logps.shape == rows.mask.shape == (4, width)
+    assert rows.advantages.shape == rows.ages.shape == (4,)
+    assert not rows.logps.requires_grad
+    assert rows.mask.dtype == torch.bool
+    assert rows.ages.tolist() == [1] * 4
+    assert torch.equal(rows.logps[~rows.mask], rows.behaviour_logps[~rows.mask])
+
+
+def check_compose(calls, session):
+    assert [[placed.slot for placed in call["placements"]] for call in calls] == [[1], [1, 2], [1, 2]]
+    assert next(iter(calls[0]["batch"])) == "prompt_ids"
+    assert calls[0]["placements"][0].age == 1
+
+
+def check_detached(calls, session):
+    assert calls == [{"session": session}]
+
+
+def check_save(calls, session):
+    assert calls == [], "this run writes and resumes no checkpoint"
+
+
+check_load = check_save
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """The arguments of every call of every hook in one run, by hook, and the session."""
+    calls = defaultdict(list)
+
+    def watch(hook, function):
+        def watching(arguments):
+            length = {"length": len(arguments["table"])} if "table" in arguments else {}  # the table itself moves on
+            calls[hook].append(arguments | length)
+            return function()
+
+        names = ", ".join(arguments_of(hook))  # pluggy reads argument names from a function's code
+        return eval(f"lambda {names}: watching(dict(locals()))", locals())
+
+    offers = {
+        "strategies": lambda: [EvictorSpec("watched", lambda: None, "")],
+        "fields": lambda: [FieldSpec("watched_key", "row")],
+        "presets": lambda: [Preset("watched", {"replay_max_uses": 3}, "")],
+        "metrics": lambda: {"replay/watched": 1.0},
+    }
+    names = [hook.removeprefix("trl_replay_") for hook in HOOKS]
+    with plugin("watcher", **{hook: watch(hook, offers.get(hook, lambda: None)) for hook in names}):
+        trainer = trainer_of(tmp_path_factory.mktemp("watched"))
+        session = trl_replay.attach(trainer, replay_plugins="watcher", replay_buffer_size=2)
+        trainer.train()
+        trl_replay.detach(trainer)
+        yield calls, session, trainer
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_is_called_with_its_documented_arguments(watched, hook):
+    calls, session, _ = watched
+    name = hook.removeprefix("trl_replay_")
+    check = globals().get(f"check_{name}")
+    assert check is not None, f"{hook} has no check_{name} in this file"
+    check(calls[name], session)
+
+
+def test_a_plugins_metrics_reach_the_log_beside_ours(watched):
+    _, session, trainer = watched
+    logged = [entry for entry in trainer.state.log_history if "replay/watched" in entry]
+    assert [entry["replay/watched"] for entry in logged] == [1.0] * 4
+    assert session.metrics["replay/watched"] == 1.0
+
+
+def test_save_and_load_hooks_can_be_registered(tmp_path):
+    with plugin(save=lambda session, directory: None, load=lambda session, directory: None):
+        assert train(tmp_path).plugins == ["mine"]
+
+
+# who takes part
+
+
+def test_an_installed_plugin_that_is_not_named_is_never_called(tmp_path):
+    def called(*arguments):
+        raise AssertionError("a plugin that is not named was called")
+
+    session_hooks = [hook for hook in HOOKS if hook in vars(hookspecs.SessionHooks)]
+    functions = {hook.removeprefix("trl_replay_"): lambda: called() for hook in session_hooks}
+    with plugin(**functions):
+        session = train(tmp_path, replay_plugins=None)
+        trl_replay.detach(session.trainer)
+    assert session.plugins == []
+    assert session.metrics["replay/replaced_fraction"] > 0
+
+
+@pytest.mark.parametrize("settings", [{"replay_sampler": "mine/bad"}, {"replay_preset": "mine/bundle"}])
+def test_naming_a_plugins_strategy_or_preset_makes_its_hooks_take_part(tmp_path, settings):
+    hooks = {
+        "strategies": offering("sampler", lambda table, count, context: np.arange(count)),
+        "presets": lambda: [Preset("bundle", {"replay_max_uses": 3}, "")],
+        "metrics": lambda context: {"replay/mine": 1.0},
+    }
+    with plugin(**hooks):
+        session = train(tmp_path, replay_plugins=None, **settings)
+    assert session.plugins == ["mine"]
+    assert session.metrics["replay/mine"] == 1.0
+
+
+# whose result counts
+
+
+def test_none_passes_on_to_the_configured_strategy_and_an_empty_list_does_not(tmp_path):
+    with plugin(select=lambda groups, context: [] if context.update < 3 else None):
+        session = train(tmp_path)
+    replaced = [entry["replay/replaced_fraction"] for entry in session.trainer.state.log_history[:4]]
+    assert replaced == [0, 0, 0, pytest.approx(2 / 3)]
+
+
+def test_zero_stops_the_chain_too(tmp_path):
+    with (
+        plugin(score=lambda groups: 0),
+        pytest.raises(ResultError, match=r"^Plugin 'mine' \(mine 1.0\) returned int64"),
+    ):
+        train(tmp_path)
+
+
+def test_the_plugin_named_last_is_asked_first(tmp_path):
+    first, second = (lambda groups: np.full(len(groups), 1.0)), (lambda groups: np.full(len(groups), 2.0))
+    with plugin("one", score=first), plugin("two", score=second):
+        session = train(tmp_path, replay_plugins=["one", "two"])
+    assert set(session.buffer.table.score.tolist()) == {2.0}
+
+
+def test_a_wrapper_wraps_the_configured_strategy(tmp_path):
+    @hookimpl(wrapper=True)
+    def doubled(groups):
+        scores = yield
+        return scores * 2
+
+    def constant(groups, context):
+        return np.full(len(groups), 7.0)
+
+    with plugin(score=doubled):
+        session = train(tmp_path, replay_scorer=constant)
+    assert set(session.buffer.table.score.tolist()) == {14.0}
+
+
+# who is blamed
+
+
+def boom(*arguments):
+    raise ValueError("boom")
+
+
+@pytest.mark.parametrize(
+    "hook", [hook for hook in hookspecs.hook_names(hookspecs.SessionHooks) if hook[-4:] not in ("save", "load")]
+)
+@pytest.mark.parametrize("form", ["function", "wrapper", "wrapper, after"])
+def test_an_error_in_a_hook_names_plugin_distribution_hook_and_update(tmp_path, hook, form):
+    def before():
+        boom()
+        yield
+
+    def after():
+        yield
+        boom()
+
+    def run(function):
+        with plugin(**{hook.removeprefix("trl_replay_"): function}):
+            trl_replay.detach(train(tmp_path, replay_buffer_size=2).trainer)
+
+    mark = hookimpl(wrapper=form != "function")
+    function = {"function": lambda: boom(), "wrapper": before, "wrapper, after": after}[form]
+    words = rf"^Plugin 'mine' \(mine 1\.0\) failed in {hook} at update \d: ValueError: boom$"
+    with pytest.raises(HookError, match=words) as caught:
+        run(mark(function))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("kind", KIND_OF_HOOK.values())
+def test_an_error_in_a_strategy_names_it_with_its_plugin(tmp_path, kind):
+    hook = {kind: hook for hook, kind in KIND_OF_HOOK.items()}[kind]
+    words = (
+        rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) failed in trl_replay_{hook} at update \d: ValueError"
+    )
+    with plugin(strategies=offering(kind, boom)), pytest.raises(HookError, match=words) as caught:
+        train(tmp_path, replay_plugins=None, replay_buffer_size=2, **{f"replay_{kind}": "mine/bad"})
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_an_error_in_a_strategy_that_was_given_as_an_object_names_it(tmp_path):
+    with pytest.raises(HookError, match=r"^The sampler 'boom' failed in trl_replay_sample at update 1: ValueError"):
+        train(tmp_path, replay_plugins=None, replay_sampler=boom)
+
+
+def test_one_of_our_own_errors_raised_in_a_hook_is_attributed_too(tmp_path):
+    with (
+        plugin(attached=lambda session: session.buffer.table.add_column("score")),
+        pytest.raises(HookError, match=r"'mine'.*trl_replay_attached.*'score' can't be added"),
+    ):
+        train(tmp_path)
+
+
+def test_an_error_in_a_generator_of_reasons_is_attributed_and_changes_nothing(tmp_path):
+    def reasons():
+        yield "a reason"
+        boom()
+
+    trainer = trainer_of(tmp_path)
+    before = dict(trainer.__dict__)
+    with plugin(preflight=reasons), pytest.raises(HookError, match=r"'mine'.*trl_replay_preflight at update 0"):
+        trl_replay.attach(trainer, replay_plugins="mine")
+    assert trainer.__dict__ == before
+
+
+def test_an_error_in_an_attached_hook_takes_the_seam_off_again(tmp_path):
+    trainer = trainer_of(tmp_path)
+    before, callbacks = dict(trainer.__dict__), list(trainer.callback_handler.callbacks)
+    with plugin(attached=lambda: boom()), pytest.raises(HookError, match="boom"):
+        trl_replay.attach(trainer, replay_plugins="mine")
+    assert trainer.__dict__ == before
+    assert trainer.callback_handler.callbacks == callbacks
+    assert trl_replay.attach(trainer).enabled
+
+
+def test_a_presets_arguments_are_not_given_to_a_strategy_of_the_users_own(tmp_path):
+    settings = {"replay_sampler": "proportional", "replay_sampler_kwargs": {"alpha": 0.5}}
+    with plugin(presets=lambda: [Preset("bundle", settings, "")]):
+        session = trl_replay.attach(trainer_of(tmp_path), replay_preset="mine/bundle", replay_sampler="uniform")
+    assert session.config.replay_sampler_kwargs is None
+
+
+# preflight
+
+
+def test_all_reasons_of_all_plugins_are_reported_at_once_and_nothing_is_patched(tmp_path):
+    def several(trainer, config):
+        yield f"it has {trainer.num_generations} generations"
+        yield f"the evictor is {config.replay_evictor}"
+
+    trainer = trainer_of(tmp_path)
+    before, callbacks = dict(trainer.__dict__), list(trainer.callback_handler.callbacks)
+    with (
+        plugin("one", preflight=several),
+        plugin("two", preflight=lambda: ["a list"]),
+        plugin("three", preflight=lambda: "a lone string"),
+        plugin("four", preflight=lambda: None),
+        pytest.raises(RefusedError) as caught,
+    ):
+        trl_replay.attach(trainer, replay_plugins=["one", "two", "three", "four"], replay_evictor="fifo")
+    lines = str(caught.value).splitlines()
+    assert set(lines[1:]) == {"- it has 4 generations", "- the evictor is fifo", "- a list", "- a lone string"}
+    assert trainer.__dict__ == before
+    assert trainer.callback_handler.callbacks == callbacks
+
+
+# what strategies must return
+
+
+def ones(rows):
+    return torch.ones_like(rows.logps)
+
+
+WRONG = [
+    ("scorer", lambda groups, context: np.ones(len(groups) + 1), r"float64 values of shape \(2,\)"),
+    ("scorer", lambda groups, context: ["high"], "<U4 values"),
+    ("scorer", lambda groups, context: None, "object values"),
+    ("scorer", lambda groups, context: np.ones(len(groups), complex), "complex128 values"),
+    ("scorer", lambda groups, context: torch.ones(len(groups), requires_grad=True), "a Tensor"),
+    ("evictor", lambda table, context: np.ones(1), r"float64 values of shape \(1,\)"),
+    ("evictor", lambda table, context: np.full(len(table), np.nan), "keep ranks with NaN"),
+    ("sampler", lambda table, count, context: [0, 0], r"\[0, 0\].*at most 1 distinct indices from 0 to 0"),
+    ("sampler", lambda table, count, context: [len(table)], r"\[1\]"),
+    ("sampler", lambda table, count, context: [-1], r"\[-1\]"),
+    ("sampler", lambda table, count, context: range(count + 1), r"\[0, 1\].*at most 1"),
+    ("sampler", lambda table, count, context: [0.0], "float64 values.*whole numbers"),
+    ("sampler", lambda table, count, context: [[0]], r"int64 values of shape \(1, 1\)"),
+    ("sampler", lambda table, count, context: [[0], [0, 0]], "a list"),
+    ("sampler", lambda table, count, context: None, "object values"),
+    ("selector", lambda groups, context: [1, 1], r"\[1, 1\].*at most 3 distinct indices from 0 to 2"),
+    ("selector", lambda groups, context: [3], r"\[3\]"),
+    ("selector", lambda groups, context: groups.dead, r"bool values.*whole numbers"),
+    ("correction", lambda rows, context: None, "a NoneType.*a Corrected"),
+    ("correction", lambda rows, context: Corrected(None), "old_logps of type NoneType"),
+    ("correction", lambda rows, context: Corrected(rows.logps[:, :1]), r"old_logps .*shape \(4, 1\)"),
+    ("correction", lambda rows, context: Corrected(rows.logps, 0.5), "weights of type float"),
+    ("correction", lambda rows, context: Corrected(rows.logps, torch.ones(1)), r"weights .*shape \(1,\)"),
+    ("correction", lambda rows, context: Corrected(rows.logps, -ones(rows)[:, 0]), r"weights \[-1\.0, .*at least 0"),
+    ("correction", lambda rows, context: Corrected(rows.logps, ones(rows) / 0), r"weights \[\[inf, .*finite"),
+]
+
+
+@pytest.mark.parametrize(("kind", "strategy", "words"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_result_names_the_strategy_that_gave_it(tmp_path, kind, strategy, words):
+    start = rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) returned .*{words}.*"
+    with plugin(strategies=offering(kind, strategy)), pytest.raises(ResultError, match=start) as caught:
+        train(tmp_path, replay_plugins=None, replay_buffer_size=2, **{f"replay_{kind}": "mine/bad"})
+    assert "at update" in str(caught.value)
+
+
+def test_a_wrong_result_of_a_hook_or_wrapper_is_not_blamed_on_the_strategy(tmp_path):
+    @hookimpl(wrapper=True)
+    def cut_short(groups):
+        scores = yield
+        return scores[1:]
+
+    with (
+        plugin(sample=lambda count: [0.5]),
+        pytest.raises(ResultError, match=r"^Plugin 'mine' \(mine 1\.0\) returned"),
+    ):
+        train(tmp_path / "hook")
+    words = r"^Plugin 'mine' \(mine 1\.0\), as a wrapper of The scorer 'advantage_std' .*, returned"
+    with plugin(score=cut_short), pytest.raises(ResultError, match=words):
+        train(tmp_path / "wrapper")
+
+
+@pytest.mark.parametrize("change", [dict.popitem, lambda batch: batch.update(extra=1), lambda batch: batch.clear()])
+def test_a_batch_composed_with_other_keys_is_refused(tmp_path, change):
+    @hookimpl(wrapper=True)
+    def composing():
+        batch = yield
+        change(batch)
+        return batch
+
+    with plugin(compose=composing), pytest.raises(ResultError, match=r"'mine'.*returned other keys than the batch's"):
+        train(tmp_path)
+
+
+def test_a_batch_composed_with_fewer_rows_is_refused(tmp_path):
+    @hookimpl(wrapper=True)
+    def composing():
+        batch = yield
+        return {key: value[:8] if value.ndim else value for key, value in batch.items()}
+
+    with plugin(compose=composing), pytest.raises(ResultError, match=r"'mine'.*returned another number of rows"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
+def test_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path, score):
+    session = train(tmp_path, replay_plugins=None, replay_scorer=lambda groups, context: np.full(len(groups), score))
+    assert len(session.buffer) == 0
+    refused = [entry["replay/refused"] for entry in session.trainer.state.log_history[:4]]
+    assert refused == [0, 1, 1, 1]
+    assert "4 x a group was refused: its score is not finite" in session.explain()
+
+
+@pytest.mark.parametrize("result", [5, {"replay/mine": "high"}, {"replay/mine": None}])
+def test_metrics_that_are_no_numbers_by_name_are_blamed_on_their_plugin(tmp_path, result):
+    with (
+        plugin(metrics=lambda: result),
+        pytest.raises(HookError, match=r"^Plugin 'mine' .* failed in trl_replay_metrics"),
+    ):
+        train(tmp_path)
+
+
+# batch keys
+
+
+class Bonus(GRPOTrainer):
+    """Adds a key of its own to the batch: one number a row, different in every batch."""
+
+    batches = 0
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        batch["bonus"] = torch.arange(len(inputs)) + 100.0 * self.batches
+        self.batches += 1
+        return batch
+
+
+def test_a_key_that_a_plugin_declares_travels_with_its_group(tmp_path):
+    trainer = trainer_of(tmp_path, trainer_class=Bonus)
+    with plugin(fields=lambda: [FieldSpec("bonus", layout="row")]):
+        session = trl_replay.attach(trainer, replay_plugins="mine", replay_sampler="newest")
+        steps = record(session)
+        trainer.train()
+    assert [out["bonus"][4:8].tolist() for _, out in steps[:3]] == [
+        [4, 5, 6, 7],  # nothing to replay yet
+        [0, 1, 2, 3],  # the first batch's live group in the first dead slot
+        [100, 101, 102, 103],
+    ]
+
+
+def test_a_key_that_nobody_declares_is_refused_with_the_remedy(tmp_path):
+    trainer = trainer_of(tmp_path, trainer_class=Bonus)
+    trl_replay.attach(trainer)
+    with pytest.raises(
+        BatchError, match=r"'bonus' \(shape \(12,\)\).*trl_replay_fields.*FieldSpec\('bonus', layout="
+    ) as caught:
+        trainer.train()
+    assert "use_replay=False" in str(caught.value)
+
+
+# the examples in the docstrings
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
+    specs = hookspecs.RegistryHooks if hook in vars(hookspecs.RegistryHooks) else hookspecs.SessionHooks
+    names = {name: getattr(trl_replay, name) for name in trl_replay.__all__}
+    example = doctest.DocTestParser().get_doctest(vars(specs)[hook].__doc__, names, hook, None, 0)
+    assert example.examples, f"{hook} has no example in its docstring"
+    report: list[str] = []
+    failed, _ = doctest.DocTestRunner().run(example, out=report.append, clear_globs=False)
+    assert not failed, "".join(report)
+    instance = example.globs["Plugin"]()
+    assert hasattr(instance, hook)
+    registry().register(instance, "example")
+    try:
+        session = train(tmp_path, replay_plugins="example", replay_buffer_size=2)
+        trl_replay.detach(session.trainer)
+    finally:
+        trl_replay.unregister("example")

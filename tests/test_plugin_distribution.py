@@ -1,0 +1,142 @@
+"""The plugin as users get it: wheels of core and plugin in a throw-away environment, trained in a subprocess."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
+
+SCRIPT = textwrap.dedent("""
+    import hashlib, json, sys
+    import torch
+    torch.set_num_threads(1)
+    import trl_replay
+    from trl_replay.registry import registry
+    from trl_replay.testing import make_trainer
+
+    def run(directory, **settings):
+        completed = []
+        def reward(completions, **kwargs):
+            completed.extend(completions)
+            return [float(row % 2) if row < 4 else 0.0 for row in range(len(completions))]
+        trainer = make_trainer(directory, reward)
+        session = trl_replay.attach(trainer, **settings)
+        trainer.train()
+        digest = hashlib.sha256()
+        for name, weight in sorted(trainer.model.state_dict().items()):
+            digest.update(name.encode() + weight.contiguous().view(torch.uint8).numpy().tobytes())
+        return {
+            "weights": digest.hexdigest(),
+            "completions": completed,
+            "replaced": session.metrics["replay/replaced_fraction"],
+            "plugins": session.plugins,
+        }
+
+    directory, *samplers = sys.argv[1:]
+    report = {"core": trl_replay.__file__, "runs": [run(directory, replay_sampler=name) for name in samplers]}
+    found = registry().plugins.items()
+    report["plugins"] = {name: [p.distribution, getattr(p.object, "__file__", "")] for name, p in found}
+    print("REPORT" + json.dumps(report))
+""")
+
+
+def python(*arguments, **options):
+    """Runs a Python with nothing of this process's path, and no network for pip."""
+    names = ("PATH", "HOME", "TMPDIR", "SYSTEMROOT")
+    environment = {name: os.environ[name] for name in names if name in os.environ}
+    environment |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(
+        [str(part) for part in arguments], capture_output=True, text=True, env=environment, **options
+    )
+    assert done.returncode == 0, f"{arguments} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """The wheels of both distributions: `(core, plugin)`."""
+    folder = tmp_path_factory.mktemp("wheels")
+    python(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, PLUGIN)
+    (core,) = folder.glob("trl_replay-*.whl")
+    (plugin,) = folder.glob("trl_replay_freshness-*.whl")
+    return core, plugin
+
+
+class Environment:
+    """A virtual environment without pip that sees everything installed here but our own two distributions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        python(sys.executable, "-m", "venv", "--without-pip", folder)
+        scripts = folder / ("Scripts" if os.name == "nt" else "bin")
+        self.executable = scripts / "python"
+        self.site = Path(
+            python(self.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        )
+        others = folder / "others"
+        others.mkdir()
+        for installed in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+            for entry in Path(installed).iterdir():
+                if "trl_replay" not in entry.name and not (others / entry.name).exists():
+                    (others / entry.name).symlink_to(entry)
+        (self.site / "others.pth").write_text(str(others))
+
+    def install(self, wheel: Path) -> None:
+        pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile")
+        python(*pip, "--target", self.site, wheel)
+
+    def train(self, *samplers: str) -> dict:
+        """Trains once with each sampler, outside of the repository."""
+        script = self.folder / "train.py"
+        script.write_text(SCRIPT)
+        printed = python(
+            self.executable, "-W", "error::RuntimeWarning", script, self.folder / "run", *samplers, cwd=self.folder
+        )
+        return json.loads(printed.partition("REPORT")[2])
+
+
+def test_the_wheels_hold_their_package_and_nothing_else(wheels):
+    for wheel, package in zip(wheels, ("trl_replay", "trl_replay_freshness"), strict=True):
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+        assert {name.split("/")[0] for name in names} == {package, f"{package}-0.1.0.dist-info"}
+        assert f"{package}/py.typed" in names
+        assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+        assert "License-Expression: Apache-2.0" in metadata
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trl_replay").rglob("*.py")}
+    with zipfile.ZipFile(wheels[0]) as archive:
+        assert {name for name in archive.namelist() if name.endswith(".py")} == sources
+
+
+def test_the_installed_plugin_trains_and_changes_nothing_where_it_is_not_named(wheels, tmp_path):
+    core, plugin = wheels
+    environment = Environment(tmp_path / "environment")
+    environment.install(core)
+    without = environment.train("proportional")
+    environment.install(plugin)
+    beside = environment.train("proportional", "freshness/half_life")
+
+    for report in (without, beside):
+        assert Path(report["core"]).is_relative_to(environment.site), "the wheel and not the checkout must be in use"
+    assert list(without["plugins"]) == ["builtin"]
+    distribution, module = beside["plugins"]["freshness"]
+    assert distribution == "trl-replay-freshness 0.1.0"
+    assert Path(module).is_relative_to(environment.site)
+
+    stock, idle, named = *without["runs"], *beside["runs"]
+    assert stock["replaced"] > 0, "the runs that are compared must replay"
+    assert idle == stock, "installed but not named, and yet the run is another"
+    assert named["plugins"] == ["freshness"]
+    assert named["replaced"] > 0

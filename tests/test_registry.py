@@ -1,0 +1,415 @@
+"""Discovery and names: fake distributions on `sys.path`, each test with a registry of its own."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import trl_replay
+from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, UnknownNameError, hookimpl
+from trl_replay.config import ReplayConfig
+from trl_replay.registry import BUILTIN, Registry
+from trl_replay.strategies import Builtin
+from trl_replay.testing import make_context, make_table
+
+numbers = itertools.count()
+
+GOOD = """
+from trl_replay import EvictorSpec, Preset, hookimpl
+
+def coldest(table, context):
+    return -table.uses
+
+@hookimpl
+def trl_replay_strategies():
+    yield EvictorSpec("coldest", lambda: coldest, "the most used leaves")
+
+@hookimpl
+def trl_replay_presets():
+    yield Preset("young", {"replay_max_age": 3}, "young groups only")
+"""
+BROKEN = "raise ImportError('needs a library that is not here')"
+
+
+def offers(*specs):
+    """A plugin object that offers some strategies."""
+
+    class Plugin:
+        @hookimpl
+        def trl_replay_strategies(self):
+            yield from specs
+
+    return Plugin()
+
+
+@pytest.fixture
+def registry():
+    registry = Registry()
+    registry.register(Builtin(), BUILTIN, "trl-replay")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # about plugins of the environment, if one is broken
+        registry.discover()
+    return registry
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Puts a distribution with one entry point on the path: `install(distribution, name, code)`."""
+
+    def install(distribution, name, code=GOOD, version="1.0", attribute=""):
+        module = f"fake_plugin_{next(numbers)}"
+        site = tmp_path / module
+        info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[trl_replay]\n{name} = {module}{attribute}\n")
+        (site / f"{module}.py").write_text(code)
+        monkeypatch.syspath_prepend(site)
+        return module
+
+    return install
+
+
+# discovery
+
+
+def test_an_installed_plugin_is_found_with_its_distribution(registry, install):
+    install("replay-cold", "cold", version="2.3")
+    registry.discover()
+    assert registry.plugins["cold"].distribution == "replay-cold 2.3"
+    assert registry.resolve("evictor", "cold/coldest", "replay_evictor").plugin.name == "cold"
+    assert registry.preset("cold/young")[1].settings == {"replay_max_age": 3}
+
+
+def test_a_broken_plugin_warns_once_and_the_others_still_load(registry, install):
+    install("replay-broken", "aaa", BROKEN)
+    install("replay-cold", "cold")
+    with pytest.warns(RuntimeWarning, match=r"'aaa' from replay-broken 1\.0 was not loaded: ImportError: needs a lib"):
+        registry.discover()
+    registry.discover()  # warnings are errors in this test suite
+    assert "cold" in registry.plugins
+    assert registry.failures["aaa"].distribution == "replay-broken 1.0"
+
+
+def test_a_broken_plugin_raises_with_its_reason_only_when_it_is_asked_for(registry, install):
+    install("replay-broken", "broken", BROKEN)
+    with pytest.warns(RuntimeWarning):
+        registry.discover()
+    registry.resolve("evictor", "heap", "replay_evictor")
+    for ask in (
+        lambda: registry.plugin("broken", "replay_plugins"),
+        lambda: registry.resolve("evictor", "broken/anything", "replay_evictor"),
+        lambda: registry.preset("broken/anything"),
+    ):
+        with pytest.raises(PluginError, match=r"broken.*replay-broken 1\.0.*needs a library that is not here"):
+            ask()
+
+
+def test_two_distributions_that_claim_one_name_are_both_named(registry, install):
+    install("replay-first", "cold", version="1.0")
+    install("replay-second", "cold", version="2.0")
+    with pytest.warns(RuntimeWarning, match=r"replay-first 1\.0 and replay-second 2\.0"):
+        registry.discover()
+    with pytest.raises(PluginError, match=r"replay-first 1\.0 and replay-second 2\.0\. Uninstall one"):
+        registry.resolve("evictor", "cold/coldest", "replay_evictor")
+    with pytest.raises(UnknownNameError, match="replay-second"):
+        registry.resolve("evictor", "coldest", "replay_evictor")
+
+
+def test_a_plugin_installed_later_is_found_by_the_next_discovery(registry, install):
+    with pytest.raises(UnknownNameError):
+        registry.plugin("late", "replay_plugins")
+    install("replay-late", "late")
+    registry.discover()
+    assert registry.plugin("late", "replay_plugins").distribution == "replay-late 1.0"
+
+
+def test_a_duplicate_that_comes_later_takes_the_first_one_out_too(registry, install):
+    install("replay-first", "cold")
+    registry.discover()
+    install("replay-second", "cold")
+    with pytest.warns(RuntimeWarning, match="Two distributions"):
+        registry.discover()
+    with pytest.raises(PluginError, match=r"replay-first.*replay-second"):
+        registry.plugin("cold", "replay_plugins")
+    assert "coldest" not in [spec.name for _, spec in registry.strategies("evictor")]
+
+
+def test_a_plugin_registered_at_run_time_keeps_its_name_from_a_later_distribution(registry, install):
+    mine = offers(EvictorSpec("mine", lambda: None, ""))
+    registry.register(mine, "cold")
+    install("replay-late", "cold")
+    with pytest.warns(RuntimeWarning, match=r"registered in this process.*replay-late 1\.0"):
+        registry.discover()
+    assert registry.plugin("cold", "replay_plugins").object is mine
+
+
+def test_no_distribution_can_take_the_built_in_plugins_name(registry, install):
+    install("replay-impostor", BUILTIN)
+    with pytest.warns(RuntimeWarning, match="trl-replay and replay-impostor"):
+        registry.discover()
+    assert registry.resolve("evictor", "builtin/heap", "replay_evictor").plugin.distribution == "trl-replay"
+
+
+# what is refused
+
+
+def test_a_name_can_be_registered_once_at_run_time(registry):
+    registry.register(offers(), "mine")
+    with pytest.raises(PluginError, match="Two plugins claim the name 'mine'"):
+        registry.register(offers(), "mine")
+
+
+def test_a_class_in_an_instances_place_is_refused_with_the_remedy(registry):
+    with pytest.raises(PluginError, match=r"class .*Plugin; register an instance of it: mine\(\)"):
+        registry.register(type(offers()), "mine")
+
+
+def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install):
+    code = (
+        "from trl_replay import hookimpl\n"
+        "class Plugin:\n    @hookimpl\n    def trl_replay_strategies(self):\n        return []\n"
+    )
+    install("replay-class", "class", code, attribute=":Plugin")
+    with pytest.warns(RuntimeWarning, match="register an instance"):
+        registry.discover()
+
+
+def test_a_mistyped_hook_is_refused_by_name(registry):
+    class Plugin:
+        @hookimpl
+        def trl_replay_strategeis(self):
+            return []
+
+    with pytest.raises(PluginError, match="trl_replay_strategeis"):
+        registry.register(Plugin(), "mine")
+    assert "mine" not in registry.plugins
+    registry.register(offers(), "mine")
+
+
+def test_a_hook_with_an_argument_that_does_not_exist_is_refused(registry):
+    class Plugin:
+        @hookimpl
+        def trl_replay_rank(self, tabel):
+            return tabel
+
+    with pytest.raises(PluginError, match="tabel"):
+        registry.register(Plugin(), "mine")
+    assert "mine" not in registry.plugins
+
+
+def test_a_hook_without_its_mark_is_refused_because_it_would_do_nothing(registry):
+    class Plugin:
+        def trl_replay_strategies(self):
+            return []
+
+    for plugin, words in ((Plugin(), "has trl_replay_strategies without"), (object(), "has no function with")):
+        with pytest.raises(PluginError, match=f"{words} the mark @trl_replay.hookimpl"):
+            registry.register(plugin, "mine")
+
+
+@pytest.mark.parametrize(
+    ("offered", "words"),
+    [
+        ("half_life", "trl_replay_strategies yields 'half_life', which is no StrategySpec"),
+        (trl_replay.specs.StrategySpec("bare", lambda: None, "of no kind"), "which is no StrategySpec"),
+        (SamplerSpec("twice", lambda: None, ""), "offers the SamplerSpec 'twice' twice"),
+    ],
+)
+def test_an_offer_that_is_no_spec_or_comes_twice_is_refused(registry, offered, words):
+    with pytest.raises(PluginError, match=words):
+        registry.register(offers(offered, offered), "mine")
+    assert "mine" not in registry.plugins
+
+
+def test_an_offer_of_another_hook_is_refused(registry):
+    class Plugin:
+        @hookimpl
+        def trl_replay_presets(self):
+            yield EvictorSpec("heap", lambda: None, "")
+
+    with pytest.raises(PluginError, match=r"trl_replay_presets yields .*, which is no Preset"):
+        registry.register(Plugin(), "mine")
+
+
+def test_what_a_registry_hook_raises_names_the_plugin_and_its_distribution(registry):
+    class Plugin:
+        @hookimpl
+        def trl_replay_strategies(self):
+            yield 1 / 0
+
+    with pytest.raises(PluginError, match=r"'mine' from mine 1\.0: ZeroDivisionError") as caught:
+        registry.register(Plugin(), "mine", "mine 1.0")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+# names
+
+
+def test_an_unknown_name_lists_what_exists_and_suggests_the_nearest(registry):
+    with pytest.raises(UnknownNameError) as caught:
+        registry.resolve("evictor", "resevoir", "replay_evictor")
+    message = str(caught.value)
+    assert message.startswith("replay_evictor='resevoir': there is no evictor of that name. Did you mean 'reservoir'?")
+    assert "fifo, " in message
+    assert "heap, " in message
+
+
+def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, install):
+    install("replay-broken", "broken", BROKEN)
+    with pytest.warns(RuntimeWarning):
+        registry.discover()
+    with pytest.raises(UnknownNameError, match=r"'broken' from replay-broken 1\.0 was not loaded: ImportError: needs"):
+        registry.resolve("sampler", "their_sampler", "replay_sampler")
+
+
+def test_an_unknown_plugin_lists_the_plugins(registry):
+    with pytest.raises(UnknownNameError, match=r"there is no plugin of that name.*There are: builtin"):
+        registry.resolve("sampler", "nobody/sampler", "replay_sampler")
+
+
+def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
+    for owner in ("one", "two"):
+        registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
+    with pytest.raises(ConfigurationError, match="name one of one/shared, two/shared"):
+        registry.resolve("evictor", "shared", "replay_evictor")
+    assert registry.resolve("evictor", "two/shared", "replay_evictor").make() == "two"
+
+
+def test_a_name_that_only_one_plugin_offers_needs_no_qualifier(registry):
+    registry.register(offers(EvictorSpec("single", lambda: "made", "")), "one")
+    assert registry.resolve("evictor", "single", "replay_evictor").make() == "made"
+
+
+def test_a_built_in_name_can_not_be_shadowed(registry):
+    registry.register(offers(EvictorSpec("heap", lambda: "impostor", "")), "one")
+    assert registry.resolve("evictor", "heap", "replay_evictor").plugin.name == BUILTIN
+    assert registry.resolve("evictor", "one/heap", "replay_evictor").make() == "impostor"
+
+
+def test_one_name_may_stand_for_strategies_of_two_kinds(registry):
+    specs = (EvictorSpec("age", lambda: "evictor", ""), SamplerSpec("age", lambda: "sampler", ""))
+    registry.register(offers(*specs), "one")
+    assert [registry.resolve(kind, "age", "").make() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
+
+
+REFERENCES = """
+from trl_replay import EvictorSpec, SamplerSpec
+
+def plain(table, context):
+    return table.uses
+
+class Factory:
+    def __init__(self, power=1):
+        self.power = power
+    def __call__(self, table, context):
+        return table.uses ** self.power
+
+def make(power=1):
+    return Factory(power)
+
+instance = Factory(2)
+spec = EvictorSpec("least_used", Factory, "")
+other = SamplerSpec("other", Factory, "")
+
+class Space:
+    inner = staticmethod(plain)
+"""
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kwargs", "expected"),
+    [
+        ("plain", {}, [3, 2]),
+        ("Space.inner", {}, [3, 2]),
+        ("Factory", {}, [3, 2]),
+        ("Factory", {"power": 2}, [9, 4]),
+        ("make", {"power": 2}, [9, 4]),
+        ("make", {}, [3, 2]),
+        ("instance", {}, [9, 4]),
+        ("spec", {"power": 2}, [9, 4]),
+    ],
+)
+def test_an_import_reference_may_name_a_strategy_a_factory_or_a_spec(registry, install, attribute, kwargs, expected):
+    module = install("replay-references", "references", REFERENCES)
+    resolved = registry.resolve("evictor", f"{module}:{attribute}", "replay_evictor")
+    table = make_table([1.0, 1.0], uses=[3, 2])
+    np.testing.assert_array_equal(resolved.make(**kwargs)(table, make_context(table)), expected)
+    assert resolved.plugin is None
+
+
+def test_an_import_reference_to_a_spec_of_another_kind_is_refused(registry, install):
+    module = install("replay-references", "references", REFERENCES)
+    with pytest.raises(ConfigurationError, match="is a SamplerSpec, not a EvictorSpec"):
+        registry.resolve("evictor", f"{module}:other", "replay_evictor")
+
+
+@pytest.mark.parametrize("reference", ["no_such_module_here:thing", "trl_replay:no_such_thing", ":heap"])
+def test_an_import_reference_that_can_not_be_followed_is_quoted(registry, reference):
+    with pytest.raises(UnknownNameError, match=f"replay_evictor='{reference}' can't be imported: "):
+        registry.resolve("evictor", reference, "replay_evictor")
+
+
+def test_an_object_is_taken_as_it_is_and_takes_no_arguments(registry):
+    def mine(table, context):
+        return table.uses
+
+    resolved = registry.resolve("evictor", mine, "replay_evictor")
+    assert resolved.make() is mine
+    assert resolved.label.endswith("mine")
+    with pytest.raises(ConfigurationError, match=r"replay_evictor_kwargs={'power': 2} can't be used with an object"):
+        resolved.make(power=2)
+
+
+def test_registering_for_the_process_and_taking_back():
+    trl_replay.register(offers(EvictorSpec("passing", lambda: "made", "")), "passing_plugin")
+    process = trl_replay.registry.registry()
+    assert process.resolve("evictor", "passing", "replay_evictor").make() == "made"
+    trl_replay.unregister("passing_plugin")
+    with pytest.raises(UnknownNameError):
+        process.resolve("evictor", "passing", "replay_evictor")
+
+
+def test_every_default_of_the_configuration_is_a_built_in(registry):
+    config = ReplayConfig()
+    for kind in ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction"):
+        assert registry.resolve(kind, getattr(config, f"replay_{kind}"), kind).plugin.name == BUILTIN
+
+
+# the package
+
+
+def test_neither_importing_nor_discovering_imports_torch_or_trl():
+    code = (
+        "import json, sys, trl_replay\n"
+        "from trl_replay.registry import registry\n"
+        "names = sorted(registry().plugins)\n"
+        "print(json.dumps([names, [m for m in ('torch', 'trl', 'transformers') if m in sys.modules]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names, heavy = json.loads(done.stdout)
+    assert "builtin" in names
+    assert "freshness" in names, "the development environment has the plugin installed: see the Makefile"
+    assert heavy == []
+
+
+def test_every_public_name_can_be_imported_and_is_listed():
+    assert len(set(trl_replay.__all__)) == len(trl_replay.__all__)
+    for name in trl_replay.__all__:
+        assert getattr(trl_replay, name) is not None
+    modules = {module.name for module in importlib.resources.files("trl_replay").iterdir()}
+    public = {
+        name
+        for name in dir(trl_replay)
+        if not name.startswith("_") and f"{name}.py" not in modules and name not in modules
+    }
+    assert public - {"annotations", "TYPE_CHECKING", "Any"} == set(trl_replay.__all__)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        trl_replay.no_such_name  # noqa: B018
