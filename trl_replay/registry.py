@@ -8,7 +8,6 @@ about once, and raised only when something asks for the failed plugin.
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import pluggy
 from .errors import ConfigurationError, PluginError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
+from .references import given, imported, made
 from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
@@ -210,14 +210,14 @@ class Registry:
         """
         if not isinstance(name, str):
             label = getattr(name, "__qualname__", type(name).__qualname__)
-            return Resolved(label, lambda *args, **kwargs: _given(name, kwargs, setting), None)
+            return Resolved(label, lambda *args, **kwargs: given(name, kwargs, setting), None)
         if ":" in name:
-            found = _import(name, setting)
+            found = imported(name, setting)
             if isinstance(found, StrategySpec) and not isinstance(found, SPECS[kind]):
                 raise ConfigurationError(
                     f"{setting}={name!r} is a {type(found).__name__}, not a {SPECS[kind].__name__}."
                 )
-            return Resolved(name, lambda *args, **kwargs: _made(found, args, kwargs), None)
+            return Resolved(name, lambda *args, **kwargs: made(found, args, kwargs), None)
         return Resolved(
             name, *self._find(name, setting, kind, [(p, s.name, s.factory) for p, s in self.strategies(kind)])
         )
@@ -263,39 +263,6 @@ def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:
 
 def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
-
-
-def _given(strategy: Any, kwargs: dict[str, Any], setting: str) -> Any:
-    if kwargs:
-        raise ConfigurationError(f"{setting}_kwargs={kwargs!r} can't be used with an object: give it configured.")
-    return strategy
-
-
-def _import(reference: str, setting: str) -> Any:
-    """The attribute that `package.module:Attribute` names."""
-    module, _, attribute = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UnknownNameError(
-            f"{setting}={reference!r} can't be imported: {type(error).__name__}: {error}"
-        ) from error
-    return found
-
-
-def _made(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an imported attribute stands for: a spec, a factory that takes these arguments, or else the strategy
-    itself."""
-    if isinstance(found, StrategySpec):
-        return found.factory(*args, **kwargs)
-    if not inspect.isclass(found) and not kwargs:
-        try:
-            inspect.signature(found).bind(*args)
-        except (TypeError, ValueError):  # it takes other arguments, or is a builtin that does not tell
-            return found
-    return found(*args, **kwargs)
 
 
 _registry: Registry | None = None
