@@ -1,0 +1,194 @@
+"""One rank of a torchrun launch: every case of tests/test_scopes.py in turn; writes its results as JSON to a folder."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scripted import build, mixed, run, uneven
+
+import trl_replay
+from trl_replay.strategies import scopes
+from trl_replay.strategies.corrections import ratio
+from trl_replay.strategies.scorers import advantage_std
+from trl_replay.strategies.storages import CpuStorage
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+LAYOUTS = {  # per number of processes: (rows of a process, num_generations), whole groups first and then straddling
+    2: {"whole": (8, 4), "straddling": (6, 4)},
+    3: {"whole": (6, 3), "straddling": (4, 3)},
+    4: {"whole": (4, 4), "straddling": (5, 4), "one group on all": (2, 8)},
+}
+REPLAY = {"replay_buffer_size": 6, "replay_seed": 3}
+LOSS_TYPES = ("dapo", "grpo", "dr_grpo")
+
+
+def trained(folder: Path, layout: str, live: Any = uneven, settings: Any = None, **replay: Any) -> dict[str, Any]:
+    rows, size = LAYOUTS[WORLD][layout]
+    return run(build(folder, rows, size, live, rank=RANK, **(settings or {})), **{**REPLAY, **replay})
+
+
+class Raising:
+    """A strategy that raises on rank 1 when it is called for the third time, and counts calls on all."""
+
+    def __init__(self, strategy: Callable[..., Any]) -> None:
+        self.strategy, self.calls = strategy, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        if RANK == 1 and self.calls == 3:
+            raise ZeroDivisionError("no luck on this rank")
+        return self.strategy(*args)
+
+
+class Composer:
+    """A plugin whose compose hook raises on rank 1, from an update on."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    @trl_replay.hookimpl
+    def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> None:
+        if RANK == 1 and context.update >= self.update:
+            raise ZeroDivisionError("no luck on this rank")
+
+
+class Flaky(CpuStorage):
+    """Loses what it holds, or refuses to hold it, on rank 1."""
+
+    def __init__(self, losing: bool) -> None:
+        super().__init__()
+        self.losing = losing
+
+    def put(self, serial: int, group: Any) -> None:
+        if RANK == 1 and not self.losing:
+            raise OSError("no space left")
+        super().put(serial, group)
+
+    def get(self, serial: int) -> Any:
+        if RANK == 1 and self.losing:
+            raise OSError("lost")
+        return super().get(serial)
+
+
+class Wrapped:
+    """A third party's scope: the four verbs around somebody else's."""
+
+    def __init__(self, scope: Any) -> None:
+        self.share, self.agree, self.admit, self.fetch = scope.share, scope.agree, scope.admit, scope.fetch
+        self.received = scope.received
+
+
+class ScopePlugin:
+    @trl_replay.hookimpl
+    def trl_replay_strategies(self) -> Any:
+        return [
+            trl_replay.ScopeSpec("own", lambda accelerator, names: Wrapped(scopes.ProcessScope(accelerator)), "own"),
+            trl_replay.ScopeSpec(
+                "all", lambda accelerator, names: Wrapped(scopes.GatheredScope(accelerator, names)), "one for all"
+            ),
+        ]
+
+
+def by_rank(groups: Any, context: Any) -> Any:
+    """What no scorer may do: give other scores on another rank."""
+    return np.arange(len(groups), dtype=float) * (1 if RANK == 0 else -1) + 10
+
+
+def drawing(rows: Any, context: Any) -> Any:
+    """A correction that draws as often as this rank has replayed rows."""
+    context.rng.random(len(rows.advantages))
+    return ratio(rows, context)
+
+
+def failure(call: Callable[[], Any]) -> dict[str, Any]:
+    """What `call` raised."""
+    try:
+        call()
+    except Exception as error:
+        return {"type": type(error).__name__, "text": "\n".join([str(error), *getattr(error, "__notes__", [])])}
+    return {"type": "", "text": "nothing was raised"}
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    for scope in ("process", "gathered", "sharded"):
+        for layout in LAYOUTS[WORLD]:
+            if scope == "process" and layout != "whole":
+                yield f"{scope} {layout}", lambda: failure(lambda: trained(folder, "straddling"))
+            else:
+                yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
+    if WORLD != 2:
+        return
+    yield from comparable(folder, *LAYOUTS[2]["whole"])
+    yield from failing(folder)
+    trl_replay.register(ScopePlugin(), "third_party")
+    yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
+    yield "third party's all", lambda: trained(folder, "straddling", replay_scope="third_party/all")
+    yield "third party's own, straddling", lambda: failure(lambda: trained(folder, "straddling", replay_scope="own"))
+    yield "third party's object", lambda: failure(lambda: with_object(folder))
+    settings = {"replay_scope": "gathered", "replay_correction": drawing}
+    yield "a correction that draws", lambda: trained(folder, "straddling", mixed, **settings)
+
+
+def with_object(folder: Path) -> None:
+    trainer = build(folder, 8, 4, uneven, rank=RANK, max_steps=4)
+    run(trainer, replay_scope=Wrapped(scopes.ProcessScope(trainer.accelerator)), **REPLAY)
+
+
+def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Runs that any number of processes must do alike, at one global batch."""
+    for loss_type in LOSS_TYPES:
+        for scope in ("gathered", "sharded"):
+            settings = {"loss_type": loss_type, "max_steps": 6, "rank": RANK}
+            # sharded: capacity is per rank
+            capacity = 4 // WORLD if scope == "sharded" else 4
+            replay = {**REPLAY, "replay_scope": scope, "replay_buffer_size": capacity}
+            yield (
+                f"{loss_type} {scope}",
+                lambda s=settings, r=replay: run(build(folder, rows, size, mixed, **s), **r),
+            )
+
+
+def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    def attempt(layout: str = "whole", live: Any = mixed, **settings: Any) -> Callable[[], dict[str, Any]]:
+        return lambda: failure(lambda: trained(folder, layout, live, {"max_steps": 6}, **settings))
+
+    for scope in ("process", "gathered", "sharded"):
+        yield f"a scorer, {scope}", attempt(replay_scope=scope, replay_scorer=Raising(advantage_std))
+        yield f"a correction, {scope}", attempt(replay_scope=scope, replay_correction=Raising(ratio))
+    trl_replay.register(Composer(2), "composer")
+    trl_replay.register(Composer(5), "late_composer")
+    yield "a compose hook", attempt(replay_scope="gathered", replay_plugins=["composer"])
+    yield "a compose hook in the last step", attempt(replay_scope="sharded", replay_plugins=["late_composer"])
+    yield "a storage that loses", attempt(replay_scope="sharded", replay_storage=Flaky(losing=True))
+    yield "a storage that refuses", attempt(replay_scope="gathered", replay_storage=Flaky(losing=False))
+    yield "a scorer that differs", attempt(live=uneven, replay_scope="gathered", replay_scorer=by_rank,
+                                           replay_buffer_size=1)  # fmt: skip
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for name, case in cases(folder / f"trainer{RANK}"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = case()
+        (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Training runs whose completions and rewards are scripted, so that any number of processes makes the same groups.
+
+What a run showed is a dictionary of plain values: tests compare the ranks' ones with each other and with one process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import Spy, record
+
+import trl_replay
+from trl_replay.behaviour import ROWS
+from trl_replay.testing import make_trainer
+
+Live = Callable[[int, int, int], int]
+"""`(update, group, first rank of the group)` → how many of its rows get a reward; 0 is a dead group."""
+PROMPTS = ["1=", "12=", "123+4=", "7="]
+
+
+def random_of(*parts: Any) -> np.random.Generator:
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
+
+
+def mixed(update: int, group: int, rank: int) -> int:
+    """Dead in two of three cases."""
+    return int(random_of("live", update, group).choice([0, 0, 0, 0, 1, 2]))
+
+
+def uneven(update: int, group: int, rank: int) -> int:
+    """All dead; rank 0 dead and all others live; all live; rank 0 live and all others dead; mixed. Two updates each."""
+    phases = [0, int(rank > 0), 1, int(rank == 0)]
+    return phases[update // 2] if update < 8 else mixed(update, group, rank)
+
+
+class Script:
+    """Completions and rewards of one process's rows."""
+
+    def __init__(self, live: Live, rows: int, size: int, rank: int) -> None:
+        self.live, self.rows, self.size = live, rows, size
+        self.first = rank * rows
+        self.update = -1
+        self.__name__ = "scripted"
+
+    def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        self.update += 1
+        tokenizer = trainer.processing_class
+        ids = []
+        for row, prompt in enumerate(prompts, self.first):
+            random = random_of("text", prompt, row, self.update)
+            ids.append(random.integers(16, 42, random.integers(2, 7)).tolist())
+        return {
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": ids,
+            "logprobs": None,
+        }
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        rewards = []
+        for row in range(self.first, self.first + len(completions)):
+            group, place = divmod(row, self.size)
+            rewards.append(float(place < self.live(self.update, group, group * self.size // self.rows)))
+        return rewards
+
+
+class Gradients(TrainerCallback):
+    """Keeps every update's whole gradient, after it has been averaged over processes."""
+
+    def __init__(self) -> None:
+        self.kept: list[np.ndarray] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        flat = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        self.kept.append(torch.cat(flat).double().numpy())
+
+
+def texts(batch: dict[str, Any], tokenizer: Any) -> list[str]:
+    """Prompt and completion of each row, without padding."""
+    parts = []
+    for side in ("prompt", "completion"):
+        rows = zip(batch[f"{side}_ids"], batch[f"{side}_mask"].bool(), strict=True)
+        parts.append([tokenizer.decode(ids[mask]) for ids, mask in rows])
+    return [f"{prompt}>{completion}" for prompt, completion in zip(*parts, strict=True)]
+
+
+def table_hash(table: Any, leave_out: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for name in table.names:
+        if name not in leave_out:
+            digest.update(np.ascontiguousarray(getattr(table, name)).tobytes())
+    return digest.hexdigest()
+
+
+def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> Any:
+    """A trainer with this process's part of the script."""
+    script = Script(live, rows, size, int(settings.pop("rank", 0)))
+    defaults = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.0, "ddp_timeout": 60, "max_steps": 10}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(
+            folder, script, prompts=PROMPTS, trainer_class=Spy, per_device_train_batch_size=rows,
+            num_generations=size, **{**defaults, **settings},
+        )  # fmt: skip
+    trainer.rollout_func = script.rollout
+    return trainer
+
+
+def run(trainer: Any, **replay: Any) -> dict[str, Any]:
+    """Trains with replay and returns what each step showed on this process."""
+    gradients = Gradients()
+    trainer.add_callback(gradients)
+    session = trl_replay.attach(trainer, **replay)
+    steps = record(session)
+    hashes, owners = [], []
+    leave_out = ("owner",) if replay.get("replay_scope") != "sharded" else ()
+    step, fetch, drawn = session.step, session.scope.fetch, []
+
+    def watched(batch: Any) -> Any:
+        out = step(batch)
+        hashes.append(table_hash(session.buffer.table, leave_out))
+        owners.append(np.bincount(session.buffer.table.owner, minlength=2).tolist())
+        return out
+
+    def fetching(requests: Any, load: Any) -> Any:
+        drawn.append([request.serial for request in requests])
+        return fetch(requests, load)
+
+    session.step, session.scope.fetch = watched, fetching
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    tokenizer = trainer.processing_class
+    return {
+        "steps": [
+            {
+                "fresh": texts(before, tokenizer),
+                "out": texts(after, tokenizer),
+                "replayed": (after[ROWS][:, 0] < 0).tolist(),
+                "advantages_in": before["advantages"].tolist(),
+                "advantages_out": after["advantages"].tolist(),
+                "items": float(after["num_items_in_batch"]),
+                "trained": float(after["completion_mask"].sum()),
+                "keys": [list(before), [key for key in after if key != ROWS]],
+            }
+            for before, after in steps
+        ],
+        "hashes": hashes,
+        "owners": owners,
+        "drawn": drawn[: len(steps)],
+        "behaviour": behaviour(trainer),
+        "gradients": [gradient.tolist() for gradient in gradients.kept] if trainer.args.max_steps < 8 else [],
+        "counters": dict(session.totals.counters),
+        "size": len(session.buffer),
+        "held": session.buffer.storage.nbytes,
+        "metrics": session.metrics,
+        "received": session.scope.received,
+    }
+
+
+def behaviour(trainer: Any) -> dict[str, dict[str, list[float]]]:
+    """Per text the summed log-probs: those of its own forward when fresh, and those that the loss took when replayed."""
+    sums: dict[str, dict[str, list[float]]] = {"fresh": {}, "replayed": {}}
+    for loss in trainer.losses:
+        inputs, logps = loss["inputs"], loss["logps"]
+        for row, text in enumerate(texts(inputs, trainer.processing_class)):
+            kind = "replayed" if inputs.rows[row, 0] < 0 else "fresh"
+            source = inputs["old_per_token_logps"] if kind == "replayed" else logps
+            value = float((source[row] * inputs["completion_mask"][row]).double().sum())
+            sums[kind].setdefault(text, []).append(value)
+    return sums
