@@ -17,7 +17,7 @@ from .hooks import SessionHooks
 from .registry import BUILTIN, Plugin, Registry, Resolved
 from .session import Parts
 from .specs import Kind
-from .strategies.scopes import ProcessScope
+from .strategies.scopes import ProcessScope, ShardedScope
 from .strategies.storages import CpuStorage
 
 SCOPE_VERBS = ("share", "admit", "fetch", "agree")
@@ -60,11 +60,11 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
     limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses)
     return config, Parts(
-        buffer=ReplayBuffer(_capacity(trainer, config), storage, limits),
+        buffer=ReplayBuffer(_capacity(trainer, config, scope), storage, limits),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
         fields=fields,
-        rng=np.random.default_rng(_seed(trainer, config)),
+        rng=np.random.default_rng(_seed(trainer, config, scope)),
         num_generations=trainer.num_generations,
         token_weights=trainer.args.importance_sampling_level == "token",
         forward=compat.has_other_loss_path(trainer),
@@ -95,11 +95,11 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
     """
     reasons = []
     rows, size = compat.local_rows(trainer), trainer.num_generations
-    if config.replay_scope == "process" and rows % size:
+    if type(parts.scope) is ProcessScope and rows % size:
         reasons.append(
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
             f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
-            f"change one of the three"
+            f"change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
         )
     if parts.forward and config.replay_correction != "ratio":
         reasons.append(
@@ -118,16 +118,16 @@ def dropout_modules(model: torch.nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p > 0]
 
 
-def _capacity(trainer: Any, config: ReplayConfig) -> int:
-    """Groups that the buffer may hold: per process, but for the one buffer that sharded processes hold together."""
-    shards = trainer.accelerator.num_processes if config.replay_scope == "sharded" else 1
+def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> int:
+    """Groups that the buffer may hold: each process's, the one of gathered, or what sharded ones hold together."""
+    shards = trainer.accelerator.num_processes if isinstance(scope, ShardedScope) else 1
     return int(config.replay_buffer_size * shards)
 
 
-def _seed(trainer: Any, config: ReplayConfig) -> int:
+def _seed(trainer: Any, config: ReplayConfig, scope: Any) -> int:
     if config.replay_seed is not None:
         return config.replay_seed
-    rank = trainer.accelerator.process_index if config.replay_scope == "process" else 0
+    rank = trainer.accelerator.process_index if type(scope) is ProcessScope else 0
     return int(trainer.args.seed + rank)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import compat
 from .assembly import assemble, dropout_modules, idle_parts, preflight
+from .callback import ReplayCallback
 from .config import ReplayConfig
 from .errors import AttachError
 from .registry import registry
@@ -120,7 +121,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     session = Session(trainer, config, parts)
     for name, around in _AROUND.items():
         trainer.__dict__[name] = SeamFunction(trainer, name, session, around)
-    trainer.add_callback(session.callback)
+    trainer.add_callback(ReplayCallback(session))
     _sessions[trainer] = session
     try:
         _warn_of_dropout(trainer)
@@ -156,7 +157,9 @@ def detach(trainer: Any) -> None:
 def _take_off(trainer: Any, session: Session) -> None:
     for name in compat.SEAM:
         del trainer.__dict__[name]
-    trainer.remove_callback(session.callback)
+    for callback in list(trainer.callback_handler.callbacks):
+        if isinstance(callback, ReplayCallback) and callback.session is session:
+            trainer.remove_callback(callback)
     del _sessions[trainer]
 
 

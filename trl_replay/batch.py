@@ -207,7 +207,10 @@ def _widen(
 
 
 def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, like: torch.Tensor) -> torch.Tensor:
-    """All rows of one field of the group, padded to `widths`, of the dtype and on the device of `like`."""
+    """All rows of one field of the group, padded to `widths`, of the dtype and on the device of `like`.
+
+    Rows longer than `widths` are cut: none of those that are placed here (the rest of the group is on other ranks).
+    """
     if spec.name not in group.keys:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     stored = group.tensors.get(spec.name)
@@ -220,7 +223,8 @@ def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, l
     size = len(group.completion_lengths)
     count = len(group.prompt_lengths) if spec.layout == "prompt" else size
     prompts = group.prompt_lengths if spec.layout == "prompt" else np.broadcast_to(group.prompt_lengths, size)
-    real = _real(spec, prompts, group.completion_lengths, widths, like.device)
+    beyond = max(int(group.completion_lengths.max()) - widths[1], 0)
+    real = _real(spec, prompts, group.completion_lengths, (widths[0], widths[1] + beyond), like.device)
     block = like.new_full((count, real.size(1)), pad)
     block[real] = stored.to(like) if stored is not None else like.new_full((), spec.implied or 0)
-    return block.expand(size, -1)
+    return block[:, : block.size(1) - (beyond if spec.layout != "prompt" else 0)].expand(size, -1)

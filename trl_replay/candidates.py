@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,8 @@ class Noted:
     candidates: list[Candidate]
     keys: frozenset[str]
 
-    def describe(self, count: int) -> dict[str, NDArray[Any]]:
-        """What scopes share of them, as 8-byte columns over this process's `count` rows.
+    def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`
         stands
@@ -78,7 +78,7 @@ class Noted:
             if candidate.group is not None and candidate.complete():
                 recorded[candidate.rows] = 1
                 logps[candidate.rows] = _trainable_sums(candidate.group)
-                nbytes[candidate.rows.start] = packed_size(candidate.group)
+                nbytes[candidate.rows.start] = packed_size(candidate.group, names)
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:

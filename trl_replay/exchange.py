@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .protocols import Arrival, Request
-from .types import Group, Ints, Placement
+from .errors import BatchError, SeamError
+from .protocols import Agreement, Arrival, Request
+from .table import Table
+from .types import Floats, Group, Ints, Placement
+
+MISSING = Group({}, frozenset(), np.empty(0, np.int64), np.empty(0, np.int64))
+"""Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,31 @@ class Rows:
         """Whether this process is the first of those that share a buffer."""
         return self.first == int(self.columns["row"][0])
 
+    def check(self) -> None:
+        """Groups must be whole and in order.
+
+        Raises:
+            SeamError: The scope shares parts of groups.
+        """
+        rows: Ints = self.columns["row"]
+        groups = rows[: len(rows) // self.size * self.size].reshape(-1, self.size)
+        if len(rows) % self.size or (groups != groups[:, :1] // self.size * self.size + np.arange(self.size)).any():
+            raise SeamError(
+                f"The scope shares rows {rows.min()} to {rows.max()}, which are not whole groups of {self.size}: with "
+                f"{self.count} rows a process groups straddle processes. Use a scope that puts them together "
+                "(gathered, sharded), or another batch size."
+            )
+
+    def identity(self, table: Table, admission: Admission, draw: Draw) -> Floats:
+        """`(2,)`: the first of the processes that share this buffer, and a 48-bit hash of what was decided for it.
+
+        Equal on all processes that share a buffer, or payload would go astray.
+        """
+        decided: list[Any] = [table.serial, admission.serials, draw.slots, draw.serials]
+        numbers = np.concatenate([[len(part), *part] for part in decided]).astype(np.int64)
+        digest = hashlib.blake2b(numbers.tobytes(), digest_size=6).digest()
+        return np.array([int(self.columns["row"][0]) // self.count, int.from_bytes(digest, "little")], np.float64)
+
     def span(self, slot: int) -> range:
         """Indices of the slot's rows among those of all processes."""
         begin = int(self.columns["row"][slot * self.size])
@@ -94,12 +125,35 @@ class Rows:
         return [Request(*request) for request in zip(draw.serials, held, ranks, strict=True)]
 
     def placements(self, draw: Draw, groups: Mapping[int, Group]) -> list[Placement]:
-        """What was drawn for slots with rows on this process."""
+        """What was drawn for slots with rows on this process.
+
+        Raises:
+            BatchError: A group did not come.
+        """
         placements = []
         for slot, serial, age in zip(draw.slots, draw.serials, draw.ages, strict=True):
             rows, first = self.local(slot)
             if rows.stop:
+                if not groups[serial].keys:
+                    raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
                 placements.append(
                     Placement(slot, groups[serial], serial, age, rows.start, first, rows.stop - rows.start)
                 )
         return placements
+
+
+def reason_to_stop(agreement: Agreement, counters: int) -> str:
+    """Why all processes must stop, in words that are the same on all of them; empty if they need not.
+
+    Args:
+        agreement ([`Agreement`]): Of vectors that hold `counters` numbers and then [`Rows.identity`].
+        counters (`int`): How many numbers come first.
+    """
+    failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text)
+    identities = agreement.vectors[:, counters:]
+    if failed or len(np.unique(identities, axis=0)) == len(np.unique(identities[:, 0])):
+        return failed
+    return (
+        "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
+        "context.rng only; clear and pause a session on all ranks."
+    )

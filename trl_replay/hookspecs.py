@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 from .fields import FieldSpec
+from .protocols import SessionLike
 from .specs import Preset, StrategySpec
 from .types import Batch, Context, Corrected, Groups, Placement, ReplayedRows
 
 if TYPE_CHECKING:
     from .config import ReplayConfig
-    from .session import Session
     from .table import Table
 
 PROJECT = "trl_replay"
@@ -77,7 +77,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec
-    def trl_replay_attached(self, session: Session) -> None:
+    def trl_replay_attached(self, session: SessionLike) -> None:
         """The session's seam is on the trainer. The place to add table columns.
 
         >>> class Plugin:
@@ -87,7 +87,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec
-    def trl_replay_detached(self, session: Session) -> None:
+    def trl_replay_detached(self, session: SessionLike) -> None:
         """The trainer is as it was.
 
         >>> class Plugin:
@@ -170,7 +170,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec
-    def trl_replay_save(self, session: Session, directory: Path) -> None:
+    def trl_replay_save(self, session: SessionLike, directory: Path) -> None:
         """A checkpoint is being written; the plugin may put files of its own into `directory`.
 
         >>> class Plugin:
@@ -180,7 +180,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec
-    def trl_replay_load(self, session: Session, directory: Path) -> None:
+    def trl_replay_load(self, session: SessionLike, directory: Path) -> None:
         """A checkpoint is being resumed; the plugin may read its files from `directory`.
 
         >>> class Plugin:

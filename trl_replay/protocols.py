@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from .table import Table
 from .types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
-
-if TYPE_CHECKING:
-    from .table import Table
 
 
 class Scorer(Protocol):
@@ -130,3 +128,26 @@ class Scope(Protocol):
         Returns:
             Per serial that this rank needs, the group.
         """
+
+
+class SessionLike(Protocol):
+    """What hooks may rely on of a session (see `trl_replay.Session`)."""
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer that the session is attached to."""
+
+    @property
+    def buffer(self) -> Any:
+        """The [`ReplayBuffer`]: `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`."""
+
+    @property
+    def update(self) -> int:
+        """Optimizer updates since attach."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The last generation batch's metrics."""
+
+    def explain(self) -> str:
+        """What was replayed so far and, where nothing or little was, why."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,16 @@ from . import compat
 from .batch import check, cut, join
 from .behaviour import ROWS, Tap
 from .buffer import ReplayBuffer
-from .callback import ReplayCallback
 from .candidates import Candidate, Noted
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
-from .exchange import Admission, Draw, Rows
+from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop
 from .fields import FieldTable
 from .hooks import SessionHooks
 from .protocols import Scope
 from .report import COUNTERS, Tally, Totals, metrics
-from .types import Batch, Context, Corrected, Groups, Placement, ReplayedRows
+from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows
 from .views import blank, describe, view
 
 
@@ -70,8 +69,9 @@ class Session:
         self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
         self._decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config.replay_max_fraction)
         self.rewards: torch.Tensor | None = None
-        self.callback = ReplayCallback(self)
+        self._local_rng = parts.rng.spawn(1)[0]
         self._noted: Noted | None = None
+        self._pending = False
         self._serial = 0
         self._noted_at: int | None = None
 
@@ -115,10 +115,9 @@ class Session:
         """One generation batch: what stock scored goes in, what is trained on comes out.
 
         Everything is decided from columns before `agree`, and payload moves after it. So an error on one process
-        reaches
-        all of them at `agree`, and none waits for payload that another will not send.
+        reaches all of them at `agree`, and none waits for payload that another will not send.
         """
-        started = time.perf_counter()
+        started, self._pending = time.perf_counter(), True
         tally = Tally()
         rows, error = self._share(batch)
         admission, draw, fresh, noteworthy = Admission(), Draw(), None, list[int]()
@@ -131,31 +130,32 @@ class Session:
             noteworthy = self._decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
         except Exception as caught:
             error = error or caught
-        total = self._agree(rows, tally, error, admission)
-        placements = self._move(rows, admission, draw)
+        total = self._agree(rows, tally, error, admission, draw)
+        groups = self._move(rows, admission, draw)
         try:
+            placements = rows.placements(draw, groups)
             composed = self._compose(batch, placements, total["items_delta"])
             ids = self._note(batch, fresh, rows, noteworthy, placements)
             self._log(composed, tally, total, started)
         except Exception as caught:
-            if self._parts.processes == 1:
-                raise
-            self.tap.error = self.tap.error or caught  # the others train on; all raise it at the next agree
+            self._keep(caught)
             return batch
         return {**composed, ROWS: ids}
 
     def finish(self) -> None:
-        """The end of training: candidates that wait for the next batch settle now."""
-        if self._noted is None:
+        """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
+        if not self._pending:
             return
+        self._pending = False
         tally, admission = Tally(), Admission()
         rows, error = self._share(None)
         try:
             admission = self._settle(rows, tally)
         except Exception as caught:
             error = error or caught
-        self._agree(rows, tally, error, admission)
+        self._agree(rows, tally, error, admission, Draw())
         self._move(rows, admission, Draw())
+        self._agree(rows, Tally(), self.tap.take_error(), Admission(), Draw())
         self.totals.add(tally, batches=0)
 
     def log_ratios(self) -> None:
@@ -173,6 +173,10 @@ class Session:
             metrics=self.metrics,
         )
 
+    def _local_context(self) -> Context:
+        """The same, with a generator from which this process may draw as often as its own rows need."""
+        return replace(self.context(), rng=self._local_rng)
+
     def notify(self, hook: str) -> None:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self._parts.hooks.call(hook, self.update, session=self)
@@ -189,7 +193,7 @@ class Session:
         local = blank(first, count)
         try:
             if self._noted is not None:
-                local |= self._noted.describe(count)
+                local |= self._noted.describe(count, parts.fields.names)
             if batch is not None:
                 check(batch, parts.fields)
                 local |= describe(batch, first, parts.num_generations, parts.fields.pad_token_id)
@@ -198,6 +202,7 @@ class Session:
         return Rows(self.scope.share(local), local, parts.num_generations), error
 
     def _view(self, rows: Rows) -> Groups:
+        rows.check()
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
         rewards, self.rewards = self.rewards.detach().double().cpu().numpy(), None
@@ -207,32 +212,53 @@ class Session:
         noted, self._noted = self._noted, None
         return self._decide.settle(noted, rows, self._parts.processes, tally)
 
-    def _agree(self, rows: Rows, tally: Tally, error: Exception | None, admission: Admission) -> dict[str, float]:
-        """Sums the counters over all ranks; an error on any rank is raised on all.
+    def _agree(
+        self, rows: Rows, tally: Tally, error: Exception | None, admission: Admission, draw: Draw
+    ) -> dict[str, float]:
+        """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
         """
         tally.size, tally.bytes = len(self.buffer), self.buffer.nbytes
-        vector = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
+        counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
+        vector = np.concatenate([counters, rows.identity(self.buffer.table, admission, draw)])
         agreement = self.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
-        if failed:
+        reason = reason_to_stop(agreement, len(counters))
+        if reason:
             self.buffer.withdraw(admission.serials)
-            raise error or SeamError(f"Replay stopped on another process. {'; '.join(failed)}")
-        return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist(), strict=True))
+            if error is None:
+                raise SeamError(f"Replay stops on all processes. {reason}")
+            if self._parts.processes > 1:
+                error.add_note(f"Replay stops on all processes. {reason}")
+            raise error
+        return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
 
-    def _move(self, rows: Rows, admission: Admission, draw: Draw) -> list[Placement]:
-        """Moves admitted payload to where it lives, and drawn payload to its slots; returns what was drawn for
-        here."""
+    def _move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:
+        """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
         buffer, fields = self.buffer, self._parts.fields
         parts = self.scope.admit(buffer.table, admission.arrivals, admission.mine)
-        buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
-        groups = self.scope.fetch(rows.requests(draw, buffer.table.owner), buffer.storage.get)
-        return rows.placements(draw, groups)
+        try:
+            buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
+        except Exception as caught:
+            self._keep(caught)
+        return self.scope.fetch(rows.requests(draw, buffer.table.owner), self._load)
+
+    def _load(self, serial: int) -> Group:
+        try:
+            return self.buffer.storage.get(serial)
+        except Exception as caught:
+            self._keep(caught)
+            return MISSING
+
+    def _keep(self, error: Exception) -> None:
+        """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""
+        if self._parts.processes == 1:
+            raise error
+        self.tap.error = self.tap.error or error
 
     def _compose(self, batch: Batch, placements: list[Placement], items_delta: float) -> Batch:
         """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
-        composed = self._parts.hooks.compose(batch, placements, self.context()) if placements else batch
+        composed = self._parts.hooks.compose(batch, placements, self._local_context()) if placements else batch
         if not items_delta:
             return composed
         items = batch["num_items_in_batch"]
@@ -262,7 +288,7 @@ class Session:
         self.totals.add(tally)
         self.metrics = {}
         self._record({**metrics(total), "replay/padding": 1.0 - float(real) / positions})
-        for result in self._parts.hooks.call("metrics", self.update, context=self.context()):
+        for result in self._parts.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})
 
@@ -273,4 +299,4 @@ class Session:
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        return self._parts.hooks.correct(rows, self.context())
+        return self._parts.hooks.correct(rows, self._local_context())

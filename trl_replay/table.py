@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigurationError
-from .types import Floats, Ints
 
 COLUMNS: dict[str, Any] = {
     "serial": np.int64,  # unique, grows in the order of generation
@@ -89,7 +88,7 @@ class Table:
             column[start:end] = values[name] if name in values else self._fills.get(name, 0)
         self._length = end
 
-    def remove(self, rows: Ints) -> None:
+    def remove(self, rows: NDArray[np.int64]) -> None:
         """Removes distinct rows; the last rows move into their places."""
         if len(rows) == 0:
             return
@@ -100,7 +99,7 @@ class Table:
             column[holes] = column[movers]
         self._length = left
 
-    def take(self, rows: Ints) -> Table:
+    def take(self, rows: NDArray[np.int64]) -> Table:
         """A table of copies of `rows`, made column by column when first read."""
         return _Subset(self, rows)
 
@@ -108,7 +107,7 @@ class Table:
 class _Subset(Table):
     """Some rows of another table; a column is copied when it is first asked for, so unused ones cost nothing."""
 
-    def __init__(self, source: Table, rows: Ints) -> None:
+    def __init__(self, source: Table, rows: NDArray[np.int64]) -> None:
         super().__init__({}, len(rows))
         self._source, self._rows = source, rows
 
@@ -124,7 +123,7 @@ class _Subset(Table):
         return self._source.names
 
 
-def draw(weights: NDArray[Any], count: int, rng: np.random.Generator) -> Ints:
+def draw(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is
@@ -153,7 +152,7 @@ def draw(weights: NDArray[Any], count: int, rng: np.random.Generator) -> Ints:
     return order[: max(count, 0)].astype(np.int64)
 
 
-def lowest(keys: Floats, count: int) -> Ints:
+def lowest(keys: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Indices of the `count` lowest `keys`, lowest first, without sorting the rest."""
     count = max(min(count, len(keys)), 0)
     if count == 0:

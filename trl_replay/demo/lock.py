@@ -1,7 +1,8 @@
 """The combination lock: a task so sparse that stock GRPO trains on dead groups most of the time.
 
 Each of 8 keys opens with one of 256 two-letter codes. Before RL the model is briefly taught to answer with uniformly
-random codes, so that one sample in 256 is right and about 97 % of the groups of 8 are dead.
+random codes, so that one sample in 256 is right and about 97 % of the groups of 8 are dead. A seed stands for a lock
+of its own: codes, model, data order and completions; arms are compared on the same seeds.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ LEARNING_RATES = {"stock": 3e-4, "replay": 1e-3}
 """Each arm at a rate that suits it; benchmarks/learning.py chooses them by a protocol."""
 
 
-def codes() -> dict[str, str]:
-    """The code that opens each key, the same in every run."""
-    rng = random.Random(7)
+def codes(seed: int) -> dict[str, str]:
+    """The code that opens each key."""
+    rng = random.Random(seed)
     return {str(key): rng.choice(LETTERS) + rng.choice(LETTERS) for key in range(KEYS)}
 
 
@@ -40,18 +41,19 @@ def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 
 @cache
-def taught(steps: int = 300, rows: int = 256) -> Mapping[str, torch.Tensor]:
-    """Weights of the model that answers every key with a uniformly random code: the same on every call.
+def taught(seed: int, steps: int = 300, rows: int = 256) -> Mapping[str, torch.Tensor]:
+    """Weights of a model that answers every key with a uniformly random code: the same on every call.
 
     Args:
+        seed (`int`): Of the model and of the examples.
         steps (`int`, *optional*, defaults to `300`): Supervised updates.
         rows (`int`, *optional*, defaults to `256`): Random examples in each.
     """
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, HIDDEN_SIZE)
+    model = make_model(tokenizer, HIDDEN_SIZE, seed=seed)
     ids = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789"[:KEYS], *LETTERS, "=", tokenizer.eos_token]))
     keys, letters, sign, end = ids[:KEYS], ids[KEYS:-2], ids[-2].expand(rows), ids[-1].expand(rows)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(among: torch.Tensor) -> torch.Tensor:
         return among[torch.randint(len(among), (rows,), generator=generator)]
@@ -72,8 +74,8 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -
     """A stock `trl.GRPOTrainer` on the lock: 8 groups of 8 completions of at most 3 tokens an update."""
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, HIDDEN_SIZE)
-    model.load_state_dict(taught())
-    rows = [{"prompt": f"{key}=", "answer": code} for key, code in codes().items()]
+    model.load_state_dict(taught(seed))
+    rows = [{"prompt": f"{key}=", "answer": code} for key, code in codes(seed).items()]
     return GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -112,7 +114,7 @@ def run(
 
     Args:
         arm (`str`): Its name in tables.
-        seed (`int`): Of the trainer: completions and data order.
+        seed (`int`): Of the lock and of the trainer.
         learning_rate (`float`): Constant.
         steps (`int`): Updates, each of 64 completions.
         settings (`dict`, *optional*): Of [`ReplayConfig`]; None is stock.

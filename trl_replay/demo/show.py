@@ -52,8 +52,8 @@ def show(steps: int, seeds: Sequence[int], out: Path) -> int:
     (out / "demo.json").write_text(json.dumps([record.as_dict() for record in records]) + "\n")
     console.print(summary(records))
     console.print(
-        f"Seeds {', '.join(map(str, seeds))}, the same for both arms; so few show a difference and do not measure it. "
-        "Each arm runs at the learning rate that suited it best in so short a run, on other seeds. "
+        f"Seeds {', '.join(map(str, seeds))}, each a lock of its own and the same for both arms; so few show a "
+        "difference and do not measure it. Each arm runs at the learning rate that suited it best in so short a run, on other seeds. "
         "benchmarks/learning.py has the fair comparison: longer runs, more seeds, rates chosen by a protocol."
     )
     written = [out / "demo.json"]
@@ -82,9 +82,10 @@ def _train_all(console: Console, steps: int, seeds: Sequence[int]) -> list[Recor
     )
     records = []
     with Progress(*columns, console=console, redirect_stdout=False) as progress:
-        teaching = progress.add_task("teaching random codes", total=1, shown="")
-        lock.taught()
-        progress.update(teaching, completed=1)
+        teaching = progress.add_task("teaching random codes", total=len(seeds), shown="")
+        for seed in seeds:
+            lock.taught(seed)
+            progress.advance(teaching)
         for arm, settings in ARMS.items():
             for seed in seeds:
                 row = progress.add_task(f"{LABELS[arm]}, seed {seed}", total=steps, shown="")

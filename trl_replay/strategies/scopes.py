@@ -105,23 +105,28 @@ class GatheredScope(ProcessScope):
         incoming = [int(sum(arrival.sizes[rank] for arrival in here)) for rank in range(self.ranks)]
         received = self._exchange("admit", outgoing, mine.__getitem__, incoming)
         parts: dict[int, list[Group]] = {}
-        for arrival in here:
-            held = [rank for rank in range(self.ranks) if arrival.sizes[rank]]
-            parts[arrival.serial] = [
-                mine[arrival.serial] if rank == self.rank else received[rank].pop(0) for rank in held
-            ]
+        for serial, sizes in here:
+            held = np.flatnonzero(sizes).tolist()
+            parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in held]
+            if len(held) > 1:  # what came from elsewhere is on the CPU
+                parts[serial] = [part.map(lambda tensor: tensor.cpu()) for part in parts[serial]]
         return parts
 
     def _exchange(
-        self, verb: str, outgoing: Sequence[Sequence[int]], load: Callable[[int], Group], incoming: Sequence[int]
+        self,
+        verb: str,
+        outgoing: Sequence[Sequence[int]],
+        load: Callable[[int], Group],
+        incoming: Sequence[int] | None,
     ) -> list[list[Group]]:
         """One `all_to_all_single` of packed groups.
 
         Args:
             verb (`str`): For the count of bytes.
             outgoing (`Sequence[Sequence[int]]`): Per rank, the serials to send, in an order that the receiver knows.
-            load (`Callable`): Gives the payload of a serial.
-            incoming (`Sequence[int]`): Per rank, the bytes to receive; this rank's own are left out.
+            load (`Callable`): Gives the payload of a serial; called once for each that another rank needs.
+            incoming (`Sequence[int]`, *optional*): Per rank, the bytes to receive; this rank's own do not count. None
+                if only the sender knows: then the numbers go first, 8 bytes from each rank.
 
         Returns:
             Per rank, the groups received.
@@ -132,11 +137,15 @@ class GatheredScope(ProcessScope):
 
         from ..wire import pack, unpack
 
-        send = [[] if rank == self.rank else [pack(load(s), self.names) for s in serials]
-                for rank, serials in enumerate(outgoing)]  # fmt: skip
-        out_sizes = [sum(packed.numel() for packed in packs) for packs in send]
-        in_sizes = [0 if rank == self.rank else size for rank, size in enumerate(incoming)]
-        flat = torch.cat([torch.empty(0, dtype=torch.uint8), *(packed for packs in send for packed in packs)])
+        sending = [[] if rank == self.rank else list(serials) for rank, serials in enumerate(outgoing)]
+        packed = {s: pack(load(s), self.names) for s in dict.fromkeys(s for serials in sending for s in serials)}
+        flat = torch.cat([torch.empty(0, dtype=torch.uint8), *(packed[s] for serials in sending for s in serials)])
+        out_sizes = [sum(packed[s].numel() for s in serials) for serials in sending]
+        if incoming is None:
+            ones = [1] * self.ranks
+            incoming = self._all_to_all(torch.tensor(out_sizes), ones, ones).tolist()
+            self.received[verb] += 8 * (self.ranks - 1)
+        in_sizes = [0 if rank == self.rank else int(size) for rank, size in enumerate(incoming)]
         received = self._all_to_all(flat, out_sizes, in_sizes)
         self.received[verb] += sum(in_sizes)
         return [unpack(part, self.names) for part in torch.split(received, in_sizes)]
@@ -180,23 +189,13 @@ class ShardedScope(GatheredScope):
         return self._move(arrivals, [[owner] for owner in owners], mine)
 
     def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
-        """Owners send drawn groups to the ranks whose slots they fill."""
-        import torch
+        """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.
 
+        Only the owner knows what its storage gives out (a storage may compress), so sizes go before payload.
+        """
         outgoing = [
             [r.serial for r in requests if r.owner == self.rank and rank in r.ranks] for rank in range(self.ranks)
         ]
+        received = self._exchange("fetch", outgoing, load, incoming=None)
         needed = [request for request in requests if self.rank in request.ranks]
-        found = {request.serial: load(request.serial) for request in needed if request.owner == self.rank}
-        if self.ranks == 1:
-            return found
-        from ..wire import packed_size
-
-        sizes = [0 if rank == self.rank else sum(packed_size(load(s)) for s in serials)
-                 for rank, serials in enumerate(outgoing)]  # fmt: skip
-        incoming = self._all_to_all(torch.tensor(sizes), [1] * self.ranks, [1] * self.ranks).tolist()
-        received = self._exchange("fetch", outgoing, load, incoming)
-        for request in needed:
-            if request.owner != self.rank:
-                found[request.serial] = received[request.owner].pop(0)
-        return found
+        return {r.serial: load(r.serial) if r.owner == self.rank else received[r.owner].pop(0) for r in needed}
