@@ -225,7 +225,7 @@ def test_zero_std_selects_the_dead_groups():
 
 def test_ratio_gives_the_behaviour_log_probs_and_none_the_current_ones():
     new, old = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-3.0, -2.5]])
-    rows = ReplayedRows(new, old, torch.ones(1, 2, dtype=torch.bool), torch.ones(1), torch.ones(1))
+    rows = ReplayedRows(new, old, new, torch.ones(1, 2, dtype=torch.bool), torch.ones(1), torch.ones(1))
     for correction, expected in ((corrections.ratio, old), (corrections.none, new)):
         corrected = correction(rows, make_context())
         assert isinstance(corrected, Corrected)

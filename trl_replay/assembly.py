@@ -56,9 +56,17 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     strategies: dict[str, Any] = {
         kind: _make(kind, resolved[kind], config) for kind in STRATEGY_KINDS if kind not in ("scope", "storage")
     }
+    if getattr(strategies["correction"], "token_weights", False) and not compat.allows_token_weights(trainer):
+        raise ConfigurationError(
+            f"replay_correction={config.replay_correction!r} weighs single tokens, which is exact only with "
+            f"importance_sampling_level='token' or loss_type='cispo'; this trainer has "
+            f"importance_sampling_level={trainer.args.importance_sampling_level!r}. Use a correction with one "
+            f"weight a row "
+            "(ratio, sequence_mask, topr, or truncated with level='sequence'), or change the level."
+        )
     multiple_of = trainer.pad_to_multiple_of
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
-    limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses)
+    limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown)
     return config, Parts(
         buffer=ReplayBuffer(_capacity(trainer, config, scope), storage, limits),
         scope=scope,
@@ -66,7 +74,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         fields=fields,
         rng=np.random.default_rng(_seed(trainer, config, scope)),
         num_generations=trainer.num_generations,
-        token_weights=trainer.args.importance_sampling_level == "token",
+        token_weights=compat.allows_token_weights(trainer),
         forward=compat.has_other_loss_path(trainer),
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),

@@ -11,6 +11,7 @@ before the loss reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,6 +57,21 @@ class MicroBatch(dict[str, Any]):
             self.read = True
 
 
+@dataclass(slots=True)
+class PlacedRow:
+    """A replayed row of the current generation batch.
+
+    Attributes:
+        logps (`(length,)`): Its behaviour log-probs.
+        age (`int`): Updates since it was generated.
+        proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
+    """
+
+    logps: torch.Tensor
+    age: int
+    proximal: torch.Tensor | None = None
+
+
 class Tap:
     """Wraps one trainer's loss and log-prob method.
 
@@ -80,7 +96,7 @@ class Tap:
         self.forward = forward
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
-        self._placed: list[tuple[torch.Tensor, int]] = []
+        self._placed: list[PlacedRow] = []
         self._first_placed = 0
         self._stats: list[torch.Tensor] = []
         self.verified = False
@@ -112,7 +128,7 @@ class Tap:
             first = self._first_placed + len(self._placed)
             ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
             logps = torch.split(placed.group.tensors[OLD_LOGPS], placed.group.completion_lengths.tolist())
-            self._placed += [(row, placed.age) for row in logps[placed.part]]
+            self._placed += [PlacedRow(row, placed.age) for row in logps[placed.part]]
         return ids
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
@@ -189,7 +205,7 @@ class Tap:
 
     def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> None:
         mask = loss_mask(micro).bool()
-        old = dict.get(micro, OLD_LOGPS)
+        old, silent = dict.get(micro, OLD_LOGPS), torch.zeros_like(mask)
         if placed:
             index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
             rows = self._replayed(micro, placed, index, logps[index], mask[index])
@@ -198,22 +214,28 @@ class Tap:
             old[index] = corrected.old_logps.to(old.dtype)
             if corrected.weights is not None:
                 micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
-        # stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss
-        for key, value in ((OLD_LOGPS, old), (REF_LOGPS, dict.get(micro, REF_LOGPS))):
+                silent[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
+        # stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; and
+        # where a
+        # weight is 0, the KL to the policy itself is 0 in value and gradient
+        for key, value, real in ((OLD_LOGPS, old, mask), (REF_LOGPS, dict.get(micro, REF_LOGPS), mask & ~silent)):
             if value is not None:
-                micro[key] = torch.where(mask, value, logps.to(value.dtype))
+                micro[key] = torch.where(real, value, logps.to(value.dtype))
 
     def _replayed(
         self, micro: MicroBatch, placed: list[int], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
     ) -> ReplayedRows:
         stored = [self._placed[row - self._first_placed] for row in placed]
-        padded = pad_sequence([row for row, _ in stored], batch_first=True).to(logps.device, torch.float32)
+        for position, row in enumerate(stored):
+            row.proximal = logps[position] if row.proximal is None else row.proximal
+        proximal = torch.stack([row.proximal for row in stored if row.proximal is not None])
+        padded = pad_sequence([row.logps for row in stored], batch_first=True).to(logps.device, torch.float32)
         padded = functional.pad(padded, (0, logps.size(1) - padded.size(1)))
         behaviour = torch.where(mask, padded, logps.float())
-        ages = torch.tensor([age for _, age in stored], device=logps.device)
+        ages = torch.tensor([row.age for row in stored], device=logps.device)
         ratios = (logps.float() - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().double() * mask
         self._stats.append(torch.stack([ratios.sum(), (ratios**2).sum(), mask.sum().double()]))
-        return ReplayedRows(logps, behaviour, mask, micro["advantages"][index], ages)
+        return ReplayedRows(logps, behaviour, proximal, mask, micro["advantages"][index], ages)
 
     def _silence(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Takes the replayed rows out of the loss, so that this process can go on until all of them stop together."""

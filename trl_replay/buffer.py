@@ -22,11 +22,13 @@ class Limits:
         min_size (`int`): Entries that the buffer must hold before anything is replayed.
         max_age (`int`, *optional*): Updates since generation.
         max_uses (`int`, *optional*): Replays of one entry.
+        cooldown (`int`, *optional*): Updates between two replays of one entry.
     """
 
     min_size: int = 1
     max_age: int | None = None
     max_uses: int | None = None
+    cooldown: int | None = None
 
 
 class ReplayBuffer:
@@ -120,6 +122,8 @@ class ReplayBuffer:
             reasons["replay_max_age"] = age > limits.max_age
         if limits.max_uses is not None:
             reasons["replay_max_uses"] = table.uses >= limits.max_uses
+        if limits.cooldown is not None:
+            reasons["replay_cooldown"] = (table.last_used >= 0) & (update - table.last_used < limits.cooldown)
         lacking = [number for number, have in enumerate(self._keysets) if not keys <= have]
         if lacking:
             reasons["lacks a tensor"] = np.isin(table.keys, lacking)

@@ -111,6 +111,11 @@ def sequence_level_ratio(trainer: Any) -> bool:
     return str(getattr(trainer, "vllm_importance_sampling_mode", "")).startswith("sequence")
 
 
+def allows_token_weights(trainer: Any) -> bool:
+    """Whether weights of single tokens, folded into the advantage, are exact in this trainer's loss."""
+    return bool(trainer.args.importance_sampling_level == "token" or trainer.args.loss_type == "cispo")
+
+
 def has_other_loss_path(trainer: Any) -> bool:
     """Whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
     return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), "compute_liger_loss")

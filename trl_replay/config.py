@@ -54,6 +54,15 @@ class ReplayConfig:
             How often one entry is replayed. No limit if not set.
         replay_max_fraction (`float`, *optional*, defaults to `1.0`):
             Largest share of a generation batch's groups that replay may fill.
+        replay_cooldown (`int`, *optional*):
+            Updates that must pass between two uses of one entry. None if not set.
+        replay_half_life (`float`, *optional*):
+            Updates in which an entry's score falls to half, for eviction and drawing. Scores stay as they are if not
+            set.
+        replay_weight (`float`, *optional*, defaults to `1.0`):
+            Weight of replayed rows in the policy loss, on top of the correction's.
+        replay_dry_run (`bool`, *optional*, defaults to `False`):
+            Decide and measure everything but exchange nothing: training is bit-identical to stock.
         replay_seed (`int`, *optional*):
             Seed of the private generator. The trainer's seed, plus the rank for scope `process`, if not set.
         replay_plugins (`list[str]`, *optional*):
@@ -93,6 +102,18 @@ class ReplayConfig:
     replay_max_fraction: float = field(
         default=1.0, metadata=_help("Largest share of a generation batch's groups that replay may fill.")
     )
+    replay_cooldown: int | None = field(
+        default=None, metadata=_help("Updates that must pass between two uses of one entry.")
+    )
+    replay_half_life: float | None = field(
+        default=None, metadata=_help("Updates in which an entry's score falls to half, for eviction and drawing.")
+    )
+    replay_weight: float = field(
+        default=1.0, metadata=_help("Weight of replayed rows in the policy loss, on top of the correction's.")
+    )
+    replay_dry_run: bool = field(
+        default=False, metadata=_help("Decide and measure everything but exchange nothing: training stays stock's.")
+    )
     replay_seed: int | None = field(
         default=None, metadata=_help("Seed of the private generator; the trainer's seed if not set.")
     )
@@ -116,10 +137,17 @@ class ReplayConfig:
         self._require_int("replay_max_age", 1, optional=True)
         self._require_int("replay_max_uses", 1, optional=True)
         self._require_int("replay_seed", 0, optional=True)
-        if not isinstance(self.use_replay, bool):
-            raise _error("use_replay", self.use_replay, "give true or false")
+        self._require_int("replay_cooldown", 1, optional=True)
+        for name in ("use_replay", "replay_dry_run"):
+            if not isinstance(getattr(self, name), bool):
+                raise _error(name, getattr(self, name), "give true or false")
+        half_life = self.replay_half_life
+        if half_life is not None and not (_is_number(half_life) and 0 < half_life < float("inf")):
+            raise _error("replay_half_life", half_life, "leave it out or give a number of updates above 0")
+        if not (_is_number(self.replay_weight) and 0 <= self.replay_weight < float("inf")):
+            raise _error("replay_weight", self.replay_weight, "give a finite number of at least 0")
         fraction = self.replay_max_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        if not (_is_number(fraction) and 0 <= fraction <= 1):
             raise _error("replay_max_fraction", fraction, "give a share between 0 and 1")
         if 0 < self.replay_buffer_size < self.replay_min_size:
             raise _error(
@@ -180,3 +208,7 @@ class ReplayConfig:
 
 def _error(name: str, value: object, remedy: str) -> ConfigurationError:
     return ConfigurationError(f"{name}={value!r} can't be used: {remedy}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

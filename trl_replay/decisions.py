@@ -15,10 +15,12 @@ from . import compat
 from .behaviour import Tap
 from .buffer import ReplayBuffer
 from .candidates import Noted
+from .config import ReplayConfig
 from .errors import SeamError
 from .exchange import Admission, Draw, Rows
 from .hooks import SessionHooks
 from .report import Tally
+from .table import Table
 from .types import Context, Groups, Ints
 
 
@@ -30,7 +32,7 @@ class Decisions:
         hooks ([`SessionHooks`]): Plugins and strategies.
         tap ([`Tap`]): Counts updates, and knows whether the seam has been seen to work.
         context (`Callable`): Gives what strategies may know at this moment.
-        max_fraction (`float`): Largest share of a batch's groups that may be replaced.
+        config ([`ReplayConfig`]): `replay_max_fraction` and `replay_half_life`.
     """
 
     def __init__(
@@ -39,13 +41,14 @@ class Decisions:
         hooks: SessionHooks,
         tap: Tap,
         context: Callable[[], Context],
-        max_fraction: float,
+        config: ReplayConfig,
     ) -> None:
         self._buffer = buffer
         self._hooks = hooks
         self._tap = tap
         self._context = context
-        self._max_fraction = max_fraction
+        self._max_fraction = config.replay_max_fraction
+        self._half_life = config.replay_half_life
 
     def settle(self, noted: Noted | None, rows: Rows, ranks: int, tally: Tally) -> Admission:
         """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
@@ -69,7 +72,7 @@ class Decisions:
             "keys": np.full(len(finite), self._buffer.keyset(noted.keys)),
         }
         stored, tally.evicted = self._buffer.offer(
-            columns, lambda table: self._hooks.rank(table, context), context.rng
+            columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
         )
         tally.stored = len(stored)
         kept = [candidate for candidate in usable if candidate.serial in stored]
@@ -128,13 +131,21 @@ class Decisions:
         rows, held_back = buffer.eligible(update, keys)
         drawn = rows[:0]
         if len(rows):
-            table = buffer.table if len(rows) == len(buffer) else buffer.table.take(rows)
+            aged = self._aged(buffer.table)
+            table = aged if len(rows) == len(buffer) else aged.take(rows)
             drawn = rows[self._hooks.sample(table, min(count, len(rows)), self._context())]
         if len(drawn) < count:
             reason = "the buffer held fewer eligible groups than slots" if len(buffer) else "the buffer was empty"
             held = ", ".join(sorted(held_back))
             tally.reasons[f"{reason} (held back: {held})" if held else reason] += 1
         return drawn
+
+    def _aged(self, table: Table) -> Table:
+        """The table with its scores as they are worth by now."""
+        if self._half_life is None:
+            return table
+        age = np.maximum(self._tap.update - table.step, 0)
+        return table.with_scores(table.score * np.exp2(-age / self._half_life))
 
     def noteworthy(self, fresh: Groups, draw: Draw, known: bool, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""

@@ -67,7 +67,7 @@ class Session:
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
-        self._decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config.replay_max_fraction)
+        self._decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
         self._local_rng = parts.rng.spawn(1)[0]
         self._noted: Noted | None = None
@@ -127,6 +127,8 @@ class Session:
             slots = self._decide.select(fresh, tally)
             keys = self._parts.fields.stored_keys(batch)
             draw = self._decide.sample(slots, fresh, keys, self._noted_at, tally)
+            if self.config.replay_dry_run:
+                draw, tally.items_delta = Draw(), 0.0
             noteworthy = self._decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
         except Exception as caught:
             error = error or caught
@@ -299,4 +301,8 @@ class Session:
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        return self._parts.hooks.correct(rows, self._local_context())
+        corrected, weight = self._parts.hooks.correct(rows, self._local_context()), self.config.replay_weight
+        if weight == 1.0:
+            return corrected
+        weights = torch.ones_like(rows.advantages) if corrected.weights is None else corrected.weights
+        return replace(corrected, weights=weights * weight)

@@ -99,6 +99,10 @@ class Table:
             column[holes] = column[movers]
         self._length = left
 
+    def with_scores(self, scores: NDArray[np.float64]) -> Table:
+        """The same rows with other scores; no column is copied."""
+        return Table({**self._columns, "score": scores}, self._length)
+
     def take(self, rows: NDArray[np.int64]) -> Table:
         """A table of copies of `rows`, made column by column when first read."""
         return _Subset(self, rows)

@@ -194,6 +194,7 @@ class ReplayedRows:
         logps (`(R, C)`): Log-probs under the policy being trained, detached.
         behaviour_logps (`(R, C)`): Log-probs under the policy that generated the tokens; equal to `logps` where
             `mask` is 0.
+        proximal_logps (`(R, C)`): Log-probs under the policy of the row's first training forward since it was drawn.
         mask (`(R, C)` bool): Tokens that the loss trains on.
         advantages (`(R,)`): TRL's advantages, as stored.
         ages (`(R,)` int64): Updates since generation.
@@ -201,6 +202,7 @@ class ReplayedRows:
 
     logps: torch.Tensor
     behaviour_logps: torch.Tensor
+    proximal_logps: torch.Tensor
     mask: torch.Tensor
     advantages: torch.Tensor
     ages: torch.Tensor

@@ -58,7 +58,7 @@ def pack(group: Group, names: Sequence[str]) -> torch.Tensor:
         BatchError: A tensor of a dtype that can't be sent, or a key that is not among `names`.
     """
     head = torch.frombuffer(bytearray(_header(group, names)), dtype=torch.uint8)
-    held = [group.tensors[name] for name in names if name in group.tensors]
+    held = [group.tensors[name] for name in names if name in group.tensors and group.tensors[name].numel()]
     return torch.cat([head, *(tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in held)])
 
 

@@ -49,10 +49,26 @@ class Builtin:
         yield SamplerSpec("top", _given(samplers.top), "the highest scores")
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
+        yield SelectorSpec("low_std", selectors.make_low_std, "groups of little reward deviation")
+        yield SelectorSpec(
+            "top_p_variance", selectors.make_top_p_variance, "all but those with the share p of variance"
+        )
+        yield SelectorSpec("pass_rate", selectors.make_pass_rate, "groups that are too hard or too easy")
+        yield SelectorSpec("always", selectors.make_always, "a fixed share of every batch")
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
         yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, held by every process")
         yield ScopeSpec("sharded", scopes.ShardedScope, "one buffer, each group held by one process")
         yield StorageSpec("cpu", storages.CpuStorage, "payload in main memory")
         yield StorageSpec("device", storages.DeviceStorage, "payload on the training device")
         yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")
+        yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")
+        yield CorrectionSpec(
+            "sequence_mask", corrections.make_sequence_mask, "ratio; rows far off the policy left out"
+        )
+        yield CorrectionSpec("topr", corrections.make_topr, "weight 1 for A > 0, the truncated ratio for A < 0")
+        yield CorrectionSpec("m2po", corrections.make_m2po, "ratio; tokens masked until its second moment is small")
+        yield CorrectionSpec(
+            "decoupled", corrections.make_decoupled, "clips around a recent policy, weighted by its ratio"
+        )
+        yield CorrectionSpec("shaped", corrections.make_shaped, "ratio shaped to r / (r + gamma)")
         yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")

@@ -1,8 +1,43 @@
-"""Corrections: what the loss takes as old log-probs and weights of replayed rows. Each runs inside the loss."""
+"""Corrections: what the loss takes as old log-probs and weights of replayed rows. Each runs inside the loss.
+
+With r = π/μ the ratio of the trained to the generating policy, a correction chooses the old log-probs, and so what the
+loss's own ratio and clipping see, and detached weights, which multiply the policy term. Folding a weight into the
+advantage
+is exact for every loss type at row level, and for token weights with token-level importance sampling and with cispo.
+
+TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that
+set the
+old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`,
+`sequence_mask` and `m2po` multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term of its row
+or token away too.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+from ..protocols import Correction
 from ..types import Context, Corrected, ReplayedRows
+
+if TYPE_CHECKING:
+    import torch
+
+LOG_LIMIT = 20.0
+"""Log ratios are clamped to ±20 before they are exponentiated, as TRL does for its sequence ratios."""
+
+
+class TokenWeights:
+    """A correction with a weight for each token: only where the loss's ratio is each token's own."""
+
+    token_weights = True
+
+    def __init__(self, correct: Correction) -> None:
+        self._correct = correct
+
+    def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
+        """The wrapped correction."""
+        return self._correct(rows, context)
 
 
 def ratio(rows: ReplayedRows, context: Context) -> Corrected:
@@ -13,3 +48,115 @@ def ratio(rows: ReplayedRows, context: Context) -> Corrected:
 def none(rows: ReplayedRows, context: Context) -> Corrected:
     """No correction: replayed rows are trained on as if the current policy had generated them. For comparison only."""
     return Corrected(old_logps=rows.logps)
+
+
+def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
+    """Truncated importance sampling: weight min(r, cap) on an otherwise on-policy loss (TIS; IMPALA, arXiv
+    1802.01561).
+
+    Args:
+        cap (`float`): Largest weight, above 0.
+        level (`str`): `"token"`: each token's r. `"sequence"`: the product over the row's trained tokens, one weight
+            a row.
+    """
+    _require("truncated", "cap", cap, above=0.0)
+    if level not in ("token", "sequence"):
+        raise ConfigurationError(f"truncated: level={level!r} can't be used: give 'token' or 'sequence'.")
+
+    def truncated(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = _log_ratio(rows) if level == "token" else _sequence_log_ratio(rows)
+        return Corrected(rows.logps, logs.clamp(-LOG_LIMIT, LOG_LIMIT).exp().clamp(max=cap))
+
+    return TokenWeights(truncated) if level == "token" else truncated
+
+
+def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
+    """`ratio`, but a row whose geometric mean of r over its trained tokens leaves [low, high] is taken out.
+
+    Masked importance sampling at sequence level, with GSPO's length-normalised ratio (arXiv 2507.18071).
+    """
+    _require("sequence_mask", "low", low, above=0.0)
+    _require("sequence_mask", "high", high, above=low)
+
+    def sequence_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        mean = (_sequence_log_ratio(rows) / rows.mask.sum(dim=1).clamp(min=1)).clamp(-LOG_LIMIT, LOG_LIMIT).exp()
+        return Corrected(rows.behaviour_logps, ((mean >= low) & (mean <= high)).to(rows.logps.dtype))
+
+    return sequence_mask
+
+
+def make_topr(cap: float = 1.0) -> Correction:
+    """Tapered off-policy REINFORCE: weight 1 for A > 0, min(product of r, cap) for A < 0 (arXiv 2503.14286)."""
+    _require("topr", "cap", cap, above=0.0)
+
+    def topr(rows: ReplayedRows, context: Context) -> Corrected:
+        tapered = _sequence_log_ratio(rows).clamp(-LOG_LIMIT, LOG_LIMIT).exp().clamp(max=cap)
+        return Corrected(rows.logps, tapered.where(rows.advantages < 0, tapered.new_ones(())))
+
+    return topr
+
+
+def make_m2po(threshold: float = 0.04) -> Correction:
+    """`ratio`, with tokens masked, largest (log r)² first, until its mean over the rest is ≤ threshold (arXiv
+    2510.01161).
+
+    The mean is over the replayed tokens of one micro-batch; fresh tokens, whose r is 1, are not counted.
+    """
+    _require("m2po", "threshold", threshold, above=0.0)
+
+    def m2po(rows: ReplayedRows, context: Context) -> Corrected:
+        squares = (_log_ratio(rows) ** 2).masked_fill(~rows.mask, 0.0)
+        ordered, order = squares.flatten().sort()
+        ordered_mask = rows.mask.flatten()[order]
+        means = ordered.cumsum(0) / ordered_mask.cumsum(0).clamp(min=1)
+        keep = ordered.new_zeros(ordered.shape).scatter(0, order, (means <= threshold).to(ordered.dtype))
+        return Corrected(rows.behaviour_logps, keep.view(squares.shape))
+
+    return TokenWeights(m2po)
+
+
+def make_decoupled(cap: float = 2.0) -> Correction:
+    """Decoupled PPO: clip around a recent proximal policy π₀, and weight by min(π₀/μ, cap) (AReaL, arXiv 2505.24298).
+
+    π₀ is the policy at the row's first training forward since it was drawn: with one update a generation batch, the
+    trained
+    policy itself.
+    """
+    _require("decoupled", "cap", cap, above=0.0)
+
+    def decoupled(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = (rows.proximal_logps - rows.behaviour_logps).clamp(-LOG_LIMIT, LOG_LIMIT)
+        return Corrected(rows.proximal_logps, logs.exp().clamp(max=cap))
+
+    return TokenWeights(decoupled)
+
+
+def make_shaped(gamma: float = 0.1) -> Correction:
+    """Ratio shaping f(r) = r / (r + γ) in the place of r: favours tokens that the policy finds unlikely.
+
+    The gradient of f(r) is γ r / (r + γ)² times that of log π, which is the weight given here; nothing is clipped
+    (LUFFY,
+    arXiv 2504.14945; ExGRPO, arXiv 2510.02245, with γ = 0.1).
+    """
+    _require("shaped", "gamma", gamma, above=0.0)
+
+    def shaped(rows: ReplayedRows, context: Context) -> Corrected:
+        r = _log_ratio(rows).clamp(-LOG_LIMIT, LOG_LIMIT).exp()
+        return Corrected(rows.logps, gamma * r / (r + gamma) ** 2)
+
+    return TokenWeights(shaped)
+
+
+def _log_ratio(rows: ReplayedRows) -> torch.Tensor:
+    """`(R, C)`: log r of each token; 0 where the loss does not train."""
+    return rows.logps - rows.behaviour_logps
+
+
+def _sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:
+    """`(R,)`: the sum of log r over the row's trained tokens."""
+    return (_log_ratio(rows) * rows.mask).sum(dim=1)
+
+
+def _require(correction: str, name: str, value: Any, above: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > above or value == float("inf"):
+        raise ConfigurationError(f"{correction}: {name}={value!r} can't be used: give a number above {above:g}.")

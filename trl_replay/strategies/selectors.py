@@ -1,12 +1,90 @@
-"""Selectors: which fresh groups may be replaced."""
+"""Selectors: which fresh groups may be replaced. Each maps [`Groups`] to distinct indices, most replaceable first."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..types import Context, Groups, Ints
+from ..errors import ConfigurationError
+from ..protocols import Selector
+from ..types import Bools, Context, Floats, Groups, Ints
 
 
 def zero_std(groups: Groups, context: Context) -> Ints:
     """The dead groups: those whose advantages do not differ beyond float noise."""
     return np.flatnonzero(groups.dead)
+
+
+def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Selector:
+    """Dead groups, and live ones of little reward deviation.
+
+    Args:
+        threshold (`float`): Largest standard deviation of the weighted reward that is replaceable (0.05 in ARPO,
+            arXiv 2505.16282).
+        quantile (`float`, *optional*): Instead of the threshold: the batch's quantile up to which groups are
+            replaceable.
+    """
+    if not threshold >= 0:
+        raise ConfigurationError(f"low_std: threshold={threshold!r} can't be used: give a number of at least 0.")
+    if quantile is not None and not 0 <= quantile <= 1:
+        raise ConfigurationError(f"low_std: quantile={quantile!r} can't be used: give a share between 0 and 1.")
+
+    def low_std(groups: Groups, context: Context) -> Ints:
+        std = groups.reward_std
+        limit = threshold if quantile is None else float(np.quantile(std, quantile))
+        return _ordered(groups, std, groups.dead | (std <= limit))
+
+    return low_std
+
+
+def make_top_p_variance(p: float = 0.9) -> Selector:
+    """All but the smallest set of groups that holds the share `p` of the reward variance (RAGEN-2, arXiv
+    2604.06268)."""
+    if not 0 < p <= 1:
+        raise ConfigurationError(f"top_p_variance: p={p!r} can't be used: give a share above 0 and at most 1.")
+
+    def top_p_variance(groups: Groups, context: Context) -> Ints:
+        variance = np.where(groups.dead, 0.0, groups.reward_std**2)
+        order = np.argsort(-variance, kind="stable")
+        before = np.cumsum(variance[order]) - variance[order]
+        kept = order[(before < p * variance.sum() * (1 - 1e-12)) & (variance[order] > 0)]
+        replaceable = np.ones(len(groups), bool)
+        replaceable[kept] = False
+        return _ordered(groups, variance, replaceable)
+
+    return top_p_variance
+
+
+def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0.5) -> Selector:
+    """Dead groups, and those whose pass rate is not strictly between `low` and `high` (BAPO, arXiv 2602.20722).
+
+    Args:
+        low (`float`): Pass rates up to this one are too hard.
+        high (`float`): Pass rates from this one on are too easy.
+        threshold (`float`): A row passes with a weighted reward of at least this.
+    """
+    if not 0 <= low < high <= 1:
+        raise ConfigurationError(f"pass_rate: low={low!r} and high={high!r} can't be used: give 0 <= low < high <= 1.")
+
+    def pass_rate(groups: Groups, context: Context) -> Ints:
+        rate = (groups.reward >= threshold).mean(axis=1)
+        return _ordered(groups, groups.reward_std, groups.dead | (rate <= low) | (rate >= high))
+
+    return pass_rate
+
+
+def make_always(share: float = 0.25) -> Selector:
+    """A fixed share of every batch, rounded down: dead groups first, then those of the lowest reward deviation."""
+    if not 0 < share <= 1:
+        raise ConfigurationError(f"always: share={share!r} can't be used: give a share above 0 and at most 1.")
+
+    def always(groups: Groups, context: Context) -> Ints:
+        everything = _ordered(groups, groups.reward_std, np.ones(len(groups), bool))
+        return everything[: int(share * len(groups) + 1e-9)]
+
+    return always
+
+
+def _ordered(groups: Groups, worth: Floats, chosen: Bools) -> Ints:
+    """The chosen groups: dead ones first, then by ascending worth, of equals the first."""
+    order = np.lexsort((worth, ~groups.dead))
+    return np.asarray(order[chosen[order]])
