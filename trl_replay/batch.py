@@ -79,6 +79,10 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
     """One group of the rows of all `parts`, in order."""
     if len(parts) == 1:
         return parts[0]
+    if (
+        len({tensor.device for part in parts for tensor in part.tensors.values()}) > 1
+    ):  # some came from other processes
+        parts = [part.map(lambda tensor: tensor.cpu()) for part in parts]
     sizes = [len(part.completion_lengths) for part in parts]
     first = parts[0]
     shared = all(len(part.prompt_lengths) == 1 and _same_prompt(part, first, fields) for part in parts)
