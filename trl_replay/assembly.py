@@ -109,6 +109,13 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
             f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
             f"change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
         )
+    window = trainer.args.steps_per_generation * trainer.num_iterations / trainer.args.gradient_accumulation_steps
+    if config.replay_max_age is not None and config.replay_max_age < window:
+        reasons.append(
+            f"replay_max_age={config.replay_max_age} is less than the {window:g} updates between two generations, "
+            f"so that "
+            "every entry is too old when it is first offered: raise it, or generate more often"
+        )
     if parts.forward and config.replay_correction != "ratio":
         reasons.append(
             f"replay_correction={config.replay_correction!r} needs the loss to call {compat.LOGPS}, which "
@@ -122,8 +129,13 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
 
 
 def dropout_modules(model: torch.nn.Module) -> list[str]:
-    """Names of the modules that drop activations at random."""
-    return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p > 0]
+    """Names of the modules that drop activations or attention at random."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, torch.nn.Dropout) and module.p > 0)
+        or (isinstance(share := getattr(module, "attention_dropout", None), float) and share > 0)
+    ]
 
 
 def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> int:

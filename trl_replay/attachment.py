@@ -11,9 +11,10 @@ from typing import Any
 
 from . import compat
 from .assembly import assemble, dropout_modules, idle_parts, preflight
+from .behaviour import ROWS
 from .callback import ReplayCallback
 from .config import ReplayConfig
-from .errors import AttachError
+from .errors import AttachError, ConfigurationError
 from .registry import registry
 from .session import Session
 
@@ -106,8 +107,13 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         trainer.train()
         ```
     """
+    if config is not None and not isinstance(config, ReplayConfig):
+        raise ConfigurationError(
+            f"attach() takes a ReplayConfig after the trainer, not {config!r}: give settings by name, such as "
+            "attach(trainer, replay_buffer_size=64)."
+        )
     config = (config or ReplayConfig()).with_settings(settings, "attach()")
-    present = _sessions.get(trainer)
+    present = _sessions.get(trainer) if trainer is not None else None
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     if not config.use_replay or config.replay_buffer_size == 0:
@@ -125,6 +131,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     _sessions[trainer] = session
     try:
         _warn_of_dropout(trainer)
+        _warn_of_absolute_positions(trainer)
         session.notify("attached")
     except BaseException:
         _take_off(trainer, session)
@@ -155,12 +162,25 @@ def detach(trainer: Any) -> None:
 
 
 def _take_off(trainer: Any, session: Session) -> None:
+    _forget_buffered(trainer)
     for name in compat.SEAM:
         del trainer.__dict__[name]
-    for callback in list(trainer.callback_handler.callbacks):
-        if isinstance(callback, ReplayCallback) and callback.session is session:
-            trainer.remove_callback(callback)
+    handler = trainer.callback_handler
+    # a new list: a callback may be detaching while the old one is walked
+    handler.callbacks = [
+        callback for callback in handler.callbacks if getattr(callback, "session", None) is not session
+    ]
     del _sessions[trainer]
+
+
+def _forget_buffered(trainer: Any) -> None:
+    """Replayed rows left in the trainer's buffer can't be trained on without the tap: stock scores a new batch
+    instead."""
+    buffered = getattr(trainer, compat.BUFFERED, None) or []
+    if any(bool(micro[ROWS][:, 1].any()) for micro in buffered if ROWS in micro):
+        setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
+    for micro in buffered:
+        micro.pop(ROWS, None)
 
 
 @contextmanager
@@ -198,6 +218,17 @@ def _warn_of_dropout(trainer: Any) -> None:
             f"The model has dropout ({', '.join(dropping[:3])}{', …' if len(dropping) > 3 else ''}): the "
             f"log-probs that replay "
             "corrects with carry one draw of it, as TRL's own old log-probs do.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_absolute_positions(trainer: Any) -> None:
+    if any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
+        warnings.warn(
+            "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position "
+            "ids: the "
+            "log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
+            "approximate. Prompts of one length, or a model with rotary positions, avoid this.",
             stacklevel=3,
         )
 

@@ -29,6 +29,7 @@ ROWS = "trl_replay_rows"
 second
 column: 1 if the batch was composed, so that its padding is ours and not the model's."""
 REF_LOGPS = "ref_per_token_logps"
+SAMPLING_LOGPS = "sampling_per_token_logps"
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to this for the metrics only, so that their squares stay finite."""
 
@@ -179,6 +180,10 @@ class Tap:
             self.error = self.error or error
             self._silence(micro, detached)
 
+    def forget(self) -> None:
+        """Records nothing more of the present generation batch; what is recorded already stays."""
+        self._candidates = {}
+
     def take_error(self) -> Exception | None:
         """The kept error, which is forgotten."""
         error, self.error = self.error, None
@@ -210,6 +215,10 @@ class Tap:
             index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
             rows = self._replayed(micro, placed, index, logps[index], mask[index])
             corrected = self._correct(rows)
+            if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
+                sampling = (logps if old is None else old).clone()
+                sampling[index] = rows.behaviour_logps.to(sampling.dtype)
+                micro[SAMPLING_LOGPS] = torch.where(mask, sampling, logps.to(sampling.dtype))
             old = (logps if old is None else old).clone()
             old[index] = corrected.old_logps.to(old.dtype)
             if corrected.weights is not None:
@@ -225,7 +234,12 @@ class Tap:
     def _replayed(
         self, micro: MicroBatch, placed: list[int], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
     ) -> ReplayedRows:
-        stored = [self._placed[row - self._first_placed] for row in placed]
+        numbers = [row - self._first_placed for row in placed]
+        if not all(0 <= number < len(self._placed) for number in numbers):
+            raise SeamError(
+                "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
+            )
+        stored = [self._placed[number] for number in numbers]
         for position, row in enumerate(stored):
             row.proximal = logps[position] if row.proximal is None else row.proximal
         proximal = torch.stack([row.proximal for row in stored if row.proximal is not None])

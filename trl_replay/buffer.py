@@ -98,6 +98,10 @@ class ReplayBuffer:
             self.storage.put(serial, group)
             self._here.add(serial)
 
+    def withdraw_missing(self, serials: Sequence[int]) -> None:
+        """Takes back those of `serials` whose payload should be on this process and is not."""
+        self.withdraw([serial for serial in serials if serial not in self._here])
+
     def withdraw(self, serials: Sequence[int]) -> None:
         """Takes back newcomers whose payload will not come."""
         self._forget(np.flatnonzero(np.isin(self.table.serial, serials)))

@@ -16,6 +16,12 @@ class ReplayCallback(TrainerCallback):
     def __init__(self, session: Session) -> None:
         self.session = session
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Weights may have been loaded since: rows that were noted before are not recorded any more."""
+        self.session.tap.forget()
+
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

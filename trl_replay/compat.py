@@ -37,12 +37,16 @@ ATTRIBUTES: dict[str, str] = {
     "scale_rewards": "how large float noise gets in advantages",
     "multi_objective_aggregation": "how large float noise gets in advantages",
     "pad_to_multiple_of": "widths that a composed batch may have",
+    "num_iterations": "updates between two generations",
     "accelerator": "ranks and device",
     "callback_handler": "updates are counted by a callback",
     "_metrics": "lists that log() averages, which reach every tracker",
     "_tokenizer": "pad token id",
 }
 """Attributes of the trainer that are read, and what for."""
+
+BUFFERED = "_buffered_inputs"
+"""The trainer's micro-batches of the present generation batch; None makes it generate."""
 
 OLD_LOGPS = "old_per_token_logps"
 """Batch key that the loss reads after it has called `LOGPS`."""

@@ -6,7 +6,8 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 from .errors import ConfigurationError
 from .specs import Kind
@@ -30,8 +31,9 @@ class ReplayConfig:
         use_replay (`bool`, *optional*, defaults to `True`):
             Whether to replay at all. `False` leaves the trainer exactly as TRL made it.
         replay_buffer_size (`int`, *optional*, defaults to `64`):
-            Groups (of `num_generations` completions) that the buffer keeps, per process. `0` leaves the trainer as
-            it is.
+            Groups (of `num_generations` completions) that the buffer keeps: each process's own (`process`), each
+            process's part of the common one (`sharded`), or the one that all processes have (`gathered`). `0` leaves
+            the trainer as it is.
         replay_scorer (`str`, *optional*, defaults to `"advantage_std"`):
             What a group is worth: decides eviction by `heap` and drawing by `proportional`.
         replay_evictor (`str`, *optional*, defaults to `"heap"`):
@@ -41,7 +43,8 @@ class ReplayConfig:
         replay_selector (`str`, *optional*, defaults to `"zero_std"`):
             Which fresh groups may be replaced.
         replay_scope (`str`, *optional*, defaults to `"process"`):
-            Which processes share a buffer.
+            Which processes share a buffer: none (`process`), or all, with every group on each of them (`gathered`) or
+            on one of them (`sharded`).
         replay_storage (`str`, *optional*, defaults to `"cpu"`):
             Where the tokens and log-probs are kept.
         replay_correction (`str`, *optional*, defaults to `"ratio"`):
@@ -76,7 +79,8 @@ class ReplayConfig:
         default=True, metadata=_help("Whether to replay. False leaves the trainer as TRL made it.")
     )
     replay_buffer_size: int = field(
-        default=64, metadata=_help("Groups of num_generations completions that the buffer keeps, per process.")
+        default=64,
+        metadata=_help("Groups of num_generations completions that the buffer keeps, per process; gathered: in all."),
     )
     replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
     replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
@@ -132,6 +136,13 @@ class ReplayConfig:
                 raise _error(f"replay_{kind}", name, f"name a {kind}; `trl-replay list` shows all")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
+        plugins = self.replay_plugins
+        if plugins is not None and not (
+            isinstance(plugins, list | tuple) and all(isinstance(p, str) for p in plugins)
+        ):
+            raise _error("replay_plugins", plugins, "leave it out or give a list of plugin names")
+        if self.replay_preset is not None and not isinstance(self.replay_preset, str):
+            raise _error("replay_preset", self.replay_preset, "leave it out or give the name of a preset")
         self._require_int("replay_buffer_size", 0)
         self._require_int("replay_min_size", 1)
         self._require_int("replay_max_age", 1, optional=True)
@@ -201,7 +212,7 @@ class ReplayConfig:
         value = getattr(self, name)
         if value is None and optional:
             return
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             either = "leave it out or " if optional else ""
             raise _error(name, value, f"{either}give a whole number of at least {least}")
 
@@ -210,5 +221,5 @@ def _error(name: str, value: object, remedy: str) -> ConfigurationError:
     return ConfigurationError(f"{name}={value!r} can't be used: {remedy}.")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)

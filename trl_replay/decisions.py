@@ -145,7 +145,11 @@ class Decisions:
         if self._half_life is None:
             return table
         age = np.maximum(self._tap.update - table.step, 0)
-        return table.with_scores(table.score * np.exp2(-age / self._half_life))
+        decay = np.exp2(-age / self._half_life)
+        worth = np.where(
+            table.score > 0, table.score * decay, table.score / np.maximum(decay, np.finfo(np.float64).tiny)
+        )
+        return table.with_scores(worth)
 
     def noteworthy(self, fresh: Groups, draw: Draw, known: bool, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""

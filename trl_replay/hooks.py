@@ -75,6 +75,8 @@ class SessionHooks:
         shape = tuple(rows.logps.shape)
         if not torch.is_tensor(result.old_logps) or tuple(result.old_logps.shape) != shape:
             raise self._bad(f"old_logps {_shown(result.old_logps)}", f"a tensor of shape {shape}")
+        if not bool(result.old_logps[rows.mask].isfinite().all()):
+            raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
         weights = result.weights
         if weights is not None:
             if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
@@ -90,6 +92,9 @@ class SessionHooks:
             raise self._bad("other keys than the batch's", "a dict with the same keys in the same order")
         if any(result[key].shape[:1] != tensor.shape[:1] for key, tensor in batch.items()):
             raise self._bad("another number of rows", "as many as the batch has")
+        for placed in placements:
+            if not _holds(result, placed):
+                raise self._bad(f"slot {placed.slot} without the group placed there", "every placement in its rows")
         return result
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
@@ -196,6 +201,14 @@ def _shown(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} values of shape {tuple(value.shape)}"
     return f"of type {type(value).__name__}"
+
+
+def _holds(batch: Batch, placed: Placement) -> bool:
+    """Whether the completion tokens of a placement are in their rows."""
+    lengths = placed.group.completion_lengths.tolist()
+    stored = torch.split(placed.group.tensors["completion_ids"], lengths)[placed.part]
+    rows = batch["completion_ids"][placed.rows].cpu()
+    return all(row[: len(tokens)].tolist() == tokens.tolist() for row, tokens in zip(rows, stored, strict=True))
 
 
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:

@@ -89,15 +89,17 @@ class Totals:
             self.counters[name] += getattr(tally, name)
         self.reasons.update(tally.reasons)
 
-    def explain(self, size: int) -> str:
-        """What was replayed and, where replaceable groups stayed, why; in plain words."""
+    def explain(self, size: int, dry_run: bool = False) -> str:
+        """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain
+        words."""
         count = self.counters
         if not self.batches:
             return "replay: no generation batch was scored since attach (was trainer.train() called?)"
         groups, dead, replaced = int(count["groups"]), int(count["dead"]), int(count["replaced"])
+        replacing = "would have been replaced (dry run)" if dry_run else "replaced"
         summary = (
             f"replay: {self.batches} generation batches, {groups} groups, {dead} dead ({dead / groups:.0%}), "
-            f"{replaced} replaced; {int(count['stored'])} stored, {int(count['evicted'])} evicted, "
+            f"{replaced} {replacing}; {int(count['stored'])} stored, {int(count['evicted'])} evicted, "
             f"{int(count['refused'])} refused; {size} in the buffer"
         )
         lines = [summary]

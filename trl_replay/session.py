@@ -100,6 +100,7 @@ class Session:
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
         self.paused = True
+        self._noted_at = None  # the updates to come need not go through the seam
 
     def resume(self) -> None:
         """Takes back `pause`."""
@@ -109,7 +110,7 @@ class Session:
         """What was replayed so far and, where nothing or little was, why."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
-        return self.totals.explain(len(self.buffer))
+        return self.totals.explain(len(self.buffer), self.config.replay_dry_run)
 
     def step(self, batch: Batch) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out.
@@ -242,6 +243,7 @@ class Session:
         try:
             buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
         except Exception as caught:
+            buffer.withdraw_missing(list(parts))
             self._keep(caught)
         return self.scope.fetch(rows.requests(draw, buffer.table.owner), self._load)
 

@@ -26,6 +26,10 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+FIRST_ROOM = 1024
+"""Rows that a new table has room for."""
+
+
 class Table:
     """Columns of equal length, readable as attributes: `table.score`, `table.uses`, … (see `COLUMNS`).
 
@@ -40,8 +44,9 @@ class Table:
 
     @classmethod
     def preallocated(cls, capacity: int) -> Table:
-        """An empty table with room for `capacity` entries; it grows when newcomers need more for a moment."""
-        return cls({name: np.zeros(max(capacity, 1), dtype) for name, dtype in COLUMNS.items()}, 0)
+        """An empty table with room for `capacity` entries, at first for a thousand; it grows as it fills."""
+        room = min(max(capacity, 1), FIRST_ROOM)
+        return cls({name: np.zeros(room, dtype) for name, dtype in COLUMNS.items()}, 0)
 
     def __len__(self) -> int:
         return self._length

@@ -107,7 +107,8 @@ def advantage_noise(rewards: Floats, setup: RewardSetup) -> Floats:
         normalised = (rewards - _mean(rewards)[:, None]) / divisor[:, None] * setup.weights
         errors = NOISE * weighted.max(axis=1) / divisor
         # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
-        errors += 2 * np.nan_to_num(np.abs(normalised)).max(axis=1) * STD_EPSILON / divisor
+        varying = (divisor - STD_EPSILON > NOISE * weighted.max(axis=1)).sum(axis=1, keepdims=True)
+        errors += (varying > 1) * 2 * np.nan_to_num(np.abs(normalised)).max(axis=1) * STD_EPSILON / divisor
         sums = np.nansum(normalised, axis=2)  # (n, G); TRL divides them by their deviation over the whole batch
         return np.asarray(
             (errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)) / (_bessel_std(sums.ravel()) + STD_EPSILON)

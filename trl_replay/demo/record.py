@@ -89,7 +89,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         record.reward.append(logs["reward"])
         record.dead.append(logs["frac_reward_zero_std"])
         record.dead_after.append(logs.get("replay/dead_fraction_after", logs["frac_reward_zero_std"]))
-        record.rollouts += args.per_device_train_batch_size * args.gradient_accumulation_steps
+        record.rollouts += args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         for key, value in logs.items():
             if key.startswith("replay/"):
                 self.metrics.setdefault(key, []).append(value)
@@ -104,7 +104,7 @@ def train(
     """Trains with `record.settings`, fills in the record and returns it.
 
     Args:
-        trainer (`trl.GRPOTrainer`): With `logging_steps=1` and one generation batch an update; one process.
+        trainer (`trl.GRPOTrainer`): With `logging_steps=1` and one generation batch an update.
         record ([`Record`]): Arm, seed, learning rate and settings.
         on_window (`Callable`, *optional*): Called with the record every `window` steps.
         window (`int`, *optional*, defaults to `50`): Steps between two calls.

@@ -53,8 +53,8 @@ def show(steps: int, seeds: Sequence[int], out: Path) -> int:
     console.print(summary(records))
     console.print(
         f"Seeds {', '.join(map(str, seeds))}, each a lock of its own and the same for both arms; so few show a "
-        "difference and do not measure it. Each arm runs at the learning rate that suited it best in so short a run, "
-        "on other seeds. benchmarks/learning.py has the fair comparison: longer runs, more seeds, rates by a protocol."
+        "difference and do not measure it. Each arm runs at the rate that was its best after 400 updates on other "
+        "seeds. benchmarks/learning.py has the fair comparison: longer runs, more seeds, rates chosen by a protocol."
     )
     written = [out / "demo.json"]
     if picture:

@@ -12,8 +12,8 @@ from ..types import Context, Ints
 
 def make_proportional(alpha: float = 1.0) -> Sampler:
     """Draws in proportion to score^alpha (prioritized experience replay, arXiv 1511.05952)."""
-    if not alpha >= 0:
-        raise ConfigurationError(f"proportional: alpha={alpha!r} can't be used: give a number of at least 0.")
+    if not 0 <= alpha < float("inf"):
+        raise ConfigurationError(f"proportional: alpha={alpha!r} can't be used: give a finite number of at least 0.")
 
     def proportional(table: Table, count: int, context: Context) -> Ints:
         scores = np.maximum(table.score, 0.0)

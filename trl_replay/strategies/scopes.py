@@ -108,8 +108,6 @@ class GatheredScope(ProcessScope):
         for serial, sizes in here:
             held = np.flatnonzero(sizes).tolist()
             parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in held]
-            if len(held) > 1:  # what came from elsewhere is on the CPU
-                parts[serial] = [part.map(lambda tensor: tensor.cpu()) for part in parts[serial]]
         return parts
 
     def _exchange(

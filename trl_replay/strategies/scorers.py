@@ -36,6 +36,8 @@ def constant(groups: Groups, context: Context) -> Floats:
 
 def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
     """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO)."""
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise ConfigurationError(f"pass_rate: threshold={threshold!r} can't be used: give a reward.")
     if not 0 <= target <= 1:
         raise ConfigurationError(f"pass_rate: target={target!r} can't be used: give a pass rate between 0 and 1.")
 
