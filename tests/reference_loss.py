@@ -10,7 +10,8 @@ import torch
 
 @dataclass
 class Row:
-    """One row as the loss should see it: `(T,)` tensors over its trained tokens; `weights` stands for the correction's."""
+    """One row as the loss should see it: `(T,)` tensors over its trained tokens; `weights` stands for the
+    correction's."""
 
     new: torch.Tensor
     old: torch.Tensor

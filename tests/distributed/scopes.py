@@ -1,10 +1,13 @@
-"""One rank of a torchrun launch: every case of tests/test_scopes.py in turn; writes its results as JSON to a folder."""
+"""One rank of a torchrun launch: every case of tests/test_scopes.py in turn; writes its results as JSON to a
+folder."""
 
 from __future__ import annotations
 
 import os
 
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+os.environ.update(
+    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
+)
 
 import contextlib
 import io
@@ -16,10 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parent))
-
 from scripted import build, mixed, run, uneven
 
 import trl_replay
@@ -35,6 +34,7 @@ LAYOUTS = {  # per number of processes: (rows of a process, num_generations), wh
     4: {"whole": (4, 4), "straddling": (5, 4), "one group on all": (2, 8)},
 }
 REPLAY = {"replay_buffer_size": 6, "replay_seed": 3}
+COMPARED = {"replay_buffer_size": 4, "replay_seed": 3}
 LOSS_TYPES = ("dapo", "grpo", "dr_grpo")
 
 
@@ -43,17 +43,21 @@ def trained(folder: Path, layout: str, live: Any = uneven, settings: Any = None,
     return run(build(folder, rows, size, live, rank=RANK, **(settings or {})), **{**REPLAY, **replay})
 
 
+def often(update: int, group: int, rank: int) -> int:
+    """On every rank something to store and something to fill, all the time."""
+    return group % 2
+
+
 class Raising:
-    """A strategy that raises on rank 1 when it is called for the third time, and counts calls on all."""
+    """A strategy that raises on rank 1 from the third update on."""
 
     def __init__(self, strategy: Callable[..., Any]) -> None:
-        self.strategy, self.calls = strategy, 0
+        self.strategy = strategy
 
-    def __call__(self, *args: Any) -> Any:
-        self.calls += 1
-        if RANK == 1 and self.calls == 3:
+    def __call__(self, values: Any, context: Any) -> Any:
+        if RANK == 1 and context.update >= 2:
             raise ZeroDivisionError("no luck on this rank")
-        return self.strategy(*args)
+        return self.strategy(values, context)
 
 
 class Composer:
@@ -66,6 +70,14 @@ class Composer:
     def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> None:
         if RANK == 1 and context.update >= self.update:
             raise ZeroDivisionError("no luck on this rank")
+
+
+class Measuring:
+    """A plugin whose metrics hook raises on rank 1."""
+
+    @trl_replay.hookimpl
+    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+        return {"extra": 1 / (1 - RANK)}
 
 
 class Flaky(CpuStorage):
@@ -154,13 +166,13 @@ def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callab
     """Runs that any number of processes must do alike, at one global batch."""
     for loss_type in LOSS_TYPES:
         for scope in ("gathered", "sharded"):
+            replay = {**COMPARED, "replay_scope": scope}
+            if scope == "sharded":  # capacity is per process there
+                replay["replay_buffer_size"] //= WORLD
             settings = {"loss_type": loss_type, "max_steps": 6, "rank": RANK}
-            # sharded: capacity is per rank
-            capacity = 4 // WORLD if scope == "sharded" else 4
-            replay = {**REPLAY, "replay_scope": scope, "replay_buffer_size": capacity}
             yield (
                 f"{loss_type} {scope}",
-                lambda s=settings, r=replay: run(build(folder, rows, size, mixed, **s), **r),
+                lambda s=settings, r=replay: run(build(folder, rows, size, mixed, **s), compared=True, **r),
             )
 
 
@@ -168,11 +180,14 @@ def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     def attempt(layout: str = "whole", live: Any = mixed, **settings: Any) -> Callable[[], dict[str, Any]]:
         return lambda: failure(lambda: trained(folder, layout, live, {"max_steps": 6}, **settings))
 
-    for scope in ("process", "gathered", "sharded"):
-        yield f"a scorer, {scope}", attempt(replay_scope=scope, replay_scorer=Raising(advantage_std))
-        yield f"a correction, {scope}", attempt(replay_scope=scope, replay_correction=Raising(ratio))
+    for scope in ("process", "sharded"):
+        yield f"a scorer, {scope}", attempt(live=often, replay_scope=scope, replay_scorer=Raising(advantage_std))
+    for scope in ("process", "gathered"):
+        yield f"a correction, {scope}", attempt(live=often, replay_scope=scope, replay_correction=Raising(ratio))
     trl_replay.register(Composer(2), "composer")
     trl_replay.register(Composer(5), "late_composer")
+    trl_replay.register(Measuring(), "measuring")
+    yield "a metrics hook", attempt(replay_scope="process", replay_plugins=["measuring"])
     yield "a compose hook", attempt(replay_scope="gathered", replay_plugins=["composer"])
     yield "a compose hook in the last step", attempt(replay_scope="sharded", replay_plugins=["late_composer"])
     yield "a storage that loses", attempt(replay_scope="sharded", replay_storage=Flaky(losing=True))
@@ -182,6 +197,7 @@ def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     for name, case in cases(folder / f"trainer{RANK}"):
         with contextlib.redirect_stdout(io.StringIO()):

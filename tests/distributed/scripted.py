@@ -40,9 +40,9 @@ def mixed(update: int, group: int, rank: int) -> int:
 
 
 def uneven(update: int, group: int, rank: int) -> int:
-    """All dead; rank 0 dead and all others live; all live; rank 0 live and all others dead; mixed. Two updates each."""
+    """All dead; rank 0 dead and all others live; all live; rank 0 live and all others dead; then mixed."""
     phases = [0, int(rank > 0), 1, int(rank == 0)]
-    return phases[update // 2] if update < 8 else mixed(update, group, rank)
+    return phases[update] if update < len(phases) else mixed(update, group, rank)
 
 
 class Script:
@@ -82,8 +82,10 @@ class Gradients(TrainerCallback):
         self.kept: list[np.ndarray] = []
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        flat = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
-        self.kept.append(torch.cat(flat).double().numpy())
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        whole = [grad.full_tensor() if hasattr(grad, "full_tensor") else grad for grad in grads]  # FSDP has shards
+        if whole:  # DeepSpeed keeps them elsewhere
+            self.kept.append(torch.cat([grad.flatten() for grad in whole]).double().numpy())
 
 
 def texts(batch: dict[str, Any], tokenizer: Any) -> list[str]:
@@ -106,7 +108,7 @@ def table_hash(table: Any, leave_out: tuple[str, ...]) -> str:
 def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> Any:
     """A trainer with this process's part of the script."""
     script = Script(live, rows, size, int(settings.pop("rank", 0)))
-    defaults = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.0, "ddp_timeout": 60, "max_steps": 10}
+    defaults = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.0, "ddp_timeout": 120, "max_steps": 7}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(
@@ -117,8 +119,8 @@ def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> An
     return trainer
 
 
-def run(trainer: Any, **replay: Any) -> dict[str, Any]:
-    """Trains with replay and returns what each step showed on this process."""
+def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
+    """Trains with replay and returns what each step showed on this process, with its gradient if it is `compared`."""
     gradients = Gradients()
     trainer.add_callback(gradients)
     session = trl_replay.attach(trainer, **replay)
@@ -130,7 +132,7 @@ def run(trainer: Any, **replay: Any) -> dict[str, Any]:
     def watched(batch: Any) -> Any:
         out = step(batch)
         hashes.append(table_hash(session.buffer.table, leave_out))
-        owners.append(np.bincount(session.buffer.table.owner, minlength=2).tolist())
+        owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
 
     def fetching(requests: Any, load: Any) -> Any:
@@ -160,17 +162,27 @@ def run(trainer: Any, **replay: Any) -> dict[str, Any]:
         "owners": owners,
         "drawn": drawn[: len(steps)],
         "behaviour": behaviour(trainer),
-        "gradients": [gradient.tolist() for gradient in gradients.kept] if trainer.args.max_steps < 8 else [],
+        "gradients": [gradient.tolist() for gradient in gradients.kept] if compared else [],
         "counters": dict(session.totals.counters),
         "size": len(session.buffer),
-        "held": session.buffer.storage.nbytes,
+        "entries": session.buffer.table.serial.tolist(),
+        "entry_owners": session.buffer.table.owner.tolist(),
+        "held": [serial for serial in session.buffer.table.serial.tolist() if holds(session.buffer.storage, serial)],
         "metrics": session.metrics,
         "received": session.scope.received,
     }
 
 
+def holds(storage: Any, serial: int) -> bool:
+    try:
+        return bool(storage.get(serial).keys)
+    except KeyError:
+        return False
+
+
 def behaviour(trainer: Any) -> dict[str, dict[str, list[float]]]:
-    """Per text the summed log-probs: those of its own forward when fresh, and those that the loss took when replayed."""
+    """Per text the summed log-probs: those of its own forward when fresh, and those that the loss took when
+    replayed."""
     sums: dict[str, dict[str, list[float]]] = {"fresh": {}, "replayed": {}}
     for loss in trainer.losses:
         inputs, logps = loss["inputs"], loss["logps"]

@@ -1,0 +1,187 @@
+"""The learning benchmark's JSON, tables, thresholds and picture, from its runs' records."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from trl_replay.demo.record import THRESHOLD
+
+REACHED_SHARE = 1 / 4
+FINAL_REWARD = 0.6
+COLORS = {"stock": "#666666", "corrected": "#0b6bcb", "uncorrected": "#c44601"}
+
+
+def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: bool) -> dict[str, Any]:
+    """Writes learning.json and learning.png into `out`, prints the tables, and returns what it wrote."""
+    results: dict[str, Any] = {
+        "quick": quick,
+        "versions": {name: version(name) for name in ("trl-replay", "trl", "torch", "transformers")},
+        "python": platform.python_version(),
+        "arms": arms,
+        "thresholds": [],
+        "tasks": {},
+    }
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if quick:
+        console.print("[bold]QUICK: a few steps only; the figures mean nothing.[/bold]")
+    for task, result in tasks.items():
+        table = {"lock": _lock, "addition": _addition}[task](result)
+        results["tasks"][task] = {**result, "summary": table}
+        console.print(_rich(task, result, table))
+    if "lock" in tasks and not quick:
+        results["thresholds"] = _thresholds(results["tasks"]["lock"]["summary"])
+        for check in results["thresholds"]:
+            console.print(f"{'met   ' if check['met'] else 'MISSED'} {check['text']}: {check['value']:.3f}")
+    (out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
+    draw(results, out / "learning.png")
+    console.print(f"written: {out / 'learning.json'}, {out / 'learning.png'}")
+    return results
+
+
+def _by_arm(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for run in result["runs"]:
+        arms.setdefault(run["arm"], []).append(run)
+    return arms
+
+
+def _lock(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    table = {}
+    for arm, runs in _by_arm(result).items():
+        finals = [run["final_reward"] for run in runs]
+        table[arm] = {
+            "learning_rate": result["chosen"][arm],
+            "reached_median": float(np.median([run["reached"] or run["rollouts"] for run in runs])),
+            "reached_runs": sum(run["reached"] is not None for run in runs),
+            "final_median": float(np.median(finals)),
+            "final_range": [min(finals), max(finals)],
+            **_common(runs),
+        }
+    return table
+
+
+def _addition(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    arms = _by_arm(result)
+    table = {}
+    for arm, runs in arms.items():
+        accuracies = [run["accuracy"] for run in runs]
+        table[arm] = {
+            "learning_rate": result["chosen"][arm],
+            "start_accuracy": runs[0]["start_accuracy"],
+            "accuracy_mean": float(np.mean(accuracies)),
+            **_common(runs),
+        }
+        if "stock" in arms and arm != "stock":
+            stock = {run["seed"]: run["accuracy"] for run in arms["stock"]}
+            differences = [run["accuracy"] - stock[run["seed"]] for run in runs]
+            table[arm]["paired_difference"] = float(np.mean(differences))
+            table[arm]["standard_error"] = float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
+    return table
+
+
+def _common(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "runs": len(runs),
+        "dead": float(np.mean([run["dead"] for run in runs])),
+        "dead_after": float(np.mean([run["dead_after"] for run in runs])),
+        "seconds": float(np.median([run["seconds"] for run in runs])),
+    }
+
+
+def _thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    share = table["corrected"]["reached_median"] / table["stock"]["reached_median"]
+    final = table["corrected"]["final_median"]
+    return [
+        {
+            "text": f"lock: corrected reaches {THRESHOLD} with at most {REACHED_SHARE} of stock's rollouts (medians)",
+            "value": share,
+            "met": share <= REACHED_SHARE,
+        },
+        {
+            "text": f"lock: corrected ends at {FINAL_REWARD} or more (median)",
+            "value": final,
+            "met": final >= FINAL_REWARD,
+        },
+    ]
+
+
+def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -> Table:
+    protocol = result["protocol"]
+    rich = Table(title=f"{task}: {protocol['steps']} steps, seeds {list(protocol['seeds'])}")
+    lock = task == "lock"
+    columns = ["arm", "rate", "dead groups, generated → trained on", "seconds"]
+    columns[2:2] = (
+        [f"rollouts to {THRESHOLD}, median", "runs that reached", "final reward, median (range)"]
+        if lock
+        else ["accuracy, mean (start)", "paired difference to stock ± SE"]
+    )
+    for column in columns:
+        rich.add_column(column, justify="left" if column == "arm" else "right")
+    for arm, row in table.items():
+        if lock:
+            low, high = row["final_range"]
+            cells = [
+                f"{row['reached_median']:,.0f}",
+                f"{row['reached_runs']}/{row['runs']}",
+                f"{row['final_median']:.2f} ({low:.2f}–{high:.2f})",
+            ]
+        else:
+            difference = "–"
+            if "paired_difference" in row:
+                difference = f"{row['paired_difference']:+.3f} ± {row['standard_error']:.3f}"
+            cells = [f"{row['accuracy_mean']:.3f} ({row['start_accuracy']:.3f})", difference]
+        dead = f"{row['dead']:.0%} → {row['dead_after']:.0%}"
+        rich.add_row(arm, f"{row['learning_rate']:.0e}", *cells, dead, f"{row['seconds']:.0f}")
+    chosen = "; ".join(
+        f"{arm} {', '.join(f'{rate}: {mean:.2f}' for rate, mean in rates.items())}"
+        for arm, rates in result["selection"].items()
+    )
+    rich.caption = (
+        f"Rates chosen by final reward, mean of the unreported seeds {list(protocol['selection_seeds'])}: {chosen}"
+    )
+    return rich
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Reward over the lock's rollouts, and the addition's accuracies; an arm's runs thin, its median thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tasks = results["tasks"]
+    figure, axes = pyplot.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False, layout="constrained")
+    for axis, (task, result) in zip(axes[0], tasks.items(), strict=True):
+        for number, (arm, runs) in enumerate(_by_arm(result).items()):
+            color = COLORS.get(arm, f"C{number}")
+            label = f"{arm}, lr {result['chosen'][arm]:.0e}"
+            if task == "lock":
+                curves = np.array([run["curve"] for run in runs])
+                rollouts = runs[0]["rollouts"] * np.arange(1, curves.shape[1] + 1) / curves.shape[1]
+                axis.plot(rollouts, curves.T, color=color, alpha=0.2, linewidth=0.8)
+                axis.plot(rollouts, np.median(curves, axis=0), color=color, linewidth=2, label=label)
+            else:
+                accuracies = [run["accuracy"] for run in runs]
+                axis.scatter([number] * len(runs), accuracies, color=color, alpha=0.5)
+                axis.plot(
+                    [number - 0.2, number + 0.2], [np.mean(accuracies)] * 2, color=color, linewidth=2, label=label
+                )
+        if task == "lock":
+            axis.set(title="combination lock (sparse)", xlabel="rollouts generated", ylabel="mean reward", ylim=(0, 1))
+            axis.axhline(THRESHOLD, color="black", linewidth=0.6, linestyle=":")
+        else:
+            start = result["runs"][0]["start_accuracy"]
+            axis.axhline(start, color="black", linewidth=0.6, linestyle=":", label="start")
+            axis.set(title="3-digit addition (dense control)", ylabel="accuracy, held-out problems", xticks=[])
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,281 @@
+"""What replay costs: forwards, time in the step, bytes held, and time in a large buffer.
+
+    python benchmarks/overhead.py            # about 15 minutes on one core, nearly all of it for the time in the step
+    python benchmarks/overhead.py --quick    # a tiny model and few steps: its share of the step means nothing
+    python benchmarks/overhead.py --json
+
+One process, one thread, on the CPU; times are CPU times of that process, so that other jobs disturb them less.
+Completions are scripted (random letters, always full length), so that steps have the same shape in every run; half of
+the groups are dead, so that every step stores and replays.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import wraps
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOTrainer
+
+from trl_replay import Group, Session, attach, compat
+from trl_replay.callback import ReplayCallback
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+GROUPS, GENERATIONS, TOKENS = 8, 8, 128
+PROMPTS = [f"{number}+{number * 37 % 1000}=" for number in range(100, 140)]
+WARM_UP = 4
+SIZES = (1_000, 10_000, 100_000)
+CALLBACKS = ("on_optimizer_step", "on_step_end", "on_train_end")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure and the most it may be."""
+
+    name: str
+    value: float
+    most: float
+    unit: str
+    detail: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is kept."""
+        return self.value <= self.most
+
+
+def timed(function: Callable[..., Any], clock: Counter[str], name: str) -> Callable[..., Any]:
+    """`function`, whose time is added to `clock[name]`."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        started = time.process_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            clock[name] += time.process_time() - started
+
+    return run
+
+
+def scripted_trainer(clock: Counter[str]) -> type:
+    """A subclass of the stock trainer that scripts completions; `clock` gets the time of the stock methods."""
+
+    def generate(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
+        shape = (len(prompt_ids), self.args.max_completion_length)
+        return torch.randint(20, len(self.processing_class), shape).tolist(), None
+
+    methods = {name: timed(getattr(GRPOTrainer, name), clock, name) for name in compat.SEAM}
+    methods["_generate_single_turn"] = timed(generate, clock, "generation")
+    return type("ScriptedTrainer", (GRPOTrainer,), methods)
+
+
+class Steps(TrainerCallback):
+    """After each step, how much every part of the clock has advanced, and the wall time as "step"."""
+
+    def __init__(self, clock: Counter[str]) -> None:
+        self.clock = clock
+        self.steps: list[dict[str, float]] = []
+        self.last = time.process_time()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Keeps one step and starts the next."""
+        now = time.process_time()
+        self.steps.append({**self.clock, "step": now - self.last})
+        self.clock.clear()
+        self.last = now
+
+
+def half_dead(completions: list[str], **_: Any) -> list[float]:
+    """Rewards that make every second group dead."""
+    return [float(row % 2 and row // GENERATIONS % 2) for row in range(len(completions))]
+
+
+def run(
+    replay: dict[str, Any] | None,
+    steps: int,
+    hidden: int,
+    layers: int,
+    tokens: int,
+    groups: int = GROUPS,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Trains on scripted completions, with replay settings or stock (None).
+
+    Returns:
+        `steps`: each step's clock; `forwards`: of the policy and of the reference model; `session` or None.
+    """
+    clock: Counter[str] = Counter()
+    model = make_model(make_tokenizer(), hidden, layers, intermediate_size=3 * hidden)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(
+            folder,
+            half_dead,
+            PROMPTS,
+            scripted_trainer(clock),
+            model,
+            per_device_train_batch_size=groups * GENERATIONS,
+            num_generations=GENERATIONS,
+            max_completion_length=tokens,
+            max_steps=steps,
+            learning_rate=1e-5,
+            gradient_checkpointing=False,
+            **settings,
+        )
+        trainer.remove_callback(PrinterCallback)
+        forwards = {"policy": 0, "reference": 0}
+        for name, module in (("policy", trainer.model), ("reference", trainer.ref_model)):
+            if module is not None:
+                module.register_forward_hook(lambda *_, name=name: forwards.update({name: forwards[name] + 1}))
+        session = None if replay is None else attach(trainer, **replay)
+        if session:
+            for name in ("settle", "sample"):
+                setattr(session._decide, name, timed(getattr(session._decide, name), clock, name))
+            for name in compat.SEAM:
+                trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
+            callback = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ReplayCallback))
+            for name in CALLBACKS:
+                setattr(callback, name, timed(getattr(callback, name), clock, "seam_callback"))
+            if session.buffer.capacity in SIZES:
+                trainer.add_callback(Fill(session))
+        watch = Steps(clock)
+        trainer.add_callback(watch)
+        with redirect_stdout(StringIO()):
+            trainer.train()
+    return {"steps": watch.steps, "forwards": forwards, "session": session, "parameters": model.num_parameters()}
+
+
+def seam_time(step: dict[str, float]) -> float:
+    """Time in the seam's functions and callbacks, less the stock methods that they call."""
+    around = sum(step.get(f"seam{name}", 0.0) - step.get(name, 0.0) for name in compat.SEAM)
+    return around + step.get("seam_callback", 0.0)
+
+
+def forwards() -> list[Check]:
+    """Forwards that replay adds to the same run, without and with a reference model."""
+    checks = []
+    for beta in (0.0, 0.04):
+        stock, replay = (run(on, 6, 32, 2, 8, beta=beta)["forwards"] for on in (None, {}))
+        added = sum(replay.values()) - sum(stock.values())
+        detail = f"6 steps, stock {stock['policy']} + {stock['reference']} (policy + reference)"
+        checks.append(Check(f"forwards added, beta={beta}", added, 0, "", detail))
+    return checks
+
+
+def step_and_bytes(quick: bool) -> list[Check]:
+    """The seam's share of a stock step without generation, and the bytes that one stored token takes."""
+    shape = (64, 2) if quick else (320, 8)
+    count = 12 if quick else 50
+    stock = run(None, WARM_UP + count, *shape, TOKENS)
+    replay = run({}, WARM_UP + count, *shape, TOKENS)
+    plain = statistics.median(step["step"] - step["generation"] for step in stock["steps"][WARM_UP:])
+    seam = statistics.median(seam_time(step) for step in replay["steps"][WARM_UP:])
+    whole = statistics.median(step["step"] - step["generation"] for step in replay["steps"][WARM_UP:])
+    buffer = replay["session"].buffer
+    stored = [buffer.storage.get(serial) for serial in buffer.table.serial.tolist()]
+    prompts = sum(int(group.prompt_lengths.sum()) for group in stored)  # a shared prompt has one length
+    tokens = prompts + sum(int(group.completion_lengths.sum()) for group in stored)
+    metrics = replay["session"].metrics
+    detail = (
+        f"{seam * 1e3:.1f} ms of {plain * 1e3:.0f} ms stock ({whole * 1e3:.0f} ms with replay), "
+        f"{replay['parameters'] / 1e6:.1f} M parameters, {GROUPS} x {GENERATIONS} x {TOKENS} tokens, medians of "
+        f"{count}, {metrics['replay/replaced_fraction']:.0%} of the groups replaced"
+    )
+    share = Check("time in the seam / stock step without generation", 100 * seam / plain, 2, "%", detail)
+    held = f"{len(buffer)} groups, {tokens} tokens ({prompts} of prompts), beta 0"
+    return [share, Check("bytes held per real token", buffer.nbytes / tokens, 9, "bytes", held)]
+
+
+class OnePayload:
+    """A storage that keeps one group for all serials: the time of large tables is measured, not main memory."""
+
+    nbytes = 0
+
+    def put(self, serial: int, group: Group) -> None:
+        """Keeps the last group."""
+        self.group = group
+
+    def get(self, serial: int) -> Group:
+        """A fresh copy of it."""
+        return self.group.map(lambda tensor: tensor.clone())
+
+    def remove(self, serial: int) -> None:
+        """Does nothing."""
+
+
+class Fill(TrainerCallback):
+    """Fills the buffer after the second step, with entries like the first that training has stored."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tiles the first row: other serials, and scores of a few levels, as binary rewards give."""
+        if state.global_step != 2:
+            return
+        buffer, rng = self.session.buffer, np.random.default_rng(0)
+        count = buffer.capacity - len(buffer)
+        columns = {name: np.repeat(getattr(buffer.table, name)[:1], count) for name in buffer.table.names}
+        columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
+        stored, _ = buffer.offer(columns, lambda table: table.score, rng)
+        buffer.receive(dict.fromkeys(stored, buffer.storage.get(0)))
+
+
+def settle_and_sample(size: int, count: int = 50) -> Check:
+    """The session's own settle and sample, with 8 newcomers and 8 draws a step in a full buffer."""
+    groups = 16  # half of them dead
+    done = run({"replay_buffer_size": size, "replay_storage": OnePayload()}, 3 + count, 32, 2, 8, groups)
+    times = [1e3 * (step["settle"] + step["sample"]) for step in done["steps"][3:]]
+    assert len(done["session"].buffer) == size
+    detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"
+    return Check(f"settle + sample at {size:,} entries", statistics.median(times), 3, "ms", detail)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints, and returns 0 whether or not the targets are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    checks = [settle_and_sample(size) for size in SIZES] + forwards() + step_and_bytes(options.quick)
+    if options.json:
+        rows = [{**vars(check), "met": check.met} for check in checks]
+        print(json.dumps({"quick": options.quick, "checks": rows}, indent=1))
+        return 0
+    table = Table(title="overhead" + (" (QUICK: the share of the step means nothing)" if options.quick else ""))
+    for column in ("what", "value", "target", "", "how"):
+        table.add_column(column)
+    for check in checks:
+        verdict = "PASS" if check.met else "MISSED"
+        unit = f" {check.unit}" if check.unit else ""
+        table.add_row(check.name, f"{check.value:.2f}{unit}", f"≤ {check.most}{unit}", verdict, check.detail)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

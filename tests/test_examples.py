@@ -1,0 +1,183 @@
+"""Each example as a subprocess, without a network; and the benchmarks' bookkeeping.
+
+`smollm2_reasoning.py` runs here with `--smoke`, a tiny model and made-up sums: a step of the real one takes half a
+minute, and its packages are not installed for tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_replay.testing import make_model, make_tokenizer
+
+ROOT = Path(__file__).parent.parent
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+
+
+def run(example, *arguments, cwd):
+    command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **QUIET}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """A folder with everything that grpo_replay.py needs: model, data and a reward function."""
+    folder = tmp_path_factory.mktemp("local")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder / "model")
+    make_model(tokenizer).save_pretrained(folder / "model")
+    rows = [json.dumps({"prompt": f"{number}+{number}="}) for number in range(20)]
+    (folder / "sums.jsonl").write_text("\n".join(rows))
+    (folder / "my_rewards.py").write_text(
+        "calls = 0\n\n\n"
+        "def every_other_batch(completions, **_):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return [float(calls % 2 and row % 2) for row in range(len(completions))]\n"
+    )
+    return folder
+
+
+def train(local, *arguments):
+    return run(
+        "grpo_replay.py", "--config", ROOT / "examples" / "grpo_replay.yaml",
+        "--model_name_or_path", "model", "--dataset_name", "sums.jsonl",
+        "--reward_funcs", "my_rewards.every_other_batch", "--output_dir", "run",
+        "--max_steps", 4, "--gradient_accumulation_steps", 2, "--max_completion_length", 4,
+        "--use_cpu", "true", "--bf16", "false", "--report_to", "none", *arguments,
+        cwd=local,
+    )  # fmt: skip
+
+
+def test_grpo_replay_trains_replays_and_saves_from_yaml_and_flags(local):
+    out = train(local, "--replay_evictor", "fifo")
+    assert "4 generation batches, 8 groups, 4 dead (50%), 4 replaced" in out
+    assert (local / "run" / "model.safetensors").exists()
+
+
+def test_grpo_replay_is_stock_with_use_replay_false(local):
+    out = train(local, "--use_replay", "false")
+    assert "Model saved" in out
+    assert "replay/size" not in out
+    assert "replaced" not in out
+
+
+def test_grpo_replay_finds_rewards_and_data_and_says_what_it_can_not_find(local, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.chdir(local)
+    example = importlib.import_module("grpo_replay")
+    assert example.find_reward("think_format_reward").__module__.startswith("trl.rewards")
+    assert example.find_reward("my_rewards.every_other_batch")(["a", "b"]) == [0.0, 1.0]
+    with pytest.raises(ValueError, match="accuracy_reward"):
+        example.find_reward("acuracy_reward")
+    (local / "sums.txt").touch()
+    for name, words in ((None, "Give dataset_name"), ("sums.txt", "ends in '.txt'")):
+        with pytest.raises(ValueError, match=words):
+            example.find_dataset(example.GRPOScriptArguments(dataset_name=name))
+
+
+def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
+    out = run("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
+    lines = out.splitlines()
+    assert lines[0].split() == [
+        "step", "reward", "dead", "after", "replaced", "stored", "age", "ratio", "ess", "seconds",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines[1:7]] == ["1", "2", "3", "4", "5", "6"]
+    assert "replaced" in out.splitlines()[7]
+
+
+def test_smollm2_reasoning_has_help_for_its_own_and_for_replays_settings(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    example = importlib.import_module("smollm2_reasoning")
+    text = example.TrlParser((example.Options, example.ReplayConfig)).format_help()
+    assert "--replay_max_age" in text
+    assert "--smoke" in text
+
+
+@pytest.fixture
+def learning(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("learning")
+
+
+def record_of(job, reward, **extra):
+    return {
+        **vars(job), "final_reward": reward, "reached": 6400 if reward >= 0.25 else None,
+        "rollouts": 64 * job.steps, "seconds": 1.0, "dead": 0.9, "dead_after": 0.1, "curve": [reward] * 4,
+        "replay": {}, "explanation": "", **extra,
+    }  # fmt: skip
+
+
+def test_the_learning_benchmark_never_runs_a_run_twice(learning, tmp_path, monkeypatch):
+    jobs = [learning.Job("lock", "stock", 1e-3, seed, 100, 10, None) for seed in (0, 1)]
+    first = learning.Ledger(tmp_path / "runs.jsonl")
+    for job in jobs:
+        first._add(record_of(job, 0.5))
+    monkeypatch.setattr(learning, "perform", None)
+    again = learning.Ledger(tmp_path / "runs.jsonl")
+    assert [record["seed"] for record in again.run(jobs, 1)] == [0, 1]
+    other = learning.Job("lock", "also stock", 1e-3, 1, 100, 10, None)
+    assert again.run([other], 1)[0]["arm"] == "also stock", "an arm's name makes no other run"
+
+
+def test_the_learning_benchmark_chooses_rates_by_unreported_seeds_and_prints_what_was_missed(
+    learning, tmp_path, capsys
+):
+    """From made-up records: the best final reward on the unreported seeds 100 and 101 is at 1e-4."""
+    ledger = learning.Ledger(tmp_path / "runs.jsonl")
+    tasks = {}
+    for task in ("lock", "addition"):
+        protocol = learning.Protocol(task, 400, 50, (1e-4, 1e-3), (100, 101), (0, 1))
+        for arm, settings in learning.ARMS.items():
+            for rate in protocol.grid:
+                for seed in (*protocol.selection_seeds, *protocol.seeds):
+                    better = (rate == 1e-4) == (seed >= 100)  # the reported seeds would have chosen otherwise
+                    job = learning.Job(task, arm, rate, seed, protocol.steps, protocol.final, settings)
+                    accuracy = {"accuracy": 0.2 + 0.01 * seed, "start_accuracy": 0.1}
+                    ledger._add(record_of(job, 0.4 if better else 0.2, **accuracy))
+        tasks[task] = learning.run_task(protocol, learning.ARMS, ledger, 1)
+        assert tasks[task]["chosen"] == dict.fromkeys(learning.ARMS, 1e-4)
+    report = importlib.import_module("learning_report")
+    results = report.summarize(tasks, learning.ARMS, tmp_path, quick=False)
+    assert [check["met"] for check in results["thresholds"]] == [False, False]
+    assert capsys.readouterr().out.count("MISSED") == 2
+    lock = results["tasks"]["lock"]["summary"]["stock"]
+    assert lock["reached_median"] == 64 * 400, "unreached counts as all steps"
+    addition = results["tasks"]["addition"]["summary"]["corrected"]
+    assert addition["paired_difference"] == pytest.approx(0)
+    assert addition["standard_error"] == pytest.approx(0)
+    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "learning.json").read_text())["thresholds"] == results["thresholds"]
+
+
+def test_an_arm_of_the_learning_benchmark_is_written_in_short(learning):
+    name, settings = learning.parse_arm('fresh=max_age:3,replay_evictor:fifo,sampler_kwargs:{"alpha": 2, "beta": 1}')
+    assert name == "fresh"
+    assert settings == {
+        "replay_max_age": 3,
+        "replay_evictor": "fifo",
+        "replay_sampler_kwargs": {"alpha": 2, "beta": 1},
+    }
+    with pytest.raises(ValueError, match="replay_max_age"):
+        learning.parse_arm("fresh=max_agee:3")
+
+
+def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    overhead = importlib.import_module("overhead")
+    assert [check.value for check in overhead.forwards()] == [0, 0]
+    assert overhead.settle_and_sample(1_000, count=4).value > 0

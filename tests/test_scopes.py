@@ -1,0 +1,371 @@
+"""Buffers across processes: several ranks under torchrun, deliberately uneven, against each other and against one.
+
+Each number of processes is launched once (tests/distributed/scopes.py) and runs through all cases.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "distributed"))
+
+from scripted import build, mixed, run
+
+HERE = Path(__file__).parent
+WORLDS = (2, 3, 4)
+LAYOUTS = {2: ((8, 4), (6, 4)), 3: ((6, 3), (4, 3)), 4: ((4, 4), (5, 4), (2, 8))}
+NAMES = ("whole", "straddling", "one group on all")
+SHARED = [
+    (world, scope, layout)
+    for world in WORLDS
+    for scope in ("gathered", "sharded")
+    for layout in NAMES[: len(LAYOUTS[world])]
+]
+ALL = [*SHARED, *((world, "process", "whole") for world in WORLDS)]
+LIMIT = 500
+"""Seconds after which a launch counts as hanging."""
+STEPS = 7
+
+
+def torchrun(processes: int, script: str, *arguments: str) -> None:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
+        str(HERE / "distributed" / script), *arguments,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ}, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+class Launches:
+    """The results of each number of processes, launched when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, world: int, case: str) -> list[dict[str, Any]]:
+        """What every rank wrote for one case, in rank order."""
+        folder = self.folder / str(world)
+        if not folder.exists():
+            folder.mkdir()
+            torchrun(world, "scopes.py", str(folder))
+        return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory: Any) -> Launches:
+    return Launches(tmp_path_factory.mktemp("scopes"))
+
+
+def size_of(world: int, layout: str) -> int:
+    return LAYOUTS[world][NAMES.index(layout)][1]
+
+
+def everywhere(ranks: list[dict[str, Any]], step: int, key: str) -> list[Any]:
+    """A row list of one step over all ranks, in the order of the rows."""
+    return [value for rank in ranks for value in rank["steps"][step][key]]
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), SHARED)
+def test_all_ranks_have_the_same_table_after_every_step(
+    launches: Launches, world: int, scope: str, layout: str
+) -> None:
+    ranks = launches(world, f"{scope} {layout}")
+    assert len(ranks[0]["hashes"]) == STEPS
+    assert len(set(ranks[0]["hashes"])) >= 4, "the table changes"
+    for rank in ranks[1:]:
+        assert rank["hashes"] == ranks[0]["hashes"]
+        assert rank["drawn"] == ranks[0]["drawn"]
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
+def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
+    launches: Launches, world: int, scope: str, layout: str
+) -> None:
+    ranks = launches(world, f"{scope} {layout}")
+    size = size_of(world, layout)
+    assert all(len(rank["steps"]) == STEPS for rank in ranks), "every rank came to the end"
+    live = [np.ptp(np.reshape(everywhere(ranks, step, "advantages_in"), (-1, size)), axis=1) > 0.1
+            for step in range(STEPS)]  # fmt: skip
+    assert not live[0].any(), "all dead, nothing stored, on every rank"
+    assert live[2].all(), "all live, nothing to fill, on every rank"
+    if layout != "one group on all":
+        assert live[1].any(), "one rank all dead, another all live"
+        assert not live[1].all()
+        assert (live[1] == ~live[3]).all(), "and the other way round"
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
+def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(
+    launches: Launches, world: int, scope: str, layout: str
+) -> None:
+    ranks = launches(world, f"{scope} {layout}")
+    size, born, travelled, replayed = size_of(world, layout), {}, 0, 0
+    rows = len(ranks[0]["steps"][0]["fresh"])
+    for step in range(STEPS):
+        out, flags = everywhere(ranks, step, "out"), everywhere(ranks, step, "replayed")
+        advantages = everywhere(ranks, step, "advantages_out")
+        fresh = everywhere(ranks, step, "fresh")
+        seen = set()
+        for first in range(0, len(out), size):
+            slot = slice(first, first + size)
+            assert len(set(flags[slot])) == 1, "a slot is filled on all the ranks that it straddles, or on none"
+            if not flags[first]:
+                assert out[slot] == fresh[slot]
+                continue
+            origins = [born[text] for text in out[slot]]
+            when, where, _ = origins[0]
+            assert where % size == 0, "its first row is a group's first row"
+            assert [(origin[0], origin[1]) for origin in origins] == [(when, where + place) for place in range(size)]
+            assert advantages[slot] == [origin[2] for origin in origins], "TRL's own advantages, with their rows"
+            assert when < step
+            assert (when, where) not in seen, "no group twice in a batch"
+            seen.add((when, where))
+            replayed += 1
+            travelled += any((where + place) // rows != (first + place) // rows for place in range(size))
+        values = everywhere(ranks, step, "advantages_in")
+        born |= {text: (step, row, values[row]) for row, text in enumerate(fresh)}
+    assert replayed >= (1 if layout == "one group on all" else 3), f"{replayed} groups were replayed"
+    if scope == "process":
+        assert travelled == 0
+    elif layout != "one group on all":
+        assert travelled > 0, "some dead group was filled with one that was generated elsewhere"
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
+def test_16_every_rank_counts_the_trainable_tokens_of_the_final_batch(
+    launches: Launches, world: int, scope: str, layout: str
+) -> None:
+    ranks = launches(world, f"{scope} {layout}")
+    for step in range(STEPS):
+        total = sum(rank["steps"][step]["trained"] for rank in ranks)
+        assert [rank["steps"][step]["items"] for rank in ranks] == [total] * world
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
+def test_batches_come_out_with_the_keys_that_went_in(launches: Launches, world: int, scope: str, layout: str) -> None:
+    for rank in launches(world, f"{scope} {layout}"):
+        for step in rank["steps"]:
+            before, after = step["keys"]
+            assert after == before
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
+def test_replayed_rows_carry_the_log_probs_of_the_policy_that_made_them(
+    launches: Launches, world: int, scope: str, layout: str
+) -> None:
+    ranks = launches(world, f"{scope} {layout}")
+    made = {text: sums[0] for rank in ranks for text, sums in rank["behaviour"]["fresh"].items()}
+    replayed = [(text, value) for rank in ranks for text, sums in rank["behaviour"]["replayed"].items()
+                for value in sums]  # fmt: skip
+    assert replayed
+    for text, value in replayed:
+        assert value == pytest.approx(made[text], abs=1e-5)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_process_with_straddling_groups_is_refused_with_the_numbers(launches: Launches, world: int) -> None:
+    rows, size = LAYOUTS[world][1]
+    for rank in launches(world, "process straddling"):
+        assert rank["type"] == "RefusedError"
+        assert f"scores {rows} rows" in rank["text"]
+        assert f"num_generations={size}" in rank["text"]
+        assert "'gathered'" in rank["text"], "the remedy"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(launches: Launches, world: int) -> None:
+    for layout in NAMES[: len(LAYOUTS[world])]:
+        gathered = launches(world, f"gathered {layout}")
+        assert all(rank["held"] == rank["entries"] for rank in gathered), "every rank holds every group"
+        sharded = launches(world, f"sharded {layout}")
+        for number, rank in enumerate(sharded):
+            owners = zip(rank["entries"], rank["entry_owners"], strict=True)
+            assert rank["held"] == [serial for serial, owner in owners if owner == number]
+            assert rank["entry_owners"] == sharded[0]["entry_owners"]
+        for counts in sharded[0]["owners"]:
+            assert max(counts) - min(counts) <= 8 + 1, "slack, and what eviction took since"
+    assert launches(world, "sharded whole")[0]["size"] > 6, "capacity grows with the ranks"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches: Launches, world: int) -> None:
+    local = {"replay/seconds", "replay/padding", "replay/ratio_mean", "replay/ess"}
+    for scope in ("process", "gathered", "sharded"):
+        ranks = launches(world, f"{scope} whole")
+        metrics = [{key: value for key, value in rank["metrics"].items() if key not in local} for rank in ranks]
+        assert all(one == metrics[0] for one in metrics)
+        whole = sum(rank["size"] for rank in ranks) if scope == "process" else ranks[0]["size"]
+        assert metrics[0]["replay/size"] <= whole <= metrics[0]["replay/size"] + 4 * world
+
+
+@pytest.mark.parametrize("scope", ["gathered", "sharded"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
+    launches: Launches, tmp_path: Any, loss_type: str, scope: str
+) -> None:
+    ranks = launches(2, f"{loss_type} {scope}")
+    one = alone(tmp_path, 16, loss_type=loss_type, replay_scope=scope)
+    assert ranks[0]["drawn"] == one["drawn"], "the same serials for the same slots"
+    assert sum(map(len, one["drawn"])) > 5
+    assert_same_training(ranks, one)
+    for step, (gradient, expected) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
+        error = np.linalg.norm(np.subtract(gradient, expected)) / np.linalg.norm(expected)
+        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
+
+
+def alone(folder: Path, rows: int, replay_scope: str, **settings: Any) -> dict[str, Any]:
+    """The same script on one process."""
+    trainer = build(folder, rows, 4, mixed, max_steps=6, **settings)
+    return run(trainer, compared=True, replay_scope=replay_scope, replay_buffer_size=4, replay_seed=3)
+
+
+def assert_same_training(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    """The same rows in the same places, with the same log-probs, in every step."""
+    for step in range(len(one["steps"])):
+        for key in ("fresh", "out", "replayed"):
+            assert everywhere(ranks, step, key) == one["steps"][step][key]
+    for kind in ("fresh", "replayed"):
+        together = {text: sums for rank in ranks for text, sums in rank["behaviour"][kind].items()}
+        assert set(together) == set(one["behaviour"][kind])
+        for text, sums in one["behaviour"][kind].items():
+            assert together[text][0] == pytest.approx(sums[0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("a scorer, process", "trl_replay_score"),
+        ("a scorer, sharded", "trl_replay_score"),
+        ("a correction, process", "trl_replay_correct"),
+        ("a correction, gathered", "trl_replay_correct"),
+        ("a metrics hook", "'measuring'"),
+        ("a compose hook", "'composer'"),
+        ("a compose hook in the last step", "'late_composer'"),
+        ("a storage that loses", "OSError: lost"),
+        ("a storage that refuses", "no space left"),
+    ],
+)
+def test_an_error_on_rank_1_is_raised_by_all_ranks_in_words_that_name_it(
+    launches: Launches, case: str, words: str
+) -> None:
+    for rank in launches(2, case):
+        assert rank["type"], rank["text"]
+        assert "rank 1: " in rank["text"]
+        assert words in rank["text"]
+
+
+def test_ranks_that_decide_differently_stop_instead_of_sending_payload_astray(launches: Launches) -> None:
+    for rank in launches(2, "a scorer that differs"):
+        assert rank["type"] == "SeamError"
+        assert "decided differently" in rank["text"]
+
+
+def test_a_correction_may_draw_as_often_as_its_ranks_rows_need(launches: Launches) -> None:
+    first, second = launches(2, "a correction that draws")
+    assert first["hashes"] == second["hashes"]
+    assert first["counters"]["replaced"] > 5
+
+
+def test_a_third_partys_scope_with_the_same_four_verbs_works(launches: Launches) -> None:
+    for own, builtin in (("third party's all", "gathered straddling"), ("third party's own", "process whole")):
+        for rank, expected in zip(launches(2, own), launches(2, builtin), strict=True):
+            assert rank["counters"]["stored"] == expected["counters"]["stored"] > 5
+            assert rank["counters"]["replaced"] > 0
+    for rank in launches(2, "third party's object"):
+        assert rank["text"] == "nothing was raised"
+
+
+def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Launches) -> None:
+    for rank in launches(2, "third party's own, straddling"):
+        assert rank["type"] == "SeamError"
+        assert "not whole groups of 4" in rank["text"]
+
+
+def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    script = str(HERE / "distributed" / "endless.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(tmp_path)],
+            env={**os.environ, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        wait_for(tmp_path / "replaying.1", processes)
+        os.kill(processes[1].pid, signal.SIGKILL)
+        _, errors = processes[0].communicate(timeout=60)
+        assert processes[0].returncode not in (0, -signal.SIGKILL), "it ended, with an error"
+        assert "Error" in errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def wait_for(path: Path, processes: list[Any]) -> None:
+    end = time.monotonic() + LIMIT
+    while not path.exists():
+        assert time.monotonic() < end, "the ranks do not get going"
+        for process in processes:
+            assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.1)
+
+
+def test_the_example_trains_on_two_processes_with_each_scope(tmp_path: Path) -> None:
+    example = str(HERE.parent / "examples" / "lock_two_processes.py")
+    torchrun(
+        2, example, "--scope", "process,gathered,sharded", "--steps", "12", "--json", str(tmp_path / "runs.jsonl")
+    )
+    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [record["arm"] for record in runs] == ["process", "gathered", "sharded"]
+    for trained in runs:
+        assert trained["processes"] == 2
+        assert len(trained["reward"]) == 12
+        assert trained["rollouts"] == 12 * 64, "the same completions as one process has"
+        assert trained["explanation"].startswith("replay: 12 generation batches")
+
+
+@pytest.mark.parametrize(
+    ("mode", "model"),
+    [
+        ("fsdp2", "FSDPQwen2ForCausalLM"),
+        pytest.param(
+            "zero3",
+            "DeepSpeedEngine",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("deepspeed") is None,
+                reason="deepspeed is not a development dependency: pip install deepspeed",
+            ),
+        ),
+    ],
+)
+def test_sharded_parameters_train_and_replay_as_one_process_does(tmp_path: Path, mode: str, model: str) -> None:
+    torchrun(2, "parallel.py", mode, str(tmp_path))
+    for scope in ("gathered", "sharded"):
+        ranks = [json.loads((tmp_path / f"{scope}.{rank}.json").read_text()) for rank in range(2)]
+        assert ranks[0]["model"] == model
+        one = alone(tmp_path / scope, 12, replay_scope=scope)
+        assert ranks[0]["drawn"] == one["drawn"]
+        assert sum(map(len, one["drawn"])) > 3
+        assert_same_training(ranks, one)
+        for gradient, expected in zip(ranks[0]["gradients"], one["gradients"], strict=False):
+            assert np.linalg.norm(np.subtract(gradient, expected)) < 1e-5 * np.linalg.norm(expected)
+    generated = [json.loads((tmp_path / f"generating.{rank}.json").read_text()) for rank in range(2)]
+    assert len({rank["hashes"][-1] for rank in generated}) == 1
