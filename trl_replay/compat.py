@@ -15,7 +15,7 @@ from .errors import ContractError
 if TYPE_CHECKING:
     from .views import RewardSetup
 
-TESTED = SpecifierSet(">=1.16.0,<1.17")
+TESTED = SpecifierSet(">=1.5.1,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
 
 SCORE = "_generate_and_score_completions"  # returns one generation batch: where groups are read and exchanged
@@ -44,8 +44,16 @@ ATTRIBUTES: dict[str, str] = {
 }
 """Attributes of the trainer that are read, and what for."""
 
+INHERITED = frozenset({"accelerator", "callback_handler"})
+"""Those of `ATTRIBUTES` that come from `transformers.Trainer`."""
+
+OTHER_LOSS = "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
+REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
+
 OLD_LOGPS = "old_per_token_logps"
 """Batch key that the loss reads after it has called `LOGPS`."""
+REF_LOGPS = "ref_per_token_logps"
+"""Batch key of the reference model's log-probs."""
 
 
 def check_release() -> None:
@@ -63,6 +71,11 @@ def check_release() -> None:
         )
 
 
+def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) -> bool:
+    """Whether parameters of these names, with or without `*args` after them, take the expected ones first."""
+    return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
+
+
 def contract_problems(trainer_class: type) -> list[str]:
     """What a trainer class lacks of the methods and parameters in `SEAM`; empty when all is there."""
     problems = []
@@ -73,8 +86,7 @@ def contract_problems(trainer_class: type) -> list[str]:
             continue
         parameters = list(inspect.signature(method).parameters.values())[1:]
         named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD]
-        passes_on = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        if tuple(named[: len(expected)]) != expected[: len(named)] or (len(named) < len(expected) and not passes_on):
+        if not accepts(tuple(named), any(p.kind is p.VAR_POSITIONAL for p in parameters), expected):
             problems.append(f"{trainer_class.__name__}.{name} takes {tuple(named)}, not {expected}")
     return problems
 
