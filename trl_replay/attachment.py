@@ -75,6 +75,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.REWARDS: _rewards,
     compat.LOSS: _loss,
     compat.LOGPS: _logps,
+    compat.OTHER_LOSS: _loss,
 }
 
 
@@ -119,8 +120,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     config, parts = assemble(trainer, config, registry())
     preflight(trainer, config, parts)
     session = Session(trainer, config, parts)
-    for name, around in _AROUND.items():
-        trainer.__dict__[name] = SeamFunction(trainer, name, session, around)
+    for name in compat.seam(trainer):
+        trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.add_callback(ReplayCallback(session))
     _sessions[trainer] = session
     try:
@@ -142,7 +143,7 @@ def detach(trainer: Any) -> None:
     if session is None:
         raise AttachError("Replay is not attached to this trainer.")
     if session.enabled:
-        for name in compat.SEAM:
+        for name in compat.seam(trainer):
             found = trainer.__dict__.get(name)
             if not (isinstance(found, SeamFunction) and found.session is session):
                 raise AttachError(
@@ -155,7 +156,7 @@ def detach(trainer: Any) -> None:
 
 
 def _take_off(trainer: Any, session: Session) -> None:
-    for name in compat.SEAM:
+    for name in compat.seam(trainer):
         del trainer.__dict__[name]
     for callback in list(trainer.callback_handler.callbacks):
         if isinstance(callback, ReplayCallback) and callback.session is session:
@@ -181,7 +182,7 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
 
 
 def _refuse_foreign_overrides(trainer: Any) -> None:
-    for name in compat.SEAM:
+    for name in compat.seam(trainer):
         found = trainer.__dict__.get(name)
         if found is not None:
             raise AttachError(

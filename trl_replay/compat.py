@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from .errors import ContractError
 
 if TYPE_CHECKING:
+    import torch
+
     from .views import RewardSetup
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
@@ -54,6 +57,10 @@ OLD_LOGPS = "old_per_token_logps"
 """Batch key that the loss reads after it has called `LOGPS`."""
 REF_LOGPS = "ref_per_token_logps"
 """Batch key of the reference model's log-probs."""
+SAMPLING_LOGPS = "sampling_per_token_logps"
+"""Batch key of the log-probs that the sampler (vLLM, a rollout function) reported."""
+IS_RATIO = "importance_sampling_ratio"
+"""Batch key of the ratio between trainer and sampler."""
 
 
 def check_release() -> None:
@@ -130,7 +137,36 @@ def allows_token_weights(trainer: Any) -> bool:
 
 def has_other_loss_path(trainer: Any) -> bool:
     """Whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
-    return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), "compute_liger_loss")
+    return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)
+
+
+def seam(trainer: Any) -> list[str]:
+    """The methods to wrap on this trainer."""
+    return [*SEAM, *([OTHER_LOSS] if has_other_loss_path(trainer) else [])]
+
+
+def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch.Tensor) -> torch.Tensor:
+    """`(B,)`: what each row adds to `num_items_in_batch`.
+
+    From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
+    mask where there is one, truncated rows included, even where `mask_truncated_completions` takes them out of the loss.
+    """
+    if Version(version("trl")) >= Version("1.9"):
+        return trainable
+    if "tool_mask" not in batch:
+        return lengths
+    mask: torch.Tensor = batch["tool_mask"]
+    return (mask.ne(0) & (lengths.new_ones(mask.shape).cumsum(dim=1) <= lengths.unsqueeze(1))).sum(dim=1)
+
+
+def reference_synced(trainer: Any, state: Any) -> bool:
+    """Whether the reference model has changed at the end of this update."""
+    return any(
+        any(base.__name__ == REFERENCE_SYNC for base in type(callback).__mro__)
+        and callback.ref_model is not None
+        and state.global_step % trainer.args.ref_model_sync_steps == 0
+        for callback in trainer.callback_handler.callbacks
+    )
 
 
 def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
@@ -144,8 +180,10 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     width = batch["completion_ids"].size(1)
     rows = trainer.args.per_device_train_batch_size
+    method = getattr(type(trainer), LOGPS)
+    images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
-        logps = getattr(trainer, LOGPS)(trainer.model, ids, mask, width, batch_size=rows)[0]
+        logps = method(trainer, trainer.model, ids, mask, width, batch_size=rows, **images)[0]
     return {**batch, OLD_LOGPS: logps}
 
 
