@@ -27,6 +27,7 @@ class Checked(Spy):
 
     watch: Watch | None = None
     independent = True  # compute log-probs by a forward of the plain model, not from what the trainer computed
+    reference_kind: str | None = None  # where a subclass has another loss
     compared: list[tuple[float, float, int]]
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -158,7 +159,7 @@ def reference_loss(
     trainer: Any, rows: list[dict[str, Any]], logps: list[Any], entropies: list[Any] | None, aux: Any, items: int
 ) -> float:
     """The loss of one micro-batch, as the papers have it."""
-    args, kind = trainer.args, trainer.loss_type
+    args, kind = trainer.args, trainer.reference_kind or trainer.loss_type
     threshold = None
     if args.top_entropy_quantile < 1.0 and entropies is not None:
         taken = torch.cat([entropy[row["mask"]] for entropy, row in zip(entropies, rows, strict=True)])
@@ -177,11 +178,14 @@ def reference_loss(
             continue
         log_ratio = new - old
         ratio = (log_ratio if args.importance_sampling_level == "token" else log_ratio.mean().expand(length)).exp()
+        if kind == "gmpo":
+            sums.append(float(-geometric_mean(args, log_ratio, advantage).exp() * advantage))
+            continue
         loss = token_losses(args, kind, ratio, log_ratio, advantage, new, row)
         if args.off_policy_mask_threshold is not None and advantage < 0:
             sampler = row.get("sampling_per_token_logps", row["old_per_token_logps"]).double()[mask]
-            drift = (sampler.nan_to_num(nan=float("nan")) - new).nan_to_num(nan=0.0)
-            loss = loss * float(drift.mean() <= args.off_policy_mask_threshold)
+            sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
+            loss = loss * float((sampler - new).mean() <= args.off_policy_mask_threshold)
         loss = loss * keep
         if "importance_sampling_ratio" in row and kind != "vespo":
             given = row["importance_sampling_ratio"].double().nan_to_num(nan=1.0)
@@ -198,7 +202,7 @@ def reference_loss(
         total = sum(sums) / max(sum(lengths), 1) / steps
     elif kind == "dr_grpo":
         total = sum(sums) / (len(rows) * trainer.max_completion_length) / steps
-    elif kind == "luspo":
+    elif kind in ("luspo", "gmpo"):
         total = sum(sums) / len(rows) / steps
     else:
         total = sum(sums) / (max(items, 1) * steps / args.steps_per_generation)
@@ -207,6 +211,12 @@ def reference_loss(
         bonus = value / max(sum(float(keep.sum()) for _, keep in kept_entropy), 1) / steps
         total -= trainer.applied_entropy_coef * bonus
     return total + float(aux) * (trainer.router_aux_loss_coef or 0.0) / steps
+
+
+def geometric_mean(args: Any, log_ratio: Any, advantage: float) -> Any:
+    """GMPO: the mean of a row's log ratios, each clipped to the side that the advantage would push it."""
+    clipped = log_ratio.clamp(-args.epsilon, args.epsilon_high if args.epsilon_high is not None else args.epsilon)
+    return (torch.minimum(log_ratio, clipped) if advantage > 0 else torch.maximum(log_ratio, clipped)).mean()
 
 
 def token_losses(

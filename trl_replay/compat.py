@@ -47,6 +47,14 @@ ATTRIBUTES: dict[str, str] = {
 }
 """Attributes of the trainer that are read, and what for."""
 
+REFUSED: dict[str, str] = {
+    "Unsloth": f"its compiled loss computes log-probs without {LOGPS}, so that replayed rows would train with a ratio "
+    "of 1",
+    "GRPOWithReplayBufferTrainer": "it replays by itself, from a buffer of its own",
+    "RLOOTrainer": "its loss reads one old log-prob a sequence, and takes the KL term into the reward",
+}
+"""Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
+
 INHERITED = frozenset({"accelerator", "callback_handler"})
 """Those of `ATTRIBUTES` that come from `transformers.Trainer`."""
 
@@ -104,7 +112,13 @@ def check_contract(trainer: Any) -> None:
     Raises:
         ContractError: Names everything that is missing.
     """
-    problems = contract_problems(type(trainer))
+    problems = [
+        f"{base.__name__}: {reason}"
+        for base in type(trainer).__mro__
+        for name, reason in REFUSED.items()
+        if name in f"{base.__module__}.{base.__qualname__}"
+    ][:1]
+    problems = problems or contract_problems(type(trainer))
     problems += [
         f"the trainer has no attribute {name!r} ({reason})"
         for name, reason in ATTRIBUTES.items()
