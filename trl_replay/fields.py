@@ -69,6 +69,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec(PIXELS, "pixels"),
     FieldSpec("pixel_attention_mask", "pixels"),
 )
+IMAGE_KEYS = frozenset(spec.name for spec in FIELDS if spec.layout in IMAGE_LAYOUTS)
 TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 """Keys that TRL adds to batches with images only; 0 is text."""
 
