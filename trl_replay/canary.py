@@ -100,7 +100,7 @@ def _order(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
     if loss is None or compat.LOGPS not in methods:
         return
     calls = [call.lineno for call in _calls(loss, compat.LOGPS)]
-    reads = [node.lineno for node in ast.walk(loss) if _reads(node, compat.OLD_LOGPS)]
+    reads = [node.lineno for node in ast.walk(loss) if isinstance(node, ast.expr) and _reads(node, compat.OLD_LOGPS)]
     if not calls:
         yield f"{compat.LOSS} does not call {compat.LOGPS} any more: the tap would see nothing"
     if not reads:
@@ -114,16 +114,20 @@ def _keys(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
     score = methods.get(compat.SCORE)
     if score is None:
         return
-    returned = {node.value.id for node in ast.walk(score) if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)}  # fmt: skip
+    values = [node.value for node in ast.walk(score) if isinstance(node, ast.Return)]
+    returned = {value.id for value in values if isinstance(value, ast.Name)}
     keys: list[str] = []
     for node in ast.walk(score):
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
-            if isinstance(target, ast.Name) and target.id in returned and isinstance(node.value, ast.Dict):
+            name = target.value if isinstance(target, ast.Subscript) else target
+            if not isinstance(name, ast.Name) or name.id not in returned:
+                continue
+            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                keys.append(str(target.slice.value))
+            elif isinstance(node.value, ast.Dict):
                 keys = [str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)] + keys
-            elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id in returned:
-                keys += [str(target.slice.value)] if isinstance(target.slice, ast.Constant) else []
     known = {spec.name for spec in FIELDS}
     for key in REQUIRED_KEYS:
         if key not in keys:
@@ -138,24 +142,19 @@ def _keys(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
 def _items(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
     """What `num_items_in_batch` counts: completion lengths before 1.9, the loss mask from then on."""
     score = methods.get(compat.SCORE)
-    values = [
-        node.value
-        for node in ast.walk(score) if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name) and target.id == "num_items_in_batch"
-    ] if score is not None else []  # fmt: skip
-    for value in values:
-        names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-        if "loss_mask" not in names:
-            yield f"num_items_in_batch counts something else: {ast.unparse(value)}"
+    for node in ast.walk(score) if score is not None else ():
+        if not isinstance(node, ast.Assign) or "num_items_in_batch" not in map(ast.unparse, node.targets):
+            continue
+        if "loss_mask" not in {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}:
+            yield f"num_items_in_batch counts something else: {ast.unparse(node.value)}"
 
 
-def _reference_sync(folder: Path) -> Iterator[str] | list[str]:
+def _reference_sync(folder: Path) -> list[str]:
     """When the reference model is synced."""
     path = folder / CALLBACKS
     source = path.read_text(encoding="utf-8") if path.exists() else ""
-    nodes = ast.walk(ast.parse(source))
-    found = next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == compat.REFERENCE_SYNC), None)
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    found = next((node for node in classes if node.name == compat.REFERENCE_SYNC), None)
     if found is None:
         return [f"{CALLBACKS} has no {compat.REFERENCE_SYNC} any more"]
     test = "state.global_step % args.ref_model_sync_steps == 0"
@@ -189,10 +188,11 @@ def _loss_paths(call: ast.Call) -> set[str]:
 
 
 def _names_called(function: ast.FunctionDef) -> list[str]:
-    return [node.func.id for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]  # fmt: skip
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return [called.id for called in calls if isinstance(called, ast.Name)]
 
 
-def _reads(node: ast.AST, key: str) -> bool:
+def _reads(node: ast.expr, key: str) -> bool:
     """Whether `node` is `x["key"]` or `x.get("key", …)`."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == key

@@ -27,7 +27,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.15.0": (),
     "1.16.0": (),
 }
-TESTS = ("tests/test_idle.py", "tests/test_known_bugs.py", "tests/test_attach.py", "tests/test_batch.py")
+TESTS = ("tests/test_idle.py", "tests/test_known_bugs.py", "tests/test_attach.py", "tests/test_batch.py", "tests/test_canary.py")
 
 
 def main() -> int:
