@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from trl_replay.canary import CALLBACKS, TRAINER, drift, installed
 
@@ -79,12 +81,22 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_every_case_is_a_line_of_the_newest_release() -> None:
+    source = installed()
+    assert source is not None
+    text = (source / TRAINER).read_text()
+    if Version(version("trl")) < Version("1.16"):
+        pytest.skip("the cases are lines of 1.16")
+    assert [old for old in DOCTORED if old not in text] == []
+
+
 @pytest.mark.parametrize("old", DOCTORED)
 def test_a_change_is_told_in_words(copy: Path, old: str) -> None:
     new, words = DOCTORED[old]
     path = copy / TRAINER
     text = path.read_text()
-    assert old in text
+    if old not in text:
+        pytest.skip("this release words it differently; on the newest one every case runs")
     path.write_text(text.replace(old, new))
     found = drift(copy)
     assert any(words in problem for problem in found), found

@@ -164,13 +164,16 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
 
     From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
     mask where there is one, truncated rows included, even where `mask_truncated_completions` takes them out of the loss.
+    (With both a tool mask and truncated rows, the batch does not say which of these rows' tokens came from tools: all
+    of them count here.)
     """
     if Version(version("trl")) >= Version("1.9"):
         return trainable
     if "tool_mask" not in batch:
         return lengths
     mask: torch.Tensor = batch["tool_mask"]
-    return (mask.ne(0) & (lengths.new_ones(mask.shape).cumsum(dim=1) <= lengths.unsqueeze(1))).sum(dim=1)
+    counted = (mask.ne(0) & (lengths.new_ones(mask.shape).cumsum(dim=1) <= lengths.unsqueeze(1))).sum(dim=1)
+    return counted.where(batch["completion_mask"].any(dim=1), lengths)
 
 
 def reference_synced(trainer: Any, state: Any) -> bool:
