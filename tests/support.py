@@ -15,6 +15,7 @@ from trl_replay.types import Batch
 DEAD = [0.0, 0.0, 0.0, 0.0]
 LIVE = [1.0, 0.0, 0.0, 0.0]
 HALF = [1.0, 1.0, 0.0, 0.0]
+LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "sapo", "luspo"]
 
 
 class Rewards:

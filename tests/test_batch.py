@@ -25,7 +25,7 @@ KEYS = [
     "token_type_ids",
     "turns",
 ]
-EXTRA = (FieldSpec("token_type_ids", "sequence"), FieldSpec("turns", "row"))
+EXTRA = (FieldSpec("turns", "row"),)
 
 
 def make_batch(lengths: list[list[tuple[int, int]]], keys: list[str], seed: int, shared: list[bool]) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, weights_hash
 
 import trl_replay
 from trl_replay.testing import make_trainer
 
-LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "sapo", "luspo"]
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one iteration": {},
     "two iterations": {"num_iterations": 2},
@@ -121,8 +120,6 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_pat
     """The Liger loss of TRL up to 1.13: here a loss that reads the old log-probs and never calls the tap."""
 
     class Other(Spy):
-        use_liger_kernel = True
-
         def compute_liger_loss(self, model: Any, inputs: Any) -> Any:
             ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
             width = inputs["completion_ids"].size(1)
@@ -133,13 +130,13 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_pat
             self.olds.append(inputs["old_per_token_logps"])
             return -((logps - inputs["old_per_token_logps"]).exp() * inputs["advantages"].unsqueeze(1)).mean()
 
-        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             return self.compute_liger_loss(model, inputs)
 
     counts, replaced = [], []
     for script in (SCRIPT, ([DEAD, DEAD, DEAD],)):
         trainer = make_trainer(tmp_path, Rewards(*script), max_steps=4, trainer_class=Other, learning_rate=1e-3)
-        trainer.olds = []
+        trainer.olds, trainer.use_liger_kernel = [], True
         calls = Counter[str]()
         logps = Spy._get_per_token_logps_and_entropies
 
@@ -154,5 +151,6 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_pat
         replaced.append(session.totals.counters["replaced"])
     assert counts == [4, 4], "one forward a batch, whatever was drawn"
     assert replaced == [2, 0]
+    trl_replay.detach(trainer)
     with pytest.raises(trl_replay.RefusedError, match="replay_correction='none' needs the loss to call"):
-        trl_replay.attach(make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Other), replay_correction="none")
+        trl_replay.attach(trainer, replay_correction="none")

@@ -287,6 +287,32 @@ def test_16_the_token_count_follows_the_exchange(tmp_path: Any) -> None:
     assert changed, "some exchange changed the count"
 
 
+@pytest.mark.parametrize("tools", [False, True])
+def test_16_the_token_count_keeps_the_meaning_that_this_release_gives_it(tmp_path: Any, tools: bool) -> None:
+    """Before TRL 1.9 truncated rows count although the loss leaves them out; tokens of tools never do."""
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), max_steps=6, mask_truncated_completions=not tools,
+        max_completion_length=12,
+    )  # fmt: skip
+    if tools:
+        trainer.rollout_func = masked_rollout
+    _, steps = train(trainer)
+    meanings = {"lengths": [], "trained": []}
+    for before, after in steps:
+        for batch in (before, after):
+            mask, ids = batch["completion_mask"], batch["completion_ids"]  # a truncated row does not end with padding
+            held = ids.ne(trainer._tokenizer.pad_token_id).flip(1).cummax(1).values.flip(1)
+            real = torch.where(mask.any(dim=1, keepdim=True), mask, held.long())
+            tool = batch.get("tool_mask", torch.ones_like(real))
+            counts = {"lengths": real * tool, "trained": batch["completion_mask"] * tool}
+            for name, count in counts.items():
+                meanings[name].append((batch is before, int(count.sum()), int(batch["num_items_in_batch"])))
+    held_by_stock = [name for name, seen in meanings.items() if all(a == b for stock, a, b in seen if stock)]
+    assert held_by_stock, meanings
+    for name in held_by_stock:
+        assert all(count == items for _, count, items in meanings[name]), f"the exchanged batch counts {name} too"
+
+
 def test_18_a_group_without_a_trainable_token_is_not_stored(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, LIVE, LIVE]), max_steps=4, mask_truncated_completions=True,
                            max_completion_length=1)  # fmt: skip

@@ -129,13 +129,15 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
 
 
 def dropout_modules(model: torch.nn.Module) -> list[str]:
-    """Names of the modules that drop activations or attention at random."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if (isinstance(module, torch.nn.Dropout) and module.p > 0)
-        or (isinstance(share := getattr(module, "attention_dropout", None), float) and share > 0)
-    ]
+    """Names of the modules that drop activations at random."""
+    return [name for name, module in model.named_modules() if _drops(module)]
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Whether it is a dropout, or keeps a rate for one (attention often applies it without a module)."""
+    if isinstance(module, torch.nn.Dropout):
+        return bool(module.p > 0)
+    return any(isinstance(rate, float) and rate > 0 for name, rate in vars(module).items() if "dropout" in name)
 
 
 def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> int:

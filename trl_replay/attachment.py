@@ -76,6 +76,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.REWARDS: _rewards,
     compat.LOSS: _loss,
     compat.LOGPS: _logps,
+    compat.OTHER_LOSS: _loss,
 }
 
 
@@ -125,8 +126,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     config, parts = assemble(trainer, config, registry())
     preflight(trainer, config, parts)
     session = Session(trainer, config, parts)
-    for name, around in _AROUND.items():
-        trainer.__dict__[name] = SeamFunction(trainer, name, session, around)
+    for name in compat.seam(trainer):
+        trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.add_callback(ReplayCallback(session))
     _sessions[trainer] = session
     try:
@@ -149,7 +150,7 @@ def detach(trainer: Any) -> None:
     if session is None:
         raise AttachError("Replay is not attached to this trainer.")
     if session.enabled:
-        for name in compat.SEAM:
+        for name in compat.seam(trainer):
             found = trainer.__dict__.get(name)
             if not (isinstance(found, SeamFunction) and found.session is session):
                 raise AttachError(
@@ -163,7 +164,7 @@ def detach(trainer: Any) -> None:
 
 def _take_off(trainer: Any, session: Session) -> None:
     _forget_buffered(trainer)
-    for name in compat.SEAM:
+    for name in compat.seam(trainer):
         del trainer.__dict__[name]
     handler = trainer.callback_handler
     # a new list: a callback may be detaching while the old one is walked
@@ -201,7 +202,7 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
 
 
 def _refuse_foreign_overrides(trainer: Any) -> None:
-    for name in compat.SEAM:
+    for name in compat.seam(trainer):
         found = trainer.__dict__.get(name)
         if found is not None:
             raise AttachError(

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from .errors import BatchError
-from .fields import FieldSpec, FieldTable
+from .fields import IMAGE_LAYOUTS, TOKEN_TYPES, FieldSpec, FieldTable
+from .images import check_images, compose_images, cut_images, join_images
 from .types import Batch, Group, Ints, Placement
 
 
@@ -48,6 +49,8 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
     columns = {"prompt": width, "completion": batch["completion_ids"].size(1)}
     columns["sequence"] = columns["prompt"] + columns["completion"]
     for key, spec in specs.items():
+        if spec.layout in IMAGE_LAYOUTS:
+            continue
         shape = tuple(batch[key].shape)
         expected = () if spec.layout == "scalar" else (rows, columns[spec.layout]) if spec.layout in columns else None
         if (
@@ -57,6 +60,7 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
         ):
             want = expected if expected is not None else f"({rows},)"
             raise BatchError(f"The batch's {key!r} has shape {shape}; the layout {spec.layout!r} asks for {want}.")
+    check_images(batch, fields)
     return specs
 
 
@@ -72,7 +76,12 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
         return []
     specs = check(batch, fields)
     prompt_lengths, completion_lengths = (lengths.cpu().numpy() for lengths in row_lengths(batch, fields.pad_token_id))
-    return [_cut_one(batch, specs, rows, prompt_lengths[rows], completion_lengths[rows]) for rows in parts]
+    return [
+        _cut_one(
+            batch, specs, cut_images(batch, fields, rows), rows, prompt_lengths[rows], completion_lengths[rows]
+        )
+        for rows in parts
+    ]
 
 
 def join(parts: Sequence[Group], fields: FieldTable) -> Group:
@@ -89,7 +98,7 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
     prompts = [np.broadcast_to(part.prompt_lengths, size) for part, size in zip(parts, sizes, strict=True)]
     completions = [part.completion_lengths for part in parts]
     tensors: dict[str, torch.Tensor] = {}
-    for key in dict.fromkeys(key for part in parts for key in part.tensors):
+    for key in dict.fromkeys(key for part in parts for key in part.tensors if not fields.is_image(key)):
         spec = fields.spec(key)
         if spec.layout == "prompt" and shared:
             tensors[key] = first.tensors[key]
@@ -98,7 +107,9 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
         for part, size, prompt in zip(parts, sizes, prompts, strict=True):
             tensor = part.tensors.get(key)
             if tensor is None:  # its values are all implied
-                lengths = prompt if spec.layout == "prompt" else part.completion_lengths
+                lengths = {"prompt": prompt, "sequence": prompt + part.completion_lengths}.get(
+                    spec.layout, part.completion_lengths
+                )
                 like = next(other.tensors[key] for other in parts if key in other.tensors)
                 tensor = like.new_full((int(lengths.sum()),), spec.implied or 0)
             elif spec.layout == "prompt" and len(part.prompt_lengths) < size:
@@ -106,8 +117,11 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
             flat.append(tensor)
         tensors[key] = torch.cat(flat)
     keys = frozenset.intersection(*(part.keys for part in parts))
+    images = join_images(parts, fields)
+    if images:  # a part without images lacks these keys
+        keys |= frozenset(images) | frozenset(key for part in parts for key in part.keys & TOKEN_TYPES)
     return Group(
-        tensors, keys, first.prompt_lengths if shared else np.concatenate(prompts), np.concatenate(completions)
+        {**tensors, **images}, keys, first.prompt_lengths if shared else np.concatenate(prompts), np.concatenate(completions)
     )
 
 
@@ -118,8 +132,18 @@ def _same_prompt(one: Group, other: Group, fields: FieldTable) -> bool:
     return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
 
 
-def _cut_one(batch: Batch, specs: dict[str, FieldSpec], rows: slice, prompts: Ints, completions: Ints) -> Group:
-    tensors: dict[str, torch.Tensor] = {}
+def _cut_one(
+    batch: Batch,
+    specs: dict[str, FieldSpec],
+    images: dict[str, torch.Tensor],
+    rows: slice,
+    prompts: Ints,
+    completions: Ints,
+) -> Group:
+    if not images:  # in a batch that has some, a row without images is all zeros
+        specs = {key: spec for key, spec in specs.items() if key not in TOKEN_TYPES}
+    specs = {key: spec for key, spec in specs.items() if spec.layout not in IMAGE_LAYOUTS}
+    tensors = dict(images)
     widths = (batch["prompt_ids"].size(1), batch["completion_ids"].size(1))
     prompt_blocks = [batch[key][rows] for key, spec in specs.items() if spec.layout == "prompt"]
     shared = all(bool((block == block[:1]).all()) for block in prompt_blocks)
@@ -136,7 +160,7 @@ def _cut_one(batch: Batch, specs: dict[str, FieldSpec], rows: slice, prompts: In
             continue
         dtype = getattr(torch, spec.dtype) if spec.dtype else flat.dtype
         tensors[key] = flat.detach().to(dtype, copy=True).contiguous()
-    keys = frozenset(key for key, spec in specs.items() if spec.layout != "scalar")
+    keys = frozenset(images) | frozenset(key for key, spec in specs.items() if spec.layout != "scalar")
     return Group(tensors, keys, prompt_lengths.copy(), completions.copy())
 
 
@@ -177,17 +201,16 @@ def compose(
         max(int(placed.group.completion_lengths[placed.part].max()) for placed in placements),
     )
     new = (_wider(old[0], longest[0], multiple_of), _wider(old[1], longest[1], multiple_of))
-    composed: Batch = {}
+    composed = dict(batch)
     for key, spec in specs.items():
-        if spec.layout == "scalar":
-            composed[key] = batch[key]
+        if spec.layout == "scalar" or spec.layout in IMAGE_LAYOUTS:
             continue
         pad = fields.pad_value(spec)
         out = _widen(batch[key], spec, old, new, pad)
         for placed in placements:
             out[placed.rows] = _block(placed.group, spec, new, pad, out)[placed.part]
         composed[key] = out
-    return composed
+    return composed | compose_images(batch, fields, placements)
 
 
 def _wider(width: int, needed: int, multiple_of: int | None) -> int:
@@ -215,7 +238,7 @@ def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, l
 
     Rows longer than `widths` are cut: none of those that are placed here (the rest of the group is on other ranks).
     """
-    if spec.name not in group.keys:
+    if spec.name not in group.keys and spec.name not in TOKEN_TYPES:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     stored = group.tensors.get(spec.name)
     if spec.layout == "row" and stored is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .fields import PIXELS
 from .protocols import Storage
 from .table import Table, lowest
 from .types import Bools, Group, Ints
@@ -111,7 +112,8 @@ class ReplayBuffer:
 
         Args:
             update (`int`): Updates done so far. An entry is eligible only after one update since its generation.
-            keys (`frozenset[str]`): Batch keys that a group must be able to restore.
+            keys (`frozenset[str]`): Batch keys that a group must be able to restore. `pixel_values` among them means
+                that the batch can take groups with images; those without fit in any batch.
 
         Returns:
             `(rows, held_back)`: row indices, and per reason the number of entries that it alone or with others
@@ -128,11 +130,20 @@ class ReplayBuffer:
             reasons["replay_max_uses"] = table.uses >= limits.max_uses
         if limits.cooldown is not None:
             reasons["replay_cooldown"] = (table.last_used >= 0) & (update - table.last_used < limits.cooldown)
-        lacking = [number for number, have in enumerate(self._keysets) if not keys <= have]
+        lacking = [number for number, have in enumerate(self._keysets) if not keys - {PIXELS} <= have]
         if lacking:
             reasons["lacks a tensor"] = np.isin(table.keys, lacking)
+        if PIXELS not in keys:
+            reasons["has images, the batch none"] = np.isin(table.keys, self._with(PIXELS))
         excluded = np.logical_or.reduce(list(reasons.values()))
         return np.flatnonzero(~excluded), {name: int(mask.sum()) for name, mask in reasons.items() if mask.any()}
+
+    def forget_with(self, key: str) -> int:
+        """Drops the entries that hold the batch key `key`; returns their number."""
+        return self._forget(np.flatnonzero(np.isin(self.table.keys, self._with(key))))
+
+    def _with(self, key: str) -> list[int]:
+        return [number for number, have in enumerate(self._keysets) if key in have]
 
     def use(self, rows: Ints, update: int) -> None:
         """Marks `rows` as replayed in this update."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from . import compat
+
 if TYPE_CHECKING:
     from .session import Session
 
@@ -31,8 +33,10 @@ class ReplayCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ratio metrics reach the trainer's metrics before it logs this step."""
+        """Ratio metrics reach the trainer's metrics before it logs this step; a sync of the reference is noticed."""
         self.session.log_ratios()
+        if compat.reference_synced(self.session.trainer, state):
+            self.session.reference_synced()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .compat import OLD_LOGPS
+from .compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from .report import Tally
 from .types import Group, Groups
 from .wire import packed_size
+
+
+STALE = "its reference log-probs are from before a sync of the reference model"
 
 
 @dataclass(slots=True)
@@ -25,6 +28,7 @@ class Candidate:
         slot (`int`): Its index among the fresh groups that the scope shared.
         group ([`Group`], *optional*): The payload of the rows that this process has; None if it has none.
             `old_per_token_logps` is added at `complete`, where stock did not supply it.
+        keys (`frozenset[str]`): Batch keys that it can restore, `pixel_values` for all that concern images.
         rows (`slice`): These rows in the process's batch.
         update (`int`): Updates done at generation.
         records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
@@ -34,19 +38,24 @@ class Candidate:
     serial: int
     slot: int
     group: Group | None
+    keys: frozenset[str]
     rows: slice
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
 
     def complete(self) -> bool:
         """Fills in the recorded log-probs; False if any local row's are missing."""
-        if self.group is None or OLD_LOGPS in self.group.tensors:
+        if self.group is None:
+            return True
+        if OLD_LOGPS in self.group.tensors:
+            _fill_missing(self.group.tensors)
             return True
         group, lengths = self.group, self.group.completion_lengths.tolist()
         rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
         if len(rows) < len(lengths):
             return False
         tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).float()}
+        _fill_missing(tensors)
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
         return True
@@ -59,12 +68,12 @@ class Noted:
     Attributes:
         groups ([`Groups`]): All fresh groups of that batch.
         candidates (`list[Candidate]`): By ascending serial.
-        keys (`frozenset[str]`): Batch keys that each of them can restore.
+        stale (`bool`): The reference model has changed since, and with it what these groups hold.
     """
 
     groups: Groups
     candidates: list[Candidate]
-    keys: frozenset[str]
+    stale: bool = False
 
     def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
@@ -91,6 +100,9 @@ class Noted:
         Returns:
             `(usable, groups)`; `groups` is None if there are none.
         """
+        if self.stale:
+            tally.refuse(len(self.candidates), STALE)
+            return [], None
         size = self.groups.advantages.shape[1]
         slots = np.array([candidate.slot for candidate in self.candidates], np.int64)
         complete = columns["recorded"].reshape(-1, size)[slots].all(axis=1)
@@ -102,6 +114,15 @@ class Noted:
         if len(chosen) == 0:
             return [], None
         return [self.candidates[row] for row in chosen], self.groups.take(slots[chosen], sums[chosen])
+
+
+def _fill_missing(tensors: dict[str, torch.Tensor]) -> None:
+    """Replaces what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
+    sampling, ratio = tensors.get(SAMPLING_LOGPS), tensors.get(IS_RATIO)
+    if sampling is not None:
+        tensors[SAMPLING_LOGPS] = torch.where(sampling.isnan(), tensors[OLD_LOGPS].to(sampling), sampling)
+    if ratio is not None:
+        tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
 
 
 def _trainable_sums(group: Group) -> NDArray[Any]:

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from .errors import ContractError
 
 if TYPE_CHECKING:
+    import torch
+
     from .views import RewardSetup
 
-TESTED = SpecifierSet(">=1.16.0,<1.17")
+TESTED = SpecifierSet(">=1.5.1,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
 
 SCORE = "_generate_and_score_completions"  # returns one generation batch: where groups are read and exchanged
@@ -47,9 +50,28 @@ ATTRIBUTES: dict[str, str] = {
 
 BUFFERED = "_buffered_inputs"
 """The trainer's micro-batches of the present generation batch; None makes it generate."""
+REFUSED: dict[str, str] = {
+    "Unsloth": f"its compiled loss computes log-probs without {LOGPS}, so that replayed rows would train with a ratio "
+    "of 1",
+    "GRPOWithReplayBufferTrainer": "it replays by itself, from a buffer of its own",
+    "RLOOTrainer": "its loss reads one old log-prob a sequence, and takes the KL term into the reward",
+}
+"""Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
+
+INHERITED = frozenset({"accelerator", "callback_handler"})
+"""Those of `ATTRIBUTES` that come from `transformers.Trainer`."""
+
+OTHER_LOSS = "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
+REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
 
 OLD_LOGPS = "old_per_token_logps"
 """Batch key that the loss reads after it has called `LOGPS`."""
+REF_LOGPS = "ref_per_token_logps"
+"""Batch key of the reference model's log-probs."""
+SAMPLING_LOGPS = "sampling_per_token_logps"
+"""Batch key of the log-probs that the sampler (vLLM, a rollout function) reported."""
+IS_RATIO = "importance_sampling_ratio"
+"""Batch key of the ratio between trainer and sampler."""
 
 
 def check_release() -> None:
@@ -67,6 +89,11 @@ def check_release() -> None:
         )
 
 
+def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) -> bool:
+    """Whether parameters of these names, with or without `*args` after them, take the expected ones first."""
+    return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
+
+
 def contract_problems(trainer_class: type) -> list[str]:
     """What a trainer class lacks of the methods and parameters in `SEAM`; empty when all is there."""
     problems = []
@@ -77,8 +104,7 @@ def contract_problems(trainer_class: type) -> list[str]:
             continue
         parameters = list(inspect.signature(method).parameters.values())[1:]
         named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD]
-        passes_on = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        if tuple(named[: len(expected)]) != expected[: len(named)] or (len(named) < len(expected) and not passes_on):
+        if not accepts(tuple(named), any(p.kind is p.VAR_POSITIONAL for p in parameters), expected):
             problems.append(f"{trainer_class.__name__}.{name} takes {tuple(named)}, not {expected}")
     return problems
 
@@ -89,7 +115,13 @@ def check_contract(trainer: Any) -> None:
     Raises:
         ContractError: Names everything that is missing.
     """
-    problems = contract_problems(type(trainer))
+    problems = [
+        f"{base.__name__}: {reason}"
+        for base in type(trainer).__mro__
+        for name, reason in REFUSED.items()
+        if name in f"{base.__module__}.{base.__qualname__}"
+    ][:1]
+    problems = problems or contract_problems(type(trainer))
     problems += [
         f"the trainer has no attribute {name!r} ({reason})"
         for name, reason in ATTRIBUTES.items()
@@ -122,7 +154,39 @@ def allows_token_weights(trainer: Any) -> bool:
 
 def has_other_loss_path(trainer: Any) -> bool:
     """Whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
-    return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), "compute_liger_loss")
+    return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)
+
+
+def seam(trainer: Any) -> list[str]:
+    """The methods to wrap on this trainer."""
+    return [*SEAM, *([OTHER_LOSS] if has_other_loss_path(trainer) else [])]
+
+
+def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch.Tensor) -> torch.Tensor:
+    """`(B,)`: what each row adds to `num_items_in_batch`.
+
+    From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
+    mask where there is one, truncated rows included, even where `mask_truncated_completions` takes them out of the loss.
+    (With both a tool mask and truncated rows, the batch does not say which of these rows' tokens came from tools: all
+    of them count here.)
+    """
+    if Version(version("trl")) >= Version("1.9"):
+        return trainable
+    if "tool_mask" not in batch:
+        return lengths
+    mask: torch.Tensor = batch["tool_mask"]
+    counted = (mask.ne(0) & (lengths.new_ones(mask.shape).cumsum(dim=1) <= lengths.unsqueeze(1))).sum(dim=1)
+    return counted.where(batch["completion_mask"].any(dim=1), lengths)
+
+
+def reference_synced(trainer: Any, state: Any) -> bool:
+    """Whether the reference model has changed at the end of this update."""
+    return any(
+        any(base.__name__ == REFERENCE_SYNC for base in type(callback).__mro__)
+        and callback.ref_model is not None
+        and state.global_step % trainer.args.ref_model_sync_steps == 0
+        for callback in trainer.callback_handler.callbacks
+    )
 
 
 def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
@@ -136,8 +200,10 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     width = batch["completion_ids"].size(1)
     rows = trainer.args.per_device_train_batch_size
+    method = getattr(type(trainer), LOGPS)
+    images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
-        logps = getattr(trainer, LOGPS)(trainer.model, ids, mask, width, batch_size=rows)[0]
+        logps = method(trainer, trainer.model, ids, mask, width, batch_size=rows, **images)[0]
     return {**batch, OLD_LOGPS: logps}
 
 

@@ -68,8 +68,9 @@ class Decisions:
             "reward_mean": groups.reward_mean,
             "reward_std": groups.reward_std,
             "tokens": groups.trainable.sum(axis=1),
+            "items": groups.counted.sum(axis=1),
             "prompt": groups.prompt,
-            "keys": np.full(len(finite), self._buffer.keyset(noted.keys)),
+            "keys": np.array([self._buffer.keyset(usable[row].keys) for row in finite], np.int64),
         }
         stored, tally.evicted = self._buffer.offer(
             columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
@@ -113,7 +114,7 @@ class Decisions:
         self._buffer.use(drawn, update)
         tally.replaced, tally.age = len(drawn), float(sum(draw.ages))
         tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
-        tally.items_delta = float(table.tokens[drawn].sum() - fresh.trainable[filled].sum())
+        tally.items_delta = float(table.items[drawn].sum() - fresh.counted[filled].sum())
         tally.dead_after = int(np.delete(fresh.dead, filled).sum())
         return draw
 

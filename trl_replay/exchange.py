@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import BatchError, SeamError
+from .fields import PIXELS
 from .protocols import Agreement, Arrival, Request
 from .table import Table
 from .types import Floats, Group, Ints, Placement
@@ -92,6 +93,15 @@ class Rows:
         numbers = np.concatenate([[len(part), *part] for part in decided]).astype(np.int64)
         digest = hashlib.blake2b(numbers.tobytes(), digest_size=6).digest()
         return np.array([int(self.columns["row"][0]) // self.count, int.from_bytes(digest, "little")], np.float64)
+
+    def takes(self, keys: frozenset[str]) -> frozenset[str]:
+        """`keys`, and that of images if the batches of all processes hold some."""
+        return keys | {PIXELS} if int(self.columns["images"].min()) >= 0 else keys
+
+    def holds(self, keys: frozenset[str], slot: int) -> frozenset[str]:
+        """`keys`, and that of images if the slot's group has one."""
+        rows = self.columns["images"][slot * self.size : (slot + 1) * self.size]
+        return keys | {PIXELS} if int(rows.max()) > 0 else keys
 
     def span(self, slot: int) -> range:
         """Indices of the slot's rows among those of all processes."""

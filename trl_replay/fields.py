@@ -8,8 +8,12 @@ from typing import Any, Literal
 
 from .errors import BatchError, ConfigurationError
 
-Layout = Literal["prompt", "completion", "sequence", "row", "scalar"]
-LAYOUTS: tuple[Layout, ...] = ("prompt", "completion", "sequence", "row", "scalar")
+Layout = Literal["prompt", "completion", "sequence", "row", "scalar", "count", "image", "tile", "pixels"]
+LAYOUTS: tuple[Layout, ...] = ("prompt", "completion", "sequence", "row", "scalar", "image", "tile")
+"""Layouts that a plugin may declare; `"count"` (a list of numbers, one a row) and `"pixels"` are TRL's own."""
+IMAGE_LAYOUTS = frozenset({"count", "image", "tile", "pixels"})
+PIXELS = "pixel_values"
+"""The key that every batch with images holds. It stands for all image keys where entries are compared with a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class FieldSpec:
         layout (`str`): `"prompt"` `(B, P)` left-padded; `"completion"` `(B, C)` right-padded; `"sequence"` `(B, P +
             C)`, prompt
             and completion side by side; `"row"` `(B, …)`, one value a row that is never padded; `"scalar"` 0-d, not
-            stored.
+            stored; `"image"` and `"tile"`, one entry for each of a row's `num_images` or `num_tiles`.
         pad (`float` or `"pad_token"`): What fills padded positions.
         dtype (`str`, *optional*): Name of the torch dtype to store, where a smaller one than the batch's loses
             nothing.
@@ -36,7 +40,7 @@ class FieldSpec:
     implied: int | None = None
 
     def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
+        if self.layout not in LAYOUTS and self.layout not in IMAGE_LAYOUTS:
             raise ConfigurationError(
                 f"FieldSpec({self.name!r}): layout {self.layout!r} is none of {', '.join(LAYOUTS)}."
             )
@@ -54,23 +58,20 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("sampling_per_token_logps", "completion", pad=0.0, dtype="float32"),
     FieldSpec("importance_sampling_ratio", "completion", pad=1.0, dtype="float32"),
     FieldSpec("tool_mask", "completion", pad=1, dtype="int8", implied=1),
+    FieldSpec("token_type_ids", "sequence", pad=0, dtype="int8", implied=0),
+    FieldSpec("mm_token_type_ids", "sequence", pad=0, dtype="int8", implied=0),
+    FieldSpec("num_images", "count"),
+    FieldSpec("num_tiles", "count"),
+    FieldSpec("image_grid_thw", "image"),
+    FieldSpec("image_position_ids", "image", pad=-1),
+    FieldSpec("image_sizes", "image"),
+    FieldSpec("spatial_shapes", "tile"),
+    FieldSpec(PIXELS, "pixels"),
+    FieldSpec("pixel_attention_mask", "pixels"),
 )
-
-IMAGE_KEYS = frozenset(
-    {
-        "pixel_values",
-        "image_grid_thw",
-        "pixel_attention_mask",
-        "spatial_shapes",
-        "image_sizes",
-        "image_position_ids",
-        "num_images",
-        "num_tiles",
-        "token_type_ids",
-        "mm_token_type_ids",
-    }
-)
-
+IMAGE_KEYS = frozenset(spec.name for spec in FIELDS if spec.layout in IMAGE_LAYOUTS)
+TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+"""Keys that TRL adds to batches with images only; 0 is text."""
 
 class FieldTable:
     """The fields known to one session: TRL's, as this trainer is configured, and those that plugins declare."""
@@ -96,16 +97,21 @@ class FieldTable:
         """The spec of a known key."""
         return self._fields[key]
 
+    def is_image(self, key: str) -> bool:
+        """Whether a known key is laid out by images."""
+        return self._fields[key].layout in IMAGE_LAYOUTS
+
     def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:
-        """The keys of a batch that a stored group must be able to restore."""
-        return frozenset(key for key, spec in self.of(batch).items() if spec.layout != "scalar")
+        """The keys of a batch that a stored group must be able to restore, images apart: some groups have none."""
+        keys = {key for key, spec in self.of(batch).items() if spec.layout != "scalar"}
+        return frozenset(key for key in keys - TOKEN_TYPES if not self.is_image(key))
 
     def pad_value(self, spec: FieldSpec) -> float:
         """The number that fills padded positions of this field."""
         return self.pad_token_id if spec.pad == "pad_token" else spec.pad
 
     def of(self, batch: Mapping[str, Any]) -> dict[str, FieldSpec]:
-        """The spec of every key of `batch`.
+        """The spec of every key of `batch` that holds something.
 
         Raises:
             BatchError: For the first key that nothing declares.
@@ -113,16 +119,11 @@ class FieldTable:
         for key, value in batch.items():
             if key not in self._fields:
                 raise BatchError(_unknown(key, value))
-        return {key: self._fields[key] for key in batch}
+        return {key: self._fields[key] for key, value in batch.items() if value is not None}
 
 
 def _unknown(key: str, value: Any) -> str:
     shape = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"type {type(value).__name__}"
-    if key in IMAGE_KEYS:
-        return (
-            f"The batch holds {key!r} ({shape}): groups with images can't be stored yet. Train text only, or set "
-            "use_replay=False for this run."
-        )
     return (
         f"The batch holds {key!r} ({shape}), which trl_replay does not know; dropping it would train on the wrong "
         f"values. "

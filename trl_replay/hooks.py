@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from .errors import BatchError, HookError, PluginError, ResultError
+from .fields import IMAGE_KEYS
 from .hookspecs import PROJECT, hookimpl
 from .registry import Plugin, Resolved, new_manager
 from .table import Table
@@ -88,9 +89,12 @@ class SessionHooks:
     def compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch:
         """The batch with the placed groups in their slots."""
         result = self.call("compose", context.update, batch=batch, placements=placements, context=context)
-        if not isinstance(result, dict) or list(result) != list(batch):
+        if not isinstance(result, dict) or [key for key in result if key in batch] != list(batch):
             raise self._bad("other keys than the batch's", "a dict with the same keys in the same order")
-        if any(result[key].shape[:1] != tensor.shape[:1] for key, tensor in batch.items()):
+        if not IMAGE_KEYS.issuperset(result.keys() - batch.keys()):
+            raise self._bad("more keys than the batch's", "a dict with the same keys in the same order")
+        rows = [key for key, value in batch.items() if key not in IMAGE_KEYS and value is not None]
+        if any(result[key].shape[:1] != batch[key].shape[:1] for key in rows):
             raise self._bad("another number of rows", "as many as the batch has")
         for placed in placements:
             if not _holds(result, placed):

@@ -14,7 +14,7 @@ from . import compat
 from .batch import check, cut, join
 from .behaviour import ROWS, Tap
 from .buffer import ReplayBuffer
-from .candidates import Candidate, Noted
+from .candidates import STALE, Candidate, Noted
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
@@ -126,7 +126,7 @@ class Session:
             fresh = self._view(rows)
             admission = self._settle(rows, tally)
             slots = self._decide.select(fresh, tally)
-            keys = self._parts.fields.stored_keys(batch)
+            keys = rows.takes(self._parts.fields.stored_keys(batch))
             draw = self._decide.sample(slots, fresh, keys, self._noted_at, tally)
             if self.config.replay_dry_run:
                 draw, tally.items_delta = Draw(), 0.0
@@ -164,6 +164,14 @@ class Session:
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
         self._record(self.tap.ratio_statistics())
+
+    def reference_synced(self) -> None:
+        """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
+        dropped = self.buffer.forget_with(compat.REF_LOGPS)
+        if dropped:
+            self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped
+        if self._noted is not None and any(compat.REF_LOGPS in held.keys for held in self._noted.candidates):
+            self._noted.stale = True
 
     def context(self) -> Context:
         """What strategies may know at this moment."""
@@ -276,13 +284,15 @@ class Session:
         assert fresh is not None  # without a view, agree has raised
         local = [(slot, *rows.local(slot)) for slot in slots]
         cuts = iter(cut(batch, self._parts.fields, [part for _, part, _ in local if part.stop]))
+        keys = self._parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
         candidates = [
-            Candidate(self._serial + number, slot, next(cuts) if part.stop else None, part, self.update)
+            Candidate(
+                self._serial + number, slot, next(cuts) if part.stop else None, rows.holds(keys, slot), part, self.update
+            )
             for number, (slot, part, _) in enumerate(local)
         ]
         self._serial += len(candidates)
-        keys = self._parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
-        self._noted, self._noted_at = Noted(fresh, candidates, keys), self.update
+        self._noted, self._noted_at = Noted(fresh, candidates), self.update
         waiting = [] if compat.OLD_LOGPS in batch else [c for c in candidates if c.group is not None]
         return self.tap.expect(rows.count, waiting, placements)
 

@@ -20,6 +20,7 @@ COLUMNS: dict[str, Any] = {
     "reward_mean": np.float32,
     "reward_std": np.float32,
     "tokens": np.int32,  # trainable completion tokens
+    "items": np.int32,  # tokens in num_items_in_batch: the trainable ones from TRL 1.9 on
     "prompt": np.int64,  # hash of the prompt's tokens
     "keys": np.int32,  # which set of batch keys the payload can restore
     "owner": np.int32,  # rank that holds the payload (gathered: every rank does)

@@ -37,6 +37,7 @@ class Groups:
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behaviour_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
             generated them. None until they are known (a selector sees fresh groups).
+        items (`(n, G)` int64, *optional*): What each row adds to `num_items_in_batch`. None: its `trainable` tokens.
     """
 
     rewards: Floats
@@ -48,9 +49,15 @@ class Groups:
     step: Ints
     prompt: Ints
     behaviour_logps: Floats | None = None
+    items: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.dead)
+
+    @property
+    def counted(self) -> Ints:
+        """Tokens of each row in `num_items_in_batch`, `(n, G)`."""
+        return self.trainable if self.items is None else self.items
 
     @property
     def reward(self) -> Floats:
@@ -85,6 +92,7 @@ class Groups:
             step=self.step[index],
             prompt=self.prompt[index],
             behaviour_logps=behaviour_logps,
+            items=None if self.items is None else self.items[index],
         )
 
     @staticmethod
@@ -101,6 +109,7 @@ class Groups:
             step=np.concatenate([part.step for part in parts]),
             prompt=np.concatenate([part.prompt for part in parts]),
             behaviour_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
+            items=np.concatenate([part.counted for part in parts]),
         )
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import compat
 from .batch import loss_mask, row_lengths
+from .images import images_per_row
 from .types import Batch, Bools, Floats, Groups, Ints
 
 NOISE = 8 * float(np.finfo(np.float32).eps)
@@ -46,18 +48,22 @@ def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> di
         pad (`int`): The pad token's id.
     """
     rows = np.arange(first_row, first_row + batch["advantages"].size(0))
+    lengths = row_lengths(batch, pad)[1]
+    trainable = loss_mask(batch).ne(0).sum(dim=1)
     return {
         "row": rows,
         "advantages": batch["advantages"].detach().double().cpu().numpy(),
-        "lengths": row_lengths(batch, pad)[1].cpu().numpy().astype(np.int64),
-        "trainable": loss_mask(batch).ne(0).sum(dim=1).cpu().numpy().astype(np.int64),
+        "lengths": lengths.cpu().numpy().astype(np.int64),
+        "trainable": trainable.cpu().numpy().astype(np.int64),
+        "items": compat.counted_items(batch, lengths, trainable).cpu().numpy().astype(np.int64),
+        "images": images_per_row(batch),
         "prompt": _prompt_hashes(batch, rows % num_generations == 0),
     }
 
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
     """All columns that scopes share of `count` rows, without any information in them."""
-    whole = ("lengths", "trainable", "prompt", "recorded", "nbytes")
+    whole = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes")
     return {
         "row": np.arange(first_row, first_row + count),
         "advantages": np.zeros(count),
@@ -85,6 +91,7 @@ def view(rows: Mapping[str, NDArray[Any]], rewards: Floats, setup: RewardSetup, 
         advantages=advantages,
         lengths=rows["lengths"].reshape(-1, size),
         trainable=rows["trainable"].reshape(-1, size),
+        items=rows["items"].reshape(-1, size),
         dead=np.ptp(advantages, axis=1) <= advantage_noise(everywhere, setup)[mine],
         step=np.full(len(advantages), step, np.int64),
         prompt=rows["prompt"][::size],

@@ -1,0 +1,329 @@
+"""Checks replay through a real trainer: what was stored is what comes back, and the loss is the one written down here.
+
+`reference_loss` is GRPO's loss and its variants from their papers, row by row in plain Python; no code of TRL's or of
+trl_replay's is in it. Its inputs are the rows of the batches that scoring returned, not those that replay composed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from support import Spy
+
+import trl_replay
+from trl_replay.behaviour import ROWS
+from trl_replay.session import Session
+from trl_replay.testing import make_model, make_tokenizer
+from trl_replay.types import Batch
+
+PER_TOKEN = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask")
+
+
+class Checked(Spy):
+    """The stock trainer, which computes every training loss a second time with `reference_loss`."""
+
+    watch: Watch | None = None
+    independent = True  # compute log-probs by a forward of the plain model, not from what the trainer computed
+    reference_kind: str | None = None  # where a subclass has another loss
+    compared: list[tuple[float, float, int]]
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        asleep = self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target
+        self.applied_entropy_coef = 0.0 if asleep else self.entropy_coef
+        loss = super()._compute_loss(model, inputs)
+        if self.watch is not None and self.model.training:
+            rows = self.watch.rows(inputs, self.losses[-1]["logps"])
+            if self.independent:
+                logps, entropies, aux = forward(self, rows, inputs)
+            else:
+                logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
+                entropies, aux = None, 0.0
+            expected = reference_loss(self, rows, logps, entropies, aux, self.watch.items())
+            replayed = int((inputs.rows[:, 0] < 0).sum())
+            self.compared.append((float(loss.detach()), float(expected), replayed))
+        return loss
+
+
+class Watch:
+    """Follows every group from the batch that scoring returned to the loss."""
+
+    def __init__(self, session: Session, size: int, pad: int) -> None:
+        self.steps: list[tuple[Batch, Batch]] = []
+        self.size = size
+        self.pad = pad
+        self.origin: dict[int, tuple[int, int]] = {}  # serial → (step, slot)
+        self.placed: dict[int, tuple[int, int]] = {}  # id of a replayed row → (serial, row)
+        self.slots: list[list[tuple[int, int]]] = []  # per step, (slot, serial)
+        self.first: dict[tuple[int, int], torch.Tensor] = {}  # (serial, row) → log-probs of its first forward
+        self._session = session
+        step, expect = session.step, session.tap.expect
+
+        def watched_step(batch: Batch) -> Batch:
+            out = step(batch)
+            self.steps.append((batch, out))
+            return out
+
+        def watched_expect(rows: int, candidates: Any, placements: Any) -> torch.Tensor:
+            ids = expect(rows, candidates, placements)
+            for candidate in session._noted.candidates:
+                self.origin[candidate.serial] = (len(self.steps), candidate.slot)
+            for placed in placements:
+                for row in range(placed.count):
+                    self.placed[int(ids[placed.start + row, 0])] = (placed.serial, placed.first + row)
+            self.slots.append([(placed.slot, placed.serial) for placed in placements])
+            return ids
+
+        session.step = watched_step  # type: ignore[method-assign]
+        session.tap.expect = watched_expect  # type: ignore[method-assign]
+
+    def items(self) -> int:
+        """Trainable tokens of the batch that is trained on: as scoring returned them, with the exchanged rows'."""
+        before = self.steps[-1][0]
+        rows = [original(before, row, self.pad) for row in range(len(before["advantages"]))]
+        for slot, serial in self.slots[-1]:
+            step, source = self.origin[serial]
+            for row in range(self.size):
+                rows[slot * self.size + row] = original(self.steps[step][0], source * self.size + row, self.pad)
+        return sum(int(row["mask"].sum()) for row in rows)
+
+    def rows(self, micro: Any, logps: torch.Tensor) -> list[dict[str, Any]]:
+        """The rows of a micro-batch; replayed ones from the batch that they were generated in."""
+        rows = []
+        for number, identity in enumerate(micro.rows[:, 0].tolist()):
+            if identity >= 0:
+                row = original(micro, number, self.pad)
+                fresh = logps[number, : len(row["ids"])]
+                if identity > 0:
+                    self.first.setdefault(divmod(identity - 1, self.size), fresh)
+                if "old_per_token_logps" not in self.steps[-1][0]:
+                    row["old_per_token_logps"] = fresh
+            else:
+                serial, part = self.placed[identity]
+                step, slot = self.origin[serial]
+                row = original(self.steps[step][0], slot * self.size + part, self.pad)
+                if "old_per_token_logps" not in self.steps[step][0]:
+                    row["old_per_token_logps"] = self.first[serial, part]
+            rows.append(row)
+        return rows
+
+
+def original(batch: Batch, row: int, pad: int) -> dict[str, Any]:
+    """One row without padding: prompt, ids, the loss's mask, and all that belongs to it."""
+    ids, mask = batch["completion_ids"][row], batch["completion_mask"][row]
+    real = mask.ne(0) if mask.any() else ids.ne(pad)
+    length = int(real.nonzero().max()) + 1 if real.any() else 0
+    found: dict[str, Any] = {
+        "prompt": batch["prompt_ids"][row][batch["prompt_mask"][row].bool()],
+        "ids": ids[:length],
+        "attention": mask[:length],
+        "advantage": float(batch["advantages"][row]),
+    }
+    for key in PER_TOKEN:
+        if batch.get(key) is not None and key in batch:
+            found[key] = dict.__getitem__(batch, key)[row, :length]
+    found["mask"] = (found["attention"] * found.get("tool_mask", 1)).bool()
+    if "importance_sampling_ratio" in batch:
+        ratio = batch["importance_sampling_ratio"][row]
+        found["importance_sampling_ratio"] = ratio[:length]
+        found["ratio_width"] = len(ratio)
+    return found
+
+
+def forward(trainer: Any, rows: list[dict[str, Any]], micro: Any) -> tuple[list[Any], list[Any], Any]:
+    """Log-probs and entropies of every row's completion, and the MoE auxiliary loss, from the plain model."""
+    left, right = micro["prompt_ids"].size(1), micro["completion_ids"].size(1)
+    ids = torch.full((len(rows), left + right), trainer._tokenizer.pad_token_id)
+    attention = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        begin, end = left - len(row["prompt"]), left + len(row["ids"])
+        ids[number, begin:left], ids[number, left:end] = row["prompt"], row["ids"]
+        attention[number, begin:left], attention[number, left:end] = 1, row["attention"]
+    extra = {"output_router_logits": True} if trainer.aux_loss_enabled else {}
+    with torch.no_grad():
+        out = trainer.model(input_ids=ids, attention_mask=attention, **extra)
+    logps = torch.log_softmax(out.logits[:, left - 1 : -1].float(), dim=-1)
+    chosen = logps.gather(-1, ids[:, left:].unsqueeze(-1)).squeeze(-1)
+    entropy = -(logps.exp() * logps).sum(-1)
+    cut = [len(row["ids"]) for row in rows]
+    return (
+        [chosen[number, :length] for number, length in enumerate(cut)],
+        [entropy[number, :length] for number, length in enumerate(cut)],
+        getattr(out, "aux_loss", 0.0) if extra else 0.0,
+    )
+
+
+def reference_loss(
+    trainer: Any, rows: list[dict[str, Any]], logps: list[Any], entropies: list[Any] | None, aux: Any, items: int
+) -> float:
+    """The loss of one micro-batch, as the papers have it."""
+    args, kind = trainer.args, trainer.reference_kind or trainer.loss_type
+    threshold = None
+    if args.top_entropy_quantile < 1.0 and entropies is not None:
+        taken = torch.cat([entropy[row["mask"]] for entropy, row in zip(entropies, rows, strict=True)])
+        threshold = float(torch.quantile(taken, 1 - args.top_entropy_quantile))
+    sums, lengths, kept_entropy = [], [], []
+    for number, row in enumerate(rows):
+        mask, advantage = row["mask"], row["advantage"]
+        new, old = logps[number].double()[mask], row["old_per_token_logps"].double()[mask]
+        length = len(new)
+        lengths.append(length)
+        keep = torch.ones(length) if threshold is None else (entropies[number][mask] >= threshold).double()  # type: ignore[index]
+        if entropies is not None:
+            kept_entropy.append((entropies[number][mask] * keep, keep))
+        if length == 0:
+            sums.append(0.0)
+            continue
+        log_ratio = new - old
+        ratio = (log_ratio if args.importance_sampling_level == "token" else log_ratio.mean().expand(length)).exp()
+        if kind == "gmpo":
+            sums.append(float(-geometric_mean(args, log_ratio, advantage).exp() * advantage))
+            continue
+        loss = token_losses(args, kind, ratio, log_ratio, advantage, new, row)
+        if args.off_policy_mask_threshold is not None and advantage < 0:
+            sampler = row.get("sampling_per_token_logps", row["old_per_token_logps"]).double()[mask]
+            sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
+            loss = loss * float((sampler - new).mean() <= args.off_policy_mask_threshold)
+        loss = loss * keep
+        if "importance_sampling_ratio" in row and kind != "vespo":
+            given = row["importance_sampling_ratio"].double().nan_to_num(nan=1.0)
+            loss = loss * (given if row["ratio_width"] == 1 else given[mask])
+        if trainer.beta:
+            gap = row["ref_per_token_logps"].double()[mask] - new
+            kl = gap.exp() - gap - 1
+            loss = loss + trainer.beta * (kl * ratio if args.use_bias_correction_kl else kl)
+        sums.append(float(loss.sum()))
+    steps = trainer.current_gradient_accumulation_steps
+    if kind in ("grpo", "sapo"):
+        total = sum(value / max(length, 1) for value, length in zip(sums, lengths, strict=True)) / len(rows) / steps
+    elif kind == "bnpo":
+        total = sum(sums) / max(sum(lengths), 1) / steps
+    elif kind == "dr_grpo":
+        total = sum(sums) / (len(rows) * trainer.max_completion_length) / steps
+    elif kind in ("luspo", "gmpo"):
+        total = sum(sums) / len(rows) / steps
+    else:
+        total = sum(sums) / (max(items, 1) * steps / args.steps_per_generation)
+    if args.entropy_coef or args.use_adaptive_entropy:
+        value = sum(float(entropy.sum()) for entropy, _ in kept_entropy)
+        bonus = value / max(sum(float(keep.sum()) for _, keep in kept_entropy), 1) / steps
+        total -= trainer.applied_entropy_coef * bonus
+    return total + float(aux) * (trainer.router_aux_loss_coef or 0.0) / steps
+
+
+def geometric_mean(args: Any, log_ratio: Any, advantage: float) -> Any:
+    """GMPO: the mean of a row's log ratios, each clipped to the side that the advantage would push it."""
+    clipped = log_ratio.clamp(-args.epsilon, args.epsilon_high if args.epsilon_high is not None else args.epsilon)
+    return (torch.minimum(log_ratio, clipped) if advantage > 0 else torch.maximum(log_ratio, clipped)).mean()
+
+
+def token_losses(
+    args: Any, kind: str, ratio: Any, log_ratio: Any, advantage: float, new: Any, row: dict[str, Any]
+) -> Any:
+    """The loss of each trainable token of one row."""
+    low, high = args.epsilon, args.epsilon_high if args.epsilon_high is not None else args.epsilon
+    if kind == "cispo":
+        return -ratio.clamp(max=high) * advantage * new
+    if kind == "sapo":
+        temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
+        return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantage
+    if kind == "vespo":
+        weight = log_ratio.clamp(-20, 20).sum()
+        if "importance_sampling_ratio" in row:
+            given = row["importance_sampling_ratio"].double()
+            weight = weight + given.log().clamp(math.log(1e-8), 20).sum()
+        weight = float(weight.clamp(math.log(1e-8), 20))
+        power, rate = (
+            (args.vespo_k_pos, args.vespo_lambda_pos) if advantage >= 0 else (args.vespo_k_neg, args.vespo_lambda_neg)
+        )
+        return -math.exp(rate + power * weight - rate * math.exp(weight)) * advantage * new
+    clipped = ratio.clamp(1 - low, 1 + high)
+    unclipped = ratio if args.delta is None else ratio.clamp(max=args.delta)
+    return -torch.minimum(unclipped * advantage, clipped * advantage)
+
+
+def build(
+    output_dir: Any,
+    rewards: Any,
+    rows: Sequence[dict[str, Any]] = ({"prompt": "1="}, {"prompt": "12="}, {"prompt": "123+4="}),
+    tokenizer: Any = None,
+    model: Any = None,
+    trainer_class: type = Checked,
+    config_class: type | None = None,
+    arguments: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """As `make_trainer`, with a dataset, a tokenizer, a config class and other arguments of the trainer's own."""
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": 12, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant", "max_steps": 5, "logging_steps": 1, "report_to": "none", "use_cpu": True,
+        "save_strategy": "no", "disable_tqdm": True, "shuffle_dataset": False, "bf16": False,
+    }  # fmt: skip
+    tokenizer = tokenizer if tokenizer is not None else make_tokenizer()
+    return trainer_class(
+        model=model if model is not None else make_model(tokenizer),
+        reward_funcs=rewards,
+        args=(config_class or GRPOConfig)(output_dir=str(output_dir), **{**defaults, **settings}),
+        processing_class=tokenizer,
+        **{"train_dataset": Dataset.from_list(list(rows) * 16), **(arguments or {})},
+    )
+
+
+def replay(trainer: Any, **settings: Any) -> tuple[Session, Watch]:
+    """Attaches, trains and checks everything; at least one group must have been replayed."""
+    session = trl_replay.attach(trainer, **settings)
+    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
+    trainer.watch, trainer.compared = watch, []
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0, f"nothing was replayed: {session.explain()}"
+    check_batches(watch)
+    check_losses(trainer)
+    return session, watch
+
+
+def check_batches(watch: Watch) -> None:
+    """Keys in = keys out, in their order; each replayed row is the row that scoring returned, all keys together."""
+    for number, (before, after) in enumerate(watch.steps):
+        assert [key for key in after if key != "num_tiles"] == [
+            key for key in [*before, ROWS] if key != "num_tiles"
+        ], "keys in = keys out"
+        for slot, serial in watch.slots[number]:
+            step, source = watch.origin[serial]
+            assert step < number
+            for row in range(watch.size):
+                found = original(after, slot * watch.size + row, watch.pad)
+                stored = original(watch.steps[step][0], source * watch.size + row, watch.pad)
+                for key, value in stored.items():
+                    if key in found and key != "ratio_width":
+                        compare(f"{key} of a replayed row", found[key], value, stored)
+        fresh = set(range(len(before["advantages"]) // watch.size)) - {slot for slot, _ in watch.slots[number]}
+        for slot in fresh:
+            for row in range(slot * watch.size, (slot + 1) * watch.size):
+                found, stored = original(after, row, watch.pad), original(before, row, watch.pad)
+                for key, value in stored.items():
+                    if key != "ratio_width":
+                        torch.testing.assert_close(found[key], value, rtol=0, atol=0, equal_nan=True)
+
+
+def compare(what: str, found: Any, stored: Any, row: dict[str, Any]) -> None:
+    """Bit for bit; where the sampler gave no log-prob (NaN), something finite has taken its place."""
+    if torch.is_tensor(stored) and stored.dtype.is_floating_point:
+        missing = stored.isnan()
+        assert bool(found.isfinite().all()), f"{what} is not finite"
+        found, stored = found[~missing], stored[~missing]
+    torch.testing.assert_close(found, stored, rtol=0, atol=0, msg=f"{what} changed")
+
+
+def check_losses(trainer: Any, rtol: float = 2e-4) -> None:
+    """The trainer's losses are those of the reference, also where rows were replayed."""
+    assert any(replayed for _, _, replayed in trainer.compared), "no replayed row reached the loss"
+    for number, (found, expected, replayed) in enumerate(trainer.compared):
+        assert math.isfinite(found)
+        assert math.isclose(found, expected, rel_tol=rtol, abs_tol=2e-5), (
+            f"loss {number} with {replayed} replayed rows is {found}, by hand {expected}"
+        )

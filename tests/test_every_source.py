@@ -1,0 +1,222 @@
+"""Completions from elsewhere: vLLM's log-probs and importance ratios, rollout functions, environments with tools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from replaying import build, forward, replay
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
+class StandIn:
+    """In the place of vLLM behind the trainer's own vLLM code path: samples from the model, with log-probs of its own.
+
+    Its log-probs differ a little from the trainer's, and every fifth one is missing (TRL turns NaN into None, and back).
+    """
+
+    def __init__(self, trainer: Any, lengths: list[int], missing: bool = True) -> None:
+        self.trainer = trainer
+        self.lengths = lengths
+        self.missing = missing
+        self.syncs = 0
+        self.generator = torch.Generator().manual_seed(7)
+        trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, self, -1
+
+    def sync_weights(self) -> None:
+        self.syncs += 1
+
+    def generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any) -> Any:
+        rows = []
+        for number, prompt in enumerate(prompts):
+            length = self.lengths[number % len(self.lengths)]
+            ids = torch.randint(3, 40, (length,), generator=self.generator)
+            rows.append({"prompt": torch.tensor(prompt), "ids": ids, "attention": torch.ones(length)})
+        widths = {
+            "prompt_ids": torch.zeros(1, max(len(row["prompt"]) for row in rows)),
+            "completion_ids": torch.zeros(1, max(len(row["ids"]) for row in rows)),
+        }
+        logps, _, _ = forward(self.trainer, rows, widths)
+        noise = [torch.randn(len(row), generator=self.generator) * 0.2 for row in logps]
+        reported = [(row + extra).tolist() for row, extra in zip(logps, noise, strict=True)]
+        if self.missing:
+            reported = [[None if (i + j) % 5 == 4 else x for j, x in enumerate(row)] for i, row in enumerate(reported)]
+        ids = [row["ids"].tolist() for row in rows]
+        return prompts, ids, [[[value] for value in row] for row in reported], None
+
+
+@pytest.mark.parametrize("lengths", [[5, 2, 4, 1, 3, 6, 2], [1]], ids=["several lengths", "one token each"])
+@pytest.mark.parametrize("mode", MODES)
+def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows(
+    tmp_path: Any, mode: str, lengths: list[int]
+) -> None:
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=1.2,
+        vllm_importance_sampling_clip_min=0.7, learning_rate=3e-2,
+    )  # fmt: skip
+    generation = StandIn(trainer, lengths)
+    session, watch = replay(trainer)
+    assert generation.syncs > 0
+    width = 1 if mode.startswith("sequence") else max(lengths)
+    for before, after in watch.steps:
+        if len(lengths) > 1:  # with (i + j) % 5 == 4, a completion of one token may be missing altogether
+            assert bool(before["sampling_per_token_logps"].isnan().any()), "vLLM did not score every token"
+        assert after["importance_sampling_ratio"].size(1) >= width
+        assert (after["importance_sampling_ratio"].size(1) == 1) == (width == 1)
+    assert session.totals.counters["refused"] == 0
+    assert all(loss["loss"].isfinite() for loss in trainer.losses)
+
+
+@pytest.mark.parametrize("loss_type", ["vespo", "grpo", "cispo"])
+def test_vllm_ratios_are_right_under_other_losses(tmp_path: Any, loss_type: str) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode="token_truncate", loss_type=loss_type)
+    StandIn(trainer, [5, 2, 4, 1, 3])
+    replay(trainer)
+
+
+def test_15_and_19_the_off_policy_mask_takes_the_stored_sampling_log_probs(tmp_path: Any) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT), off_policy_mask_threshold=0.02, learning_rate=3e-2, max_steps=6)
+    StandIn(trainer, [5, 2, 4, 1, 3])
+    _, watch = replay(trainer)
+    for number, slots in enumerate(watch.slots):
+        for slot, _ in slots:
+            stored = watch.steps[number][1]["sampling_per_token_logps"][slot * 4 : slot * 4 + 4]
+            assert bool(stored.isfinite().all()), "what vLLM could not score was filled at admission"
+
+
+def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_path: Any) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_correction=False)
+    StandIn(trainer, [5, 2, 4, 1, 3])
+    _, watch = replay(trainer)
+    assert "old_per_token_logps" not in watch.steps[0][0]
+    assert "sampling_per_token_logps" in watch.steps[0][0]
+
+
+def test_14_a_rollout_function_with_masked_tokens_and_its_own_prompts(tmp_path: Any) -> None:
+    """Prompts differ within a group; lengths and masks change from batch to batch."""
+    calls = {"count": 0}
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        calls["count"] += 1
+        tokenizer = trainer.processing_class
+        texts = ["ab*cdef"[: 3 + (row + calls["count"]) % 4] for row in range(len(prompts))]
+        ids = [tokenizer(text)["input_ids"] for text in texts]
+        return {
+            "prompt_ids": [tokenizer("1" * (row % 3) + p)["input_ids"] for row, p in enumerate(prompts)],
+            "completion_ids": ids,
+            "logprobs": [[-0.5 - position / 8 for position in range(len(row))] for row in ids],
+            "env_mask": [[int(position not in (1, 2)) for position in range(len(row))] for row in ids],
+        }
+
+    trainer = build(tmp_path, Rewards(*SCRIPT), arguments={"rollout_func": rollout}, learning_rate=3e-2)
+    _, watch = replay(trainer)
+    for before, after in watch.steps:
+        assert "tool_mask" in after
+        assert int(after["num_items_in_batch"]) == int((after["completion_mask"] * after["tool_mask"]).sum())
+        assert len({len(row.nonzero()) for row in before["prompt_mask"][:4]}) > 1, "prompts differ within a group"
+
+
+def tool_tokenizer() -> Any:
+    """A character tokenizer with Qwen3's chat template, whose tool calls TRL can parse."""
+    import string
+    from importlib.resources import files
+
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<|im_end|>", "<unk>", "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>",
+               "</tool_response>", "<think>", "</think>"]  # fmt: skip
+    vocabulary = {token: number for number, token in enumerate([*special, *dict.fromkeys(string.printable)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special[:4]])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in special[4:]])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>", unk_token="<unk>", padding_side="left"
+    )
+    made.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text()
+    return made
+
+
+class Vault:
+    """Hides a number that differs from rollout to rollout; `open` tells whether a guess is right."""
+
+    resets = 0
+    opened: list[tuple[int, int]] = []
+
+    def reset(self, **kwargs: Any) -> str:
+        Vault.resets += 1
+        self.secret = Vault.resets % 3
+        return f" The hint is {'x' * self.secret}."
+
+    def open(self, guess: int) -> str:
+        """Tries a number.
+
+        Args:
+            guess: The number.
+
+        Returns:
+            What happens.
+        """
+        Vault.opened.append((self.secret, guess))
+        return "it opens" if guess == self.secret else "nothing happens"
+
+
+def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(tmp_path: Any, monkeypatch: Any) -> None:
+    from trl_replay.testing import make_model
+
+    tokenizer = tool_tokenizer()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Open it.", "Open the vault.", "Try.")]
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), rows, tokenizer, make_model(tokenizer, max_position_embeddings=2048),
+        arguments={"environment_factory": Vault}, max_completion_length=160, max_steps=3,
+        chat_template_kwargs={"enable_thinking": False},
+    )  # fmt: skip
+    turns = {"count": 0}
+
+    def say(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """A scripted policy: a tool call first, then an answer; lengths differ."""
+        turns["count"] += 1
+        if len(prompt_ids) == 12 and turns["count"] % 2:
+            words = ['<tool_call>\n{"name": "open", "arguments": {"guess": %d}}\n</tool_call><|im_end|>' % (row // 2 % 3)
+                     for row in range(12)]  # fmt: skip
+        else:
+            words = ["done" * (1 + row % 2) + "<|im_end|>" for row in range(len(prompt_ids))]
+        return [tokenizer(word)["input_ids"] for word in words], None
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", say)
+    Vault.resets, Vault.opened = 0, []
+    _, watch = replay(trainer)
+    assert Vault.resets == 36, "every rollout's environment is reset once a batch"
+    assert {secret == guess for secret, guess in Vault.opened} == {True, False}
+    for number, (before, after) in enumerate(watch.steps):
+        assert len({str(row.tolist()) for row in before["prompt_ids"][:4]}) > 1, "the reset makes prompts differ"
+        trained = after["completion_mask"] * after["tool_mask"]
+        assert int(after["num_items_in_batch"]) == int(trained.sum())
+        for slot, _ in watch.slots[number]:
+            texts = tokenizer.batch_decode(after["completion_ids"][slot * 4 : slot * 4 + 4])
+            assert all("<tool_response>" in text for text in texts)
+            for row in range(slot * 4, slot * 4 + 4):
+                untrained = tokenizer.decode(after["completion_ids"][row][~trained[row].bool()])
+                assert "it opens" in untrained or "nothing happens" in untrained, "the tool's words are not trained on"
+
+
+def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path: Any) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT))
+    generation = StandIn(trainer, [3, 2, 4])
+    generate = generation.generate
+
+    def silent(*args: Any, **kwargs: Any) -> Any:
+        prompts, ids, logps, rest = generate(*args, **kwargs)
+        return prompts, ids, [[[None] for _ in row] for row in logps], rest
+
+    generation.generate = silent  # type: ignore[method-assign]
+    session, _ = replay(trainer)
+    assert isinstance(session, trl_replay.Session)

@@ -1,0 +1,99 @@
+"""Images: groups with different numbers of them and with none, in every layout that TRL has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pictures
+import pytest
+import torch
+from replaying import build, replay
+from support import DEAD, HALF, LIVE, Rewards
+
+from trl_replay.fields import IMAGE_KEYS
+from trl_replay.session import Session
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
+MODELS = {"image_grid_thw": pictures.qwen2_vl, "num_tiles": pictures.internvl, "one entry an image": pictures.llava}
+
+
+def train(tmp_path: Any, make: Any, counts: tuple[int, ...], **settings: Any) -> tuple[Session, Any]:
+    model, processor = make()
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, max_steps=6, learning_rate=1e-2,
+        arguments={"train_dataset": pictures.dataset(counts)}, **settings,
+    )  # fmt: skip
+    trainer.independent = False
+    return replay(trainer)
+
+
+def by_row(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """What belongs to each row, told apart by TRL's own helper."""
+    from trl.trainer.utils import split_pixel_values_by_grid
+
+    split = split_pixel_values_by_grid({key: value for key, value in batch.items() if value is not None})
+    keys = [key for key in split if key in IMAGE_KEYS]
+    return [{key: split[key][row] for key in keys} for row in range(len(batch["advantages"]))]
+
+
+def assert_same_images(found: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Equal, but that a row without images may lack keys, and rows may have one tile an image."""
+    for key in found.keys() | stored.keys():
+        one, other = found.get(key), stored.get(key)
+        if key == "num_tiles":
+            one = found.get("num_images") if one is None else one
+            other = stored.get("num_images") if other is None else other
+        if torch.is_tensor(one) and torch.is_tensor(other):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, msg=f"{key} of a row changed")
+        elif torch.is_tensor(one) or torch.is_tensor(other):
+            assert (one if torch.is_tensor(one) else other).numel() == 0, f"{key} of a row came or went"
+        else:
+            assert (one or 0) == (other or 0), f"{key} of a row changed"
+
+
+def check_images(watch: Any) -> int:
+    """Every row has the images that it was scored with; the number of replayed images."""
+    seen = 0
+    for number, (before, after) in enumerate(watch.steps):
+        rows, fresh = by_row(after), by_row(before)
+        sources = {slot: watch.origin[serial] for slot, serial in watch.slots[number]}
+        for row in range(len(rows)):
+            step, slot = sources.get(row // watch.size, (number, row // watch.size))
+            stored = by_row(watch.steps[step][0])[slot * watch.size + row % watch.size]
+            assert_same_images(rows[row], stored if row // watch.size in sources else fresh[row])
+            seen += rows[row].get("num_images", 0) if row // watch.size in sources else 0
+        for key in ("token_type_ids", "mm_token_type_ids"):
+            for slot, (step, source) in sources.items():
+                for row in range(watch.size):
+                    at, origin = slot * watch.size + row, source * watch.size + row
+                    stored_types, types = (real_types(one, key, r) for one, r in ((watch.steps[step][0], origin), (after, at)))
+                    assert torch.equal(types, stored_types)
+    return seen
+
+
+def real_types(batch: dict[str, Any], key: str, row: int) -> torch.Tensor:
+    """The token types of a row's real tokens; 0 where the batch has none."""
+    real = torch.cat([batch["prompt_mask"][row], batch["completion_mask"][row]]).bool()
+    return batch[key][row][real] if key in batch else torch.zeros(int(real.sum()), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1, 3), (2, 1, 0), (0, 0, 0, 1, 2, 1)], ids=str)
+@pytest.mark.parametrize("layout", MODELS)
+def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, counts: tuple[int, ...]) -> None:
+    session, watch = train(tmp_path, MODELS[layout], counts)
+    assert check_images(watch) > 0, "some replayed row has an image"
+    assert session.totals.counters["refused"] == 0
+    pictured = {bool(batch.get("num_images")) for batch, _ in watch.steps}
+    if counts[:3] == (0, 0, 0):
+        assert pictured == {True, False}, "batches with and without images"
+        assert "has images, the batch none" in session.explain() or len(session.buffer) > 0
+
+
+def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:
+    session, watch = train(tmp_path, pictures.qwen2_vl, (2, 1, 3))
+    for serial in session.buffer.table.serial.tolist():
+        group = session.buffer.storage.get(serial)
+        step, slot = watch.origin[serial]
+        first = by_row(watch.steps[step][0])[slot * 4]
+        assert group.tensors["num_images"].tolist() == [first["num_images"]]
+        assert torch.equal(group.tensors["pixel_values"], first["pixel_values"])
