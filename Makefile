@@ -5,7 +5,7 @@ export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint compat canary clean
 
 .venv/.installed: pyproject.toml constraints.txt plugins/trl-replay-freshness/pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -22,6 +22,12 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+compat: .venv/.installed # trains and replays on seven TRL releases; needs a package index
+	$(BIN)/python tests/compat/run.py
+
+canary: .venv/.installed # reads the source of every TRL release in range; needs a package index
+	$(BIN)/python tests/compat/canary.py
 
 clean:
 	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -94,20 +94,22 @@ def diagnosis() -> dict[str, Any]:
     """Versions, the tested TRL releases, and everything that makes the installed TRL unusable."""
     versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
     problems = [f"{name} is not installed" for name, found in versions.items() if found is None]
-    tested = None
+    tested, drifted = None, list[str]()
     if not problems:
-        from . import compat
+        from . import canary, compat
         from .errors import ContractError
 
         tested = str(compat.TESTED)
         try:
             compat.check_release()
+            import trl
             from trl import GRPOTrainer
 
             problems += compat.contract_problems(GRPOTrainer)
+            drifted = canary.drift(Path(trl.__path__[0]))
         except (ContractError, ImportError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
             problems.append(str(error))
-    return {"versions": versions, "tested": tested, "problems": problems, "usable": not problems}
+    return {"versions": versions, "tested": tested, "problems": problems, "drift": drifted, "usable": not problems}
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -123,11 +125,23 @@ def _check(options: argparse.Namespace) -> int:
             f"usable: trl_replay was tested with TRL {found['tested']}, and trl.GRPOTrainer has every method that it "
             "wraps, with the parameters that it expects"
         )
+        _show_drift(found["drift"])
         return 0
     console.print("[bold]not usable:[/bold]")
     for problem in found["problems"]:
         console.print(f"  - {problem}", markup=False)
     return 1
+
+
+def _show_drift(drifted: Sequence[str]) -> None:
+    """What the drift canary says of the installed TRL's source."""
+    console = _console()
+    if not drifted:
+        console.print("its source: callers, batch keys and the order of reads in the loss are those that it relies on")
+        return
+    console.print("[bold]its source differs from what trl_replay relies on; run-time checks stay on:[/bold]")
+    for words in drifted:
+        console.print(f"  - {words}", markup=False)
 
 
 def _version(name: str) -> str | None:
