@@ -36,7 +36,7 @@ def make_tokenizer() -> Any:
 
 
 def lenient(processor: type) -> type:
-    """The processor without a video processor, which needs torchvision, and with TRL's None for rows without images."""
+    """The processor without a video processor, which needs torchvision, that takes None for a row without images."""
 
     class Lenient(processor):  # type: ignore[misc]
         def check_argument_for_proper_class(self, name: str, given: Any) -> Any:

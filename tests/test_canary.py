@@ -40,7 +40,10 @@ DOCTORED = {
         'output["turn_mask"] = tool_mask',
         "_generate_and_score_completions returns a new key: 'turn_mask'",
     ),
-    '            "advantages": advantages,\n': ("", "_generate_and_score_completions does not return 'advantages' any more"),
+    '            "advantages": advantages,\n': (
+        "",
+        "_generate_and_score_completions does not return 'advantages' any more",
+    ),
     '            "prompt_ids": prompt_ids,\n            "prompt_mask": prompt_mask,\n': (
         '            "prompt_mask": prompt_mask,\n            "prompt_ids": prompt_ids,\n',
         "_generate_and_score_completions returns 'prompt_mask' first, not 'prompt_ids'",

@@ -169,7 +169,9 @@ class Vault:
         return "it opens" if guess == self.secret else "nothing happens"
 
 
-def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(tmp_path: Any, monkeypatch: Any) -> None:
+def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
     from trl_replay.testing import make_model
 
     tokenizer = tool_tokenizer()

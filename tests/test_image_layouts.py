@@ -34,7 +34,9 @@ def add_images(batch: dict[str, Any], layout: str, counts: list[int], seed: int)
         held, images = dict[str, Any](), counts[begin]
         tiles = [int(number) for number in draw.integers(1, 4, images)]
         if layout == "image_grid_thw":
-            held["image_grid_thw"] = torch.tensor([[1, 2, 2 * tile] for tile in tiles], dtype=torch.int64).view(images, 3)
+            held["image_grid_thw"] = torch.tensor([[1, 2, 2 * tile] for tile in tiles], dtype=torch.int64).view(
+                images, 3
+            )
             held["pixel_values"] = some(sum(4 * tile for tile in tiles), 6)
         elif layout == "image_position_ids":
             held |= {"image_position_ids": some(images, 5, 2).long(), "pixel_values": some(images, 5, 6)}
@@ -44,7 +46,10 @@ def add_images(batch: dict[str, Any], layout: str, counts: list[int], seed: int)
         elif layout == "num_tiles":
             held["pixel_values"] = some(sum(tiles), 3, 4, 4)
         elif layout == "one entry a row":
-            held |= {"pixel_values": some(1, images, 3, 2 + seed % 2, 4), "pixel_attention_mask": torch.ones(1, images, 2, 4)}
+            held |= {
+                "pixel_values": some(1, images, 3, 2 + seed % 2, 4),
+                "pixel_attention_mask": torch.ones(1, images, 2, 4),
+            }
         else:
             held["pixel_values"] = some(images, 3, 4, 4)
             if "sizes" in layout:
@@ -151,7 +156,9 @@ def test_a_group_without_images_takes_no_room_for_them_and_fits_in_any_batch() -
     (group,) = cut(batch, FIELDS, [rows_of(0)])
     assert not group.keys & {"pixel_values", "mm_token_type_ids", "num_images"}
     text = {key: value for key, value in make("flat", (1, 1, 1), 2).items() if key in KEYS or key in batch}
-    text = {key: value for key, value in text.items() if key not in ("pixel_values", "num_images", "mm_token_type_ids")}
+    text = {
+        key: value for key, value in text.items() if key not in ("pixel_values", "num_images", "mm_token_type_ids")
+    }
     out = compose(text, FIELDS, [place(1, group)])
     assert list(out) == list(text)
 

@@ -66,7 +66,9 @@ def check_images(watch: Any) -> int:
             for slot, (step, source) in sources.items():
                 for row in range(watch.size):
                     at, origin = slot * watch.size + row, source * watch.size + row
-                    stored_types, types = (real_types(one, key, r) for one, r in ((watch.steps[step][0], origin), (after, at)))
+                    stored_types, types = (
+                        real_types(one, key, r) for one, r in ((watch.steps[step][0], origin), (after, at))
+                    )
                     assert torch.equal(types, stored_types)
     return seen
 

@@ -15,7 +15,8 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(GRPOTrainer, "compute_liger_loss"), reason="TRL 1.14 took this loss out; `make compat` runs these tests"
+    not hasattr(GRPOTrainer, "compute_liger_loss"),
+    reason="TRL 1.14 took this loss out; `make compat` runs these tests",
 )
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 

@@ -34,6 +34,12 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     return mask * batch["tool_mask"] if "tool_mask" in batch else mask
 
 
+def padding(batch: Mapping[str, Any]) -> float:
+    """The share of pad tokens among all positions."""
+    masks = (batch["prompt_mask"], batch["completion_mask"])
+    return 1.0 - float(sum(mask.sum() for mask in masks)) / sum(mask.numel() for mask in masks)
+
+
 def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
     """The spec of each key; every tensor must have the shape of its layout.
 
@@ -77,9 +83,7 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     specs = check(batch, fields)
     prompt_lengths, completion_lengths = (lengths.cpu().numpy() for lengths in row_lengths(batch, fields.pad_token_id))
     return [
-        _cut_one(
-            batch, specs, cut_images(batch, fields, rows), rows, prompt_lengths[rows], completion_lengths[rows]
-        )
+        _cut_one(batch, specs, cut_images(batch, fields, rows), rows, prompt_lengths[rows], completion_lengths[rows])
         for rows in parts
     ]
 
@@ -121,7 +125,10 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
     if images:  # a part without images lacks these keys
         keys |= frozenset(images) | frozenset(key for part in parts for key in part.keys & TOKEN_TYPES)
     return Group(
-        {**tensors, **images}, keys, first.prompt_lengths if shared else np.concatenate(prompts), np.concatenate(completions)
+        {**tensors, **images},
+        keys,
+        first.prompt_lengths if shared else np.concatenate(prompts),
+        np.concatenate(completions),
     )
 
 

@@ -15,7 +15,6 @@ from .report import Tally
 from .types import Group, Groups
 from .wire import packed_size
 
-
 STALE = "its reference log-probs are from before a sync of the reference model"
 
 

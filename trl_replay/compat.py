@@ -61,7 +61,9 @@ REFUSED: dict[str, str] = {
 INHERITED = frozenset({"accelerator", "callback_handler"})
 """Those of `ATTRIBUTES` that come from `transformers.Trainer`."""
 
-OTHER_LOSS = "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
+OTHER_LOSS = (
+    "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
+)
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
 
 OLD_LOGPS = "old_per_token_logps"

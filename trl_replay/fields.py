@@ -73,6 +73,7 @@ IMAGE_KEYS = frozenset(spec.name for spec in FIELDS if spec.layout in IMAGE_LAYO
 TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 """Keys that TRL adds to batches with images only; 0 is text."""
 
+
 class FieldTable:
     """The fields known to one session: TRL's, as this trainer is configured, and those that plugins declare."""
 

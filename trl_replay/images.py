@@ -182,7 +182,9 @@ def _sections(
         if key in COUNTS:
             found = [torch.tensor([number], dtype=torch.int32) for number in counts[key].tolist()]
         elif held and key not in held:
-            raise BatchError(f"A stored group with images lacks {key!r}, which the batch holds; its processor differs.")
+            raise BatchError(
+                f"A stored group with images lacks {key!r}, which the batch holds; its processor differs."
+            )
         elif held:
             tiled = "num_tiles" in like.tensors or "num_tiles" in held
             entries = _entries(key, held, images, tiles, fields, tiled, per_row)

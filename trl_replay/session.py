@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from . import compat
-from .batch import check, cut, join
+from .batch import check, cut, join, padding
 from .behaviour import ROWS, Tap
 from .buffer import ReplayBuffer
 from .candidates import STALE, Candidate, Noted
@@ -286,10 +286,8 @@ class Session:
         cuts = iter(cut(batch, self._parts.fields, [part for _, part, _ in local if part.stop]))
         keys = self._parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
         candidates = [
-            Candidate(
-                self._serial + number, slot, next(cuts) if part.stop else None, rows.holds(keys, slot), part, self.update
-            )
-            for number, (slot, part, _) in enumerate(local)
+            Candidate(serial, slot, next(cuts) if part.stop else None, rows.holds(keys, slot), part, self.update)
+            for serial, (slot, part, _) in enumerate(local, self._serial)
         ]
         self._serial += len(candidates)
         self._noted, self._noted_at = Noted(fresh, candidates), self.update
@@ -297,11 +295,9 @@ class Session:
         return self.tap.expect(rows.count, waiting, placements)
 
     def _log(self, batch: Batch, tally: Tally, total: dict[str, float], started: float) -> None:
-        real = batch["prompt_mask"].sum() + batch["completion_mask"].sum()
-        positions = batch["prompt_mask"].numel() + batch["completion_mask"].numel()
         self.totals.add(tally)
         self.metrics = {}
-        self._record({**metrics(total), "replay/padding": 1.0 - float(real) / positions})
+        self._record({**metrics(total), "replay/padding": padding(batch)})
         for result in self._parts.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})

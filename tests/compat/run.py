@@ -27,9 +27,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.15.0": (),
     "1.16.0": (),
 }
-TESTS = tuple(
-    f"tests/test_{name}.py" for name in ("idle", "known_bugs", "attach", "batch", "canary", "liger")
-)
+TESTS = tuple(f"tests/test_{name}.py" for name in ("idle", "known_bugs", "attach", "batch", "canary", "liger"))
 
 
 def main() -> int:
