@@ -191,8 +191,8 @@ def test_replay_is_right_with_dropout_and_warns_once(tmp_path: Any) -> None:
 def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(tmp_path: Any) -> None:
     script = Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [DEAD, DEAD, DEAD])
     trainer = checked(
-        tmp_path, script, beta=0.1, sync_ref_model=True, ref_model_sync_steps=3, ref_model_mixup_alpha=1.0, max_steps=8,
-        learning_rate=3e-2,
+        tmp_path, script, beta=0.1, sync_ref_model=True, ref_model_sync_steps=3, ref_model_mixup_alpha=1.0,
+        max_steps=8, learning_rate=3e-2,
     )  # fmt: skip
     session, watch = replay(trainer)
     for number, slots in enumerate(watch.slots):

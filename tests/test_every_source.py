@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 class StandIn:
     """In the place of vLLM behind the trainer's own vLLM code path: samples from the model, with log-probs of its own.
 
-    Its log-probs differ a little from the trainer's, and every fifth one is missing (TRL turns NaN into None, and back).
+    Its log-probs differ a little from the trainer's, and every fifth is missing (TRL turns NaN into None, and back).
     """
 
     def __init__(self, trainer: Any, lengths: list[int], missing: bool = True) -> None:
@@ -145,11 +145,14 @@ def tool_tokenizer() -> Any:
     return made
 
 
+CALL = '<tool_call>\n{"name": "open", "arguments": {"guess": GUESS}}\n</tool_call><|im_end|>'
+
+
 class Vault:
     """Hides a number that differs from rollout to rollout; `open` tells whether a guess is right."""
 
     resets = 0
-    opened: list[tuple[int, int]] = []
+    opened: ClassVar[list[tuple[int, int]]] = []
 
     def reset(self, **kwargs: Any) -> str:
         Vault.resets += 1
@@ -187,8 +190,7 @@ def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed
         """A scripted policy: a tool call first, then an answer; lengths differ."""
         turns["count"] += 1
         if len(prompt_ids) == 12 and turns["count"] % 2:
-            words = ['<tool_call>\n{"name": "open", "arguments": {"guess": %d}}\n</tool_call><|im_end|>' % (row // 2 % 3)
-                     for row in range(12)]  # fmt: skip
+            words = [CALL.replace("GUESS", str(row // 2 % 3)) for row in range(12)]
         else:
             words = ["done" * (1 + row % 2) + "<|im_end|>" for row in range(len(prompt_ids))]
         return [tokenizer(word)["input_ids"] for word in words], None

@@ -37,7 +37,8 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 def padding(batch: Mapping[str, Any]) -> float:
     """The share of pad tokens among all positions."""
     masks = (batch["prompt_mask"], batch["completion_mask"])
-    return 1.0 - float(sum(mask.sum() for mask in masks)) / sum(mask.numel() for mask in masks)
+    real = sum(int(mask.sum()) for mask in masks)
+    return 1.0 - real / sum(mask.numel() for mask in masks)
 
 
 def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .batch import loss_mask
 from .candidates import Candidate
-from .compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS
+from .compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from .errors import ResultError, SeamError
 from .types import Batch, Corrected, Placement, ReplayedRows
 
@@ -28,7 +28,6 @@ ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0;
 second
 column: 1 if the batch was composed, so that its padding is ours and not the model's."""
-SAMPLING_LOGPS = "sampling_per_token_logps"
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to this for the metrics only, so that their squares stay finite."""
 

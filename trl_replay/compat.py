@@ -168,7 +168,7 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
     """`(B,)`: what each row adds to `num_items_in_batch`.
 
     From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
-    mask where there is one, truncated rows included, even where `mask_truncated_completions` takes them out of the loss.
+    mask where there is one, truncated rows included, also where `mask_truncated_completions` takes them out.
     (With both a tool mask and truncated rows, the batch does not say which of these rows' tokens came from tools: all
     of them count here.)
     """

@@ -1,9 +1,9 @@
 """Image fields: each row of a batch has some images, tiles or patches of its own, side by side in one tensor.
 
-TRL lays out `pixel_values` in five ways and tells them apart by the other keys of the batch: with `image_grid_thw` one
-entry a patch (Qwen-VL), with `image_position_ids` one an image (Gemma), with `spatial_shapes` or `num_tiles` one a tile
-(LFM2-VL, InternVL), else one an image (LLaVA) or one a row, padded to the most images of a row (Idefics). Here it is the
-same five, and what a row has is cut, stored and put back as one section.
+TRL lays out `pixel_values` in five ways and tells them apart by the other keys of the batch: with `image_grid_thw`
+one entry a patch (Qwen-VL), with `image_position_ids` one an image (Gemma), with `spatial_shapes` or `num_tiles` one a
+tile (LFM2-VL, InternVL), else one an image (LLaVA) or one a row, padded to the most images of a row (Idefics). Here it
+is the same five, and what a row has is cut, stored and put back as one section.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
 def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dict[str, torch.Tensor]:
     """Copies of the image fields of some rows; empty if these rows have no image.
 
-    Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where the
-    batch has it) tells: it has one entry for each row kept.
+    Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where
+    the batch has it) tells: it has one entry for each row kept.
     """
     numbers = images_per_row(batch)[rows]
     if not (numbers > 0).any():
