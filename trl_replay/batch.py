@@ -38,7 +38,8 @@ def padding(batch: Mapping[str, Any]) -> float:
     """The share of pad tokens among all positions."""
     masks = (batch["prompt_mask"], batch["completion_mask"])
     real = sum(int(mask.sum()) for mask in masks)
-    return 1.0 - real / sum(mask.numel() for mask in masks)
+    positions = sum(int(mask.numel()) for mask in masks)
+    return 1.0 - real / positions
 
 
 def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:

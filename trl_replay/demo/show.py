@@ -111,16 +111,17 @@ def by_arm(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def summary(records: Sequence[Record]) -> Table:
     """One row an arm: the mean over its seeds, and in brackets each seed's value."""
-    table = Table(title=f"{len(records[0].reward)} updates a run; mean over seeds (each seed)", title_justify="left")
+    steps, rollouts = len(records[0].reward), records[0].rollouts
+    title = f"{steps} updates and {rollouts:,} rollouts a run; means over seeds, in brackets each seed's"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for column in (
-        "learning rate",
+        "rate",
         f"reward, last {WINDOW} updates",
         f"rollouts until {THRESHOLD}",
-        "dead groups: generated",
+        "dead groups generated",
         "trained on",
-        "rollouts a run",
-        "seconds a run",
+        "seconds",
     ):
         table.add_column(column, justify="right")
     for arm, runs in by_arm(records).items():
@@ -130,10 +131,9 @@ def summary(records: Sequence[Record]) -> Table:
             LABELS[arm],
             f"{runs[0].learning_rate:.0e}",
             f"{np.mean(finals):.2f} ({', '.join(f'{final:.2f}' for final in finals)})",
-            "; ".join(reached),
+            f"({'; '.join(reached)})",
             f"{np.mean([run.dead for run in runs]):.0%}",
             f"{np.mean([run.dead_after for run in runs]):.0%}",
-            f"{runs[0].rollouts:,}",
             f"{np.mean([run.seconds for run in runs]):.0f}",
         )
     return table
