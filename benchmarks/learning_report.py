@@ -142,7 +142,7 @@ def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -
         dead = f"{row['dead']:.0%} → {row['dead_after']:.0%}"
         rich.add_row(arm, f"{row['learning_rate']:.0e}", *cells, dead, f"{row['seconds']:.0f}")
     chosen = "; ".join(
-        f"{arm} {', '.join(f'{rate}: {mean:.2f}' for rate, mean in rates.items())}"
+        f"{arm} {', '.join(f'{rate}: {mean:.3f}' for rate, mean in rates.items())}"
         for arm, rates in result["selection"].items()
     )
     rich.caption = (

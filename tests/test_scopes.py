@@ -53,13 +53,18 @@ class Launches:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.failures: dict[int, str] = {}
 
     def __call__(self, world: int, case: str) -> list[dict[str, Any]]:
         """What every rank wrote for one case, in rank order."""
         folder = self.folder / str(world)
         if not folder.exists():
             folder.mkdir()
-            torchrun(world, "scopes.py", str(folder))
+            try:
+                torchrun(world, "scopes.py", str(folder))
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                self.failures[world] = str(error)
+        assert world not in self.failures, self.failures[world]
         return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(world)]
 
 
