@@ -11,9 +11,11 @@ from .config import ReplayConfig
 from .errors import (
     AttachError,
     BatchError,
+    CheckpointError,
     ConfigurationError,
     ContractError,
     HookError,
+    MismatchError,
     PluginError,
     RefusedError,
     ReplayError,
@@ -28,6 +30,7 @@ from .registry import register, unregister
 from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec, StorageSpec
 from .table import Table, draw
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
+from .whole import last_whole_checkpoint
 
 if TYPE_CHECKING:
     from .attachment import attach, attached, detach
@@ -48,6 +51,7 @@ __all__ = [
     "Agreement",
     "AttachError",
     "BatchError",
+    "CheckpointError",
     "ConfigurationError",
     "Context",
     "ContractError",
@@ -58,6 +62,7 @@ __all__ = [
     "Group",
     "Groups",
     "HookError",
+    "MismatchError",
     "Placement",
     "PluginError",
     "Preset",
@@ -81,6 +86,7 @@ __all__ = [
     "detach",
     "draw",
     "hookimpl",
+    "last_whole_checkpoint",
     "register",
     "unregister",
 ]

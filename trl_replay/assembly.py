@@ -14,8 +14,9 @@ from .config import STRATEGY_KINDS, ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
 from .hooks import SessionHooks
+from .parts import Parts
+from .protocols import Stateful
 from .registry import BUILTIN, Plugin, Registry, Resolved
-from .session import Parts
 from .specs import Kind
 from .strategies.scopes import ProcessScope, ShardedScope
 from .strategies.storages import CpuStorage
@@ -78,6 +79,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         forward=compat.has_other_loss_path(trainer),
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
+        stateful={kind: made for kind, made in strategies.items() if isinstance(made, Stateful)},
     )
 
 

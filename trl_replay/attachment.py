@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import compat
+from . import checkpoint_seam, compat
 from .assembly import assemble, dropout_modules, idle_parts, preflight
 from .behaviour import ROWS
 from .callback import ReplayCallback
@@ -76,6 +76,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.REWARDS: _rewards,
     compat.LOSS: _loss,
     compat.LOGPS: _logps,
+    compat.SAVE: checkpoint_seam.save,
+    compat.LOAD: checkpoint_seam.load,
 }
 
 

@@ -84,13 +84,40 @@ class ReplayBuffer:
         count = len(serials)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
-        if len(self.table) <= self.capacity:
-            return serials, 0
-        leaving = _lowest_ranks(rank(self.table), self.table.serial, len(self.table) - self.capacity)
-        lost = set(self.table.serial[leaving].tolist())
-        self._forget(leaving)
-        stored = [serial for serial in serials if serial not in lost]
-        return stored, len(leaving) - (count - len(stored))
+        left = self.trim(rank)
+        present = set(self.table.serial.tolist()) if left else set(serials)
+        stored = [serial for serial in serials if serial in present]
+        return stored, left - (count - len(stored))
+
+    def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
+        """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
+        excess = len(self.table) - self.capacity
+        if excess <= 0:
+            return 0
+        return self._forget(_lowest_ranks(rank(self.table), self.table.serial, excess))
+
+    @property
+    def keysets(self) -> list[frozenset[str]]:
+        """What the table's column `keys` counts in."""
+        return list(self._keysets)
+
+    def held(self) -> list[int]:
+        """Serials of the entries whose payload is on this process, in the order of the table."""
+        return [serial for serial in self.table.serial.tolist() if serial in self._here]
+
+    def restore(self, columns: Mapping[str, NDArray[Any]], keysets: Sequence[frozenset[str]]) -> None:
+        """Takes saved columns in the place of its own entries; the payload that belongs here follows by `receive`.
+
+        Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): All of `COLUMNS`, and plugins' own.
+            keysets (`Sequence[frozenset[str]]`): What the column `keys` counts in.
+        """
+        self.clear()
+        numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
+        known = {name: columns[name] for name in self.table.names if name in columns}
+        self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
 
     def receive(self, groups: Mapping[int, Group]) -> None:
         """Puts away the payload that lives on this process, by serial."""

@@ -77,7 +77,7 @@ class Noted:
         for candidate in self.candidates:
             if candidate.group is not None and candidate.complete():
                 recorded[candidate.rows] = 1
-                logps[candidate.rows] = _trainable_sums(candidate.group)
+                logps[candidate.rows] = trainable_sums(candidate.group)
                 nbytes[candidate.rows.start] = packed_size(candidate.group, names)
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
@@ -104,7 +104,24 @@ class Noted:
         return [self.candidates[row] for row in chosen], self.groups.take(slots[chosen], sums[chosen])
 
 
-def _trainable_sums(group: Group) -> NDArray[Any]:
+@dataclass(slots=True)
+class Progress:
+    """What one generation batch leaves for the next one.
+
+    Attributes:
+        serial (`int`): The next group's serial number.
+        noted ([`Noted`], *optional*): Candidates that have not settled yet.
+        noted_at (`int`, *optional*): Update at which candidates were last noted.
+        pending (`bool`): Whether a batch was scored since training last ended.
+    """
+
+    serial: int = 0
+    noted: Noted | None = None
+    noted_at: int | None = None
+    pending: bool = False
+
+
+def trainable_sums(group: Group) -> NDArray[Any]:
     """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
     logps = group.tensors[OLD_LOGPS]
     mask = torch.ones_like(logps, dtype=torch.bool)

@@ -71,6 +71,9 @@ class ReplayConfig:
         replay_plugins (`list[str]`, *optional*):
             Plugins whose hooks take part, by entry-point name. A plugin whose strategy or preset is named takes part
             anyway.
+        replay_on_mismatch (`str`, *optional*, defaults to `"refuse"`):
+            What to do on resuming from a checkpoint whose buffer is damaged or does not fit: `"refuse"` raises,
+            `"empty"` warns and goes on with an empty buffer.
         replay_preset (`str`, *optional*):
             A plugin's bundle of settings, for all fields that are left at their defaults.
     """
@@ -124,6 +127,9 @@ class ReplayConfig:
     replay_plugins: list[str] | None = field(
         default=None, metadata=_help("Plugins whose hooks take part, by entry-point name.")
     )
+    replay_on_mismatch: str = field(
+        default="refuse", metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty.")
+    )
     replay_preset: str | None = field(
         default=None, metadata=_help("A plugin's bundle of settings, for all fields left at their defaults.")
     )
@@ -157,6 +163,8 @@ class ReplayConfig:
             raise _error("replay_half_life", half_life, "leave it out or give a number of updates above 0")
         if not (_is_number(self.replay_weight) and 0 <= self.replay_weight < float("inf")):
             raise _error("replay_weight", self.replay_weight, "give a finite number of at least 0")
+        if self.replay_on_mismatch not in ("refuse", "empty"):
+            raise _error("replay_on_mismatch", self.replay_on_mismatch, "give 'refuse' or 'empty'")
         fraction = self.replay_max_fraction
         if not (_is_number(fraction) and 0 <= fraction <= 1):
             raise _error("replay_max_fraction", fraction, "give a share between 0 and 1")
