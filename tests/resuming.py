@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import warnings
@@ -34,13 +35,13 @@ PAIRS = [
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
-    """Rewards that depend on nothing but the text: one in three groups of four is dead."""
-    return [float(text[:1].isdigit()) for text in completions]
+    """Rewards that depend on nothing but the text: at the start about half of the groups of four are dead."""
+    return [float(text[:1] in set("01234")) for text in completions]
 
 
 def build(folder: Path, **settings: Any) -> Any:
-    """A trainer that saves every four updates, without a log on the screen."""
-    defaults: dict[str, Any] = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    """A trainer that saves every six updates."""
+    defaults: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6}
     return make_trainer(folder, digits, **{**defaults, **settings})
 
 
@@ -54,6 +55,28 @@ def train(folder: Path, resume: str | None = None, trainer: Any = None, **settin
             warnings.simplefilter("ignore")
         trainer.train(resume_from_checkpoint=resume)
     return trainer, session
+
+
+class StopError(Exception):
+    pass
+
+
+def restored(folder: Path, resume: str, trainer: Any = None, **settings: Any) -> dict[str, Any]:
+    """The state just after a checkpoint was restored, before anything else happens."""
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+    trainer = trainer or build(folder, **settings)
+    session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, **replay})
+
+    def stop(checkpoint: Any) -> None:
+        raise StopError
+
+    trainer.__dict__["_load_scaler"] = stop  # what the trainer calls next
+    with contextlib.suppress(StopError):
+        trainer.train(resume_from_checkpoint=resume)
+    del trainer.__dict__["_load_scaler"]
+    found = state(session)
+    trl_replay.detach(trainer)
+    return found
 
 
 def group_hash(group: Group) -> str:

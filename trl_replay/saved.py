@@ -86,7 +86,8 @@ class Saved:
     def payload(self) -> Iterator[tuple[int, Group]]:
         """`(serial, group)` of all payload that this rank held."""
         for path in self.files:
-            yield from group_files.read(path)
+            with _blaming(path):
+                yield from group_files.read(path)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
