@@ -2,8 +2,8 @@
 
     python benchmarks/kills.py --kills 50
 
-Each resumed run starts from `trl_replay.last_whole_checkpoint`. In the end weights, buffer, generators and counters are
-compared with those of a run that was never killed: nothing may be lost, and no half-written checkpoint may be taken.
+Each resumed run starts from `trl_replay.last_whole_checkpoint`. In the end weights, buffer, generators and counters
+are compared with those of a run that was never killed: nothing may be lost, no half-written checkpoint be taken.
 """
 
 from __future__ import annotations

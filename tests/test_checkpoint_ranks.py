@@ -133,4 +133,3 @@ def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(
     for rank in results[2]:
         assert "no room" in rank["unsaved"]["text"]
         assert rank["unsaved"]["whole"] is None
-

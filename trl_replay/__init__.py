@@ -21,6 +21,7 @@ from .errors import (
     ReplayError,
     ResultError,
     SeamError,
+    StorageFullError,
     UnknownNameError,
 )
 from .fields import FieldSpec
@@ -78,6 +79,7 @@ __all__ = [
     "SeamError",
     "SelectorSpec",
     "Session",
+    "StorageFullError",
     "StorageSpec",
     "Table",
     "UnknownNameError",

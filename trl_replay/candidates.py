@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from .compat import OLD_LOGPS
+from .fields import FieldTable
 from .report import Tally
 from .types import Group, Groups
 from .wire import packed_size
@@ -29,6 +30,7 @@ class Candidate:
         update (`int`): Updates done at generation.
         records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
             ran.
+        logps_dtype (`torch.dtype`): How recorded log-probs are kept.
     """
 
     serial: int
@@ -37,6 +39,7 @@ class Candidate:
     rows: slice
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
+    logps_dtype: torch.dtype = torch.float32
 
     def complete(self) -> bool:
         """Fills in the recorded log-probs; False if any local row's are missing."""
@@ -46,7 +49,7 @@ class Candidate:
         rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
         if len(rows) < len(lengths):
             return False
-        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).float()}
+        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).to(self.logps_dtype)}
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
         return True
@@ -121,9 +124,15 @@ class Progress:
     pending: bool = False
 
 
+def logps_dtype(fields: FieldTable) -> torch.dtype:
+    """How log-probs are kept."""
+    dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
+    return dtype
+
+
 def trainable_sums(group: Group) -> NDArray[Any]:
     """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
-    logps = group.tensors[OLD_LOGPS]
+    logps = group.tensors[OLD_LOGPS].float()
     mask = torch.ones_like(logps, dtype=torch.bool)
     for key in ("completion_mask", "tool_mask"):
         if key in group.tensors:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compat, saved
-from .candidates import Candidate, Noted, Progress
+from .candidates import Candidate, Noted, Progress, logps_dtype
 from .errors import CheckpointError, MismatchError
 from .report import Tally
 from .reshard import Shares, Waiting, deal
@@ -53,7 +53,7 @@ def write(session: Session, folder: Path) -> None:
         keysets=buffer.keysets,
         noted=session.progress.noted,
     )
-    payload = ((serial, buffer.storage.get(serial)) for serial in held)
+    payload = ((serial, buffer.load(serial)) for serial in held)
     saved.write(folder, state, payload, lambda directory: session.parts.hooks.save(session, directory))
 
 
@@ -111,7 +111,7 @@ def _settle(session: Session, waiting: Waiting) -> None:
     tally, table = Tally(), session.buffer.table
     tally.refuse(waiting.dropped, "a row's log-probs were missing when the number of processes changed")
     if waiting.groups is not None:
-        kept = session.decide.offer(waiting.groups, waiting.serials, waiting.keys, tally)
+        kept = session.decide.offer(waiting.groups, waiting.serials, waiting.sizes, waiting.keys, tally)
         for serial in kept:
             table.owner[table.serial == serial] = waiting.owners[serial]
         session.buffer.receive(
@@ -227,6 +227,7 @@ def _noted_on_device(session: Session, noted: Noted) -> Noted:
             waiting.rows,
             waiting.update,
             [None if record is None else record.to(device) for record in waiting.records],
+            logps_dtype(session.parts.fields),
         )
         for waiting in noted.candidates
     ]

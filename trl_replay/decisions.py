@@ -56,35 +56,43 @@ class Decisions:
         usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
         if noted is None or groups is None:
             return Admission()
-        kept = self.offer(groups, [candidate.serial for candidate in usable], noted.keys, tally)
+        slots = [candidate.slot for candidate in usable]
+        serials = [candidate.serial for candidate in usable]
+        kept = self.offer(groups, serials, rows.sizes(slots), noted.keys, tally)
         stored = [candidate for candidate in usable if candidate.serial in kept]
         mine = {candidate.serial: candidate.group for candidate in stored if candidate.group is not None}
         arrivals = rows.arrivals([c.serial for c in stored], [c.slot for c in stored], ranks)
         return Admission(arrivals, mine)
 
-    def offer(self, groups: Groups, serials: Sequence[int], keys: frozenset[str], tally: Tally) -> set[int]:
+    def offer(
+        self, groups: Groups, serials: Sequence[int], sizes: Sequence[int], keys: frozenset[str], tally: Tally
+    ) -> set[int]:
         """Scores groups and offers them to the buffer; returns the serials of those that stayed, whose payload is due.
 
         Args:
             groups ([`Groups`]): With their behaviour log-probs.
             serials (`Sequence[int]`): Their serial numbers.
+            sizes (`Sequence[int]`): Bytes of payload of each.
             keys (`frozenset[str]`): Batch keys that each of them can restore.
             tally ([`Tally`]): Counts what is refused, stored and evicted.
         """
         context = self._context()
-        scores = self._hooks.score(groups, context)
-        finite = np.flatnonzero(np.isfinite(scores))
-        tally.refuse(len(scores) - len(finite), "its score is not finite")
-        groups = groups.take(finite)
+        scores, nbytes = self._hooks.score(groups, context), np.asarray(sizes, np.int64)
+        finite, fitting = np.isfinite(scores), self._buffer.fits(nbytes)
+        tally.refuse(int((~finite).sum()), "its score is not finite")
+        tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
+        chosen = np.flatnonzero(finite & fitting)
+        groups = groups.take(chosen)
         columns: dict[str, NDArray[Any]] = {
-            "serial": np.asarray(serials, np.int64)[finite],
+            "serial": np.asarray(serials, np.int64)[chosen],
             "step": groups.step,
-            "score": scores[finite],
+            "score": scores[chosen],
             "reward_mean": groups.reward_mean,
             "reward_std": groups.reward_std,
             "tokens": groups.trainable.sum(axis=1),
             "prompt": groups.prompt,
-            "keys": np.full(len(finite), self._buffer.keyset(keys)),
+            "nbytes": nbytes[chosen],
+            "keys": np.full(len(chosen), self._buffer.keyset(keys)),
         }
         stored, tally.evicted = self._buffer.offer(
             columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
@@ -95,7 +103,7 @@ class Decisions:
     def trim(self) -> int:
         """Evicts what a smaller capacity than the saved one has no room for; returns its number."""
         context = self._context()
-        return self._buffer.trim(lambda table: self._hooks.rank(table, context))
+        return self._buffer.trim(lambda table: self._hooks.rank(self._aged(table), context))
 
     def select(self, fresh: Groups, tally: Tally) -> list[int]:
         """The slots that replay may fill, most replaceable first, no more than `replay_max_fraction` allows."""

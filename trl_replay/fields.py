@@ -56,6 +56,9 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("tool_mask", "completion", pad=1, dtype="int8", implied=1),
 )
 
+LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+"""Fields of log-probs, kept in the precision that the user chooses."""
+
 IMAGE_KEYS = frozenset(
     {
         "pixel_values",
@@ -75,8 +78,16 @@ IMAGE_KEYS = frozenset(
 class FieldTable:
     """The fields known to one session: TRL's, as this trainer is configured, and those that plugins declare."""
 
-    def __init__(self, pad_token_id: int, sequence_level_ratio: bool = False, extra: Iterable[FieldSpec] = ()) -> None:
+    def __init__(
+        self,
+        pad_token_id: int,
+        sequence_level_ratio: bool = False,
+        extra: Iterable[FieldSpec] = (),
+        logps_dtype: str = "float32",
+    ) -> None:
         fields = {spec.name: spec for spec in FIELDS}
+        for name in LOGPS:
+            fields[name] = replace(fields[name], dtype=logps_dtype)
         if sequence_level_ratio:  # (B, 1) by configuration; never told by width: a completion may have length 1
             ratio = fields["importance_sampling_ratio"]
             fields[ratio.name] = replace(ratio, layout="row")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import join
-from .candidates import trainable_sums
+from .candidates import logps_dtype, trainable_sums
 from .fields import FieldTable
 from .saved import Saved
 from .types import Group, Groups
@@ -45,6 +45,7 @@ class Waiting:
         serials (`list[int]`): Their serial numbers.
         payload (`dict[int, Group]`): By serial, of those that this rank gets.
         owners (`dict[int, int]`): By serial, the rank that gets the payload.
+        sizes (`list[int]`): Bytes of payload of each.
         keys (`frozenset[str]`): Batch keys that each of them can restore.
         dropped (`int`): Candidates that lacked log-probs.
     """
@@ -53,6 +54,7 @@ class Waiting:
     serials: list[int] = field(default_factory=list)
     payload: dict[int, Group] = field(default_factory=dict)
     owners: dict[int, int] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
     keys: frozenset[str] = frozenset()
     dropped: int = 0
 
@@ -127,6 +129,8 @@ def _waiting(states: Sequence[Saved], shares: Shares, fields: FieldTable, renumb
     for number, told in enumerate(_candidates(states, own=renumbered is not None)):
         view, keys, parts = told
         waiting.keys = keys
+        for candidate in parts:
+            candidate.logps_dtype = logps_dtype(fields)
         if not parts or not all(candidate.complete() for candidate in parts):
             waiting.dropped += 1
             continue
@@ -141,6 +145,7 @@ def _waiting(states: Sequence[Saved], shares: Shares, fields: FieldTable, renumb
             views.append(view.take([parts[0].slot], sums[None]))
             waiting.serials.append(serial)
             waiting.owners[serial] = owner
+            waiting.sizes.append(group.nbytes)
             if owner == shares.rank:
                 waiting.payload[serial] = group
     waiting.groups = Groups.concatenate(views) if views else None

@@ -1,11 +1,11 @@
 """A session on disk: one folder a rank with JSON and safetensors, every file with its checksum, no pickle.
 
-    checkpoint-12/trl_replay/rank-00000/
-        state.json                  counters, generators, what the run was like, and the checksums of the other files
-        table.safetensors           the table's columns
-        payload-00000.safetensors   groups, up to `SHARD_BYTES` a file; of a buffer that all ranks hold, once
-        candidates.safetensors      groups that have not settled yet
-        plugins/<name>/             what plugins wrote
+checkpoint-12/trl_replay/rank-00000/
+    state.json                  counters, generators, what the run was like, and the checksums of the other files
+    table.safetensors           the table's columns
+    payload-00000.safetensors   groups, up to `SHARD_BYTES` a file; of a buffer that all ranks hold, once
+    candidates.safetensors      groups that have not settled yet
+    plugins/<name>/             what plugins wrote
 """
 
 from __future__ import annotations

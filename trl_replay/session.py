@@ -13,7 +13,7 @@ import torch
 from . import compat
 from .batch import check, cut, join
 from .behaviour import ROWS, Tap
-from .candidates import Candidate, Noted, Progress
+from .candidates import Candidate, Noted, Progress, logps_dtype
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
@@ -173,6 +173,8 @@ class Session:
         count = batch["prompt_ids"].size(0) if batch is not None else compat.local_rows(self.trainer)
         first = self.trainer.accelerator.process_index * count
         local = blank(first, count)
+        lost = self.buffer.homeless[:count]
+        local["lost"][: len(lost)] = np.array(lost, np.int64) + 1
         try:
             if self.progress.noted is not None:
                 local |= self.progress.noted.describe(count, parts.fields.names)
@@ -192,6 +194,7 @@ class Session:
 
     def _settle(self, rows: Rows, tally: Tally) -> Admission:
         noted, self.progress.noted = self.progress.noted, None
+        tally.refuse(self.buffer.withdraw(rows.lost()), "the storage had no room for it")
         return self.decide.settle(noted, rows, self.parts.processes, tally)
 
     def _agree(
@@ -228,7 +231,7 @@ class Session:
 
     def _load(self, serial: int) -> Group:
         try:
-            return self.buffer.storage.get(serial)
+            return self.buffer.load(serial)
         except Exception as caught:
             self._keep(caught)
             return MISSING
@@ -255,8 +258,9 @@ class Session:
         assert fresh is not None  # without a view, agree has raised
         local = [(slot, *rows.local(slot)) for slot in slots]
         cuts = iter(cut(batch, self.parts.fields, [part for _, part, _ in local if part.stop]))
+        dtype, serial = logps_dtype(self.parts.fields), self.progress.serial
         candidates = [
-            Candidate(self.progress.serial + number, slot, next(cuts) if part.stop else None, part, self.update)
+            Candidate(serial + number, slot, next(cuts) if part.stop else None, part, self.update, logps_dtype=dtype)
             for number, (slot, part, _) in enumerate(local)
         ]
         self.progress.serial += len(candidates)

@@ -21,6 +21,7 @@ COLUMNS: dict[str, Any] = {
     "reward_std": np.float32,
     "tokens": np.int32,  # trainable completion tokens
     "prompt": np.int64,  # hash of the prompt's tokens
+    "nbytes": np.int64,  # bytes of payload, all rows of the group
     "keys": np.int32,  # which set of batch keys the payload can restore
     "owner": np.int32,  # rank that holds the payload (gathered: every rank does)
 }
