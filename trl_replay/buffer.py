@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .errors import StorageFullError
+from .errors import ReplayError, StorageFullError
 from .protocols import Storage
 from .sizes import show_size
 from .table import Table, lowest
@@ -43,6 +43,7 @@ class ReplayBuffer:
         capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
         storage ([`Storage`]): Where the payloads are.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+        adder (`Callable`, *optional*): What `add` calls; set at attach.
     """
 
     def __init__(self, capacity: int, storage: Storage, limits: Limits, max_bytes: int | None = None) -> None:
@@ -55,6 +56,7 @@ class ReplayBuffer:
         self._here: set[int] = set()
         self._homeless: dict[int, Group] = {}
         self._warned: set[str] = set()
+        self.adder: Callable[[Any, str], int] | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -64,6 +66,25 @@ class ReplayBuffer:
         """Bytes held: payload, and the used rows of all columns."""
         homeless = sum(group.nbytes for group in self._homeless.values())
         return self.storage.nbytes + homeless + len(self.table) * self.table.row_bytes
+
+    def add(self, source: Any, short: str = "refuse") -> int:
+        """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
+
+        Args:
+            source (`str`, `Path` or iterable of mappings): A Parquet or JSONL file, or rows with `prompt`,
+                `completion` and `reward`: docs/files.md lists all columns. All processes get the same.
+            short (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows; `"resample"`
+                fills them up with rows of their own.
+
+        Returns:
+            How many groups are in the buffer now that were not before.
+
+        Raises:
+            ReplayError: The rows can't be used, or the buffer belongs to no session.
+        """
+        if self.adder is None:
+            raise ReplayError("Groups can be added to the buffer of a session only: attach(trainer).buffer.add(…).")
+        return self.adder(source, short)
 
     def clear(self) -> None:
         """Forgets every entry. Groups noted but not yet settled are still stored later."""

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .batch import cut
 from .compat import OLD_LOGPS
-from .fields import FieldTable
+from .fields import REWARDS, FieldTable
 from .report import Tally
-from .types import Group, Groups
+from .types import Batch, Floats, Group, Groups
 from .wire import packed_size
 
 
@@ -116,12 +117,48 @@ class Progress:
         noted ([`Noted`], *optional*): Candidates that have not settled yet.
         noted_at (`int`, *optional*): Update at which candidates were last noted.
         pending (`bool`): Whether a batch was scored since training last ended.
+        warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
     """
 
     serial: int = 0
     noted: Noted | None = None
     noted_at: int | None = None
     pending: bool = False
+    warmed: bool = False
+
+
+def note(
+    batch: Batch, fields: FieldTable, fresh: Groups, local: Sequence[tuple[int, slice, int]], serial: int, update: int
+) -> list[Candidate]:
+    """Fresh groups as candidates, with copies of the rows that this process has.
+
+    Args:
+        batch (`dict`): As TRL returned it.
+        fields ([`FieldTable`]): How to cut each key.
+        fresh ([`Groups`]): The groups that the scope shares.
+        local (`Sequence`): Per group, its slot, its rows in this batch (none: an empty slice), and which of its rows
+            comes first.
+        serial (`int`): The first one's serial number.
+        update (`int`): Updates done.
+    """
+    cuts = iter(cut(batch, fields, [rows for _, rows, _ in local if rows.stop]))
+    groups = [with_rewards(next(cuts), fresh.rewards[slot, first:]) if rows.stop else None
+              for slot, rows, first in local]  # fmt: skip
+    return [
+        Candidate(serial + number, slot, group, rows, update, logps_dtype=logps_dtype(fields))
+        for number, ((slot, rows, _), group) in enumerate(zip(local, groups, strict=True))
+    ]
+
+
+def with_rewards(group: Group, rewards: Floats) -> Group:
+    """The group with the raw rewards of its rows beside TRL's tensors.
+
+    Args:
+        group ([`Group`]): Without them.
+        rewards (`(rows or more, functions)`): From the group's first row on.
+    """
+    kept = torch.from_numpy(rewards[: len(group.completion_lengths)].astype(np.float32))
+    return Group({**group.tensors, REWARDS: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:

@@ -80,7 +80,7 @@ def apply(session: Session, states: list[Saved], folder: Path) -> None:
     buffer, rank = session.buffer, int(session.trainer.accelerator.process_index)
     mine = states[rank % len(states)]
     same = _layout(mine.identity) == _layout(identity(session))
-    alone = _kind(session) == "process"
+    alone = kind_of(session) == "process"
     _take_numbers(session, mine.session, own=same or rank < len(states), shared=not alone)
     _take_totals(session, states[rank :: session.parts.processes] if alone and not same else [mine])
     if same:
@@ -89,7 +89,7 @@ def apply(session: Session, states: list[Saved], folder: Path) -> None:
             buffer.receive({serial: _on_device(session, group)})
         session.progress.noted = mine.noted and _noted_on_device(session, mine.noted)
     else:
-        shares = Shares(_kind(session), rank, session.parts.processes)
+        shares = Shares(kind_of(session), rank, session.parts.processes)
         dealt = deal(states, shares, session.parts.fields)
         buffer.restore(dealt.columns, dealt.keysets)
         for serial, group in dealt.payload():
@@ -124,7 +124,7 @@ def _layout(run: Identity) -> tuple[int, int]:
     return run.processes, run.rows
 
 
-def _kind(session: Session) -> str | None:
+def kind_of(session: Session) -> str | None:
     """How the ranks' buffers belong together; None for a scope that is not ours."""
     kinds = ((ShardedScope, "sharded"), (GatheredScope, "gathered"), (ProcessScope, "process"))
     return next((kind for scope, kind in kinds if isinstance(session.scope, scope)), None)
@@ -142,7 +142,7 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
         for name, told in words.items()
         if getattr(then, name) != getattr(now, name)
     ]
-    if _layout(then) != _layout(now) and _kind(session) is None:
+    if _layout(then) != _layout(now) and kind_of(session) is None:
         differences.append(
             f"{then.processes} processes of {then.rows} rows each wrote it and {now.processes} of {now.rows} read it, "
             f"and how replay_scope={now.scope!r} divides a buffer is not known"
@@ -163,6 +163,7 @@ def _numbers(session: Session) -> dict[str, Any]:
         "serial": progress.serial,
         "noted_at": progress.noted_at,
         "pending": progress.pending,
+        "warmed": progress.warmed,
         "generators": {
             "shared": parts.rng.bit_generator.state,
             "local": parts.local_rng.bit_generator.state,
@@ -190,7 +191,7 @@ def _take_numbers(session: Session, state: Mapping[str, Any], own: bool, shared:
     parts = session.parts
     session.tap.update = state["update"]
     session.tap.verified = state["verified"]
-    session.progress = Progress(state["serial"], None, state["noted_at"], state["pending"])
+    session.progress = Progress(state["serial"], None, state["noted_at"], state["pending"], state["warmed"])
     if own or shared:
         parts.rng.bit_generator.state = state["generators"]["shared"]
     if own:

@@ -15,6 +15,7 @@ from .compat import checkpoint_folder
 from .errors import CheckpointError, ReplayError
 from .saved import FOLDER, Saved
 from .session import Session
+from .together import by_rank, together
 from .whole import TRAINER_STATE
 
 MISSING = "no buffer"
@@ -33,8 +34,8 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
             (folder / TRAINER_STATE).unlink(missing_ok=True)
             shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
-    _together(make_room)
-    _together(lambda: checkpoint.write(session, folder / FOLDER))
+    together(make_room, CheckpointError)
+    together(lambda: checkpoint.write(session, folder / FOLDER), CheckpointError)
     return stock(model, trial, **kwargs)
 
 
@@ -61,30 +62,10 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
         warnings.warn(f"{path} holds no replay buffer: training resumes with an empty one.", stacklevel=2)
         checkpoint.empty(session)
     elif not any(told):
-        _together(lambda: checkpoint.apply(session, states, folder))
+        together(lambda: checkpoint.apply(session, states, folder), CheckpointError)
     elif session.config.replay_on_mismatch == "refuse":
-        raise error or CheckpointError(_by_rank(told))
+        raise error or CheckpointError(by_rank(told))
     else:
-        warnings.warn(f"Training resumes with an empty replay buffer. {_by_rank(told)}", stacklevel=2)
+        warnings.warn(f"Training resumes with an empty replay buffer. {by_rank(told)}", stacklevel=2)
         checkpoint.empty(session)
     return result
-
-
-def _together(action: Callable[[], None]) -> None:
-    """Runs `action` on every process and waits for all; where it fails on one, it raises on all."""
-    error: Exception | None = None
-    try:
-        action()
-    except Exception as caught:
-        error = caught
-    told = gather_object([f"{type(error).__name__}: {error}" if error else ""])
-    if isinstance(error, ReplayError):
-        raise error
-    if any(told):
-        raise CheckpointError(_by_rank(told)) from error
-
-
-def _by_rank(told: list[str]) -> str:
-    if len(told) == 1:
-        return told[0]
-    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text)

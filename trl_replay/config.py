@@ -81,6 +81,12 @@ class ReplayConfig:
         replay_on_mismatch (`str`, *optional*, defaults to `"refuse"`):
             What to do on resuming from a checkpoint whose buffer is damaged or does not fit: `"refuse"` raises,
             `"empty"` warns and goes on with an empty buffer.
+        replay_warm_start (`str`, *optional*):
+            A Parquet or JSONL file that fills the buffer when training begins: what `session.export` wrote, or prompt,
+            completion and reward of any origin. Not read again when training resumes from a checkpoint.
+        replay_warm_start_short (`str`, *optional*, defaults to `"refuse"`):
+            What to do with a group of fewer than `num_generations` rows in that file: `"refuse"`, or `"resample"`,
+            which fills it up with rows of its own, drawn with equal chances.
         replay_preset (`str`, *optional*):
             A plugin's bundle of settings, for all fields that are left at their defaults.
     """
@@ -141,6 +147,12 @@ class ReplayConfig:
     replay_on_mismatch: str = field(
         default="refuse", metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty.")
     )
+    replay_warm_start: str | None = field(
+        default=None, metadata=_help("A Parquet or JSONL file that fills the buffer when training begins.")
+    )
+    replay_warm_start_short: str = field(
+        default="refuse", metadata=_help("Its groups of too few rows: refuse, or resample rows of their own.")
+    )
     replay_preset: str | None = field(
         default=None, metadata=_help("A plugin's bundle of settings, for all fields left at their defaults.")
     )
@@ -174,6 +186,8 @@ class ReplayConfig:
             raise _error("replay_half_life", half_life, "leave it out or give a number of updates above 0")
         if not (_is_number(self.replay_weight) and 0 <= self.replay_weight < float("inf")):
             raise _error("replay_weight", self.replay_weight, "give a finite number of at least 0")
+        if self.replay_warm_start_short not in ("refuse", "resample"):
+            raise _error("replay_warm_start_short", self.replay_warm_start_short, "give 'refuse' or 'resample'")
         if self.replay_max_bytes is not None and parse_size(self.replay_max_bytes) is None:
             raise _error("replay_max_bytes", self.replay_max_bytes, "leave it out or give bytes, '512MB' or '2GiB'")
         if self.replay_logps_dtype not in ("float32", "bfloat16"):

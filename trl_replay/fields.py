@@ -42,6 +42,9 @@ class FieldSpec:
             )
 
 
+REWARDS = "trl_replay_rewards"
+"""Stored beside TRL's keys: each row's raw rewards, one a function. No batch has it."""
+
 FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("prompt_ids", "prompt", pad="pad_token", dtype="int32"),
     FieldSpec("prompt_mask", "prompt", pad=0, dtype="int8", implied=1),
@@ -54,6 +57,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("sampling_per_token_logps", "completion", pad=0.0, dtype="float32"),
     FieldSpec("importance_sampling_ratio", "completion", pad=1.0, dtype="float32"),
     FieldSpec("tool_mask", "completion", pad=1, dtype="int8", implied=1),
+    FieldSpec(REWARDS, "row"),
 )
 
 LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import time
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import compat
-from .batch import check, cut, join
+from .batch import check, join
 from .behaviour import ROWS, Tap
-from .candidates import Candidate, Noted, Progress, logps_dtype
+from .candidates import Noted, Progress, note
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
 from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop
+from .exporting import export
 from .parts import Parts
 from .report import COUNTERS, Tally, Totals, metrics
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows
@@ -140,6 +142,14 @@ class Session:
         self._agree(rows, Tally(), self.tap.take_error(), Admission(), Draw())
         self.totals.add(tally, batches=0)
 
+    def export(self, path: str | Path) -> Path:
+        """Writes the buffer to a Parquet file, one row a completion: docs/files.md has the columns.
+
+        Of several processes each writes what it holds, to `out-00000-of-00002.parquet` and so on, and gets that path;
+        a buffer that all of them hold is written once.
+        """
+        return export(path, self.trainer, self.parts)
+
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
         self._record(self.tap.ratio_statistics())
@@ -257,12 +267,7 @@ class Session:
         """Live groups become candidates; returns the id of each local row."""
         assert fresh is not None  # without a view, agree has raised
         local = [(slot, *rows.local(slot)) for slot in slots]
-        cuts = iter(cut(batch, self.parts.fields, [part for _, part, _ in local if part.stop]))
-        dtype, serial = logps_dtype(self.parts.fields), self.progress.serial
-        candidates = [
-            Candidate(serial + number, slot, next(cuts) if part.stop else None, part, self.update, logps_dtype=dtype)
-            for number, (slot, part, _) in enumerate(local)
-        ]
+        candidates = note(batch, self.parts.fields, fresh, local, self.progress.serial, self.update)
         self.progress.serial += len(candidates)
         keys = self.parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
         self.progress.noted, self.progress.noted_at = Noted(fresh, candidates, keys), self.update
