@@ -81,7 +81,7 @@ class Session:
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
         self.paused = True
-        self._noted_at = None  # the updates to come need not go through the seam
+        self.progress.noted_at = None  # the updates to come need not go through the seam
 
     def resume(self) -> None:
         """Takes back `pause`."""

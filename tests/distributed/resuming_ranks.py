@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1")
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import contextlib
 import io
