@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .errors import ReplayError
+
 PACKAGES = ("trl-replay", "trl", "torch", "transformers", "accelerate", "pluggy")
 
 
@@ -151,6 +153,19 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint: …/checkpoint-12")
+    parser.add_argument("out", type=Path, help="file to write: out.parquet")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .exporting import of_checkpoint, write
+
+    count = write(options.out, of_checkpoint(options.checkpoint))
+    print(f"written: {options.out}, {count} completions")
+    return 0
+
+
 def _demo(options: argparse.Namespace) -> int:
     from .demo.show import show
 
@@ -173,6 +188,7 @@ def _console() -> Console:
 COMMANDS = (
     Command("list", "every strategy and preset, with the distribution it comes from", _json_option, _list),
     Command("check", "versions, and whether the installed TRL can be used", _json_option, _check),
+    Command("export", "writes a checkpoint's buffer to Parquet, one row a completion", _export_options, _export),
     Command("demo", "trains a tiny task with stock GRPO and with replay, in about a minute", _demo_options, _demo),
 )
 
@@ -191,7 +207,11 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     options = parser().parse_args(arguments)
-    status: int = options.run(options)
+    try:
+        status: int = options.run(options)
+    except ReplayError as error:
+        print(f"trl-replay: {error}", file=sys.stderr)
+        return 1
     return status
 
 
