@@ -72,9 +72,7 @@ def refused(folder: Path) -> dict[str, Any]:
         text = "nothing was raised"
     except trl_replay.CheckpointError as error:
         text = str(error)
-    _, session = train(
-        folder, resume=str(checkpoint), max_steps=3, save_strategy="no", replay_on_mismatch="empty"
-    )
+    _, session = train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no", replay_on_mismatch="empty")
     return {"text": text, "batches": session.totals.batches}
 
 
