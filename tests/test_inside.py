@@ -115,7 +115,7 @@ def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Pat
     trainer.train()
     out = write_report(tmp_path, tmp_path / "page" / "stock.html")
     text = out.read_text()
-    assert Page(text).titles == ["What replay did", "Dead groups", "Reward"]
+    assert Page(text).titles == ["What replay could do", "Dead groups", "Reward"]
     assert "This run used no replay. <b>" in text
     assert "of its groups were dead" in text
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 WIDTH, HEIGHT = 520, 240
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
+BROADEST = 64
 
 
 class Line(NamedTuple):
@@ -44,7 +45,9 @@ def line_chart(lines: Sequence[Line], x_label: str, percent: bool = False, low: 
         return round(across, 1), round(up, 1)
 
     parts = [_grid([(place(x_low, value)[1], _shown(value, percent)) for value in y_ticks])]
-    parts += [_x_tick(place(value, bottom)[0], _shown(value)) for value in ticks(x_low, x_high) if value <= x_high]
+    parts += [
+        _x_tick(place(value, bottom)[0], _shown(value)) for value in ticks(x_low, x_high) if x_low <= value <= x_high
+    ]
     for line in lines:
         path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in line.points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{line.color}" stroke-width="2"/>')
@@ -86,8 +89,9 @@ def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = F
         x, tall = LEFT + number * unit, height / top * span
         start = low + number * step
         label = _shown(start) if not whole or step == 1 else f"{start:.0f}–{start + step - 1:.0f}"
+        broad = min(max(unit - 2, 1), BROADEST)
         parts.append(
-            f'<rect x="{x + 1:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{max(unit - 2, 1):.1f}" '
+            f'<rect x="{x + (unit - broad) / 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{broad:.1f}" '
             f'height="{tall:.1f}" fill="{color}"><title>{label}: {height}</title></rect>'
         )
         if number % max(count // 5, 1) == 0:

@@ -79,7 +79,7 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("update", str(found["update"])),
         ("groups", f"{found['groups']} of {found['num_generations']} completions, and {found['waiting']} waiting"),
         ("payload", show_size(found["bytes"])),
-        ("scope", f"{found['scope']}, {found['processes']} processes"),
+        ("scope", f"{found['scope']}, number of processes {found['processes']}"),
     ]
     for name, words in (
         ("age", "age in updates"),

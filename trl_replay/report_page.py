@@ -63,7 +63,7 @@ def page(name: str, history: Sequence[Mapping[str, Any]], buffer: Mapping[str, A
     """The page of a trainer's `log_history`, and of what `inspect` found."""
     log = [entry for entry in history if "frac_reward_zero_std" in entry and entry.get("step") is not None]
     replayed = any("replay/size" in entry for entry in log)
-    sections = [_dead(log, replayed), _reward(log)]
+    sections = [_dead(log, replayed), _reward(log, replayed)]
     if replayed:
         sections += [_share(log), _ratios(log)]
     body = [f'<div class="grid2">{"".join(sections)}</div>']
@@ -72,7 +72,8 @@ def page(name: str, history: Sequence[Mapping[str, Any]], buffer: Mapping[str, A
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}: replay</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f"<h1>What replay did</h1><p class=path>{escape(name)}, {len(log)} logged steps</p>"
+        f"<h1>What replay {'did' if replayed else 'could do'}</h1>"
+        f'<p class="path">{escape(name)}, {len(log)} logged steps</p>'
         f'<p class="lead">{_lead(log, replayed)}</p>{"".join(body)}</main></body></html>\n'
     )
 
@@ -120,9 +121,10 @@ def _dead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
     return _section("Dead groups", text, line_chart(lines, "step", percent=True))
 
 
-def _reward(log: Sequence[Mapping[str, Any]]) -> str:
+def _reward(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
     lines = [Line("mean reward of what was generated", GREEN, _points(log, "reward"))]
-    return _section("Reward", "Replayed completions do not count here.", line_chart(lines, "step", low=0.0))
+    text = "Replayed completions do not count here." if replayed else "Over the steps of training."
+    return _section("Reward", text, line_chart(lines, "step", low=0.0))
 
 
 def _share(log: Sequence[Mapping[str, Any]]) -> str:
