@@ -245,7 +245,8 @@ class Session:
         try:
             buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
         except Exception as caught:
-            buffer.withdraw_missing(list(parts))
+            if self.parts.processes == 1:  # several stop together, and until then must go on with the same table
+                buffer.withdraw_missing(list(parts))
             self._keep(caught)
         return self.scope.fetch(rows.requests(draw, buffer.table.owner), self._load)
 
