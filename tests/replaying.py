@@ -68,7 +68,7 @@ class Watch:
 
         def watched_expect(rows: int, candidates: Any, placements: Any) -> torch.Tensor:
             ids = expect(rows, candidates, placements)
-            for candidate in session._noted.candidates:
+            for candidate in session.progress.noted.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             for placed in placements:
                 for row in range(placed.count):

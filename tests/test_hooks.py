@@ -155,10 +155,15 @@ def check_detached(calls, session):
 
 
 def check_save(calls, session):
-    assert calls == [], "this run writes and resumes no checkpoint"
+    (call,) = calls
+    assert call["session"] is session
+    assert call["directory"].parts[-5:] == ("checkpoint-4", "trl_replay", "rank-00000", "plugins", "watcher")
 
 
-check_load = check_save
+def check_load(calls, session):
+    (call,) = calls
+    assert call["session"] is not session, "a new session resumed"
+    assert call["directory"].parts[-5:] == ("checkpoint-4", "trl_replay", "rank-00000", "plugins", "watcher")
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +188,16 @@ def watched(tmp_path_factory):
     }
     names = [hook.removeprefix("trl_replay_") for hook in HOOKS]
     with plugin("watcher", **{hook: watch(hook, offers.get(hook, lambda: None)) for hook in names}):
-        trainer = trainer_of(tmp_path_factory.mktemp("watched"))
+        folder = tmp_path_factory.mktemp("watched")
+        trainer = trainer_of(folder, save_strategy="steps", save_steps=4)
         session = trl_replay.attach(trainer, replay_plugins="watcher", replay_buffer_size=2)
         trainer.train()
         trl_replay.detach(trainer)
-        yield calls, session, trainer
+        first = {hook: list(arguments) for hook, arguments in calls.items()}
+        again = trainer_of(folder)
+        trl_replay.attach(again, replay_plugins="watcher", replay_buffer_size=2)
+        again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+        yield first | {"load": calls["load"]}, session, trainer
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -196,7 +206,7 @@ def test_every_hook_is_called_with_its_documented_arguments(watched, hook):
     name = hook.removeprefix("trl_replay_")
     check = globals().get(f"check_{name}")
     assert check is not None, f"{hook} has no check_{name} in this file"
-    check(calls[name], session)
+    check(calls.get(name, []), session)
 
 
 def test_a_plugins_metrics_reach_the_log_beside_ours(watched):

@@ -11,14 +11,17 @@ from .config import ReplayConfig
 from .errors import (
     AttachError,
     BatchError,
+    CheckpointError,
     ConfigurationError,
     ContractError,
     HookError,
+    MismatchError,
     PluginError,
     RefusedError,
     ReplayError,
     ResultError,
     SeamError,
+    StorageFullError,
     UnknownNameError,
 )
 from .fields import FieldSpec
@@ -28,6 +31,7 @@ from .registry import register, unregister
 from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec, StorageSpec
 from .table import Table, draw
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
+from .whole import last_whole_checkpoint
 
 if TYPE_CHECKING:
     from .attachment import attach, attached, detach
@@ -48,6 +52,7 @@ __all__ = [
     "Agreement",
     "AttachError",
     "BatchError",
+    "CheckpointError",
     "ConfigurationError",
     "Context",
     "ContractError",
@@ -58,6 +63,7 @@ __all__ = [
     "Group",
     "Groups",
     "HookError",
+    "MismatchError",
     "Placement",
     "PluginError",
     "Preset",
@@ -73,6 +79,7 @@ __all__ = [
     "SeamError",
     "SelectorSpec",
     "Session",
+    "StorageFullError",
     "StorageSpec",
     "Table",
     "UnknownNameError",
@@ -81,6 +88,7 @@ __all__ = [
     "detach",
     "draw",
     "hookimpl",
+    "last_whole_checkpoint",
     "register",
     "unregister",
 ]

@@ -14,8 +14,10 @@ from .config import STRATEGY_KINDS, ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
 from .hooks import SessionHooks
+from .parts import Parts
+from .protocols import Stateful
 from .registry import BUILTIN, Plugin, Registry, Resolved
-from .session import Parts
+from .sizes import parse_size
 from .specs import Kind
 from .strategies.scopes import ProcessScope, ShardedScope
 from .strategies.storages import CpuStorage
@@ -49,7 +51,10 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     plugins.pop(BUILTIN, None)
 
     fields = FieldTable(
-        trainer._tokenizer.pad_token_id, compat.sequence_level_ratio(trainer), known.fields(set(plugins))
+        trainer._tokenizer.pad_token_id,
+        compat.sequence_level_ratio(trainer),
+        known.fields(set(plugins)),
+        config.replay_logps_dtype,
     )
     scope = _make("scope", resolved["scope"], config, trainer.accelerator, fields.names)
     storage = _make("storage", resolved["storage"], config)
@@ -67,8 +72,9 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     multiple_of = trainer.pad_to_multiple_of
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
     limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown)
+    capacity, max_bytes = _capacity(trainer, config, scope)
     return config, Parts(
-        buffer=ReplayBuffer(_capacity(trainer, config, scope), storage, limits),
+        buffer=ReplayBuffer(capacity, storage, limits, max_bytes),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
         fields=fields,
@@ -78,6 +84,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         forward=compat.has_other_loss_path(trainer),
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
+        stateful={kind: made for kind, made in strategies.items() if isinstance(made, Stateful)},
     )
 
 
@@ -140,10 +147,11 @@ def _drops(module: torch.nn.Module) -> bool:
     return any(isinstance(rate, float) and rate > 0 for name, rate in vars(module).items() if "dropout" in name)
 
 
-def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> int:
-    """Groups that the buffer may hold: each process's, the one of gathered, or what sharded ones hold together."""
-    shards = trainer.accelerator.num_processes if isinstance(scope, ShardedScope) else 1
-    return int(config.replay_buffer_size * shards)
+def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> tuple[int, int | None]:
+    """Groups and bytes that the buffer may hold: each process's, gathered's one, or what sharded ones hold in all."""
+    shards = int(trainer.accelerator.num_processes) if isinstance(scope, ShardedScope) else 1
+    nbytes = parse_size(config.replay_max_bytes)
+    return config.replay_buffer_size * shards, None if nbytes is None else nbytes * shards
 
 
 def _seed(trainer: Any, config: ReplayConfig, scope: Any) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import compat
+from . import checkpoint_seam, compat, warm_start
 from .assembly import assemble, dropout_modules, idle_parts, preflight
 from .behaviour import ROWS
 from .callback import ReplayCallback
@@ -77,6 +77,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.LOSS: _loss,
     compat.LOGPS: _logps,
     compat.OTHER_LOSS: _loss,
+    compat.SAVE: checkpoint_seam.save,
+    compat.LOAD: checkpoint_seam.load,
 }
 
 
@@ -129,6 +131,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     for name in compat.seam(trainer):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.add_callback(ReplayCallback(session))
+    session.buffer.adder = _adder(weakref.ref(session))
     _sessions[trainer] = session
     try:
         _warn_of_dropout(trainer)
@@ -199,6 +202,18 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
         yield session
     finally:
         detach(trainer)
+
+
+def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:
+    """What `session.buffer.add` calls; holds the session weakly, which holds the buffer."""
+
+    def add(source: Any, short: str) -> int:
+        found = session()
+        if found is None:
+            raise AttachError("The session of this buffer no longer exists.")
+        return warm_start.add(found, source, short)
+
+    return add
 
 
 def _refuse_foreign_overrides(trainer: Any) -> None:

@@ -126,7 +126,7 @@ class Tap:
         for placed in placements:
             first = self._first_placed + len(self._placed)
             ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
-            logps = torch.split(placed.group.tensors[OLD_LOGPS], placed.group.completion_lengths.tolist())
+            logps = torch.split(placed.group.tensors[OLD_LOGPS].float(), placed.group.completion_lengths.tolist())
             self._placed += [PlacedRow(row, placed.age) for row in logps[placed.part]]
         return ids
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from .errors import ReplayError, StorageFullError
 from .fields import PIXELS
 from .protocols import Storage
+from .sizes import show_size
 from .table import Table, lowest
 from .types import Bools, Group, Ints
 
@@ -39,15 +43,21 @@ class ReplayBuffer:
         table ([`Table`]): The metadata columns.
         capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
         storage ([`Storage`]): Where the payloads are.
+        max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+        adder (`Callable`, *optional*): What `add` calls; set at attach.
     """
 
-    def __init__(self, capacity: int, storage: Storage, limits: Limits) -> None:
+    def __init__(self, capacity: int, storage: Storage, limits: Limits, max_bytes: int | None = None) -> None:
         self.capacity = capacity
+        self.max_bytes = max_bytes
         self.storage = storage
         self.limits = limits
         self.table = Table.preallocated(capacity)
         self._keysets: list[frozenset[str]] = []
         self._here: set[int] = set()
+        self._homeless: dict[int, Group] = {}
+        self._warned: set[str] = set()
+        self.adder: Callable[[Any, str], int] | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -55,7 +65,27 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes held: payload, and the used rows of all columns."""
-        return self.storage.nbytes + len(self.table) * self.table.row_bytes
+        homeless = sum(group.nbytes for group in self._homeless.values())
+        return self.storage.nbytes + homeless + len(self.table) * self.table.row_bytes
+
+    def add(self, source: Any, short: str = "refuse") -> int:
+        """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
+
+        Args:
+            source (`str`, `Path` or iterable of mappings): A Parquet or JSONL file, or rows with `prompt`,
+                `completion` and `reward`: docs/files.md lists all columns. All processes get the same.
+            short (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows; `"resample"`
+                fills them up with rows of their own.
+
+        Returns:
+            How many groups are in the buffer now that were not before.
+
+        Raises:
+            ReplayError: The rows can't be used, or the buffer belongs to no session.
+        """
+        if self.adder is None:
+            raise ReplayError("Groups can be added to the buffer of a session only: attach(trainer).buffer.add(…).")
+        return self.adder(source, short)
 
     def clear(self) -> None:
         """Forgets every entry. Groups noted but not yet settled are still stored later."""
@@ -85,27 +115,95 @@ class ReplayBuffer:
         count = len(serials)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
-        if len(self.table) <= self.capacity:
-            return serials, 0
-        leaving = _lowest_ranks(rank(self.table), self.table.serial, len(self.table) - self.capacity)
-        lost = set(self.table.serial[leaving].tolist())
-        self._forget(leaving)
-        stored = [serial for serial in serials if serial not in lost]
-        return stored, len(leaving) - (count - len(stored))
+        left = self.trim(rank)
+        present = set(self.table.serial.tolist()) if left else set(serials)
+        stored = [serial for serial in serials if serial in present]
+        return stored, left - (count - len(stored))
+
+    def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
+        """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
+        table, excess = self.table, len(self.table) - self.capacity
+        costs = table.nbytes + table.row_bytes
+        if self.max_bytes is not None and int(costs.sum()) > self.max_bytes:
+            ranks = rank(table)
+            order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
+            over = int(np.argmax(costs.sum() - np.cumsum(costs[order]) <= self.max_bytes)) + 1
+            if over > excess:
+                self._warn_of_bytes(costs)
+            return self._forget(order[: max(over, excess)])
+        return self._forget(_lowest_ranks(rank(table), table.serial, excess)) if excess > 0 else 0
+
+    def fits(self, nbytes: Ints) -> Bools:
+        """Whether groups of `nbytes` payload would fit into the buffer alone."""
+        limit = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
+        return np.asarray(nbytes <= limit)
+
+    def load(self, serial: int) -> Group:
+        """A fresh copy of payload that is on this process."""
+        homeless = self._homeless.get(serial)
+        return self.storage.get(serial) if homeless is None else homeless.map(torch.clone)
+
+    @property
+    def homeless(self) -> list[int]:
+        """Serials of groups that the storage had no room for: still readable, and to be withdrawn everywhere."""
+        return list(self._homeless)
+
+    def _warn_of_bytes(self, costs: Ints) -> None:
+        mean = float(costs.mean())
+        self._warn(
+            f"replay_max_bytes ({show_size(self.max_bytes or 0)}) is reached with {len(costs) - 1} of "
+            f"replay_buffer_size={self.capacity} groups, and evicts from now on. A group costs {show_size(mean)} on "
+            f"average and {show_size(int(costs.max()))} at most, so that about {int((self.max_bytes or 0) / mean)} "
+            f"fit; all {self.capacity} would take {show_size(mean * self.capacity)}."
+        )
+
+    def _warn(self, text: str) -> None:
+        """Warns once of each kind, which its first words tell."""
+        kind = text.split("(")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(text, stacklevel=3)
+
+    @property
+    def keysets(self) -> list[frozenset[str]]:
+        """What the table's column `keys` counts in."""
+        return list(self._keysets)
+
+    def held(self) -> list[int]:
+        """Serials of the entries whose payload is on this process, in the order of the table."""
+        return [serial for serial in self.table.serial.tolist() if serial in self._here]
+
+    def restore(self, columns: Mapping[str, NDArray[Any]], keysets: Sequence[frozenset[str]]) -> None:
+        """Takes saved columns in the place of its own entries; the payload that belongs here follows by `receive`.
+
+        Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): All of `COLUMNS`, and plugins' own.
+            keysets (`Sequence[frozenset[str]]`): What the column `keys` counts in.
+        """
+        self.clear()
+        numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
+        known = {name: columns[name] for name in self.table.names if name in columns}
+        self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
 
     def receive(self, groups: Mapping[int, Group]) -> None:
         """Puts away the payload that lives on this process, by serial."""
         for serial, group in groups.items():
-            self.storage.put(serial, group)
+            try:
+                self.storage.put(serial, group)
+            except StorageFullError as error:
+                self._homeless[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
+                self._warn(f"Replay has no room for further groups (training goes on without them). {error}")
             self._here.add(serial)
 
     def withdraw_missing(self, serials: Sequence[int]) -> None:
         """Takes back those of `serials` whose payload should be on this process and is not."""
         self.withdraw([serial for serial in serials if serial not in self._here])
 
-    def withdraw(self, serials: Sequence[int]) -> None:
-        """Takes back newcomers whose payload will not come."""
-        self._forget(np.flatnonzero(np.isin(self.table.serial, serials)))
+    def withdraw(self, serials: Sequence[int]) -> int:
+        """Takes back entries whose payload will not come or has no place; returns their number."""
+        return self._forget(np.flatnonzero(np.isin(self.table.serial, serials)))
 
     def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
         """Rows that may be replayed now, and how many entries each limit holds back.
@@ -163,7 +261,8 @@ class ReplayBuffer:
     def _forget(self, rows: Sequence[int] | Ints) -> int:
         index = np.asarray(rows, dtype=np.int64)
         for serial in self._here.intersection(self.table.serial[index].tolist()):
-            self.storage.remove(serial)
+            if self._homeless.pop(serial, None) is None:
+                self.storage.remove(serial)
             self._here.discard(serial)
         self.table.remove(index)
         return len(index)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from . import compat
-
-if TYPE_CHECKING:
-    from .session import Session
+from .session import Session
+from .warm_start import begin
 
 
 class ReplayCallback(TrainerCallback):
@@ -21,8 +20,10 @@ class ReplayCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Weights may have been loaded since: rows that were noted before are not recorded any more."""
+        """Weights may have been loaded since: rows noted before are not recorded any more. The buffer is filled once
+        from the file that is to start it, with the model in its place."""
         self.session.tap.forget()
+        begin(self.session)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .batch import cut
 from .compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
+from .fields import REWARDS, FieldTable
 from .report import Tally
-from .types import Group, Groups
+from .types import Batch, Floats, Group, Groups
 from .wire import packed_size
 
 STALE = "its reference log-probs are from before a sync of the reference model"
@@ -32,6 +34,7 @@ class Candidate:
         update (`int`): Updates done at generation.
         records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
             ran.
+        logps_dtype (`torch.dtype`): How recorded log-probs are kept.
     """
 
     serial: int
@@ -41,6 +44,7 @@ class Candidate:
     rows: slice
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
+    logps_dtype: torch.dtype = torch.float32
 
     def complete(self) -> bool:
         """Fills in the recorded log-probs; False if any local row's are missing."""
@@ -53,7 +57,7 @@ class Candidate:
         rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
         if len(rows) < len(lengths):
             return False
-        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).float()}
+        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).to(self.logps_dtype)}
         _fill_missing(tensors)
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
@@ -85,7 +89,7 @@ class Noted:
         for candidate in self.candidates:
             if candidate.group is not None and candidate.complete():
                 recorded[candidate.rows] = 1
-                logps[candidate.rows] = _trainable_sums(candidate.group)
+                logps[candidate.rows] = trainable_sums(candidate.group)
                 nbytes[candidate.rows.start] = packed_size(candidate.group, names)
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
@@ -124,9 +128,75 @@ def _fill_missing(tensors: dict[str, torch.Tensor]) -> None:
         tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
 
 
-def _trainable_sums(group: Group) -> NDArray[Any]:
+@dataclass(slots=True)
+class Progress:
+    """What one generation batch leaves for the next one.
+
+    Attributes:
+        serial (`int`): The next group's serial number.
+        noted ([`Noted`], *optional*): Candidates that have not settled yet.
+        noted_at (`int`, *optional*): Update at which candidates were last noted.
+        pending (`bool`): Whether a batch was scored since training last ended.
+        warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
+    """
+
+    serial: int = 0
+    noted: Noted | None = None
+    noted_at: int | None = None
+    pending: bool = False
+    warmed: bool = False
+
+
+def note(
+    batch: Batch,
+    fields: FieldTable,
+    fresh: Groups,
+    local: Sequence[tuple[int, slice, int]],
+    keys: Sequence[frozenset[str]],
+    serial: int,
+    update: int,
+) -> list[Candidate]:
+    """Fresh groups as candidates, with copies of the rows that this process has.
+
+    Args:
+        batch (`dict`): As TRL returned it.
+        fields ([`FieldTable`]): How to cut each key.
+        fresh ([`Groups`]): The groups that the scope shares.
+        local (`Sequence`): Per group, its slot, its rows in this batch (none: an empty slice), and which of its rows
+            comes first.
+        keys (`Sequence`): Per group, the batch keys that it can restore.
+        serial (`int`): The first one's serial number.
+        update (`int`): Updates done.
+    """
+    cuts = iter(cut(batch, fields, [rows for _, rows, _ in local if rows.stop]))
+    groups = [with_rewards(next(cuts), fresh.rewards[slot, first:]) if rows.stop else None
+              for slot, rows, first in local]  # fmt: skip
+    return [
+        Candidate(serial + number, slot, group, held, rows, update, logps_dtype=logps_dtype(fields))
+        for number, ((slot, rows, _), group, held) in enumerate(zip(local, groups, keys, strict=True))
+    ]
+
+
+def with_rewards(group: Group, rewards: Floats) -> Group:
+    """The group with the raw rewards of its rows beside TRL's tensors.
+
+    Args:
+        group ([`Group`]): Without them.
+        rewards (`(rows or more, functions)`): From the group's first row on.
+    """
+    kept = torch.from_numpy(rewards[: len(group.completion_lengths)].astype(np.float32))
+    return Group({**group.tensors, REWARDS: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
+
+
+def logps_dtype(fields: FieldTable) -> torch.dtype:
+    """How log-probs are kept."""
+    dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
+    return dtype
+
+
+def trainable_sums(group: Group) -> NDArray[Any]:
     """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
-    logps = group.tensors[OLD_LOGPS]
+    logps = group.tensors[OLD_LOGPS].float()
     mask = torch.ones_like(logps, dtype=torch.bool)
     for key in ("completion_mask", "tool_mask"):
         if key in group.tensors:

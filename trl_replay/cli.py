@@ -8,7 +8,7 @@ import json
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from .errors import ReplayError
 
 PACKAGES = ("trl-replay", "trl", "torch", "transformers", "accelerate", "pluggy")
 
@@ -151,6 +153,61 @@ def _version(name: str) -> str | None:
         return None
 
 
+def _export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint: …/checkpoint-12")
+    parser.add_argument("out", type=Path, help="file to write: out.parquet")
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .exporting import of_checkpoint, write
+
+    count = write(options.out, of_checkpoint(options.checkpoint))
+    print(f"written: {options.out}, {count} completions")
+    return 0
+
+
+def _inspect_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint: …/checkpoint-12")
+    parser.add_argument("--entries", type=_positive, default=3, help="entries shown from the top and from the bottom")
+    _json_option(parser)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from .inspecting import facts, inspect
+
+    found = inspect(options.checkpoint, options.entries)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    console = _console()
+    console.print(_table(found["checkpoint"], ("", ""), facts(found)))
+    for name, title in (("top", "Highest scores"), ("bottom", "Lowest scores")):
+        rows = [
+            [entry["prompt"], f"{entry['score']:.4g}", str(entry["age"]), str(entry["uses"]), _completions(entry)]
+            for entry in found[name]
+        ]
+        if rows:
+            columns = ("prompt", "score", "age", "uses", "completions, advantage first")
+            console.print(_table(title, columns, rows))
+    return 0
+
+
+def _completions(entry: Mapping[str, Any]) -> str:
+    return "\n".join(f"{row['advantage']:+.2f} {row['text']!r}" for row in entry["completions"])
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="the trainer's output_dir, or one of its checkpoints")
+    parser.add_argument("--out", type=Path, help="file to write; report.html in the run's folder if not given")
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .report_page import write_report
+
+    print(f"written: {write_report(options.folder, options.out)}")
+    return 0
+
+
 def _demo(options: argparse.Namespace) -> int:
     from .demo.show import show
 
@@ -173,6 +230,9 @@ def _console() -> Console:
 COMMANDS = (
     Command("list", "every strategy and preset, with the distribution it comes from", _json_option, _list),
     Command("check", "versions, and whether the installed TRL can be used", _json_option, _check),
+    Command("export", "writes a checkpoint's buffer to Parquet, one row a completion", _export_options, _export),
+    Command("inspect", "what is in a checkpoint's buffer", _inspect_options, _inspect),
+    Command("report", "a run's log and buffer as one HTML page", _report_options, _report),
     Command("demo", "trains a tiny task with stock GRPO and with replay, in about a minute", _demo_options, _demo),
 )
 
@@ -191,7 +251,11 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     options = parser().parse_args(arguments)
-    status: int = options.run(options)
+    try:
+        status: int = options.run(options)
+    except ReplayError as error:
+        print(f"trl-replay: {error}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 import os
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +28,16 @@ SCORE = "_generate_and_score_completions"  # returns one generation batch: where
 REWARDS = "_calculate_rewards"  # returns the gathered raw rewards, which the batch does not hold
 LOSS = "_compute_loss"  # gets the micro-batch that the log-prob tap writes old log-probs into
 LOGPS = "_get_per_token_logps_and_entropies"  # returns the new policy's log-probs, before the loss reads the old ones
+SAVE = "_save_checkpoint"  # writes a checkpoint: on_save is too late, since rotation and upload come before it
+LOAD = "_load_optimizer_and_scheduler"  # gets the resolved checkpoint on every rank: TRL's own way to restore state
 
 SEAM: dict[str, tuple[str, ...]] = {
     SCORE: ("inputs",),
     REWARDS: ("inputs", "prompts", "completions", "completion_ids_list"),
     LOSS: ("model", "inputs"),
     LOGPS: ("model",),
+    SAVE: ("model", "trial"),
+    LOAD: ("checkpoint",),
 }
 """Wrapped methods and the names of their first parameters after `self`."""
 
@@ -44,7 +51,8 @@ ATTRIBUTES: dict[str, str] = {
     "accelerator": "ranks and device",
     "callback_handler": "updates are counted by a callback",
     "_metrics": "lists that log() averages, which reach every tracker",
-    "_tokenizer": "pad token id",
+    "_tokenizer": "pad token id and vocabulary",
+    "_get_output_dir": "where checkpoints are written",
 }
 """Attributes of the trainer that are read, and what for."""
 
@@ -212,3 +220,19 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
 def local_rows(trainer: Any) -> int:
     """Rows of one rank's generation batch."""
     return int(trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
+
+
+def checkpoint_folder(trainer: Any, trial: Any) -> Path:
+    """The folder that a checkpoint of this moment is written to."""
+    return Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
+
+
+def vocabulary_size(trainer: Any) -> int:
+    """Token ids that the model knows."""
+    return int(trainer.model.config.get_text_config().vocab_size)
+
+
+def tokenizer_fingerprint(trainer: Any) -> str:
+    """A hash of what each token id stands for."""
+    tokens = sorted(trainer._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from .errors import ConfigurationError
+from .sizes import parse_size
 from .specs import Kind
 
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
@@ -34,6 +35,12 @@ class ReplayConfig:
             Groups (of `num_generations` completions) that the buffer keeps: each process's own (`process`), each
             process's part of the common one (`sharded`), or the one that all processes have (`gathered`). `0` leaves
             the trainer as it is.
+        replay_max_bytes (`int` or `str`, *optional*):
+            Bytes that the buffer keeps, per process, table and payload together: `"512MB"`, `"2GiB"`. Whichever of
+            `replay_buffer_size` and this is reached first evicts. No limit if not set.
+        replay_logps_dtype (`str`, *optional*, defaults to `"float32"`):
+            How stored log-probs are kept: `"float32"`, or `"bfloat16"` in half the room, which rounds each by up to
+            0.4 %: see docs/checkpoints.md for what that does to importance ratios.
         replay_scorer (`str`, *optional*, defaults to `"advantage_std"`):
             What a group is worth: decides eviction by `heap` and drawing by `proportional`.
         replay_evictor (`str`, *optional*, defaults to `"heap"`):
@@ -71,6 +78,15 @@ class ReplayConfig:
         replay_plugins (`list[str]`, *optional*):
             Plugins whose hooks take part, by entry-point name. A plugin whose strategy or preset is named takes part
             anyway.
+        replay_on_mismatch (`str`, *optional*, defaults to `"refuse"`):
+            What to do on resuming from a checkpoint whose buffer is damaged or does not fit: `"refuse"` raises,
+            `"empty"` warns and goes on with an empty buffer.
+        replay_warm_start (`str`, *optional*):
+            A Parquet or JSONL file that fills the buffer when training begins: what `session.export` wrote, or prompt,
+            completion and reward of any origin. Not read again when training resumes from a checkpoint.
+        replay_warm_start_short (`str`, *optional*, defaults to `"refuse"`):
+            What to do with a group of fewer than `num_generations` rows in that file: `"refuse"`, or `"resample"`,
+            which fills it up with rows of its own, drawn with equal chances.
         replay_preset (`str`, *optional*):
             A plugin's bundle of settings, for all fields that are left at their defaults.
     """
@@ -82,6 +98,10 @@ class ReplayConfig:
         default=64,
         metadata=_help("Groups of num_generations completions that the buffer keeps, per process; gathered: in all."),
     )
+    replay_max_bytes: int | str | None = field(
+        default=None, metadata=_help("Bytes that the buffer keeps, per process, for example 512MB.")
+    )
+    replay_logps_dtype: str = field(default="float32", metadata=_help("How log-probs are kept: float32 or bfloat16."))
     replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
     replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
     replay_evictor: str = field(default="heap", metadata=_help("Which entries leave a full buffer."))
@@ -124,6 +144,15 @@ class ReplayConfig:
     replay_plugins: list[str] | None = field(
         default=None, metadata=_help("Plugins whose hooks take part, by entry-point name.")
     )
+    replay_on_mismatch: str = field(
+        default="refuse", metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty.")
+    )
+    replay_warm_start: str | None = field(
+        default=None, metadata=_help("A Parquet or JSONL file that fills the buffer when training begins.")
+    )
+    replay_warm_start_short: str = field(
+        default="refuse", metadata=_help("Its groups of too few rows: refuse, or resample rows of their own.")
+    )
     replay_preset: str | None = field(
         default=None, metadata=_help("A plugin's bundle of settings, for all fields left at their defaults.")
     )
@@ -157,6 +186,14 @@ class ReplayConfig:
             raise _error("replay_half_life", half_life, "leave it out or give a number of updates above 0")
         if not (_is_number(self.replay_weight) and 0 <= self.replay_weight < float("inf")):
             raise _error("replay_weight", self.replay_weight, "give a finite number of at least 0")
+        if self.replay_warm_start_short not in ("refuse", "resample"):
+            raise _error("replay_warm_start_short", self.replay_warm_start_short, "give 'refuse' or 'resample'")
+        if self.replay_max_bytes is not None and parse_size(self.replay_max_bytes) is None:
+            raise _error("replay_max_bytes", self.replay_max_bytes, "leave it out or give bytes, '512MB' or '2GiB'")
+        if self.replay_logps_dtype not in ("float32", "bfloat16"):
+            raise _error("replay_logps_dtype", self.replay_logps_dtype, "give 'float32' or 'bfloat16'")
+        if self.replay_on_mismatch not in ("refuse", "empty"):
+            raise _error("replay_on_mismatch", self.replay_on_mismatch, "give 'refuse' or 'empty'")
         fraction = self.replay_max_fraction
         if not (_is_number(fraction) and 0 <= fraction <= 1):
             raise _error("replay_max_fraction", fraction, "give a share between 0 and 1")

@@ -5,7 +5,7 @@ On processes that share a buffer the columns and the private generator are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,30 +56,61 @@ class Decisions:
         usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
         if noted is None or groups is None:
             return Admission()
+        slots = [candidate.slot for candidate in usable]
+        serials = [candidate.serial for candidate in usable]
+        keys = [candidate.keys for candidate in usable]
+        kept = self.offer(groups, serials, rows.sizes(slots), keys, tally)
+        stored = [candidate for candidate in usable if candidate.serial in kept]
+        mine = {candidate.serial: candidate.group for candidate in stored if candidate.group is not None}
+        arrivals = rows.arrivals([c.serial for c in stored], [c.slot for c in stored], ranks)
+        return Admission(arrivals, mine)
+
+    def offer(
+        self,
+        groups: Groups,
+        serials: Sequence[int],
+        sizes: Sequence[int],
+        keys: Sequence[frozenset[str]],
+        tally: Tally,
+    ) -> set[int]:
+        """Scores groups and offers them to the buffer; returns the serials of those that stayed, whose payload is due.
+
+        Args:
+            groups ([`Groups`]): With their behaviour log-probs.
+            serials (`Sequence[int]`): Their serial numbers.
+            sizes (`Sequence[int]`): Bytes of payload of each.
+            keys (`Sequence[frozenset[str]]`): Batch keys that each of them can restore.
+            tally ([`Tally`]): Counts what is refused, stored and evicted.
+        """
         context = self._context()
-        scores = self._hooks.score(groups, context)
-        finite = np.flatnonzero(np.isfinite(scores))
-        tally.refuse(len(scores) - len(finite), "its score is not finite")
-        groups = groups.take(finite)
+        scores, nbytes = self._hooks.score(groups, context), np.asarray(sizes, np.int64)
+        finite, fitting = np.isfinite(scores), self._buffer.fits(nbytes)
+        tally.refuse(int((~finite).sum()), "its score is not finite")
+        tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
+        chosen = np.flatnonzero(finite & fitting)
+        groups = groups.take(chosen)
         columns: dict[str, NDArray[Any]] = {
-            "serial": np.array([usable[row].serial for row in finite], np.int64),
+            "serial": np.asarray(serials, np.int64)[chosen],
             "step": groups.step,
-            "score": scores[finite],
+            "score": scores[chosen],
             "reward_mean": groups.reward_mean,
             "reward_std": groups.reward_std,
             "tokens": groups.trainable.sum(axis=1),
             "items": groups.counted.sum(axis=1),
             "prompt": groups.prompt,
-            "keys": np.array([self._buffer.keyset(usable[row].keys) for row in finite], np.int64),
+            "nbytes": nbytes[chosen],
+            "keys": np.array([self._buffer.keyset(keys[row]) for row in chosen.tolist()], np.int64),
         }
         stored, tally.evicted = self._buffer.offer(
             columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
         )
         tally.stored = len(stored)
-        kept = [candidate for candidate in usable if candidate.serial in stored]
-        mine = {candidate.serial: candidate.group for candidate in kept if candidate.group is not None}
-        arrivals = rows.arrivals([c.serial for c in kept], [c.slot for c in kept], ranks)
-        return Admission(arrivals, mine)
+        return set(stored)
+
+    def trim(self) -> int:
+        """Evicts what a smaller capacity than the saved one has no room for; returns its number."""
+        context = self._context()
+        return self._buffer.trim(lambda table: self._hooks.rank(self._aged(table), context))
 
     def select(self, fresh: Groups, tally: Tally) -> list[int]:
         """The slots that replay may fill, most replaceable first, no more than `replay_max_fraction` allows."""

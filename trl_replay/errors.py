@@ -9,6 +9,9 @@ ReplayError
 ├── PluginError (RuntimeError)         a plugin could not be loaded, or two claim one name
 │   ├── HookError                      a plugin's hook raised: names plugin, distribution, hook and update
 │   └── ResultError                    a strategy returned something that its contract does not allow
+├── CheckpointError (RuntimeError)      a checkpoint's replay files are damaged, missing, or can't be written
+│   └── MismatchError                  they were made with other settings: names both values
+├── StorageFullError (OSError)          a storage has no room for a group; training goes on without it
 ├── BatchError (ValueError)            a batch holds something that can't be stored or replayed correctly
 └── SeamError (RuntimeError)           training went around the seam; going on would be silently wrong
 """
@@ -50,6 +53,18 @@ class HookError(PluginError):
 
 class ResultError(PluginError):
     """A strategy or hook returned a value outside its contract."""
+
+
+class CheckpointError(ReplayError, RuntimeError):
+    """The replay files of a checkpoint can't be read or written."""
+
+
+class MismatchError(CheckpointError):
+    """The replay files of a checkpoint do not fit this run; the message names both values."""
+
+
+class StorageFullError(ReplayError, OSError):
+    """A storage has no room left."""
 
 
 class BatchError(ReplayError, ValueError):

@@ -127,6 +127,16 @@ class Rows:
             arrivals.append(Arrival(serial, sizes))
         return arrivals
 
+    def sizes(self, slots: Sequence[int]) -> list[int]:
+        """Bytes of payload of the candidates in `slots`: what their parts take when packed, and their lengths."""
+        packed = self.columns["nbytes"].reshape(-1, self.size).sum(axis=1)
+        return (packed[list(slots)] + 2 * 8 * self.size).tolist() if slots else []
+
+    def lost(self) -> list[int]:
+        """Serials of the groups that some process's storage had no room for."""
+        lost = self.columns["lost"]
+        return sorted(set((lost[lost > 0] - 1).tolist()))
+
     def requests(self, draw: Draw, owners: Ints) -> list[Request]:
         """Who needs what was drawn; `owners` is the table's column."""
         spans = [self.span(slot) for slot in draw.slots]

@@ -46,6 +46,9 @@ class FieldSpec:
             )
 
 
+REWARDS = "trl_replay_rewards"
+"""Stored beside TRL's keys: each row's raw rewards, one a function. No batch has it."""
+
 FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("prompt_ids", "prompt", pad="pad_token", dtype="int32"),
     FieldSpec("prompt_mask", "prompt", pad=0, dtype="int8", implied=1),
@@ -68,7 +71,11 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("spatial_shapes", "tile"),
     FieldSpec(PIXELS, "pixels"),
     FieldSpec("pixel_attention_mask", "pixels"),
+    FieldSpec(REWARDS, "row"),
 )
+LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+"""Fields of log-probs, kept in the precision that the user chooses."""
+
 IMAGE_KEYS = frozenset(spec.name for spec in FIELDS if spec.layout in IMAGE_LAYOUTS)
 TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 """Keys that TRL adds to batches with images only; 0 is text."""
@@ -77,8 +84,16 @@ TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 class FieldTable:
     """The fields known to one session: TRL's, as this trainer is configured, and those that plugins declare."""
 
-    def __init__(self, pad_token_id: int, sequence_level_ratio: bool = False, extra: Iterable[FieldSpec] = ()) -> None:
+    def __init__(
+        self,
+        pad_token_id: int,
+        sequence_level_ratio: bool = False,
+        extra: Iterable[FieldSpec] = (),
+        logps_dtype: str = "float32",
+    ) -> None:
         fields = {spec.name: spec for spec in FIELDS}
+        for name in LOGPS:
+            fields[name] = replace(fields[name], dtype=logps_dtype)
         if sequence_level_ratio:  # (B, 1) by configuration; never told by width: a completion may have length 1
             ratio = fields["importance_sampling_ratio"]
             fields[ratio.name] = replace(ratio, layout="row")

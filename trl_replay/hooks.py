@@ -9,7 +9,9 @@ import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pluggy
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from .errors import BatchError, HookError, PluginError, ResultError
 from .fields import IMAGE_KEYS
 from .hookspecs import PROJECT, hookimpl
+from .protocols import SessionLike
 from .registry import Plugin, Resolved, new_manager
 from .table import Table
 from .types import Batch, Context, Corrected, Floats, Groups, Ints, Placement, ReplayedRows
@@ -100,6 +103,26 @@ class SessionHooks:
             if not _holds(result, placed):
                 raise self._bad(f"slot {placed.slot} without the group placed there", "every placement in its rows")
         return result
+
+    def save(self, session: SessionLike, directory: Path) -> None:
+        """Lets every plugin that keeps something write into a folder of its own in `directory`."""
+        for folder, call in self._each("save", directory, session.update):
+            folder.mkdir(parents=True)
+            call(session=session, directory=folder)
+
+    def load(self, session: SessionLike, directory: Path) -> None:
+        """Lets every plugin that keeps something read from its folder in `directory`."""
+        for folder, call in self._each("load", directory, session.update):
+            call(session=session, directory=folder)
+
+    def _each(self, hook: str, directory: Path, update: int) -> Iterator[tuple[Path, Callable[..., Any]]]:
+        """Per plugin with this hook, its folder and a call that reaches it alone."""
+        self._update, name = update, f"{PROJECT}_{hook}"
+        implementations = getattr(self._manager.hook, name).get_hookimpls()
+        plugins = {implementation.plugin_name: implementation.plugin for implementation in implementations}
+        for plugin_name in sorted(plugins):
+            others = [plugin for other, plugin in plugins.items() if other != plugin_name]
+            yield directory / quote(plugin_name, safe=""), self._manager.subset_hook_caller(name, others)
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
         """Wraps a plugin's hook implementations so that what they raise names the plugin, the hook and the update."""

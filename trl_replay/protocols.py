@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -44,6 +44,17 @@ class Correction(Protocol):
 
     def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights for replayed rows. Runs inside the loss; must not run the model."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A strategy with running statistics that a resumed run must find again; others need not have these methods."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What JSON can hold."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
 
 
 class Storage(Protocol):

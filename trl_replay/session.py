@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import time
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import compat
-from .batch import check, cut, join, padding
+from .batch import check, join, padding
 from .behaviour import ROWS, Tap
-from .buffer import ReplayBuffer
-from .candidates import STALE, Candidate, Noted
+from .candidates import STALE, Noted, Progress, note
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
 from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop
-from .fields import FieldTable
-from .hooks import SessionHooks
-from .protocols import Scope
+from .exporting import export
+from .parts import Parts
 from .report import COUNTERS, Tally, Totals, metrics
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows
 from .views import blank, describe, view
-
-
-@dataclass(slots=True)
-class Parts:
-    """What a session is made of, built before anything is patched."""
-
-    buffer: ReplayBuffer
-    scope: Scope
-    hooks: SessionHooks
-    fields: FieldTable
-    rng: np.random.Generator
-    num_generations: int
-    token_weights: bool
-    forward: bool
-    processes: int = 1
-    plugins: list[str] = field(default_factory=list)
 
 
 class Session:
@@ -54,11 +37,13 @@ class Session:
         totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False if `use_replay=False` or the buffer has no room: then nothing is patched.
         paused (`bool`): Between `pause()` and `resume()`.
+        parts ([`Parts`]): What the session is made of.
+        progress ([`Progress`]): What the last generation batch left for the next one.
     """
 
     def __init__(self, trainer: Any, config: ReplayConfig, parts: Parts, enabled: bool = True) -> None:
         self._trainer = weakref.ref(trainer)
-        self._parts = parts
+        self.parts = parts
         self.config = config
         self.enabled = enabled
         self.paused = False
@@ -67,13 +52,9 @@ class Session:
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
-        self._decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config)
+        self.decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
-        self._local_rng = parts.rng.spawn(1)[0]
-        self._noted: Noted | None = None
-        self._pending = False
-        self._serial = 0
-        self._noted_at: int | None = None
+        self.progress = Progress()
 
     @property
     def trainer(self) -> Any:
@@ -95,12 +76,12 @@ class Session:
     @property
     def plugins(self) -> list[str]:
         """Names of the plugins whose hooks take part."""
-        return self._parts.plugins
+        return self.parts.plugins
 
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
         self.paused = True
-        self._noted_at = None  # the updates to come need not go through the seam
+        self.progress.noted_at = None  # the updates to come need not go through the seam
 
     def resume(self) -> None:
         """Takes back `pause`."""
@@ -118,19 +99,19 @@ class Session:
         Everything is decided from columns before `agree`, and payload moves after it. So an error on one process
         reaches all of them at `agree`, and none waits for payload that another will not send.
         """
-        started, self._pending = time.perf_counter(), True
+        started, self.progress.pending = time.perf_counter(), True
         tally = Tally()
         rows, error = self._share(batch)
         admission, draw, fresh, noteworthy = Admission(), Draw(), None, list[int]()
         try:
             fresh = self._view(rows)
             admission = self._settle(rows, tally)
-            slots = self._decide.select(fresh, tally)
-            keys = rows.takes(self._parts.fields.stored_keys(batch))
-            draw = self._decide.sample(slots, fresh, keys, self._noted_at, tally)
+            slots = self.decide.select(fresh, tally)
+            keys = rows.takes(self.parts.fields.stored_keys(batch))
+            draw = self.decide.sample(slots, fresh, keys, self.progress.noted_at, tally)
             if self.config.replay_dry_run:
                 draw, tally.items_delta = Draw(), 0.0
-            noteworthy = self._decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
+            noteworthy = self.decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
         except Exception as caught:
             error = error or caught
         total = self._agree(rows, tally, error, admission, draw)
@@ -147,9 +128,9 @@ class Session:
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
-        if not self._pending:
+        if not self.progress.pending:
             return
-        self._pending = False
+        self.progress.pending = False
         tally, admission = Tally(), Admission()
         rows, error = self._share(None)
         try:
@@ -161,6 +142,14 @@ class Session:
         self._agree(rows, Tally(), self.tap.take_error(), Admission(), Draw())
         self.totals.add(tally, batches=0)
 
+    def export(self, path: str | Path) -> Path:
+        """Writes the buffer to a Parquet file, one row a completion: docs/files.md has the columns.
+
+        Of several processes each writes what it holds, to `out-00000-of-00002.parquet` and so on, and gets that path;
+        a buffer that all of them hold is written once.
+        """
+        return export(path, self.trainer, self.parts)
+
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
         self._record(self.tap.ratio_statistics())
@@ -170,27 +159,29 @@ class Session:
         dropped = self.buffer.forget_with(compat.REF_LOGPS)
         if dropped:
             self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped
-        if self._noted is not None and any(compat.REF_LOGPS in held.keys for held in self._noted.candidates):
-            self._noted.stale = True
+        if self.progress.noted is not None and any(
+            compat.REF_LOGPS in held.keys for held in self.progress.noted.candidates
+        ):
+            self.progress.noted.stale = True
 
     def context(self) -> Context:
         """What strategies may know at this moment."""
         return Context(
             update=self.update,
-            rng=self._parts.rng,
+            rng=self.parts.rng,
             capacity=self.buffer.capacity,
-            num_generations=self._parts.num_generations,
+            num_generations=self.parts.num_generations,
             table=self.buffer.table,
             metrics=self.metrics,
         )
 
     def _local_context(self) -> Context:
         """The same, with a generator from which this process may draw as often as its own rows need."""
-        return replace(self.context(), rng=self._local_rng)
+        return replace(self.context(), rng=self.parts.local_rng)
 
     def notify(self, hook: str) -> None:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
-        self._parts.hooks.call(hook, self.update, session=self)
+        self.parts.hooks.call(hook, self.update, session=self)
 
     def _share(self, batch: Batch | None) -> tuple[Rows, Exception | None]:
         """Row columns of the fresh batch (None at the end of training) and of the last one's candidates, from all
@@ -198,13 +189,15 @@ class Session:
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it.
         """
-        parts, error = self._parts, self.tap.take_error()
+        parts, error = self.parts, self.tap.take_error()
         count = batch["prompt_ids"].size(0) if batch is not None else compat.local_rows(self.trainer)
         first = self.trainer.accelerator.process_index * count
         local = blank(first, count)
+        lost = self.buffer.homeless[:count]
+        local["lost"][: len(lost)] = np.array(lost, np.int64) + 1
         try:
-            if self._noted is not None:
-                local |= self._noted.describe(count, parts.fields.names)
+            if self.progress.noted is not None:
+                local |= self.progress.noted.describe(count, parts.fields.names)
             if batch is not None:
                 check(batch, parts.fields)
                 local |= describe(batch, first, parts.num_generations, parts.fields.pad_token_id)
@@ -220,8 +213,9 @@ class Session:
         return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
     def _settle(self, rows: Rows, tally: Tally) -> Admission:
-        noted, self._noted = self._noted, None
-        return self._decide.settle(noted, rows, self._parts.processes, tally)
+        noted, self.progress.noted = self.progress.noted, None
+        tally.refuse(self.buffer.withdraw(rows.lost()), "the storage had no room for it")
+        return self.decide.settle(noted, rows, self.parts.processes, tally)
 
     def _agree(
         self, rows: Rows, tally: Tally, error: Exception | None, admission: Admission, draw: Draw
@@ -239,39 +233,39 @@ class Session:
             self.buffer.withdraw(admission.serials)
             if error is None:
                 raise SeamError(f"Replay stops on all processes. {reason}")
-            if self._parts.processes > 1:
+            if self.parts.processes > 1:
                 error.add_note(f"Replay stops on all processes. {reason}")
             raise error
         return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
 
     def _move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
-        buffer, fields = self.buffer, self._parts.fields
+        buffer, fields = self.buffer, self.parts.fields
         parts = self.scope.admit(buffer.table, admission.arrivals, admission.mine)
         try:
             buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
         except Exception as caught:
-            if self._parts.processes == 1:  # several stop together, and until then must go on with the same table
+            if self.parts.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw_missing(list(parts))
             self._keep(caught)
         return self.scope.fetch(rows.requests(draw, buffer.table.owner), self._load)
 
     def _load(self, serial: int) -> Group:
         try:
-            return self.buffer.storage.get(serial)
+            return self.buffer.load(serial)
         except Exception as caught:
             self._keep(caught)
             return MISSING
 
     def _keep(self, error: Exception) -> None:
         """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""
-        if self._parts.processes == 1:
+        if self.parts.processes == 1:
             raise error
         self.tap.error = self.tap.error or error
 
     def _compose(self, batch: Batch, placements: list[Placement], items_delta: float) -> Batch:
         """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
-        composed = self._parts.hooks.compose(batch, placements, self._local_context()) if placements else batch
+        composed = self.parts.hooks.compose(batch, placements, self._local_context()) if placements else batch
         if not items_delta:
             return composed
         items = batch["num_items_in_batch"]
@@ -284,14 +278,11 @@ class Session:
         """Live groups become candidates; returns the id of each local row."""
         assert fresh is not None  # without a view, agree has raised
         local = [(slot, *rows.local(slot)) for slot in slots]
-        cuts = iter(cut(batch, self._parts.fields, [part for _, part, _ in local if part.stop]))
-        keys = self._parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
-        candidates = [
-            Candidate(serial, slot, next(cuts) if part.stop else None, rows.holds(keys, slot), part, self.update)
-            for serial, (slot, part, _) in enumerate(local, self._serial)
-        ]
-        self._serial += len(candidates)
-        self._noted, self._noted_at = Noted(fresh, candidates), self.update
+        keys = self.parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
+        held = [rows.holds(keys, slot) for slot in slots]
+        candidates = note(batch, self.parts.fields, fresh, local, held, self.progress.serial, self.update)
+        self.progress.serial += len(candidates)
+        self.progress.noted, self.progress.noted_at = Noted(fresh, candidates), self.update
         waiting = [] if compat.OLD_LOGPS in batch else [c for c in candidates if c.group is not None]
         return self.tap.expect(rows.count, waiting, placements)
 
@@ -299,7 +290,7 @@ class Session:
         self.totals.add(tally)
         self.metrics = {}
         self._record({**metrics(total), "replay/padding": padding(batch)})
-        for result in self._parts.hooks.call("metrics", self.update, context=self._local_context()):
+        for result in self.parts.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})
 
@@ -310,7 +301,7 @@ class Session:
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        corrected, weight = self._parts.hooks.correct(rows, self._local_context()), self.config.replay_weight
+        corrected, weight = self.parts.hooks.correct(rows, self._local_context()), self.config.replay_weight
         if weight == 1.0:
             return corrected
         weights = torch.ones_like(rows.advantages) if corrected.weights is None else corrected.weights

@@ -22,6 +22,8 @@ COLUMNS: dict[str, Any] = {
     "tokens": np.int32,  # trainable completion tokens
     "items": np.int32,  # tokens in num_items_in_batch: the trainable ones from TRL 1.9 on
     "prompt": np.int64,  # hash of the prompt's tokens
+    "nbytes": np.int64,  # bytes of payload, all rows of the group
+    "origin": np.int32,  # 0 generated here, 1 from a file with its log-probs, 2 from a file with the policy's own
     "keys": np.int32,  # which set of batch keys the payload can restore
     "owner": np.int32,  # rank that holds the payload (gathered: every rank does)
 }

@@ -16,7 +16,7 @@ from ..specs import (
     StorageSpec,
     StrategySpec,
 )
-from . import corrections, evictors, samplers, scopes, scorers, selectors, storages
+from . import corrections, disk, evictors, samplers, scopes, scorers, selectors, storages
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
@@ -59,6 +59,7 @@ class Builtin:
         yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, held by every process")
         yield ScopeSpec("sharded", scopes.ShardedScope, "one buffer, each group held by one process")
         yield StorageSpec("cpu", storages.CpuStorage, "payload in main memory")
+        yield StorageSpec("disk", disk.DiskStorage, "payload in files in a folder, read when drawn")
         yield StorageSpec("device", storages.DeviceStorage, "payload on the training device")
         yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")
         yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")

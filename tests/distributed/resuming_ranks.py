@@ -1,0 +1,122 @@
+"""One rank of a torchrun launch of tests/test_checkpoint_ranks.py: every case in turn, results as JSON."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from resuming import LAYOUTS, PAIRS, SCOPES, build, differences, everything, restored, train
+from support import weights_hash
+
+import trl_replay
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+STRADDLING: dict[int, dict[str, Any]] = {
+    2: {"per_device_train_batch_size": 6},
+    3: {"per_device_train_batch_size": 4, "num_generations": 3},
+}
+
+
+def identical(folder: Path, **settings: Any) -> dict[str, Any]:
+    """In which respects a run that resumes from the fourth of eight updates differs from the one that wrote it."""
+    settings |= {"max_steps": 8, "save_steps": 4}
+    whole = everything(*train(folder, **settings))
+    resumed = everything(*train(folder, resume=str(folder / "checkpoint-4"), **settings))
+    return {"differences": differences(whole, resumed), "replaced": whole["totals"][1]["replaced"]}
+
+
+def stocks(folder: Path) -> list[str]:
+    """The same of stock: three processes add gradients in an order that depends on how long DDP has been running."""
+    weights = []
+    for resume in (None, str(folder / "checkpoint-4")):
+        trainer = build(folder, max_steps=8, save_steps=4)
+        trainer.train(resume_from_checkpoint=resume)
+        weights.append(weights_hash(trainer))
+    return ["weights"] if weights[0] != weights[1] else []
+
+
+def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
+    """What this rank has of another number of ranks' checkpoint, and that training goes on."""
+    found = restored(folder, str(checkpoint), replay_buffer_size=50, **settings)
+    _, session = train(
+        folder, resume=str(checkpoint), replay_buffer_size=50, **{**settings, "max_steps": 6, "save_strategy": "no"}
+    )
+    table = {name: found["columns"][name] for name in ("serial", "owner", "step", "score")}
+    return {**table, "payload": found["payload"], "candidates": found["candidates"], "update": session.update}
+
+
+def refused(folder: Path) -> dict[str, Any]:
+    """One rank's file is damaged, and all ranks must say so together; then with the user's leave."""
+    train(folder, max_steps=2, save_steps=2)
+    checkpoint = folder / "checkpoint-2"
+    if RANK == 1:
+        path = checkpoint / "trl_replay" / "rank-00001" / "table.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    torch.distributed.barrier()
+    try:
+        train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no")
+        text = "nothing was raised"
+    except trl_replay.CheckpointError as error:
+        text = str(error)
+    _, session = train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no", replay_on_mismatch="empty")
+    return {"text": text, "batches": session.totals.batches}
+
+
+class Unlucky:
+    """A plugin that fails to save on rank 1."""
+
+    @trl_replay.hookimpl
+    def trl_replay_save(self, session: Any, directory: Path) -> None:
+        if RANK == 1:
+            raise OSError("no room")
+
+
+def unsaved(folder: Path) -> dict[str, Any]:
+    trl_replay.register(Unlucky(), "unlucky")
+    try:
+        train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
+    except trl_replay.ReplayError as error:
+        return {"text": str(error), "whole": trl_replay.last_whole_checkpoint(folder)}
+    return {"text": "nothing was raised", "whole": None}
+
+
+def main(folder: Path) -> None:
+    results: dict[str, Any] = {}
+    pairs = PAIRS if WORLD == 2 else PAIRS[:1]
+    results["stock"] = stocks(folder / "stock")
+    for evictor, sampler, scope, layout in pairs:
+        settings = {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope, **LAYOUTS[layout]}
+        name = f"{evictor} {sampler} {scope} {layout}"
+        results[name] = identical(folder / name, **settings)
+    for scope in SCOPES[1:] if WORLD == 2 else SCOPES[2:]:
+        name = f"straddling {scope}"
+        results[name] = identical(folder / name, replay_scope=scope, **STRADDLING[WORLD])
+    for scope in SCOPES:
+        for source in (1, 3) if WORLD == 2 else (1,):
+            checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
+            results[f"{scope} of {source}"] = dealt(folder / "dealt", checkpoint, replay_scope=scope)
+        train(folder / f"{scope} of {WORLD}", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
+    if WORLD == 2:
+        results["refused"] = refused(folder / "refused")
+        results["unsaved"] = unsaved(folder / "unsaved")
+    (folder / f"results-{WORLD}-{RANK}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(io.StringIO()):
+        main(Path(sys.argv[1]))
+    torch.distributed.destroy_process_group()

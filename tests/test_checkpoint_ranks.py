@@ -1,0 +1,135 @@
+"""Checkpoints of several processes: each number of them is launched once, and runs through all cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import PAIRS, SCOPES, group_hash, restored, train
+
+from trl_replay import saved
+
+SCRIPT = Path(__file__).parent / "distributed" / "resuming_ranks.py"
+LIMIT = 400
+"""Seconds after which a launch counts as hanging."""
+
+Results = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    return Path(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """What every rank of each number of processes found, by case; each leaves checkpoints for the next."""
+    for scope in SCOPES:
+        train(folder / f"{scope} of 1", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
+    found = {}
+    for processes in (3, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        done = subprocess.run(
+            [*command, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=LIMIT, check=False,
+            env={**os.environ},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-6000:]
+        found[processes] = [
+            json.loads((folder / f"results-{processes}-{rank}.json").read_text()) for rank in range(processes)
+        ]
+    return found
+
+
+def test_resuming_is_bit_identical_on_every_rank_where_stock_is(results: Results) -> None:
+    """Three processes add gradients in an order that depends on how long DDP has been running: stock differs too."""
+    assert [rank["stock"] for rank in results[2]] == [[], []]
+    replaced = 0
+    for processes, ranks in results.items():
+        names = [name for name in ranks[0] if "differences" in ranks[0][name]]
+        assert len(names) == (len(PAIRS) + 2 if processes == 2 else 2)
+        for name in names:
+            for rank in ranks:
+                replaced += rank[name]["replaced"] > 0
+                same = not rank[name]["differences"]
+                assert same or rank["stock"], f"{processes} processes, {name}: {rank[name]['differences']}"
+    assert replaced > len(PAIRS)
+
+
+def payload_of(checkpoint: Path) -> set[str]:
+    """Hashes of all groups of a checkpoint, whole candidates included where they lie on one rank."""
+    hashes = set()
+    for rank in saved.ranks_in(checkpoint / "trl_replay"):
+        state = saved.read(checkpoint / "trl_replay", rank)
+        hashes |= {group_hash(group) for _, group in state.payload()}
+        for candidate in state.noted.candidates if state.noted else []:
+            assert candidate.complete()
+            if candidate.group is not None:
+                hashes.add(group_hash(candidate.group))
+    return hashes
+
+
+def check_dealt(scope: str, everything: set[str], ranks: list[dict[str, Any]], updates: int) -> None:
+    """Nothing is lost, and everything is where its scope wants it."""
+    held = [set(rank["payload"].values()) for rank in ranks]
+    assert set.union(*held) == everything
+    assert all(rank["candidates"] is None for rank in ranks), "whole candidates have settled"
+    assert all(rank["update"] == updates for rank in ranks), "training went on"
+    if scope == "gathered":
+        assert all(part == everything for part in held)
+    else:
+        assert sum(map(len, held)) == len(everything), "each group is on one rank"
+        assert max(map(len, held)) - min(map(len, held)) <= 2, "and the ranks have equally many"
+    tables = [list(zip(rank["serial"], rank["step"], rank["score"], strict=True)) for rank in ranks]
+    if scope == "process":
+        assert [len(table) for table in tables] == [len(part) for part in held]
+    else:
+        assert all(table == tables[0] for table in tables), "the table is the same on all ranks"
+    if scope == "sharded":
+        for number, rank in enumerate(ranks):
+            mine = {s for s, owner in zip(rank["serial"], rank["owner"], strict=True) if owner == number}
+            assert mine == {int(serial) for serial in rank["payload"]}
+    assert all(len(set(rank["serial"])) == len(rank["serial"]) for rank in ranks)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize(("source", "target"), [(1, 2), (3, 2), (1, 3)])
+def test_another_number_of_processes_deals_everything_anew(
+    results: Results, folder: Path, scope: str, source: int, target: int
+) -> None:
+    ranks = [rank[f"{scope} of {source}"] for rank in results[target]]
+    check_dealt(scope, payload_of(folder / f"{scope} of {source}" / "checkpoint-4"), ranks, updates=6)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("source", [2, 3])
+def test_one_process_takes_over_from_several(results: Results, folder: Path, scope: str, source: int) -> None:
+    checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
+    found = restored(folder / "one", str(checkpoint), replay_scope=scope, replay_buffer_size=90)
+    check_dealt(scope, payload_of(checkpoint), [{**found, **found["columns"]}], updates=4)
+    _, session = train(
+        folder / "one", resume=str(checkpoint), replay_scope=scope, replay_buffer_size=90, max_steps=6,
+        save_strategy="no",
+    )  # fmt: skip
+    assert session.update == 6
+
+
+def test_a_gathered_buffer_is_written_once(results: Results, folder: Path) -> None:
+    ours = folder / "gathered of 2" / "checkpoint-4" / "trl_replay"
+    assert [path.parent.name for path in ours.rglob("payload-*")] == ["rank-00000"]
+
+
+def test_damage_on_one_rank_is_told_by_all(results: Results) -> None:
+    for rank in results[2]:
+        assert "checksum differs" in rank["refused"]["text"]
+        assert rank["refused"]["batches"] == 1, "with leave, all went on with an empty buffer"
+
+
+def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(results: Results) -> None:
+    for rank in results[2]:
+        assert "no room" in rank["unsaved"]["text"]
+        assert rank["unsaved"]["whole"] is None

@@ -1,0 +1,117 @@
+"""The storage `disk`: one safetensors file a group, mapped into memory only while it is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import ConfigurationError, StorageFullError
+from ..sizes import parse_size, show_size
+from ..types import Group
+
+PREFIX, LOCK, FAN_OUT = "trl_replay-", "lock", 1000
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class DiskStorage:
+    """Keeps payloads in a folder of its own, which goes when the storage goes; a killed run's is removed by the next.
+
+    A file leaves with its group. What outlives the run is the checkpoint, not this folder.
+
+    Args:
+        folder (`str` or `Path`): On a local disk with room; not `/tmp` where that is memory.
+        max_bytes (`int` or `str`, *optional*): Most bytes of files; `"20GB"`. No limit but the disk's if not set.
+    """
+
+    def __init__(self, folder: str | Path | None = None, max_bytes: int | str | None = None) -> None:
+        if not folder:
+            raise ConfigurationError("disk: name a folder on a disk with room: replay_storage_kwargs={'folder': …}.")
+        if max_bytes is not None and parse_size(max_bytes) is None:
+            raise ConfigurationError(f"disk: max_bytes={max_bytes!r} can't be used: give bytes, or '20GB'.")
+        self.max_bytes = parse_size(max_bytes)
+        self.folder = _claim(Path(folder))
+        self._nbytes = 0
+        weakref.finalize(self, _give_back, self.folder, os.getpid())
+
+    def put(self, serial: int, group: Group) -> None:
+        """Writes a copy of `group`.
+
+        Raises:
+            StorageFullError: The disk or `max_bytes` has no room for it; nothing of it is left behind.
+        """
+        from ..group_files import write
+
+        path = self._path(serial)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write(path, {serial: group})
+            size = path.stat().st_size
+        except Exception as error:  # safetensors wraps the system's error in one of its own
+            with suppress(OSError):
+                path.unlink()
+            if _is_full(error):
+                raise StorageFullError(f"The disk of {self.folder} is full: {error}") from error
+            raise
+        if self.max_bytes is not None and self._nbytes + size > self.max_bytes:
+            path.unlink()
+            raise StorageFullError(f"{self.folder} holds {show_size(self._nbytes)}, and max_bytes={self.max_bytes}.")
+        self._nbytes += size
+
+    def get(self, serial: int) -> Group:
+        """Reads a fresh copy of the group."""
+        from ..group_files import read
+
+        ((_, group),) = read(self._path(serial))
+        return group
+
+    def remove(self, serial: int) -> None:
+        """Deletes the group's file."""
+        path = self._path(serial)
+        self._nbytes -= path.stat().st_size
+        path.unlink()
+        with suppress(OSError):  # other groups' files are in it
+            path.parent.rmdir()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return self._nbytes
+
+    def _path(self, serial: int) -> Path:
+        return self.folder / str(serial // FAN_OUT) / f"{serial}.safetensors"
+
+
+def _is_full(error: Exception) -> bool:
+    return getattr(error, "errno", None) in FULL or any(f"os error {code}" in str(error) for code in FULL)
+
+
+def _claim(parent: Path) -> Path:
+    """A new folder in `parent`, locked as long as this process lives; folders whose process has died are removed."""
+    import fcntl
+
+    parent.mkdir(parents=True, exist_ok=True)
+    for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    descriptor = os.open(folder / "unlocked", os.O_CREAT | os.O_RDWR)  # kept open: the lock goes with the process
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (folder / "unlocked").rename(folder / LOCK)
+    _locks[folder] = descriptor
+    return folder
+
+
+_locks: dict[Path, int] = {}
+
+
+def _give_back(folder: Path, process: int) -> None:
+    if os.getpid() != process:  # a forked process has its own copy of the storage, not its own folder
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(_locks.pop(folder))
