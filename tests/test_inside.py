@@ -156,4 +156,3 @@ def test_charts_cope_with_little() -> None:
     wide = histogram(list(range(100)), "age", "red", whole=True)
     assert wide.count("<rect") <= 16
     assert "0–6: 7" in wide
-
