@@ -78,6 +78,10 @@ class Noted:
     candidates: list[Candidate]
     stale: bool = False
 
+    def outdate(self, key: str) -> None:
+        """What `key` was computed with has changed: candidates that hold it can't be stored any more."""
+        self.stale = self.stale or any(key in candidate.keys for candidate in self.candidates)
+
     def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
 
@@ -164,7 +168,7 @@ def note(
         fresh ([`Groups`]): The groups that the scope shares.
         local (`Sequence`): Per group, its slot, its rows in this batch (none: an empty slice), and which of its rows
             comes first.
-        keys (`Sequence`): Per group, the batch keys that it can restore.
+        keys (`Sequence[frozenset[str]]`): Per group, the batch keys that it can restore.
         serial (`int`): The first one's serial number.
         update (`int`): Updates done.
     """

@@ -46,7 +46,7 @@ class Waiting:
         payload (`dict[int, Group]`): By serial, of those that this rank gets.
         owners (`dict[int, int]`): By serial, the rank that gets the payload.
         sizes (`list[int]`): Bytes of payload of each.
-        keys (`list[frozenset[str]]`): Batch keys that each of them can restore.
+        keys (`list[frozenset[str]]`): Batch keys that each can restore.
         dropped (`int`): Candidates that lacked log-probs.
     """
 
@@ -127,10 +127,10 @@ def _waiting(states: Sequence[Saved], shares: Shares, fields: FieldTable, renumb
     """The candidates of all ranks, put together from their parts."""
     waiting, views = Waiting(), list[Groups]()
     for number, told in enumerate(_candidates(states, own=renumbered is not None)):
-        view, keys, parts = told
+        view, stale, parts = told
         for candidate in parts:
             candidate.logps_dtype = logps_dtype(fields)
-        if not parts or not all(candidate.complete() for candidate in parts):
+        if stale or not parts or not all(candidate.complete() for candidate in parts):
             waiting.dropped += 1
             continue
         group = join([candidate.group for candidate in parts if candidate.group is not None], fields)
@@ -145,21 +145,21 @@ def _waiting(states: Sequence[Saved], shares: Shares, fields: FieldTable, renumb
             waiting.serials.append(serial)
             waiting.owners[serial] = owner
             waiting.sizes.append(group.nbytes)
-            waiting.keys.append(keys)
+            waiting.keys.append(parts[0].keys)
             if owner == shares.rank:
                 waiting.payload[serial] = group
     waiting.groups = Groups.concatenate(views) if views else None
     return waiting
 
 
-def _candidates(states: Sequence[Saved], own: bool) -> Iterator[tuple[Groups, frozenset[str], list[Any]]]:
-    """Of each candidate its view, keys and the parts that ranks have, in row order."""
+def _candidates(states: Sequence[Saved], own: bool) -> Iterator[tuple[Groups, bool, list[Any]]]:
+    """Of each candidate its view, whether it is stale, and the parts that ranks have, in row order."""
     noted = [state.noted for state in states if state.noted is not None]
     if own:
         for each in noted:
             for candidate in each.candidates:
-                yield each.groups, candidate.keys, [candidate]
+                yield each.groups, each.stale, [candidate]
         return
     for position in range(len(noted[0].candidates) if noted else 0):
         parts = [each.candidates[position] for each in noted]
-        yield noted[0].groups, parts[0].keys, [part for part in parts if part.group is not None]
+        yield noted[0].groups, noted[0].stale, [part for part in parts if part.group is not None]

@@ -143,11 +143,7 @@ class Session:
         self.totals.add(tally, batches=0)
 
     def export(self, path: str | Path) -> Path:
-        """Writes the buffer to a Parquet file, one row a completion: docs/files.md has the columns.
-
-        Of several processes each writes what it holds, to `out-00000-of-00002.parquet` and so on, and gets that path;
-        a buffer that all of them hold is written once.
-        """
+        """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path."""
         return export(path, self.trainer, self.parts)
 
     def log_ratios(self) -> None:
@@ -159,10 +155,8 @@ class Session:
         dropped = self.buffer.forget_with(compat.REF_LOGPS)
         if dropped:
             self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped
-        if self.progress.noted is not None and any(
-            compat.REF_LOGPS in held.keys for held in self.progress.noted.candidates
-        ):
-            self.progress.noted.stale = True
+        if self.progress.noted is not None:
+            self.progress.noted.outdate(compat.REF_LOGPS)
 
     def context(self) -> Context:
         """What strategies may know at this moment."""
@@ -184,8 +178,7 @@ class Session:
         self.parts.hooks.call(hook, self.update, session=self)
 
     def _share(self, batch: Batch | None) -> tuple[Rows, Exception | None]:
-        """Row columns of the fresh batch (None at the end of training) and of the last one's candidates, from all
-        ranks.
+        """Row columns of the fresh batch (None: the end of training) and of the last one's candidates, from all ranks.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it.
         """
@@ -193,8 +186,8 @@ class Session:
         count = batch["prompt_ids"].size(0) if batch is not None else compat.local_rows(self.trainer)
         first = self.trainer.accelerator.process_index * count
         local = blank(first, count)
-        lost = self.buffer.homeless[:count]
-        local["lost"][: len(lost)] = np.array(lost, np.int64) + 1
+        for row, serial in enumerate(self.buffer.homeless[:count]):
+            local["lost"][row] = serial + 1
         try:
             if self.progress.noted is not None:
                 local |= self.progress.noted.describe(count, parts.fields.names)
@@ -278,9 +271,9 @@ class Session:
         """Live groups become candidates; returns the id of each local row."""
         assert fresh is not None  # without a view, agree has raised
         local = [(slot, *rows.local(slot)) for slot in slots]
-        keys = self.parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
-        held = [rows.holds(keys, slot) for slot in slots]
-        candidates = note(batch, self.parts.fields, fresh, local, held, self.progress.serial, self.update)
+        stored = self.parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
+        keys = [rows.holds(stored, slot) for slot in slots]
+        candidates = note(batch, self.parts.fields, fresh, local, keys, self.progress.serial, self.update)
         self.progress.serial += len(candidates)
         self.progress.noted, self.progress.noted_at = Noted(fresh, candidates), self.update
         waiting = [] if compat.OLD_LOGPS in batch else [c for c in candidates if c.group is not None]

@@ -71,12 +71,11 @@ def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> N
     rank, ranks = int(session.trainer.accelerator.process_index), session.parts.processes
     serials = [progress.serial + number for number in range(len(made))]
     progress.serial += len(made)
-    keys = frozenset.intersection(*(each.group.keys for each in made))
     kept = session.decide.offer(
         Groups.concatenate([each.view for each in made]),
         serials,
         [each.group.nbytes for each in made],
-        [keys] * len(made),
+        [each.group.keys for each in made],
         tally,
     )
     for number, (serial, each) in enumerate(zip(serials, made, strict=True)):
@@ -111,6 +110,7 @@ def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
         advantages=columns["advantages"][None],
         lengths=columns["lengths"][None],
         trainable=columns["trainable"][None],
+        items=columns["items"][None],
         dead=np.zeros(1, bool),
         step=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
