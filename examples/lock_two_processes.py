@@ -67,6 +67,8 @@ def main() -> None:
                     file.write(json.dumps({"processes": WORLD, **record.as_dict()}) + "\n")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # gloo's threads can abort a process whose interpreter is being torn down (pytorch/pytorch#179291)
 
 
 if __name__ == "__main__":

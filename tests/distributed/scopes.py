@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ending import end
 from scripted import build, mixed, run, uneven
 
 import trl_replay
@@ -203,7 +204,7 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             result = case()
         (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":
