@@ -162,6 +162,12 @@ def allows_token_weights(trainer: Any) -> bool:
     return bool(trainer.args.importance_sampling_level == "token" or trainer.args.loss_type == "cispo")
 
 
+def denominator(trainer: Any) -> str:
+    """What this trainer's loss divides the policy term by: `"items"`, that is `num_items_in_batch`; `"tokens"` of the
+    micro-batch; or `"rows"`."""
+    return {"cispo": "items", "dapo": "items", "vespo": "items", "bnpo": "tokens"}.get(trainer.args.loss_type, "rows")
+
+
 def has_other_loss_path(trainer: Any) -> bool:
     """Whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
     return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)

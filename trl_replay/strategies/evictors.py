@@ -22,6 +22,12 @@ def fifo(table: Table, context: Context) -> NDArray[Any]:
     return table.serial
 
 
+def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
+    """Keeps equally many groups of every prompt, the newest ones: prompts that are solved often can't crowd out the
+    only successes of a hard one. With one group a prompt it is `fifo`."""
+    return -table.newer
+
+
 def reservoir(table: Table, context: Context) -> NDArray[Any]:
     """Keeps a uniform sample of all groups ever offered (Vitter's reservoir, by random tags).
 

@@ -1,0 +1,85 @@
+"""How many slots replay may fill: the limits that look at the run as a whole rather than at single entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import ReplayConfig
+from .types import Groups
+
+MEMORY = 32
+"""Generation batches over which the running pass rate averages (exponentially)."""
+
+
+class Allowance:
+    """The limits `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
+    `replay_min_ess`. On processes that share a buffer it sees the same and says the same.
+
+    Attributes:
+        share (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
+            the last replay is below the floor, doubled again while it is not.
+    """
+
+    def __init__(self, config: ReplayConfig) -> None:
+        self._config = config
+        self.share = 1.0
+        self._pass_rate: float | None = None
+        self._inserted = 0
+        self._drawn = 0
+
+    def see(self, fresh: Groups) -> None:
+        """Takes note of how a fresh batch went."""
+        rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
+        before = self._pass_rate
+        self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
+
+    def measured(self, effective_share: float | None) -> None:
+        """Takes note of the last replay's effective sample size; None: nothing was replayed."""
+        floor = self._config.replay_min_ess
+        if floor is not None and effective_share is not None:
+            self.share = self.share / 2 if effective_share < floor else min(2 * self.share, 1.0)
+
+    def inserted(self, count: int) -> None:
+        """Counts newcomers of the buffer."""
+        self._inserted += count
+
+    def drawn(self, count: int) -> None:
+        """Counts replayed groups."""
+        self._drawn += count
+
+    def most(self, groups: int, update: int) -> tuple[int, str]:
+        """How many of a batch's `groups` replay may fill at this update, and which limit says so."""
+        config = self._config
+        if update < config.replay_start:
+            return 0, "replay_start"
+        start_rate = config.replay_start_pass_rate
+        if start_rate is not None and (self._pass_rate or 0.0) < start_rate:
+            return 0, "replay_start_pass_rate"
+        limits = [(_share(config.replay_max_fraction, groups), "replay_max_fraction")]
+        if config.replay_min_ess is not None:
+            floor = max(_share(self.share, groups), 1)  # one group at least: without it the floor is never left again
+            limits.append((floor, "replay_min_ess"))
+        per_insert = config.replay_samples_per_insert
+        if per_insert is not None:
+            left = max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
+            limits.append((left, "replay_samples_per_insert"))
+        return min(limits)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "share": self.share,
+            "pass_rate": self._pass_rate,
+            "inserted": self._inserted,
+            "drawn": self._drawn,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        self.share, self._pass_rate = state["share"], state["pass_rate"]
+        self._inserted, self._drawn = state["inserted"], state["drawn"]
+
+
+def _share(fraction: float, groups: int) -> int:
+    return int(fraction * groups + 1e-9)
