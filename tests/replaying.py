@@ -66,8 +66,8 @@ class Watch:
             self.steps.append((batch, out))
             return out
 
-        def watched_expect(rows: int, candidates: Any, placements: Any) -> torch.Tensor:
-            ids = expect(rows, candidates, placements)
+        def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
+            ids = expect(rows, candidates, placements, *others)
             for candidate in session.progress.noted.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             for placed in placements:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import DEAD, HALF, LIVE, Rewards, record, weights_hash
+from support import DEAD, HALF, LIVE, Rewards, Spy, record, weights_hash
 
 import trl_replay
 from trl_replay.behaviour import ROWS
@@ -123,6 +123,145 @@ def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(
     assert len(session.buffer) == 3 + 3 * stored
 
 
+def test_nothing_is_replayed_before_the_start(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD] * 3), max_steps=6)
+    session = trl_replay.attach(trainer, replay_start=3)
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 0, 0, 3, 3, 3]
+    assert len(session.buffer) == 3, "the buffer fills from the beginning"
+    assert "2 x replay_start allows 0 of 3 groups" in session.explain()
+
+
+def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> None:
+    """The rate begins at the first batch's 3/12 and moves by 1/32 of the difference: 8/32, then 31/32 of it ..."""
+    passing = [[1.0, 1.0, 1.0, 1.0]] * 3
+    trainer = make_trainer(tmp_path, Rewards([LIVE, LIVE, LIVE], [DEAD] * 3, passing), max_steps=6)
+    session = trl_replay.attach(trainer, replay_start_pass_rate=0.28)
+    steps = record(session)
+    trainer.train()
+    rate, expected = 0.25, [0]
+    for passes in (0.0, 1.0, 1.0, 1.0, 1.0):
+        rate += (passes - rate) / 32
+        expected.append(3 if rate >= 0.28 else 0)
+    assert replayed(steps) == expected == [0, 0, 0, 3, 3, 3]
+    assert "replay_start_pass_rate allows 0 of 3 groups" in session.explain()
+
+
+def test_what_passes_is_a_setting(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[3.0, 1, 1, 1]] * 3, [DEAD] * 3), max_steps=3)
+    session = trl_replay.attach(trainer, replay_start_pass_rate=0.2, replay_pass_reward=2.0)
+    trainer.train()
+    assert session.parts.allowance.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)
+
+
+def test_no_more_is_replayed_than_the_samples_per_insert(tmp_path: Any) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD] * 3, [DEAD] * 3, [LIVE, DEAD, DEAD]), max_steps=7
+    )
+    session = trl_replay.attach(trainer, replay_samples_per_insert=1.5)
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 2, 1, 0, 1, 2, 1], "3, 4, 6 and 7 in all, with 2, 3, 4 and 5 groups stored"
+    assert "replay_samples_per_insert allows" in session.explain()
+
+
+def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path: Any) -> None:
+    """With one prompt in the data, a fresh group with three passes of four ends the replay of all its entries."""
+    solved = [1.0, 1.0, 1.0, 0.0]
+    script = Rewards([LIVE], [DEAD], [solved], [DEAD], [LIVE], [DEAD], [DEAD])
+    trainer = make_trainer(tmp_path, script, prompts=["1+1="], max_steps=7, per_device_train_batch_size=4)
+    session = trl_replay.attach(trainer, replay_retire_passes=3)
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 1, 0, 0, 0, 1, 1]
+    assert session.totals.counters["retired"] == 1
+    assert session.totals.counters["stored"] == 2
+    told = session.explain()
+    assert "1 x an entry left: its prompt was solved (replay_retire_passes)" in told
+    assert "1 x a group was refused: its prompt is solved (replay_retire_passes)" in told
+
+
+def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path: Any) -> None:
+    script = Rewards([LIVE], [[1.0, 1.0, 1.0, 1.0]], [DEAD])
+    trainer = make_trainer(tmp_path, script, prompts=["1+1="], max_steps=3, per_device_train_batch_size=4)
+    session = trl_replay.attach(trainer, replay_retire_passes=4)
+    trainer.train()
+    assert len(session.buffer) == 0
+    assert session.totals.counters["refused"] == 1
+
+
+@pytest.mark.parametrize("kind", ["ratio", "advantage"])
+def test_a_replay_refreshes_its_entrys_score(tmp_path: Any, kind: str) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD] * 3), trainer_class=Spy, max_steps=3, learning_rate=2e-2
+    )
+    session = trl_replay.attach(trainer, replay_refresh=kind)
+    trainer.train()
+    seen = trainer.losses[-1]
+    rows = seen["inputs"].rows[:, 0] < 0
+    mask = seen["inputs"]["completion_mask"][rows].bool()
+    logs = (seen["logps"][rows] - seen["inputs"]["old_per_token_logps"][rows]).double()
+    table = session.buffer.table
+    if kind == "ratio":
+        expected = float(table.first_score[0]) * float((-logs[mask].abs().mean()).exp())
+    else:
+        mass = logs.exp().clamp(max=1.0) * seen["inputs"]["advantages"][rows].double().abs().unsqueeze(1)
+        expected = float(mass[mask].mean())
+    assert table.score[0] == pytest.approx(expected, rel=1e-5)
+    assert table.score[0] != table.first_score[0]
+
+
+def test_prompt_balanced_keeps_the_newest_of_every_prompt() -> None:
+    from trl_replay.strategies.evictors import prompt_balanced
+    from trl_replay.testing import make_table
+
+    table = make_table([1.0] * 7, prompt=[5, 5, 5, 7, 5, 7, 9], serial=range(7))
+    assert table.peers.tolist() == [4, 4, 4, 2, 4, 2, 1]
+    assert table.newer.tolist() == [3, 2, 1, 1, 0, 0, 0]
+    assert prompt_balanced(table, make_context()).tolist() == [-3, -2, -1, -1, 0, 0, 0]
+
+
+def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
+    """One prompt's group is live in the first batch only, the other's in all: by score alone it is crowded out."""
+    first, often = [1.0, 0, 0, 0], [1.0, 1.0, 0, 0]
+    kept = {}
+    for evictor in ("heap", "prompt_balanced"):
+        trainer = make_trainer(
+            tmp_path / evictor, by_prompt({"1+1=": [first, DEAD], "2+2=": [often]}), prompts=["1+1=", "2+2="],
+            max_steps=8, per_device_train_batch_size=8,
+        )  # fmt: skip
+        session = trl_replay.attach(trainer, replay_evictor=evictor, replay_buffer_size=4)
+        trainer.train()
+        kept[evictor] = sorted(session.buffer.table.peers.tolist())
+    assert kept == {"heap": [4, 4, 4, 4], "prompt_balanced": [1, 3, 3, 3]}
+
+
+def test_every_prompt_has_the_same_chance_to_be_drawn() -> None:
+    from trl_replay.testing import make_table
+
+    table = make_table([1.0] * 10, prompt=[1] * 9 + [2])
+    sampler = registry().resolve("sampler", "prompt_balanced", "replay_sampler").make()
+    context = make_context()
+    drawn = [int(sampler(table, 1, context)[0]) == 9 for _ in range(2000)]
+    assert 0.45 < np.mean(drawn) < 0.55
+
+
+def by_prompt(scripts: dict[str, list[list[float]]]) -> Any:
+    """A reward function with a script for each prompt, whose last rewards go on for ever."""
+    calls = dict.fromkeys(scripts, 0)
+
+    def scripted(prompts: list[str], **kwargs: Any) -> list[float]:
+        rewards: list[float] = []
+        for prompt in prompts[::4]:
+            script = scripts[prompt]
+            rewards += script[min(calls[prompt], len(script) - 1)]
+            calls[prompt] += 1
+        return rewards
+
+    return scripted
+
+
 BAD_SETTINGS = [
     {"replay_cooldown": 0},
     {"replay_half_life": 0.0},
@@ -130,6 +269,18 @@ BAD_SETTINGS = [
     {"replay_weight": -0.5},
     {"replay_weight": True},
     {"replay_dry_run": "yes"},
+    {"replay_start": -1},
+    {"replay_start": None},
+    {"replay_start_pass_rate": 1.5},
+    {"replay_pass_reward": float("nan")},
+    {"replay_retire_passes": 0},
+    {"replay_samples_per_insert": 0},
+    {"replay_min_ess": "0.5"},
+    {"replay_max_log_ratio": 0.0},
+    {"replay_max_weight": float("inf")},
+    {"replay_refresh": "score"},
+    {"replay_unfilled": "drop"},
+    {"replay_unfilled": None},
 ]
 
 

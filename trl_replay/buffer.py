@@ -114,9 +114,10 @@ class ReplayBuffer:
         serials: list[int] = columns["serial"].tolist()
         count = len(serials)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
-        extra = {"last_used": np.full(count, -1), "first_score": columns["score"], "tag": tags}
-        self.table.append({**columns, **extra}, count)
-        self.table.count_peers(columns["prompt"])
+        new = slice(len(self), len(self) + count)
+        self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
+        self.table.first_score[new] = self.table.score[new]
+        self.table.count_peers(self.table.prompt[new])
         left = self.trim(rank)
         present = set(self.table.serial.tolist()) if left else set(serials)
         stored = [serial for serial in serials if serial in present]
