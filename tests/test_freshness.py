@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import DEAD, HALF, LIVE, Rewards, Spy, record, weights_hash
 
 import trl_replay
 from trl_replay.behaviour import ROWS
 from trl_replay.registry import registry
-from trl_replay.testing import make_context, make_groups, make_trainer
+from trl_replay.strategies.evictors import prompt_balanced
+from trl_replay.testing import make_context, make_groups, make_table, make_trainer
 
 
 def replayed(steps: list[Any]) -> list[int]:
@@ -133,6 +136,44 @@ def test_nothing_is_replayed_before_the_start(tmp_path: Any) -> None:
     assert "2 x replay_start allows 0 of 3 groups" in session.explain()
 
 
+SPARSE = [LIVE, *[DEAD] * 15], [DEAD] * 16, [LIVE, *[DEAD] * 15], [DEAD] * 16
+"""Batches of 16 groups, one of which is live in every second batch: of 64 groups, two."""
+
+
+def sparse_run(tmp_path: Any, script: Any, **settings: Any) -> tuple[list[int], trl_replay.Session]:
+    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=len(script), per_device_train_batch_size=64)
+    session = trl_replay.attach(trainer, **settings)
+    steps = record(session)
+    trainer.train()
+    return replayed(steps), session
+
+
+def test_with_sparse_rewards_replay_waits_for_a_quarter_of_the_buffer(tmp_path: Any) -> None:
+    script = [*SPARSE, *SPARSE, [LIVE, LIVE, *[DEAD] * 14], [DEAD] * 16, [DEAD] * 16]
+    counts, session = sparse_run(tmp_path, script, replay_buffer_size=20)
+    # three batches are too few to judge by; then 5 entries are needed: the ninth batch's two are the fifth and sixth
+    assert counts == [0, 1, 1, 0, 0, 0, 0, 0, 0, 6, 6]
+    assert (
+        "6 x replay_start='adaptive' (sparse rewards, too few entries yet) allows 0 of 16 groups" in session.explain()
+    )
+    for start in (0, None):
+        assert sparse_run(tmp_path, script, replay_buffer_size=20, replay_start=start)[0][3:7] == [2, 2, 3, 3]
+
+
+def test_with_rewards_that_are_not_sparse_nothing_waits(tmp_path: Any) -> None:
+    script = [[LIVE, HALF, *[DEAD] * 14], [LIVE, HALF, *[DEAD] * 14], *[[DEAD] * 16, [*[LIVE] * 4, *[DEAD] * 12]] * 3]
+    counts, _ = sparse_run(tmp_path, script)
+    assert counts == [0, 2, 4, 4, 8, 8, 12, 12]
+
+
+def test_the_start_can_be_given_on_the_command_line(tmp_path: Any) -> None:
+    from trl import TrlParser
+
+    parser = TrlParser(trl_replay.ReplayConfig)
+    assert parser.parse_args_and_config(["--replay_start", "40"])[0].replay_start == 40
+    assert parser.parse_args_and_config(["--replay_start", "adaptive"])[0].replay_start == "adaptive"
+
+
 def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> None:
     """The rate begins at the first batch's 3/12 and moves by 1/32 of the difference: 8/32, then 31/32 of it ..."""
     passing = [[1.0, 1.0, 1.0, 1.0]] * 3
@@ -213,13 +254,37 @@ def test_a_replay_refreshes_its_entrys_score(tmp_path: Any, kind: str) -> None:
 
 
 def test_prompt_balanced_keeps_the_newest_of_every_prompt() -> None:
-    from trl_replay.strategies.evictors import prompt_balanced
-    from trl_replay.testing import make_table
-
     table = make_table([1.0] * 7, prompt=[5, 5, 5, 7, 5, 7, 9], serial=range(7))
     assert table.peers.tolist() == [4, 4, 4, 2, 4, 2, 1]
     assert table.newer.tolist() == [3, 2, 1, 1, 0, 0, 0]
-    assert prompt_balanced(table, make_context()).tolist() == [-3, -2, -1, -1, 0, 0, 0]
+    assert prompt_balanced(table, make_context()).tolist() == [-2, -1, 0, 0, 1, 1, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-1e6, 1e6)), min_size=1, max_size=30))
+def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries: list[tuple[int, float]]) -> None:
+    prompts, scores = zip(*entries, strict=True)
+    table = make_table(scores, prompt=prompts)
+    ranks = registry().resolve("evictor", "prompt_balanced", "replay_evictor").make()(table, make_context())
+    for one in range(len(entries)):
+        assert table.peers[one] == prompts.count(prompts[one])
+        assert table.newer[one] == prompts[one + 1 :].count(prompts[one])
+        for other in range(len(entries)):
+            if table.newer[one] < table.newer[other]:
+                assert ranks[one] > ranks[other]
+            elif table.newer[one] == table.newer[other] and scores[one] > scores[other]:
+                assert ranks[one] >= ranks[other]
+
+
+def test_with_one_group_a_prompt_the_balanced_strategies_are_heap_and_proportional(tmp_path: Any) -> None:
+    columns = []
+    for evictor, sampler in (("heap", "proportional"), ("prompt_balanced", "prompt_balanced")):
+        script = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+        trainer = make_trainer(tmp_path / evictor, script, prompts=[f"{n}+1=" for n in range(60)], max_steps=12)
+        session = trl_replay.attach(trainer, replay_evictor=evictor, replay_sampler=sampler, replay_buffer_size=4)
+        trainer.train()
+        columns.append({name: getattr(session.buffer.table, name).tolist() for name in session.buffer.table.names})
+    assert columns[0] == columns[1]
+    assert sum(columns[0]["uses"]) > 3
 
 
 def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
@@ -238,8 +303,6 @@ def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
 
 
 def test_every_prompt_has_the_same_chance_to_be_drawn() -> None:
-    from trl_replay.testing import make_table
-
     table = make_table([1.0] * 10, prompt=[1] * 9 + [2])
     sampler = registry().resolve("sampler", "prompt_balanced", "replay_sampler").make()
     context = make_context()
@@ -270,7 +333,8 @@ BAD_SETTINGS = [
     {"replay_weight": True},
     {"replay_dry_run": "yes"},
     {"replay_start": -1},
-    {"replay_start": None},
+    {"replay_start": "soon"},
+    {"replay_start": 0.5},
     {"replay_start_pass_rate": 1.5},
     {"replay_pass_reward": float("nan")},
     {"replay_retire_passes": 0},

@@ -7,9 +7,13 @@ from typing import Any
 
 from .config import ReplayConfig
 from .types import Groups
+from .validation import ADAPTIVE
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
+SPARSE, EVIDENCE, ENOUGH = 0.1, 64, 16
+"""With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
+so many were seen. Then replay waits until the buffer holds so many, or a quarter of its capacity."""
 
 
 class Allowance:
@@ -27,12 +31,16 @@ class Allowance:
         self._pass_rate: float | None = None
         self._inserted = 0
         self._drawn = 0
+        self._seen = 0
+        self._live = 0
 
     def see(self, fresh: Groups) -> None:
         """Takes note of how a fresh batch went."""
         rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
         before = self._pass_rate
         self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
+        self._seen += len(fresh)
+        self._live += int((~fresh.dead).sum())
 
     def measured(self, effective_share: float | None) -> None:
         """Takes note of the last replay's effective sample size; None: nothing was replayed."""
@@ -48,10 +56,19 @@ class Allowance:
         """Counts replayed groups."""
         self._drawn += count
 
-    def most(self, groups: int, update: int) -> tuple[int, str]:
-        """How many of a batch's `groups` replay may fill at this update, and which limit says so."""
+    def most(self, groups: int, update: int, held: int) -> tuple[int, str]:
+        """How many of a batch's `groups` replay may fill, and which limit says so.
+
+        Args:
+            groups (`int`): Of the fresh batch.
+            update (`int`): Updates done.
+            held (`int`): Entries of the buffer.
+        """
         config = self._config
-        if update < config.replay_start:
+        if config.replay_start == ADAPTIVE:
+            if held < min(ENOUGH, config.replay_buffer_size // 4) and self._sparse():
+                return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
+        elif update < int(config.replay_start or 0):
             return 0, "replay_start"
         start_rate = config.replay_start_pass_rate
         if start_rate is not None and (self._pass_rate or 0.0) < start_rate:
@@ -66,6 +83,9 @@ class Allowance:
             limits.append((left, "replay_samples_per_insert"))
         return min(limits)
 
+    def _sparse(self) -> bool:
+        return self._seen >= EVIDENCE and self._live < SPARSE * self._seen
+
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
         return {
@@ -73,12 +93,15 @@ class Allowance:
             "pass_rate": self._pass_rate,
             "inserted": self._inserted,
             "drawn": self._drawn,
+            "seen": self._seen,
+            "live": self._live,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
         self.share, self._pass_rate = state["share"], state["pass_rate"]
         self._inserted, self._drawn = state["inserted"], state["drawn"]
+        self._seen, self._live = state["seen"], state["live"]
 
 
 def _share(fraction: float, groups: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ConfigurationError
-from .validation import STRATEGY_KINDS, unusable, validate
+from .validation import ADAPTIVE, STRATEGY_KINDS, unusable, validate
 
 
 def _help(text: str) -> dict[str, str]:
@@ -38,10 +38,11 @@ class ReplayConfig:
             How stored log-probs are kept: `"float32"`, or `"bfloat16"` in half the room, which rounds each by up to
             0.4 %: see docs/checkpoints.md for what that does to importance ratios.
         replay_scorer (`str`, *optional*, defaults to `"advantage_std"`):
-            What a group is worth: decides eviction by `heap` and drawing by `proportional`.
-        replay_evictor (`str`, *optional*, defaults to `"heap"`):
+            What a group is worth: decides eviction by `heap`, drawing by `proportional`, and both beside prompts by
+            `prompt_balanced`.
+        replay_evictor (`str`, *optional*, defaults to `"prompt_balanced"`):
             Which entries leave a full buffer.
-        replay_sampler (`str`, *optional*, defaults to `"proportional"`):
+        replay_sampler (`str`, *optional*, defaults to `"prompt_balanced"`):
             Which entries are replayed.
         replay_selector (`str`, *optional*, defaults to `"zero_std"`):
             Which fresh groups may be replaced.
@@ -60,8 +61,10 @@ class ReplayConfig:
             How often one entry is replayed. No limit if not set.
         replay_max_fraction (`float`, *optional*, defaults to `1.0`):
             Largest share of a generation batch's groups that replay may fill.
-        replay_start (`int`, *optional*, defaults to `0`):
-            Updates that must be done before anything is replayed. The buffer fills from the beginning.
+        replay_start (`int` or `str`, *optional*, defaults to `"adaptive"`):
+            Updates that must be done before anything is replayed; the buffer fills from the beginning. `"adaptive"`
+            waits only where rewards are sparse (of 64 groups or more, fewer than one in ten live): there until the
+            buffer holds 16 groups, or a quarter of its size if that is less. `None` or `0` waits for nothing.
         replay_start_pass_rate (`float`, *optional*):
             Nothing is replayed before the running share of completions that pass has reached this (averaged over about
             32 batches). No such limit if not set.
@@ -128,9 +131,9 @@ class ReplayConfig:
     replay_logps_dtype: str = field(default="float32", metadata=_help("How log-probs are kept: float32 or bfloat16."))
     replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
     replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
-    replay_evictor: str = field(default="heap", metadata=_help("Which entries leave a full buffer."))
+    replay_evictor: str = field(default="prompt_balanced", metadata=_help("Which entries leave a full buffer."))
     replay_evictor_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("evictor"))
-    replay_sampler: str = field(default="proportional", metadata=_help("Which entries are replayed."))
+    replay_sampler: str = field(default="prompt_balanced", metadata=_help("Which entries are replayed."))
     replay_sampler_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("sampler"))
     replay_selector: str = field(default="zero_std", metadata=_help("Which fresh groups may be replaced."))
     replay_selector_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("selector"))
@@ -150,7 +153,9 @@ class ReplayConfig:
     replay_max_fraction: float = field(
         default=1.0, metadata=_help("Largest share of a generation batch's groups that replay may fill.")
     )
-    replay_start: int = field(default=0, metadata=_help("Updates that must be done before anything is replayed."))
+    replay_start: int | str | None = field(
+        default=ADAPTIVE, metadata=_help("Updates before anything is replayed; adaptive waits if rewards are sparse.")
+    )
     replay_start_pass_rate: float | None = field(
         default=None, metadata=_help("Running share of passing completions before anything is replayed.")
     )
@@ -214,6 +219,8 @@ class ReplayConfig:
             self._parse_kwargs(f"replay_{kind}_kwargs")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
+        if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
+            self.replay_start = int(self.replay_start)
         validate(self)
 
     def kwargs_of(self, kind: str) -> dict[str, Any]:

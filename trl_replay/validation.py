@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
 
+ADAPTIVE = "adaptive"
+"""The value of `replay_start` that looks at how sparse rewards are."""
+
 LEAST: dict[str, int] = {
     "replay_buffer_size": 0,
     "replay_min_size": 1,
-    "replay_start": 0,
     "replay_max_age": 1,
     "replay_max_uses": 1,
     "replay_cooldown": 1,
@@ -96,6 +98,9 @@ def validate(config: ReplayConfig) -> None:
             raise unusable(name, value, f"{_either(name)}give {given}")
     if config.replay_max_bytes is not None and parse_size(config.replay_max_bytes) is None:
         raise unusable("replay_max_bytes", config.replay_max_bytes, "leave it out or give bytes, '512MB' or '2GiB'")
+    start = config.replay_start
+    if start not in (None, ADAPTIVE) and not (_is_whole(start) and start >= 0):
+        raise unusable("replay_start", start, f"give {ADAPTIVE!r} or a number of updates of at least 0")
     if 0 < config.replay_buffer_size < config.replay_min_size:
         raise unusable(
             "replay_min_size",

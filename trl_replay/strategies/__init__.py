@@ -39,7 +39,9 @@ class Builtin:
         yield EvictorSpec("heap", _given(evictors.heap), "the lowest score leaves")
         yield EvictorSpec("fifo", _given(evictors.fifo), "the oldest group leaves")
         yield EvictorSpec(
-            "prompt_balanced", _given(evictors.prompt_balanced), "the prompt with most groups loses its oldest"
+            "prompt_balanced",
+            _given(evictors.prompt_balanced),
+            "the prompt with most groups loses its oldest; then heap",
         )
         yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
         yield EvictorSpec(
