@@ -160,6 +160,12 @@ def test_with_sparse_rewards_replay_waits_for_a_quarter_of_the_buffer(tmp_path: 
         assert sparse_run(tmp_path, script, replay_buffer_size=20, replay_start=start)[0][3:7] == [2, 2, 3, 3]
 
 
+def test_it_does_not_wait_for_live_groups_that_have_ceased_to_come(tmp_path: Any) -> None:
+    """One group of the first 16 was live, and then none: after 64 groups more there is nothing to wait for."""
+    script = [[LIVE, *[DEAD] * 15], *[[DEAD] * 16] * 7]
+    assert sparse_run(tmp_path, script)[0] == [0, 1, 1, 0, 0, 1, 1, 1]
+
+
 def test_with_rewards_that_are_not_sparse_nothing_waits(tmp_path: Any) -> None:
     script = [[LIVE, HALF, *[DEAD] * 14], [LIVE, HALF, *[DEAD] * 14], *[[DEAD] * 16, [*[LIVE] * 4, *[DEAD] * 12]] * 3]
     counts, _ = sparse_run(tmp_path, script)

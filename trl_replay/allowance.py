@@ -11,9 +11,10 @@ from .validation import ADAPTIVE
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
-SPARSE, EVIDENCE, ENOUGH = 0.1, 64, 16
+SPARSE, EVIDENCE, ENOUGH, PATIENCE = 0.1, 64, 16, 4
 """With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
-so many were seen. Then replay waits until the buffer holds so many, or a quarter of its capacity."""
+so many were seen. Then replay waits until the buffer holds so many, or a quarter of its capacity, as long as live
+groups keep coming: within so many times their mean distance."""
 
 
 class Allowance:
@@ -33,6 +34,7 @@ class Allowance:
         self._drawn = 0
         self._seen = 0
         self._live = 0
+        self._seen_at_live = 0
 
     def see(self, fresh: Groups) -> None:
         """Takes note of how a fresh batch went."""
@@ -40,7 +42,9 @@ class Allowance:
         before = self._pass_rate
         self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
         self._seen += len(fresh)
-        self._live += int((~fresh.dead).sum())
+        live = int((~fresh.dead).sum())
+        if live:
+            self._live, self._seen_at_live = self._live + live, self._seen
 
     def measured(self, effective_share: float | None) -> None:
         """Takes note of the last replay's effective sample size; None: nothing was replayed."""
@@ -84,7 +88,10 @@ class Allowance:
         return min(limits)
 
     def _sparse(self) -> bool:
-        return self._seen >= EVIDENCE and self._live < SPARSE * self._seen
+        """Whether live groups are rare and yet keep coming."""
+        if self._seen < EVIDENCE or self._live >= SPARSE * self._seen or not self._live:
+            return False
+        return self._seen - self._seen_at_live <= PATIENCE * self._seen_at_live / self._live
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
@@ -95,13 +102,14 @@ class Allowance:
             "drawn": self._drawn,
             "seen": self._seen,
             "live": self._live,
+            "seen_at_live": self._seen_at_live,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
         self.share, self._pass_rate = state["share"], state["pass_rate"]
         self._inserted, self._drawn = state["inserted"], state["drawn"]
-        self._seen, self._live = state["seen"], state["live"]
+        self._seen, self._live, self._seen_at_live = state["seen"], state["live"], state["seen_at_live"]
 
 
 def _share(fraction: float, groups: int) -> int:
