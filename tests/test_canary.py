@@ -105,6 +105,16 @@ def test_a_change_is_told_in_words(copy: Path, old: str) -> None:
     assert any(words in problem for problem in found), found
 
 
+def test_what_transformers_has_need_not_stand_in_trl(copy: Path) -> None:
+    """TRL up to 1.7 has no `_load_optimizer_and_scheduler` of its own, and never names `_get_output_dir`."""
+    path = copy / TRAINER
+    text = path.read_text()
+    for name in ("_load_optimizer_and_scheduler", "_get_output_dir"):
+        text = text.replace(name, "something_else")
+    path.write_text(text)
+    assert drift(copy) == []
+
+
 def test_a_reference_sync_at_another_time_is_told(copy: Path) -> None:
     path = copy / CALLBACKS
     path.write_text(path.read_text().replace("% args.ref_model_sync_steps", "% args.sync_every"))
