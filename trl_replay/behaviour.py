@@ -63,11 +63,13 @@ class PlacedRow:
     Attributes:
         logps (`(length,)`): Its behaviour log-probs.
         age (`int`): Updates since it was generated.
+        advantage (`()`): TRL's, as stored.
         proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
     """
 
     logps: torch.Tensor
     age: int
+    advantage: torch.Tensor
     proximal: torch.Tensor | None = None
 
 
@@ -126,8 +128,10 @@ class Tap:
         for placed in placements:
             first = self._first_placed + len(self._placed)
             ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
-            logps = torch.split(placed.group.tensors[OLD_LOGPS].float(), placed.group.completion_lengths.tolist())
-            self._placed += [PlacedRow(row, placed.age) for row in logps[placed.part]]
+            tensors, lengths = placed.group.tensors, placed.group.completion_lengths.tolist()
+            logps = torch.split(tensors[OLD_LOGPS].float(), lengths)[placed.part]
+            advantages = tensors["advantages"][placed.part]
+            self._placed += [PlacedRow(row, placed.age, a) for row, a in zip(logps, advantages, strict=True)]
         return ids
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
@@ -247,12 +251,16 @@ class Tap:
         ages = torch.tensor([row.age for row in stored], device=logps.device)
         ratios = (logps.float() - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().double() * mask
         self._stats.append(torch.stack([ratios.sum(), (ratios**2).sum(), mask.sum().double()]))
-        return ReplayedRows(logps, behaviour, proximal, mask, micro["advantages"][index], ages)
+        advantages = micro["advantages"][index]
+        if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
+            advantages = torch.stack([row.advantage for row in stored]).to(advantages)
+        return ReplayedRows(logps, behaviour, proximal, mask, advantages, ages)
 
     def _silence(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Takes the replayed rows out of the loss, so that this process can go on until all of them stop together."""
         replayed = (micro.rows[:, 0] < 0).to(logps.device)
-        micro["advantages"] = micro["advantages"].masked_fill(replayed, 0.0)
+        advantages = micro["advantages"]
+        micro["advantages"] = advantages.masked_fill(replayed if advantages.dim() == 1 else replayed.unsqueeze(1), 0.0)
         mask = loss_mask(micro).bool() & ~replayed.unsqueeze(1)
         for key in (OLD_LOGPS, REF_LOGPS):
             value = dict.get(micro, key)
@@ -262,8 +270,10 @@ class Tap:
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
     ) -> torch.Tensor:
-        """A copy of `advantages` (`(B,)`, or `(B, C)` for token weights) with the weights of the rows `index` folded
-        in."""
+        """A copy of `advantages` with the weights of the rows `index` folded in.
+
+        It is `(B,)`, or `(B, C)` if `advantages` or `weights` have one a token.
+        """
         if weights.dim() == 2:
             if not self._token_weights:
                 raise ResultError(
@@ -271,7 +281,9 @@ class Tap:
                     "importance_sampling_level='token'. Use "
                     "a correction with one weight a row, or set importance_sampling_level='token'."
                 )
-            advantages = advantages.unsqueeze(1).expand(-1, width)
+            advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(-1, width)
+        elif advantages.dim() == 2:
+            weights = weights.unsqueeze(1)
         weighted = advantages.clone()
         weighted[index] = weighted[index] * weights.to(weighted)
         return weighted
