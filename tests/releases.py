@@ -6,6 +6,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
+import torch
 from packaging.version import Version
 
 TRL = Version(version("trl"))
@@ -25,6 +26,10 @@ CLIPPED_RATIOS = (
 """Settings that clip vLLM's importance ratio."""
 SAMPLES_IMAGE_TOKENS = Version("1.16.0") > TRL
 """A completion may hold the image token, after which no model takes its batch."""
+
+
+INTERPRETED = Version("1.15") <= TRL < Version("1.16") and not torch.cuda.is_available()
+"""The loss is a Triton kernel without another path, which on a CPU Triton has to interpret."""
 
 
 def since(release: str, what: str) -> pytest.MarkDecorator:

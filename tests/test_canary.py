@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+import trl_replay
 from trl_replay.canary import CALLBACKS, TRAINER, drift, installed
 
 
@@ -119,6 +120,13 @@ def test_a_reference_sync_at_another_time_is_told(copy: Path) -> None:
     path = copy / CALLBACKS
     path.write_text(path.read_text().replace("% args.ref_model_sync_steps", "% args.sync_every"))
     assert any("SyncRefModelCallback does not sync when" in problem for problem in drift(copy))
+
+
+def test_only_compat_asks_which_release_is_installed() -> None:
+    """What differs between releases is handled in one place."""
+    package = Path(trl_replay.__file__).parent
+    asking = [path.name for path in package.rglob("*.py") if 'version("trl")' in path.read_text(encoding="utf-8")]
+    assert asking == ["compat.py"]
 
 
 def test_a_folder_that_is_no_trl_is_told(tmp_path: Path) -> None:

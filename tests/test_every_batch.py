@@ -85,11 +85,19 @@ def test_replay_is_right_with_the_off_policy_mask_and_drops_rows(tmp_path: Any) 
     [
         {"entropy_coef": 0.01},
         {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "entropy_coef_delta": 0.002},
+        {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0},
     ],
-    ids=["static", "adaptive"],
+    ids=["static", "adaptive", "adaptive, above its target"],
 )
 def test_replay_is_right_with_an_entropy_bonus(tmp_path: Any, settings: dict[str, Any]) -> None:
-    replay(checked(tmp_path, **settings))
+    trainer = checked(tmp_path, **settings)
+    replay(trainer)
+    if settings.get("entropy_target") == 1.0:
+        assert trainer.applied_entropy_coef == 0.0, "so uncertain a model gets no bonus"
+    else:
+        assert trainer.applied_entropy_coef > 0.0
+    if settings.get("entropy_target") == 5.0:
+        assert trainer.entropy_coef > 0.01, "the coefficient has moved"
 
 
 @since("1.7.0", "the auxiliary loss")

@@ -8,9 +8,10 @@ import pictures
 import pytest
 import torch
 from releases import SAMPLES_IMAGE_TOKENS, since
-from replaying import build, replay
+from replaying import Checked, build, replay
 from support import DEAD, HALF, LIVE, Rewards
 
+import trl_replay
 from trl_replay.fields import IMAGE_KEYS
 from trl_replay.session import Session
 
@@ -99,6 +100,26 @@ def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, count
     if counts[:3] == (0, 0, 0):
         assert pictured == {True, False}, "batches with and without images"
         assert "has images, the batch none" in session.explain() or len(session.buffer) > 0
+
+
+class OneTooMany(Checked):
+    """A trainer whose batches hold an image that belongs to no row."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        return {**batch, "pixel_values": torch.cat([batch["pixel_values"], batch["pixel_values"][:1]])}
+
+
+def test_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path: Any) -> None:
+    model, processor = pictures.llava()
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=OneTooMany,
+        arguments={"train_dataset": pictures.dataset((1, 1, 1))},
+    )  # fmt: skip
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.BatchError, match=r"'pixel_values' has shape \(13, 3, 28, 28\), but its rows"):
+        trainer.train()
+    assert trainer.losses == []
 
 
 def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:
