@@ -61,6 +61,7 @@ class PlacedRow:
     Attributes:
         logps (`(length,)`): Its behaviour log-probs.
         age (`int`): Updates since it was generated.
+        advantage (`()`): TRL's, as stored.
         priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
         position (`int`): Its place in this process's generation batch.
         proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
@@ -68,6 +69,7 @@ class PlacedRow:
 
     logps: torch.Tensor
     age: int
+    advantage: torch.Tensor
     priority: float
     position: int
     proximal: torch.Tensor | None = None
@@ -143,10 +145,11 @@ class Tap:
         for placed in placements:
             first = self._first_placed + len(self._placed)
             ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
-            logps = torch.split(placed.group.tensors[OLD_LOGPS].float(), placed.group.completion_lengths.tolist())
+            tensors, lengths = placed.group.tensors, placed.group.completion_lengths.tolist()
+            logps = torch.split(tensors[OLD_LOGPS].float(), lengths)[placed.part]
             self._placed += [
-                PlacedRow(row, placed.age, placed.priority, placed.start + index)
-                for index, row in enumerate(logps[placed.part])
+                PlacedRow(row, placed.age, advantage, placed.priority, placed.start + index)
+                for index, (row, advantage) in enumerate(zip(logps, tensors["advantages"][placed.part], strict=True))
             ]
         return ids
 
@@ -267,7 +270,10 @@ class Tap:
         behaviour = torch.where(mask, padded, logps.float())
         ages = torch.tensor([row.age for row in stored], device=logps.device)
         priorities = torch.tensor([row.priority for row in stored], device=logps.device, dtype=torch.float32)
-        return ReplayedRows(logps, behaviour, proximal, mask, micro["advantages"][index], ages, priorities)
+        advantages = micro["advantages"][index]
+        if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
+            advantages = torch.stack([row.advantage for row in stored]).to(advantages)
+        return ReplayedRows(logps, behaviour, proximal, mask, advantages, ages, priorities)
 
     def _silence(self, micro: MicroBatch, rows: torch.Tensor, logps: torch.Tensor) -> None:
         """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient."""
@@ -282,14 +288,16 @@ class Tap:
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
     ) -> torch.Tensor:
-        """A copy of `advantages` (`(B,)`, with token weights `(B, C)`), the weights of the rows `index` folded in."""
+        """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
         if weights.dim() == 2:
             if not self._token_weights:
                 raise ResultError(
                     "The correction gives token weights, which are exact only with importance_sampling_level='token'. "
                     "Use a correction with one weight a row, or set importance_sampling_level='token'."
                 )
-            advantages = advantages.unsqueeze(1).expand(-1, width)
+            advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(-1, width)
+        elif advantages.dim() == 2:
+            weights = weights.unsqueeze(1)
         weighted = advantages.clone()
         weighted[index] = weighted[index] * weights.to(weighted)
         return weighted

@@ -71,12 +71,21 @@ class Rows:
         """Whether this process is the first of those that share a buffer."""
         return self.first == int(self.columns["row"][0])
 
-    def check(self) -> None:
-        """Groups must be whole and in order.
+    def check(self, scored: int, processes: int) -> None:
+        """Groups must be whole and in order, and every row that was scored must be there.
+
+        Args:
+            scored (`int`): Rows of all processes whose rewards are known.
+            processes (`int`): How many there are.
 
         Raises:
-            SeamError: The scope shares parts of groups.
+            SeamError: The scope shares parts of groups, or the trainer's batch does not hold what it scored.
         """
+        if scored != self.count * processes:
+            raise SeamError(
+                f"The batch holds {self.count} rows a process, and rewards of {scored} rows on {processes} "
+                "process(es) are known: a trainer that drops or adds rows after scoring them can't be replayed for."
+            )
         rows: Ints = self.columns["row"]
         groups = rows[: len(rows) // self.size * self.size].reshape(-1, self.size)
         if len(rows) % self.size or (groups != groups[:, :1] // self.size * self.size + np.arange(self.size)).any():

@@ -187,10 +187,10 @@ class Session:
         self.parts.hooks.call(hook, self.update, session=self)
 
     def _view(self, rows: Rows) -> Groups:
-        rows.check()
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
         rewards, self.rewards = self.rewards.detach().double().cpu().numpy(), None
+        rows.check(len(rewards), self.parts.processes)
         return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
     def _settle(self, noted: Noted | None, rows: Rows, solved: Ints, tally: Tally) -> Admission:
