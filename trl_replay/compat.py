@@ -51,6 +51,7 @@ ATTRIBUTES: dict[str, str] = {
     "accelerator": "ranks and device",
     "callback_handler": "updates are counted by a callback",
     "_metrics": "lists that log() averages, which reach every tracker",
+    "_logs": "columns of the table of completions, in which replaced rows are marked",
     "_tokenizer": "pad token id and vocabulary",
     "_get_output_dir": "where checkpoints are written",
 }

@@ -39,6 +39,7 @@ class Session:
         paused (`bool`): Between `pause()` and `resume()`.
         parts ([`Parts`]): What the session is made of.
         progress ([`Progress`]): What the last generation batch left for the next one.
+        replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
     """
 
     def __init__(self, trainer: Any, config: ReplayConfig, parts: Parts, enabled: bool = True) -> None:
@@ -54,6 +55,7 @@ class Session:
         self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
         self.decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
+        self.replaced: list[bool] = []
         self.progress = Progress()
 
     @property
@@ -219,7 +221,7 @@ class Session:
         """
         tally.size, tally.bytes = len(self.buffer), self.buffer.nbytes
         counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
-        vector = np.concatenate([counters, rows.identity(self.buffer.table, admission, draw)])
+        vector = np.concatenate([counters, rows.identity(self.buffer.table, admission, draw), rows.filled(draw)])
         agreement = self.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
         reason = reason_to_stop(agreement, len(counters))
         if reason:
@@ -229,6 +231,7 @@ class Session:
             if self.parts.processes > 1:
                 error.add_note(f"Replay stops on all processes. {reason}")
             raise error
+        self.replaced = (agreement.vectors[:, -rows.count :] > 0).ravel().tolist()
         return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
 
     def _move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:
