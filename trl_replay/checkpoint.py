@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from . import compat, saved
-from .candidates import Candidate, Noted, Progress, logps_dtype
+from .candidates import Candidate, Noted, Progress, logps_dtype, with_named_rewards
 from .errors import CheckpointError, MismatchError
 from .report import Tally
 from .reshard import Shares, Waiting, deal
@@ -80,22 +80,22 @@ def apply(session: Session, states: list[Saved], folder: Path) -> None:
     buffer, rank = session.buffer, int(session.trainer.accelerator.process_index)
     mine = states[rank % len(states)]
     same = _layout(mine.identity) == _layout(identity(session))
-    alone = kind_of(session) == "process"
+    alone, take = kind_of(session) == "process", _taking(session, mine)
     _take_numbers(session, mine.session, own=same or rank < len(states), shared=not alone)
     _take_totals(session, states[rank :: session.parts.processes] if alone and not same else [mine])
     if same:
         buffer.restore(mine.columns, mine.keysets)
         for serial, group in mine.payload():
-            buffer.receive({serial: _on_device(session, group)})
-        session.progress.noted = mine.noted and _noted_on_device(session, mine.noted)
+            buffer.receive({serial: take(group)})
+        session.progress.noted = mine.noted and _noted_here(session, mine.noted, take)
     else:
         shares = Shares(kind_of(session), rank, session.parts.processes)
         dealt = deal(states, shares, session.parts.fields)
         buffer.restore(dealt.columns, dealt.keysets)
         for serial, group in dealt.payload():
-            buffer.receive({serial: _on_device(session, group)})
+            buffer.receive({serial: take(group)})
         session.progress.serial = dealt.next_serial
-        _settle(session, dealt.waiting)
+        _settle(session, dealt.waiting, take)
     session.decide.trim()
     session.parts.hooks.load(session, saved.rank_folder(folder, mine.rank) / saved.PLUGINS)
 
@@ -106,7 +106,7 @@ def empty(session: Session) -> None:
     session.progress = Progress()
 
 
-def _settle(session: Session, waiting: Waiting) -> None:
+def _settle(session: Session, waiting: Waiting, take: Callable[[Group], Group]) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally, table = Tally(), session.buffer.table
     tally.refuse(waiting.dropped, "a row's log-probs were missing when the number of processes changed")
@@ -114,9 +114,7 @@ def _settle(session: Session, waiting: Waiting) -> None:
         kept = session.decide.offer(waiting.groups, waiting.serials, waiting.sizes, waiting.keys, tally)
         for serial in kept:
             table.owner[table.serial == serial] = waiting.owners[serial]
-        session.buffer.receive(
-            {serial: _on_device(session, group) for serial, group in waiting.payload.items() if serial in kept}
-        )
+        session.buffer.receive({serial: take(group) for serial, group in waiting.payload.items() if serial in kept})
     session.totals.add(tally, batches=0)
 
 
@@ -212,19 +210,21 @@ def _take_totals(session: Session, states: list[Saved]) -> None:
         totals.reasons.update(each["reasons"])
 
 
-def _on_device(session: Session, group: Group) -> Group:
+def _taking(session: Session, then: Saved) -> Callable[[Group], Group]:
+    """What makes a saved group this run's: on its device, with its reward functions' names."""
     device = session.trainer.accelerator.device
-    return group.map(lambda tensor: tensor.to(device))
+    names = then.session["reward_functions"], list(session.trainer.reward_func_names)
+    return lambda group: with_named_rewards(group.map(lambda tensor: tensor.to(device)), *names)
 
 
-def _noted_on_device(session: Session, noted: Noted) -> Noted:
+def _noted_here(session: Session, noted: Noted, take: Callable[[Group], Group]) -> Noted:
     """Candidates wait on the training device, where their rows were cut."""
     device = session.trainer.accelerator.device
     candidates = [
         Candidate(
             waiting.serial,
             waiting.slot,
-            None if waiting.group is None else _on_device(session, waiting.group),
+            None if waiting.group is None else take(waiting.group),
             waiting.keys,
             waiting.rows,
             waiting.update,

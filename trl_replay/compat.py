@@ -205,6 +205,25 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     `LOGPS`."""
     if OLD_LOGPS in batch:
         return batch
+    return {**batch, OLD_LOGPS: _forward(trainer, trainer.model, batch)}
+
+
+def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with the log-probs of this trainer's reference model, where it uses any (`beta`)."""
+    without = {key: value for key, value in batch.items() if key != REF_LOGPS}
+    if not trainer.beta:
+        return without
+    if trainer.ref_model is not None:
+        return {**without, REF_LOGPS: _forward(trainer, trainer.ref_model, batch)}
+    from trl.trainer.grpo_trainer import use_adapter
+
+    model = trainer.accelerator.unwrap_model(trainer.model)  # as TRL does: the adapter's copy, or the base model
+    with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+        return {**without, REF_LOGPS: _forward(trainer, trainer.model, batch)}
+
+
+def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """The log-probs of all completion tokens by one no-grad forward."""
     import torch
 
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
@@ -214,8 +233,18 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     method = getattr(type(trainer), LOGPS)
     images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
-        logps = method(trainer, trainer.model, ids, mask, width, batch_size=rows, **images)[0]
-    return {**batch, OLD_LOGPS: logps}
+        logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
+    return logps
+
+
+def corrects_sampler(trainer: Any) -> bool:
+    """Whether every batch holds `IS_RATIO`."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def keeps_sampler(trainer: Any) -> bool:
+    """Whether batches can hold `SAMPLING_LOGPS`."""
+    return bool(trainer.use_vllm or trainer.rollout_func is not None)
 
 
 def local_rows(trainer: Any) -> int:
