@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import compat, saved
 from .candidates import Candidate, Noted, Progress, logps_dtype, with_named_rewards
 from .errors import CheckpointError, MismatchError
-from .report import Tally
+from .report import NO_ROOM, Tally
 from .reshard import Shares, Waiting, deal
-from .saved import Identity, Saved
+from .saved import Identity, Saved, plain
 from .session import Session
 from .strategies.scopes import GatheredScope, ProcessScope, ShardedScope
 from .types import Group
@@ -52,6 +52,7 @@ def write(session: Session, folder: Path) -> None:
         columns={name: getattr(buffer.table, name).copy() for name in buffer.table.names},
         keysets=buffer.keysets,
         noted=session.progress.noted,
+        beside=compat.files_beside(session.trainer),
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
     saved.write(folder, state, payload, lambda directory: session.parts.hooks.save(session, directory))
@@ -85,18 +86,15 @@ def apply(session: Session, states: list[Saved], folder: Path) -> None:
     _take_totals(session, states[rank :: session.parts.processes] if alone and not same else [mine])
     if same:
         buffer.restore(mine.columns, mine.keysets)
-        for serial, group in mine.payload():
-            buffer.receive({serial: take(group)})
+        _fill(session, mine.payload(), take)
         session.progress.noted = mine.noted and _noted_here(session, mine.noted, take)
     else:
         shares = Shares(kind_of(session), rank, session.parts.processes)
         dealt = deal(states, shares, session.parts.fields)
         buffer.restore(dealt.columns, dealt.keysets)
-        for serial, group in dealt.payload():
-            buffer.receive({serial: take(group)})
+        _fill(session, dealt.payload(), take)
         session.progress.serial = dealt.next_serial
         _settle(session, dealt.waiting, take)
-    session.decide.trim()
     session.parts.hooks.load(session, saved.rank_folder(folder, mine.rank) / saved.PLUGINS)
 
 
@@ -104,6 +102,28 @@ def empty(session: Session) -> None:
     """Forgets entries and candidates: training resumes with an empty buffer."""
     session.buffer.clear()
     session.progress = Progress()
+
+
+def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
+    """Lets entries leave that a smaller buffer than then has no room for, and takes the payload of the others."""
+    session.decide.trim()
+    kept = set(session.buffer.table.serial.tolist())
+    for serial, group in payload:
+        if serial in kept:
+            session.buffer.receive({serial: take(group)}, keep=False)
+
+
+def withdraw_lost(session: Session, lost: Sequence[Sequence[int]]) -> None:
+    """Forgets restored entries that some rank's storage had no room for, on all ranks that share them.
+
+    Args:
+        session ([`Session`]): After `apply`.
+        lost (`Sequence`): Of each rank, the buffer's `lost`.
+    """
+    mine = [lost[session.trainer.accelerator.process_index]] if kind_of(session) == "process" else lost
+    tally = Tally()
+    tally.refuse(session.buffer.withdraw([serial for part in mine for serial in part]), NO_ROOM)
+    session.totals.add(tally, batches=0)
 
 
 def _settle(session: Session, waiting: Waiting, take: Callable[[Group], Group]) -> None:
@@ -172,7 +192,7 @@ def _numbers(session: Session) -> dict[str, Any]:
             "counters": {name: float(count) for name, count in totals.counters.items()},
             "reasons": dict(totals.reasons),
         },
-        "strategies": {name: dict(part.state_dict()) for name, part in parts.stateful.items()},
+        "strategies": {name: plain(part.state_dict(), name) for name, part in parts.stateful.items()},
         "reward_functions": list(session.trainer.reward_func_names),
     }
 

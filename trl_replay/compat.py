@@ -257,6 +257,17 @@ def checkpoint_folder(trainer: Any, trial: Any) -> Path:
     return Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
 
 
+def files_beside(trainer: Any) -> list[str]:
+    """Files of a checkpoint that the trainer writes on this rank without waiting for the other ranks, or after
+    `trainer_state.json`, which otherwise comes last."""
+    args, names = trainer.args, list[str]()
+    if not args.save_only_model:
+        names.append("rng_state.pth" if args.world_size <= 1 else f"rng_state_{args.process_index}.pth")
+    if getattr(trainer, "use_adaptive_entropy", False) and args.should_save:  # since TRL 1.8
+        names.append("entropy_ctrl_state.json")
+    return names
+
+
 def vocabulary_size(trainer: Any) -> int:
     """Token ids that the model knows."""
     return int(trainer.model.config.get_text_config().vocab_size)

@@ -21,7 +21,7 @@ from .errors import ReplayError, SeamError
 from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop
 from .exporting import export
 from .parts import Parts
-from .report import COUNTERS, Tally, Totals, metrics
+from .report import COUNTERS, NO_ROOM, Tally, Totals, metrics
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows
 from .views import blank, describe, view
 
@@ -209,7 +209,7 @@ class Session:
 
     def _settle(self, rows: Rows, tally: Tally) -> Admission:
         noted, self.progress.noted = self.progress.noted, None
-        tally.refuse(self.buffer.withdraw(rows.lost()), "the storage had no room for it")
+        tally.refuse(self.buffer.withdraw(rows.lost()), NO_ROOM)
         return self.decide.settle(noted, rows, self.parts.processes, tally)
 
     def _agree(
