@@ -197,6 +197,23 @@ def test_resuming_again_and_again_from_one_checkpoint_is_always_the_same(tmp_pat
         assert not differences(whole, everything(trainer, session))
 
 
+def test_a_buffer_that_a_run_without_replay_wrote_its_checkpoint_around_is_not_taken_for_its_own(
+    tmp_path: Path,
+) -> None:
+    """The same output folder: stock's files are the second run's, and ours are still those of the first."""
+    train(tmp_path, max_steps=6)
+    build(tmp_path, max_steps=6, seed=7).train()
+    folder = tmp_path / "checkpoint-6"
+    assert (folder / "trl_replay").is_dir()
+    with pytest.raises(MismatchError, match=r"checkpoint-6.trl_replay does not belong to the rest of the checkpoint"):
+        resume(tmp_path, folder)
+    with pytest.warns(UserWarning, match="an empty replay buffer.*does not belong"):
+        assert resume(tmp_path, folder, replay_on_mismatch="empty").totals.batches == 2
+    shutil.rmtree(folder / "trl_replay")
+    with pytest.warns(UserWarning, match="holds no replay buffer"):
+        assert resume(tmp_path, folder).totals.batches == 2
+
+
 def test_a_checkpoint_that_was_moved_is_read_where_it_is(checkpoint: Path, tmp_path: Path) -> None:
     there = shutil.copytree(checkpoint, tmp_path / "a" / "b")
     assert not differences(restored(tmp_path, str(checkpoint)), restored(tmp_path, str(there)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from .saved import Identity, Saved, plain
 from .session import Session
 from .strategies.scopes import GatheredScope, ProcessScope, ShardedScope
 from .types import Group
+from .whole import TRAINER_STATE
 
 
 def identity(session: Session) -> Identity:
@@ -53,6 +55,7 @@ def write(session: Session, folder: Path) -> None:
         keysets=buffer.keysets,
         noted=session.progress.noted,
         beside=compat.files_beside(session.trainer),
+        log=compat.log_digest(session.trainer.state.log_history) if args.should_save else None,
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
     saved.write(folder, state, payload, lambda directory: session.parts.hooks.save(session, directory))
@@ -72,8 +75,11 @@ def read(session: Session, folder: Path) -> list[Saved]:
     now = identity(session)
     _refuse_differences(found.identity, now, session)
     if _layout(found.identity) == _layout(now):
-        return [found if found.rank == rank else saved.read(folder, rank)]
-    return [saved.read(folder, number) for number in range(found.identity.processes)]
+        states = [found if found.rank == rank else saved.read(folder, rank)]
+    else:
+        states = [saved.read(folder, number) for number in range(found.identity.processes)]
+    _refuse_strangers(states, folder)
+    return states
 
 
 def apply(session: Session, states: list[Saved], folder: Path) -> None:
@@ -169,6 +175,17 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
         raise MismatchError(
             f"The buffer in this checkpoint does not fit this run: {'; '.join(differences)}. Resume with the values "
             "of then, or set replay_on_mismatch='empty' to go on with an empty buffer."
+        )
+
+
+def _refuse_strangers(states: Sequence[Saved], folder: Path) -> None:
+    """Ours must have been written with the rest: a run without replay leaves them where they were."""
+    path = folder.parent / TRAINER_STATE
+    logs = {state.log for state in states if state.log is not None}
+    if logs and path.is_file() and {compat.log_digest(json.loads(path.read_text())["log_history"])} != logs:
+        raise MismatchError(
+            f"{folder} does not belong to the rest of the checkpoint: another run, without replay, has written over "
+            "it. Delete that folder, or set replay_on_mismatch='empty', to go on with an empty buffer."
         )
 
 

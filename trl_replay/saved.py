@@ -99,6 +99,7 @@ class Saved:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         noted ([`Noted`], *optional*): Candidates that have not settled.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
+        log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
     """
 
@@ -110,6 +111,7 @@ class Saved:
     keysets: list[frozenset[str]]
     noted: Noted | None = None
     beside: list[str] = field(default_factory=list)
+    log: str | None = None
     files: list[Path] = field(default_factory=list)
 
     def payload(self) -> Iterator[tuple[int, Group]]:
@@ -150,6 +152,7 @@ def write(folder: Path, saved: Saved, payload: Iterable[tuple[int, Group]], plug
         "keysets": [sorted(keys) for keys in saved.keysets],
         "noted": saved.noted and _description(saved.noted),
         "beside": saved.beside,
+        "log": saved.log,
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
     }
     text = {"format": FORMAT, "checksum": _digest(content), "content": content}
@@ -179,6 +182,7 @@ def read(folder: Path, rank: int) -> Saved:
             columns=load_arrays(mine / TABLE),
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
+            log=content["log"],
             noted=content["noted"] and _noted(content["noted"], load_file(mine / CANDIDATES)),
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
