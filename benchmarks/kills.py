@@ -1,9 +1,11 @@
 """Kills a run with SIGKILL at random moments, while a checkpoint is being written too, and resumes it each time.
 
     python benchmarks/kills.py --kills 50
+    python benchmarks/kills.py --kills 20 --processes 2 --scope sharded
 
 Each resumed run starts from `trl_replay.last_whole_checkpoint`. In the end weights, buffer, generators and counters
-are compared with those of a run that was never killed: nothing may be lost, no half-written checkpoint be taken.
+are compared with those of a run that was never killed: nothing may be lost, no half-written checkpoint be taken. With
+several processes all are killed at once, each wherever it is.
 """
 
 from __future__ import annotations
@@ -18,34 +20,44 @@ import json
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from resuming import differences, everything, train
+from resuming import SCOPES, differences, everything, train
 
 import trl_replay
 
 STATE = "trainer_state.json"
 
 
-def child(folder: Path, updates: int) -> None:
+class Run(NamedTuple):
+    """What is killed: so many updates, each with a checkpoint, on so many processes."""
+
+    updates: int
+    processes: int
+    scope: str
+
+
+def child(folder: Path, kind: Run, rank: int) -> None:
     """Trains on from the newest whole checkpoint, in a process of its own; writes the outcome when it gets there."""
-    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(folder / f"output-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     warnings.simplefilter("ignore")
     resume = trl_replay.last_whole_checkpoint(folder)
-    found = train(folder, resume=resume, max_steps=updates, save_steps=1, save_total_limit=3)
-    write(folder / "outcome.json", everything(*found))
+    settings = {"max_steps": kind.updates, "save_steps": 1, "save_total_limit": 3, "replay_scope": kind.scope}
+    found = train(folder, resume=resume, **settings)
+    write(folder / f"outcome-{rank}.json", everything(*found))
 
 
 def write(path: Path, outcome: dict[str, Any]) -> None:
@@ -53,20 +65,30 @@ def write(path: Path, outcome: dict[str, Any]) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def fork(folder: Path, updates: int) -> int:
-    """The id of a new process that runs `child`. Forked, so that it need not import everything again."""
+def start(folder: Path, kind: Run) -> list[int]:
+    """The ids of new processes that run `child`. Forked, so that they need not import everything again."""
     sys.stdout.flush()
-    process = os.fork()
-    if process:
-        return process
-    status = 1
-    try:
-        child(folder, updates)
-        status = 0
-    except BaseException as error:
-        (folder / "error.txt").write_text(f"{type(error).__name__}: {error}")
-    finally:
-        os._exit(status)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ids = []
+    for rank in range(kind.processes):
+        process = os.fork()
+        if process:
+            ids.append(process)
+            continue
+        status = 1
+        try:
+            if kind.processes > 1:
+                ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": kind.processes, "MASTER_PORT": port}
+                os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1")
+            child(folder, kind, rank)
+            status = 0
+        except BaseException as error:
+            (folder / "error.txt").write_text(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(status)
+    return ids
 
 
 def writing(folder: Path) -> bool:
@@ -74,31 +96,40 @@ def writing(folder: Path) -> bool:
     return any(not (path / STATE).exists() for path in folder.glob("checkpoint-*"))
 
 
-def kill_once(folder: Path, updates: int, rng: random.Random, longest: float) -> str:
+def kill_once(folder: Path, kind: Run, rng: random.Random, longest: float) -> str:
     """Runs, kills after a random time, half of the times in the middle of a checkpoint; returns where it hit."""
-    process = fork(folder, updates)
+    running = start(folder, kind)
     deadline = time.monotonic() + rng.uniform(0.05, longest)
     in_checkpoint = rng.random() < 0.5
-    while os.waitpid(process, os.WNOHANG) == (0, 0):
-        if time.monotonic() >= deadline and (not in_checkpoint or writing(folder)):
+    while running := [process for process in running if os.waitpid(process, os.WNOHANG) == (0, 0)]:
+        failed = (folder / "error.txt").exists()
+        if failed or (time.monotonic() >= deadline and (not in_checkpoint or writing(folder))):
             time.sleep(rng.uniform(0, 0.01) if in_checkpoint else 0)
             hit = "in a checkpoint" if writing(folder) else "elsewhere"
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+            for process in running:
+                os.kill(process, signal.SIGKILL)
+            for process in running:
+                os.waitpid(process, 0)
+            assert not failed, (folder / "error.txt").read_text()
+            (folder / "error.txt").unlink(missing_ok=True)  # one may have seen another die before it did
             return hit
         time.sleep(0.0005)
     assert not (folder / "error.txt").exists(), (folder / "error.txt").read_text()
     return "finished"
 
 
-def run(folder: Path, kills: int, seed: int, updates: int) -> dict[str, Any]:
+def outcomes(folder: Path, kind: Run) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"outcome-{rank}.json").read_text()) for rank in range(kind.processes)]
+
+
+def run(folder: Path, kills: int, seed: int, kind: Run) -> dict[str, Any]:
     """Kills a run until it was hit `kills` times; a run that got to its end is started anew.
 
     Args:
         folder (`Path`): An empty folder.
         kills (`int`): How often at least.
         seed (`int`): Of the moments.
-        updates (`int`): Length of the run.
+        kind (`Run`): What to kill.
 
     Returns:
         Where the kills hit, half-written checkpoints that were left, and whether the end is identical.
@@ -107,9 +138,9 @@ def run(folder: Path, kills: int, seed: int, updates: int) -> dict[str, Any]:
     whole, killed = folder / "whole", folder / "killed"
     whole.mkdir(parents=True)
     started = time.monotonic()
-    os.waitpid(fork(whole, updates), 0)
+    assert kill_once(whole, kind, rng, longest=1e9) == "finished"
     seconds = time.monotonic() - started
-    expected = json.loads((whole / "outcome.json").read_text())
+    expected = outcomes(whole, kind)
     hits: list[str] = []
     half_written = runs = 0
     differing: list[str] = []
@@ -119,17 +150,20 @@ def run(folder: Path, kills: int, seed: int, updates: int) -> dict[str, Any]:
         runs += 1
         while True:
             enough = sum(hit != "finished" for hit in hits) >= kills
-            hits.append(kill_once(killed, updates, rng, 1e9 if enough else seconds / 2))
+            hits.append(kill_once(killed, kind, rng, 1e9 if enough else seconds / 2))
             if hits[-1] == "finished":
                 break
             half_written += writing(killed)
-        differing += differences(expected, json.loads((killed / "outcome.json").read_text()))
+        for one, other in zip(expected, outcomes(killed, kind), strict=True):
+            differing += differences(one, other)
     counts = {place: hits.count(place) for place in ("in a checkpoint", "elsewhere")}
     return {
         "kills": sum(counts.values()),
         **counts,
         "half-written checkpoints left": half_written,
         "runs": runs,
+        "processes": kind.processes,
+        "scope": kind.scope,
         "identical": not differing,
         "differing": differing,
         "seconds": round(time.monotonic() - started),
@@ -141,9 +175,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=60, help="length of each run; each writes a checkpoint")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--scope", choices=SCOPES, default="process")
     options = parser.parse_args()
+    kind = Run(options.updates, options.processes, options.scope)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run(Path(folder), options.kills, options.seed, options.updates)
+        outcome = run(Path(folder), options.kills, options.seed, kind)
     print(json.dumps(outcome, indent=1))
     sys.exit(0 if outcome["identical"] else 1)
 

@@ -346,7 +346,7 @@ def test_a_file_whose_checksum_differs_is_named(tmp_path: Path, copied: Path) ->
 
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, checkpoint: Path) -> None:
     scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
-    found = restored(tmp_path, str(checkpoint), replay_buffer_size=2)
+    found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
     assert sorted(found["columns"]["score"]) == scores[-2:]
     assert len(found["payload"]) == 2
 

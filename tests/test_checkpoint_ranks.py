@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from resuming import PAIRS, SCOPES, group_hash, restored, train
 
-from trl_replay import saved
+from trl_replay import last_whole_checkpoint, saved
+from trl_replay.exporting import of_checkpoint, write
+from trl_replay.inspecting import inspect
 
 SCRIPT = Path(__file__).parent / "distributed" / "resuming_ranks.py"
 LIMIT = 400
@@ -133,3 +136,57 @@ def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(
     for rank in results[2]:
         assert "no room" in rank["unsaved"]["text"]
         assert rank["unsaved"]["whole"] is None
+
+
+def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
+    results: Results, folder: Path, tmp_path: Path
+) -> None:
+    """The trainer does not wait for the other ranks before it writes the file that marks a checkpoint whole."""
+    copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
+    assert last_whole_checkpoint(tmp_path) == str(copy)
+    (copy / "rng_state_1.pth").unlink()
+    assert last_whole_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_what_all_ranks_export_all_ranks_take_back(results: Results, folder: Path, scope: str) -> None:
+    ranks = [rank[f"files {scope}"] for rank in results[2]]
+    names = {rank["path"] for rank in ranks}
+    one_each = {f"{scope}-00000-of-00002.parquet", f"{scope}-00001-of-00002.parquet"}
+    assert names == ({f"{scope}.parquet"} if scope == "gathered" else one_each)
+    held, taken = ([set(rank[key]) for rank in ranks] for key in ("held", "taken"))
+    assert set.union(*held) == set.union(*taken)
+    if scope == "gathered":
+        assert taken[0] == taken[1]
+    else:
+        assert not taken[0] & taken[1], "each group is on one rank"
+        assert abs(len(taken[0]) - len(taken[1])) <= 2
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(results: Results, scope: str) -> None:
+    """Three groups without log-probs, which all ranks must compute alike."""
+    ranks = [rank[f"files {scope}"] for rank in results[2]]
+    taught = [rank["taught"] for rank in ranks]
+    if scope == "process":
+        assert sorted(len(part) for part in taught) == [1, 2]
+    else:
+        assert ranks[0]["table"] == ranks[1]["table"]
+        assert len(ranks[0]["table"]) == 3
+    if scope == "gathered":
+        assert taught[0] == taught[1], "bit for bit"
+    if scope == "sharded":
+        assert sorted([*taught[0], *taught[1]], key=int) == [str(serial) for serial in ranks[0]["table"]]
+    assert sum(rank["replaced"] for rank in ranks) > 0
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_inspect_and_export_see_every_entry_of_all_ranks_once(
+    results: Results, folder: Path, tmp_path: Path, scope: str
+) -> None:
+    checkpoint = folder / f"{scope} of 2" / "checkpoint-4"
+    states = [saved.read(checkpoint / "trl_replay", rank) for rank in (0, 1)]
+    expected = sum(len(list(state.payload())) for state in (states[:1] if scope == "gathered" else states))
+    found = inspect(checkpoint)
+    assert found["groups"] == len(found["columns"]["age"]) == expected > 0
+    assert write(tmp_path / "out.parquet", of_checkpoint(checkpoint)) == 4 * expected

@@ -112,6 +112,21 @@ def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
+def test_the_table_of_completions_marks_the_replaced_rows_of_all_ranks(
+    launches: Launches, world: int, scope: str, layout: str
+) -> None:
+    ranks, marks = launches(world, f"{scope} {layout}"), 0
+    for step in range(STEPS):
+        expected = everywhere(ranks, step, "replayed")
+        assert all(rank["marked"][step] == expected for rank in ranks)
+        marks += sum(expected)
+    assert marks > 0
+    for rank in ranks:
+        assert set(rank["logged"].values()) == {len(expected)}, "every column has every row"
+        assert rank["logged marks"] == expected, "of the last generation batch"
+
+
+@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
 def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:

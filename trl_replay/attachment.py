@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import checkpoint_seam, compat, warm_start
+from . import checkpoint_seam, compat, completions, warm_start
 from .assembly import assemble, dropout_modules, idle_parts, preflight
 from .behaviour import ROWS
 from .callback import ReplayCallback
@@ -48,10 +48,15 @@ class SeamFunction:
 
 
 def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    batch = stock(inputs)
-    if not trainer.model.training or session.paused:
-        return batch
-    return session.step(compat.with_old_logps(trainer, batch) if session.tap.forward else batch)
+    session.replaced = []
+    try:
+        batch = stock(inputs)
+        session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
+        if not trainer.model.training or session.paused:
+            return batch
+        return session.step(compat.with_old_logps(trainer, batch) if session.tap.forward else batch)
+    finally:
+        completions.mark(trainer, session.replaced)
 
 
 def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,6 +133,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     session = Session(trainer, config, parts)
     for name in compat.seam(trainer):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
+    completions.begin(trainer)
     trainer.add_callback(ReplayCallback(session))
     session.buffer.adder = _adder(weakref.ref(session))
     _sessions[trainer] = session
@@ -167,6 +173,7 @@ def _take_off(trainer: Any, session: Session) -> None:
     _forget_buffered(trainer)
     for name in compat.seam(trainer):
         del trainer.__dict__[name]
+    completions.end(trainer)
     handler = trainer.callback_handler
     # a new list: a callback may be detaching while the old one is walked
     handler.callbacks = [

@@ -45,6 +45,7 @@ class ReplayBuffer:
         storage ([`Storage`]): Where the payloads are.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
+        lost (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
     """
 
     def __init__(self, capacity: int, storage: Storage, limits: Limits, max_bytes: int | None = None) -> None:
@@ -56,6 +57,7 @@ class ReplayBuffer:
         self._keysets: list[frozenset[str]] = []
         self._here: set[int] = set()
         self._homeless: dict[int, Group] = {}
+        self.lost: list[int] = []
         self._warned: set[str] = set()
         self.adder: Callable[[Any, str], int] | None = None
 
@@ -186,19 +188,29 @@ class ReplayBuffer:
             keysets (`Sequence[frozenset[str]]`): What the column `keys` counts in.
         """
         self.clear()
+        self.lost = []
         numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
         known = {name: columns[name] for name in self.table.names if name in columns}
         self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
         self.table.count_peers(self.table.prompt)
 
-    def receive(self, groups: Mapping[int, Group]) -> None:
-        """Puts away the payload that lives on this process, by serial."""
+    def receive(self, groups: Mapping[int, Group], keep: bool = True) -> None:
+        """Puts away the payload that lives on this process, by serial.
+
+        Args:
+            groups (`Mapping[int, Group]`): Whose entries stand in the table.
+            keep (`bool`, *optional*, defaults to `True`): Hold a group for which the storage has no room in memory
+                until it is withdrawn everywhere; otherwise it is `lost`.
+        """
         for serial, group in groups.items():
             try:
                 self.storage.put(serial, group)
             except StorageFullError as error:
-                self._homeless[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
                 self._warn(f"Replay has no room for further groups (training goes on without them). {error}")
+                if not keep:
+                    self.lost.append(serial)
+                    continue
+                self._homeless[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
             self._here.add(serial)
 
     def withdraw_missing(self, serials: Sequence[int]) -> None:

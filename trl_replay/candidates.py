@@ -51,14 +51,14 @@ class Candidate:
         if self.group is None:
             return True
         if OLD_LOGPS in self.group.tensors:
-            _fill_missing(self.group.tensors)
+            fill_missing(self.group.tensors)
             return True
         group, lengths = self.group, self.group.completion_lengths.tolist()
         rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
         if len(rows) < len(lengths):
             return False
         tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).to(self.logps_dtype)}
-        _fill_missing(tensors)
+        fill_missing(tensors)
         self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
         return True
@@ -123,7 +123,7 @@ class Noted:
         return [self.candidates[row] for row in chosen], self.groups.take(slots[chosen], sums[chosen])
 
 
-def _fill_missing(tensors: dict[str, torch.Tensor]) -> None:
+def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
     """Replaces what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
     sampling, ratio = tensors.get(SAMPLING_LOGPS), tensors.get(IS_RATIO)
     if sampling is not None:
@@ -189,15 +189,27 @@ def note(
     ]
 
 
-def with_rewards(group: Group, rewards: Floats) -> Group:
+def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
     """The group with the raw rewards of its rows beside TRL's tensors.
 
     Args:
         group ([`Group`]): Without them.
-        rewards (`(rows or more, functions)`): From the group's first row on.
+        rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
+        key (`str`, *optional*): `REWARD` if they are not of the trainer's functions.
     """
     kept = torch.from_numpy(rewards[: len(group.completion_lengths)].astype(np.float32))
-    return Group({**group.tensors, REWARDS: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
+    return Group({**group.tensors, key: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
+
+
+def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:
+    """The group with its raw rewards in the order of other reward functions; NaN for those that did not score it."""
+    rewards = group.tensors.get(REWARDS)
+    if rewards is None or list(then) == list(now):
+        return group
+    missing = torch.full_like(rewards[:, 0], torch.nan)
+    columns = [rewards[:, then.index(name)] if name in then else missing for name in now]
+    tensors = {**group.tensors, REWARDS: torch.stack(columns, dim=1)}
+    return Group(tensors, group.keys, group.prompt_lengths, group.completion_lengths)
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import compat, saved
-from .candidates import Candidate, Noted, Progress, logps_dtype
+from .candidates import Candidate, Noted, Progress, logps_dtype, with_named_rewards
 from .errors import CheckpointError, MismatchError
-from .report import Tally
+from .report import NO_ROOM, Tally
 from .reshard import Shares, Waiting, deal
-from .saved import Identity, Saved
+from .saved import Identity, Saved, plain
 from .session import Session
 from .strategies.scopes import GatheredScope, ProcessScope, ShardedScope
 from .types import Group
+from .whole import TRAINER_STATE
 
 
 def identity(session: Session) -> Identity:
@@ -52,6 +54,8 @@ def write(session: Session, folder: Path) -> None:
         columns={name: getattr(buffer.table, name).copy() for name in buffer.table.names},
         keysets=buffer.keysets,
         noted=session.progress.noted,
+        beside=compat.files_beside(session.trainer),
+        log=compat.log_digest(session.trainer.state.log_history) if args.should_save else None,
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
     saved.write(folder, state, payload, lambda directory: session.parts.hooks.save(session, directory))
@@ -71,8 +75,11 @@ def read(session: Session, folder: Path) -> list[Saved]:
     now = identity(session)
     _refuse_differences(found.identity, now, session)
     if _layout(found.identity) == _layout(now):
-        return [found if found.rank == rank else saved.read(folder, rank)]
-    return [saved.read(folder, number) for number in range(found.identity.processes)]
+        states = [found if found.rank == rank else saved.read(folder, rank)]
+    else:
+        states = [saved.read(folder, number) for number in range(found.identity.processes)]
+    _refuse_strangers(states, folder)
+    return states
 
 
 def apply(session: Session, states: list[Saved], folder: Path) -> None:
@@ -80,25 +87,22 @@ def apply(session: Session, states: list[Saved], folder: Path) -> None:
     buffer, rank = session.buffer, int(session.trainer.accelerator.process_index)
     mine = states[rank % len(states)]
     same = _layout(mine.identity) == _layout(identity(session))
-    alone = kind_of(session) == "process"
+    alone, take = kind_of(session) == "process", _taking(session, mine)
     _take_numbers(session, mine.session, own=same or rank < len(states), shared=not alone)
     _take_totals(session, states[rank :: session.parts.processes] if alone and not same else [mine])
     if same:
         buffer.restore(mine.columns, mine.keysets)
-        for serial, group in mine.payload():
-            buffer.receive({serial: _on_device(session, group)})
-        session.progress.noted = mine.noted and _noted_on_device(session, mine.noted)
+        _fill(session, mine.payload(), take)
+        session.progress.noted = mine.noted and _noted_here(session, mine.noted, take)
         session.progress.drawn = dict(mine.session["drawn"])
         session.tap.measures.restore(mine.session["measured"])
     else:
         shares = Shares(kind_of(session), rank, session.parts.processes)
         dealt = deal(states, shares, session.parts.fields)
         buffer.restore(dealt.columns, dealt.keysets)
-        for serial, group in dealt.payload():
-            buffer.receive({serial: _on_device(session, group)})
+        _fill(session, dealt.payload(), take)
         session.progress.serial = dealt.next_serial
-        _settle(session, dealt.waiting)
-    session.decide.trim()
+        _settle(session, dealt.waiting, take)
     session.parts.hooks.load(session, saved.rank_folder(folder, mine.rank) / saved.PLUGINS)
 
 
@@ -108,7 +112,29 @@ def empty(session: Session) -> None:
     session.progress = Progress()
 
 
-def _settle(session: Session, waiting: Waiting) -> None:
+def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
+    """Lets entries leave that a smaller buffer than then has no room for, and takes the payload of the others."""
+    session.decide.trim()
+    kept = set(session.buffer.table.serial.tolist())
+    for serial, group in payload:
+        if serial in kept:
+            session.buffer.receive({serial: take(group)}, keep=False)
+
+
+def withdraw_lost(session: Session, lost: Sequence[Sequence[int]]) -> None:
+    """Forgets restored entries that some rank's storage had no room for, on all ranks that share them.
+
+    Args:
+        session ([`Session`]): After `apply`.
+        lost (`Sequence`): Of each rank, the buffer's `lost`.
+    """
+    mine = [lost[session.trainer.accelerator.process_index]] if kind_of(session) == "process" else lost
+    tally = Tally()
+    tally.refuse(session.buffer.withdraw([serial for part in mine for serial in part]), NO_ROOM)
+    session.totals.add(tally, batches=0)
+
+
+def _settle(session: Session, waiting: Waiting, take: Callable[[Group], Group]) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally, table = Tally(), session.buffer.table
     tally.refuse(waiting.dropped, "a row's log-probs were missing when the number of processes changed")
@@ -116,9 +142,7 @@ def _settle(session: Session, waiting: Waiting) -> None:
         kept = session.decide.offer(waiting.groups, waiting.serials, waiting.sizes, waiting.keys, tally)
         for serial in kept:
             table.owner[table.serial == serial] = waiting.owners[serial]
-        session.buffer.receive(
-            {serial: _on_device(session, group) for serial, group in waiting.payload.items() if serial in kept}
-        )
+        session.buffer.receive({serial: take(group) for serial, group in waiting.payload.items() if serial in kept})
     session.totals.add(tally, batches=0)
 
 
@@ -156,6 +180,17 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
         )
 
 
+def _refuse_strangers(states: Sequence[Saved], folder: Path) -> None:
+    """Ours must have been written with the rest: a run without replay leaves them where they were."""
+    path = folder.parent / TRAINER_STATE
+    logs = {state.log for state in states if state.log is not None}
+    if logs and path.is_file() and {compat.log_digest(json.loads(path.read_text())["log_history"])} != logs:
+        raise MismatchError(
+            f"{folder} does not belong to the rest of the checkpoint: another run, without replay, has written over "
+            "it. Delete that folder, or set replay_on_mismatch='empty', to go on with an empty buffer."
+        )
+
+
 def _numbers(session: Session) -> dict[str, Any]:
     """What JSON holds of a session."""
     parts, progress, totals = session.parts, session.progress, session.totals
@@ -179,7 +214,7 @@ def _numbers(session: Session) -> dict[str, Any]:
             "counters": {name: float(count) for name, count in totals.counters.items()},
             "reasons": dict(totals.reasons),
         },
-        "strategies": {name: dict(part.state_dict()) for name, part in parts.stateful.items()},
+        "strategies": {name: plain(part.state_dict(), name) for name, part in parts.stateful.items()},
         "reward_functions": list(session.trainer.reward_func_names),
     }
 
@@ -217,19 +252,21 @@ def _take_totals(session: Session, states: list[Saved]) -> None:
         totals.reasons.update(each["reasons"])
 
 
-def _on_device(session: Session, group: Group) -> Group:
+def _taking(session: Session, then: Saved) -> Callable[[Group], Group]:
+    """What makes a saved group this run's: on its device, with its reward functions' names."""
     device = session.trainer.accelerator.device
-    return group.map(lambda tensor: tensor.to(device))
+    names = then.session["reward_functions"], list(session.trainer.reward_func_names)
+    return lambda group: with_named_rewards(group.map(lambda tensor: tensor.to(device)), *names)
 
 
-def _noted_on_device(session: Session, noted: Noted) -> Noted:
+def _noted_here(session: Session, noted: Noted, take: Callable[[Group], Group]) -> Noted:
     """Candidates wait on the training device, where their rows were cut."""
     device = session.trainer.accelerator.device
     candidates = [
         Candidate(
             waiting.serial,
             waiting.slot,
-            None if waiting.group is None else _on_device(session, waiting.group),
+            None if waiting.group is None else take(waiting.group),
             waiting.keys,
             waiting.rows,
             waiting.update,

@@ -32,7 +32,10 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
     def make_room() -> None:
         if trainer.args.should_save:
             (folder / TRAINER_STATE).unlink(missing_ok=True)
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            if (folder / FOLDER).is_symlink():
+                (folder / FOLDER).unlink()
+            elif (folder / FOLDER).exists():
+                shutil.rmtree(folder / FOLDER)
 
     together(make_room, CheckpointError)
     together(lambda: checkpoint.write(session, folder / FOLDER), CheckpointError)
@@ -63,6 +66,7 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
         checkpoint.empty(session)
     elif not any(told):
         together(lambda: checkpoint.apply(session, states, folder), CheckpointError)
+        checkpoint.withdraw_lost(session, gather_object([session.buffer.lost]))
     elif session.config.replay_on_mismatch == "refuse":
         raise error or CheckpointError(by_rank(told))
     else:

@@ -51,6 +51,7 @@ ATTRIBUTES: dict[str, str] = {
     "accelerator": "ranks and device",
     "callback_handler": "updates are counted by a callback",
     "_metrics": "lists that log() averages, which reach every tracker",
+    "_logs": "columns of the table of completions, in which replaced rows are marked",
     "_tokenizer": "pad token id and vocabulary",
     "_get_output_dir": "where checkpoints are written",
 }
@@ -210,6 +211,25 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     `LOGPS`."""
     if OLD_LOGPS in batch:
         return batch
+    return {**batch, OLD_LOGPS: _forward(trainer, trainer.model, batch)}
+
+
+def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with the log-probs of this trainer's reference model, where it uses any (`beta`)."""
+    without = {key: value for key, value in batch.items() if key != REF_LOGPS}
+    if not trainer.beta:
+        return without
+    if trainer.ref_model is not None:
+        return {**without, REF_LOGPS: _forward(trainer, trainer.ref_model, batch)}
+    from trl.trainer.grpo_trainer import use_adapter
+
+    model = trainer.accelerator.unwrap_model(trainer.model)  # as TRL does: the adapter's copy, or the base model
+    with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+        return {**without, REF_LOGPS: _forward(trainer, trainer.model, batch)}
+
+
+def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """The log-probs of all completion tokens by one no-grad forward."""
     import torch
 
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
@@ -219,8 +239,18 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     method = getattr(type(trainer), LOGPS)
     images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
-        logps = method(trainer, trainer.model, ids, mask, width, batch_size=rows, **images)[0]
-    return {**batch, OLD_LOGPS: logps}
+        logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
+    return logps
+
+
+def corrects_sampler(trainer: Any) -> bool:
+    """Whether every batch holds `IS_RATIO`."""
+    return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def keeps_sampler(trainer: Any) -> bool:
+    """Whether batches can hold `SAMPLING_LOGPS`."""
+    return bool(trainer.use_vllm or trainer.rollout_func is not None)
 
 
 def local_rows(trainer: Any) -> int:
@@ -231,6 +261,23 @@ def local_rows(trainer: Any) -> int:
 def checkpoint_folder(trainer: Any, trial: Any) -> Path:
     """The folder that a checkpoint of this moment is written to."""
     return Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
+
+
+def files_beside(trainer: Any) -> list[str]:
+    """Files of a checkpoint that the trainer writes on this rank without waiting for the other ranks, or after
+    `trainer_state.json`, which otherwise comes last."""
+    args, names = trainer.args, list[str]()
+    if not args.save_only_model:
+        names.append("rng_state.pth" if args.world_size <= 1 else f"rng_state_{args.process_index}.pth")
+    if getattr(trainer, "use_adaptive_entropy", False) and args.should_save:  # since TRL 1.8
+        names.append("entropy_ctrl_state.json")
+    return names
+
+
+def log_digest(history: list[dict[str, Any]]) -> str:
+    """A hash that tells the trainer's log at one moment from that of another run."""
+    told = json.dumps([len(history), history[-1:]], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def vocabulary_size(trainer: Any) -> int:

@@ -161,6 +161,13 @@ class Rows:
         held = owners[draw.rows].tolist()
         return [Request(*request) for request in zip(draw.serials, held, ranks, strict=True)]
 
+    def filled(self, draw: Draw) -> Floats:
+        """`(count,)`: 1 for the rows of this process in whose place something was drawn."""
+        mask = np.zeros(self.count)
+        for slot in draw.slots:
+            mask[self.local(slot)[0]] = 1
+        return mask
+
     def placements(self, draw: Draw, groups: Mapping[int, Group]) -> list[Placement]:
         """What was drawn for slots with rows on this process.
 
@@ -183,11 +190,11 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
     """Why all processes must stop, in words that are the same on all of them; empty if they need not.
 
     Args:
-        agreement ([`Agreement`]): Of vectors that hold `counters` numbers and then [`Rows.identity`].
+        agreement ([`Agreement`]): Of vectors that hold `counters` numbers, then [`Rows.identity`], and then others.
         counters (`int`): How many numbers come first.
     """
     failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text)
-    identities = agreement.vectors[:, counters:]
+    identities = agreement.vectors[:, counters : counters + 2]
     if failed or len(np.unique(identities, axis=0)) == len(np.unique(identities[:, 0])):
         return failed
     return (

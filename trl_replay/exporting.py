@@ -12,7 +12,7 @@ import torch
 from . import compat, saved
 from .buffer import ReplayBuffer
 from .errors import CheckpointError, ReplayError
-from .fields import FIELDS, REWARDS
+from .fields import FIELDS, REWARD, REWARDS
 from .parts import Parts
 from .strategies.scopes import GatheredScope, ShardedScope
 from .types import Group
@@ -106,6 +106,7 @@ def write(path: str | Path, source: Source) -> int:
     if path.suffix != ".parquet":
         raise ReplayError(f"{path} can't be written: give a path that ends in .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")  # what was there before stays until all is written
     floats, ints = pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.int32())
     columns: dict[str, Any] = {
         "prompt": pyarrow.string(),
@@ -113,22 +114,28 @@ def write(path: str | Path, source: Source) -> int:
         "prompt_ids": ints,
         "completion_ids": ints,
         **{f"reward/{name}": pyarrow.float32() for name in source.reward_functions},
+        "reward": pyarrow.float32(),
         "advantage": pyarrow.float32(),
         "step": pyarrow.int64(),
         "uses": pyarrow.int64(),
         "score": pyarrow.float64(),
         "group": pyarrow.int64(),
+        "images": pyarrow.int32(),
         **dict.fromkeys(TOKENS, floats),
     }
     schema = pyarrow.schema(list(columns.items())).with_metadata({"trl_replay_tokenizer": source.fingerprint})
     rows, count = list[dict[str, Any]](), 0
-    with parquet.ParquetWriter(path, schema) as writer:
-        for number, entry in enumerate(source.entries):
-            rows += rows_of(number, entry, source)
-            if number % PORTION == PORTION - 1:
-                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                count, rows = count + len(rows), []
-        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+    try:
+        with parquet.ParquetWriter(part, schema) as writer:
+            for number, entry in enumerate(source.entries):
+                rows += rows_of(number, entry, source)
+                if number % PORTION == PORTION - 1:
+                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                    count, rows = count + len(rows), []
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return count + len(rows)
 
 
@@ -141,7 +148,8 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
     prompts = prompts * size if len(prompts) == 1 else prompts
     completions = _split(group.tensors["completion_ids"], lengths)
     tokens = {key: _split(group.tensors[key], lengths) for key in TOKENS if _is_flat(group, key)}
-    rewards = rewards_of(group)
+    rewards, reward = _rewards_of(group), group.tensors.get(REWARD)
+    images = group.tensors.get("num_images", torch.zeros(1, dtype=torch.int32)).expand(size).tolist()
     for row in range(size):
         named = dict(zip(source.reward_functions, rewards[row], strict=False))
         yield {
@@ -150,14 +158,16 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
             "prompt_ids": prompts[row],
             "completion_ids": completions[row],
             **{f"reward/{name}": None if np.isnan(value) else value for name, value in named.items()},
+            "reward": None if reward is None else float(reward[row]),
             "advantage": float(group.tensors["advantages"][row]),
             **{name: columns[name] for name in ("step", "uses", "score")},
             "group": number,
+            "images": images[row],
             **{key: parts[row] for key, parts in tokens.items()},
         }
 
 
-def rewards_of(group: Group) -> list[list[float]]:
+def _rewards_of(group: Group) -> list[list[float]]:
     """Per row, the raw reward of each function; NaN where it returned None."""
     stored = group.tensors.get(REWARDS)
     rows: list[list[float]] = [[] for _ in group.completion_lengths] if stored is None else stored.tolist()

@@ -48,6 +48,8 @@ class FieldSpec:
 
 REWARDS = "trl_replay_rewards"
 """Stored beside TRL's keys: each row's raw rewards, one a function. No batch has it."""
+REWARD = "trl_replay_reward"
+"""In the place of `REWARDS` in groups made elsewhere, whose one reward is not that of the trainer's functions."""
 
 FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("prompt_ids", "prompt", pad="pad_token", dtype="int32"),
@@ -72,6 +74,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec(PIXELS, "pixels"),
     FieldSpec("pixel_attention_mask", "pixels"),
     FieldSpec(REWARDS, "row"),
+    FieldSpec(REWARD, "row"),
 )
 LOGPS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 """Fields of log-probs, kept in the precision that the user chooses."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import numpy as np
 from . import compat
 from .errors import ReplayError
 from .exporting import TOKENS
+from .foreign_rows import Row, checked, has_images
 from .report import Tally
 from .session import Session
 from .types import Floats
 
-Row = Mapping[str, Any]
 FINGERPRINT = "trl_replay_tokenizer"
 
 
@@ -29,7 +29,8 @@ class ForeignGroup:
         prompt_ids (`list[list[int]]`): Of each row.
         completion_ids (`list[list[int]]`): Of each row.
         rewards (`(G, functions)`): Raw rewards, NaN for None.
-        weights (`(functions,)`): The trainer's weight of each; 1 where the file has one reward of no function.
+        weights (`(functions,)`): The trainer's weight of each; 1 where they are not the trainer's functions.
+        named (`bool`): Whether they are.
         advantages (`(G,)`, *optional*): The file's.
         tokens (`dict[str, list[list[float]]]`): Token-level fields that the file has for every row, by batch key.
     """
@@ -38,6 +39,7 @@ class ForeignGroup:
     completion_ids: list[list[int]]
     rewards: Floats
     weights: Floats
+    named: bool
     advantages: Floats | None
     tokens: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -54,16 +56,16 @@ def read_groups(session: Session, source: Any, short: str, tally: Tally) -> list
     rows, fingerprint = _read(source)
     same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(session.trainer))
     size, rng = session.parts.num_generations, np.random.default_rng(session.trainer.args.seed)
-    gathered: dict[str, list[Row]] = {}
+    vocabulary, gathered = compat.vocabulary_size(session.trainer), dict[str, list[Row]]()
     for number, row in enumerate(rows):
-        missing = [name for name in ("prompt", "completion") if row.get(name) is None]
-        if missing or not _has_reward(row):
-            lacking = ", ".join(missing or ["reward"])
-            raise ReplayError(f"Row {number} of {_name(source)} lacks {lacking}: it has {', '.join(row)}.")
+        row = checked(row, f"Row {number} of {_name(source)}", vocabulary)
         key = row["group"] if row.get("group") is not None else row["prompt"]
         gathered.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(row)
     groups = []
     for members in gathered.values():
+        if any(map(has_images, members)):
+            tally.refuse(1, "it has images, and its file does not hold them")
+            continue
         whole = len(members) // size * size
         parts = [members[start : start + size] for start in range(0, whole, size)]
         rest = members[whole:]
@@ -75,7 +77,7 @@ def read_groups(session: Session, source: Any, short: str, tally: Tally) -> list
     return groups
 
 
-def _read(source: Any) -> tuple[Iterable[Row], str | None]:
+def _read(source: Any) -> tuple[Iterable[Any], str | None]:
     """The rows, and the fingerprint of the tokenizer that made their ids, where it is known."""
     if not isinstance(source, str | Path):
         return source, None
@@ -88,7 +90,7 @@ def _read(source: Any) -> tuple[Iterable[Row], str | None]:
             told = (table.schema.metadata or {}).get(FINGERPRINT.encode())
             return table.to_pylist(), told.decode() if told else None
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in path.read_text().splitlines() if line.strip()], None
+            return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()], None
     except Exception as error:  # of pyarrow, json or the system
         raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
     raise ReplayError(f"{path} can't be read: give a path that ends in .parquet or .jsonl.")
@@ -96,10 +98,6 @@ def _read(source: Any) -> tuple[Iterable[Row], str | None]:
 
 def _name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the rows given"
-
-
-def _has_reward(row: Row) -> bool:
-    return row.get("reward") is not None or any(name.startswith("reward/") for name in row)
 
 
 def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> ForeignGroup:
@@ -117,30 +115,34 @@ def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> Forei
         for key in TOKENS
         if with_ids and all(row.get(key) is not None and len(row[key]) == len(row["completion_ids"]) for row in rows)
     }
-    rewards, weights = _rewards(session, rows)
+    rewards, weights, named = _rewards(session, rows)
     told = [row.get("advantage") for row in rows]
     advantages = None if any(value is None for value in told) else np.array(told, dtype=np.float64)
-    return ForeignGroup(prompts, completions, rewards, weights, advantages, tokens)
+    return ForeignGroup(prompts, completions, rewards, weights, named, advantages, tokens)
 
 
 def _has_ids(row: Row) -> bool:
     return row.get("prompt_ids") is not None and row.get("completion_ids") is not None
 
 
-def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats]:
-    """`(G, functions)` rewards and `(functions,)` weights.
+def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
+    """`(G, functions)` rewards, `(functions,)` weights, and whether they are of the trainer's functions.
 
-    Of the trainer's functions where the file names them all; else the column `reward`, or other functions at weight 1.
+    Of these where the file names them all; else the column `reward`, or other functions at weight 1.
     """
     names = [f"reward/{name}" for name in session.trainer.reward_func_names]
-    if all(name in row for row in rows for name in names):
-        values = [[np.nan if row[name] is None else row[name] for name in names] for row in rows]
-        return np.array(values, dtype=np.float64), compat.reward_setup(session.trainer).weights
-    if all(row.get("reward") is not None for row in rows):
-        return np.array([[row["reward"]] for row in rows], dtype=np.float64), np.ones(1)
-    names = sorted({name for row in rows for name in row if name.startswith("reward/")})
-    values = [[np.nan if row.get(name) is None else row[name] for name in names] for row in rows]
-    return np.array(values, dtype=np.float64), np.ones(len(names))
+    named = all(name in row for row in rows for name in names)
+    values = _columns(rows, names) if named else np.full((len(rows), 0), np.nan)
+    whole = all(row.get("reward") is not None for row in rows)
+    if named and not (whole and np.isnan(values).all()):
+        return values, compat.reward_setup(session.trainer).weights, True
+    others = ["reward"] if whole else sorted({name for row in rows for name in row if name.startswith("reward/")})
+    return _columns(rows, others), np.ones(len(others)), False
+
+
+def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
+    """`(G, names)`; NaN for None."""
+    return np.array([[np.nan if row.get(name) is None else row[name] for name in names] for row in rows], np.float64)
 
 
 def _prompt_ids(trainer: Any, prompt: Any) -> list[int]:

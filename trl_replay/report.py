@@ -10,6 +10,8 @@ import numpy as np
 
 from .types import Floats
 
+NO_ROOM = "the storage had no room for it"
+
 
 @dataclass(slots=True)
 class Tally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,6 +59,33 @@ class Identity:
     rows: int
 
 
+def plain(value: Any, owner: str) -> Any:
+    """The same in values that JSON brings back as they were: lists for tuples, Python's numbers for NumPy's.
+
+    Raises:
+        CheckpointError: There are none; names the strategy that gave the value.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _not_plain(owner, f"the key {key!r}")
+        return {key: plain(each, owner) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, owner) for each in value]
+    if isinstance(value, np.generic):
+        return plain(value.item(), owner)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise _not_plain(owner, repr(value))
+
+
+def _not_plain(owner: str, given: str) -> CheckpointError:
+    return CheckpointError(
+        f"The {owner}'s state_dict() gives {given}, which JSON can't bring back: give mappings with texts as keys, "
+        "lists, texts, numbers, True, False and None."
+    )
+
+
 @dataclass(slots=True)
 class Saved:
     """One rank's session, without payload.
@@ -71,6 +98,8 @@ class Saved:
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         noted ([`Noted`], *optional*): Candidates that have not settled.
+        beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
+        log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
     """
 
@@ -81,6 +110,8 @@ class Saved:
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
     noted: Noted | None = None
+    beside: list[str] = field(default_factory=list)
+    log: str | None = None
     files: list[Path] = field(default_factory=list)
 
     def payload(self) -> Iterator[tuple[int, Group]]:
@@ -120,6 +151,8 @@ def write(folder: Path, saved: Saved, payload: Iterable[tuple[int, Group]], plug
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
         "noted": saved.noted and _description(saved.noted),
+        "beside": saved.beside,
+        "log": saved.log,
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
     }
     text = {"format": FORMAT, "checksum": _digest(content), "content": content}
@@ -148,6 +181,8 @@ def read(folder: Path, rank: int) -> Saved:
             session=content["session"],
             columns=load_arrays(mine / TABLE),
             keysets=[frozenset(keys) for keys in content["keysets"]],
+            beside=content["beside"],
+            log=content["log"],
             noted=content["noted"] and _noted(content["noted"], load_file(mine / CANDIDATES)),
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )

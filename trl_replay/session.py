@@ -21,7 +21,7 @@ from .errors import ReplayError, SeamError
 from .exchange import Admission, Draw, Rows, duplicates
 from .exporting import export
 from .parts import Parts
-from .report import Tally, Totals, metrics
+from .report import NO_ROOM, Tally, Totals, metrics
 from .traffic import Traffic
 from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows
 from .unfilled import KEPT, Unfilled, dead_slots
@@ -41,6 +41,7 @@ class Session:
         paused (`bool`): Between `pause()` and `resume()`.
         parts ([`Parts`]): What the session is made of.
         progress ([`Progress`]): What the last generation batch left for the next one.
+        replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
     """
 
     def __init__(self, trainer: Any, config: ReplayConfig, parts: Parts, enabled: bool = True) -> None:
@@ -57,6 +58,7 @@ class Session:
         self.traffic = Traffic(parts, self.tap, int(trainer.accelerator.process_index) if enabled else 0)
         self.decide = Decisions(parts, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
+        self.replaced: list[bool] = []
         self.progress = Progress()
 
     @property
@@ -118,6 +120,7 @@ class Session:
         except Exception as caught:
             error = error or caught
         total = self.traffic.agree(rows, tally, error, admission, draw)
+        self.replaced = self.traffic.replaced
         groups = self.traffic.move(rows, admission, draw)
         try:
             assert fresh is not None  # without a view, agree has raised
@@ -194,7 +197,7 @@ class Session:
         return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
     def _settle(self, noted: Noted | None, rows: Rows, solved: Ints, tally: Tally) -> Admission:
-        tally.refuse(self.buffer.withdraw(rows.lost()), "the storage had no room for it")
+        tally.refuse(self.buffer.withdraw(rows.lost()), NO_ROOM)
         return self.decide.settle(noted, rows, self.parts.processes, solved, tally)
 
     def _compose(

@@ -21,6 +21,9 @@ class Traffic:
     Everything is decided from columns before `agree`, and payload moves after it. So an error on one process reaches
     all of them at `agree`, and none waits for payload that another will not send.
 
+    Attributes:
+        replaced (`list[bool]`): Of all processes' rows, in their order, whether replay took the last batch's.
+
     Args:
         parts ([`Parts`]): Scope, buffer and fields.
         tap ([`Tap`]): Keeps the errors that no other process can have heard of.
@@ -31,6 +34,7 @@ class Traffic:
         self._parts = parts
         self._tap = tap
         self._rank = rank
+        self.replaced: list[bool] = []
 
     def share(self, batch: Batch | None, count: int, noted: Noted | None) -> tuple[Rows, Exception | None]:
         """Row columns of the fresh batch, of the last one's candidates and of its replayed rows, from all processes.
@@ -67,7 +71,7 @@ class Traffic:
         buffer = self._parts.buffer
         tally.size, tally.bytes = len(buffer), buffer.nbytes
         counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
-        vector = np.concatenate([counters, rows.identity(buffer.table, admission, draw)])
+        vector = np.concatenate([counters, rows.identity(buffer.table, admission, draw), rows.filled(draw)])
         agreement = self._parts.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
         reason = reason_to_stop(agreement, len(counters))
         if reason:
@@ -77,6 +81,7 @@ class Traffic:
             if self._parts.processes > 1:
                 error.add_note(f"Replay stops on all processes. {reason}")
             raise error
+        self.replaced = (agreement.vectors[:, -rows.count :] > 0).ravel().tolist()
         return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
 
     def move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from accelerate.utils import broadcast
 
 from . import compat
 from .batch import cut
-from .candidates import trainable_sums, with_rewards
+from .candidates import fill_missing, trainable_sums, with_rewards
 from .checkpoint import kind_of
 from .errors import ConfigurationError, ReplayError
+from .fields import REWARD, REWARDS, FieldTable
 from .foreign import ForeignGroup, read_groups
 from .report import Tally
 from .session import Session
@@ -52,9 +53,14 @@ def add(session: Session, source: Any, short: str = "refuse") -> int:
         raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
     together(lambda: found.extend(read_groups(session, source, short, tally)), ReplayError)
     advantages = _advantages(session, found)
-    live = [number for number, values in enumerate(advantages) if np.ptp(values) > 0]
-    tally.refuse(len(found) - len(live), "its rewards do not differ")
+    finite = [number for number, values in enumerate(advantages) if np.isfinite(values).all()]
+    tally.refuse(len(found) - len(finite), "an advantage is not finite")
+    live = [number for number in finite if np.ptp(advantages[number]) > 0]
+    tally.refuse(len(finite) - len(live), "its rewards do not differ")
     made = [_make(session, found[number], advantages[number]) for number in live]
+    known = [each for each in made if np.isfinite(trainable_sums(each.group)).all()]
+    tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
+    made = known
     rank, ranks = int(session.trainer.accelerator.process_index), session.parts.processes
     if kind == "process":
         made = made[rank::ranks]
@@ -72,7 +78,7 @@ def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> N
     serials = [progress.serial + number for number in range(len(made))]
     progress.serial += len(made)
     kept = session.decide.offer(
-        Groups.concatenate([each.view for each in made]),
+        Groups.concatenate(_alike([each.view for each in made])),
         serials,
         [each.group.nbytes for each in made],
         [each.group.keys for each in made],
@@ -88,19 +94,31 @@ def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> N
             buffer.receive({serial: each.group})
 
 
+def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
+    """The views as they are if all have the same reward functions, and else each with its one total."""
+    first = views[0].reward_weights
+    if all(np.array_equal(view.reward_weights, first) for view in views):
+        return views
+    return [replace(view, rewards=view.reward[:, :, None], reward_weights=np.ones(1)) for view in views]
+
+
 def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
     """One group, through the same cutting as a batch of TRL's."""
     trainer, fields, size = session.trainer, session.parts.fields, session.parts.num_generations
     batch = _batch(session, foreign, advantages)
-    origin = FROM_FILE
-    if compat.OLD_LOGPS not in batch:
-        origin, training = FROM_POLICY, trainer.model.training
-        trainer.model.eval()
-        batch = compat.with_old_logps(trainer, batch)
+    origin = FROM_FILE if compat.OLD_LOGPS in batch else FROM_POLICY
+    training = trainer.model.training
+    trainer.model.eval()
+    try:
+        batch = compat.with_reference_logps(trainer, compat.with_old_logps(trainer, batch))
+    finally:
         trainer.model.train(training)
-        if session.parts.processes > 1:  # all ranks must hold the same bits
-            batch[compat.OLD_LOGPS] = broadcast(batch[compat.OLD_LOGPS].contiguous())
+    if session.parts.processes > 1:  # all ranks must hold the same bits
+        for key in (key for key in (compat.OLD_LOGPS, compat.REF_LOGPS) if key in batch):
+            batch[key] = broadcast(batch[key].contiguous())
+    batch = _as_sampled(trainer, batch, fields)
     (group,) = cut(batch, fields, [slice(0, size)])
+    fill_missing(group.tensors)
     if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
         group = Group(group.tensors, group.keys | {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
     columns = describe(batch, 0, size, fields.pad_token_id)
@@ -116,7 +134,21 @@ def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
         prompt=columns["prompt"][:1],
         behaviour_logps=trainable_sums(group)[None],
     )
-    return Made(with_rewards(group, foreign.rewards), view, origin)
+    kept = (foreign.rewards, REWARDS) if foreign.named else (view.reward[0], REWARD)
+    return Made(with_rewards(group, *kept), view, origin)
+
+
+def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
+    """The batch with the keys that this trainer's batches have on account of its sampler, which is taken to agree
+    with the policy."""
+    batch = dict(batch)
+    if compat.keeps_sampler(trainer):
+        batch.setdefault(compat.SAMPLING_LOGPS, batch[compat.OLD_LOGPS])
+    if compat.corrects_sampler(trainer):
+        logps = batch[compat.OLD_LOGPS]
+        per_row = fields.spec(compat.IS_RATIO).layout == "row"
+        batch.setdefault(compat.IS_RATIO, torch.ones_like(logps[:, :1] if per_row else logps))
+    return batch
 
 
 def _batch(session: Session, foreign: ForeignGroup, advantages: Floats) -> Batch:
@@ -150,15 +182,30 @@ def _batch(session: Session, foreign: ForeignGroup, advantages: Floats) -> Batch
 def _advantages(session: Session, found: Sequence[ForeignGroup]) -> list[Floats]:
     """The file's advantages; where it has none, TRL's normalisation of the weighted sum of its rewards.
 
-    With `scale_rewards="batch"` the deviation is taken over all groups of the file.
+    A row that no function scored does not count, and gets 0. With `scale_rewards="batch"` the deviation is taken over
+    all groups of the file.
     """
-    sums = [np.nansum(group.rewards * group.weights, axis=1) for group in found]
+    sums = [_totals(group) for group in found]
     scale = compat.reward_setup(session.trainer).scale
     everything = np.concatenate(sums) if sums else np.zeros(0)
-    deviation = float(everything.std(ddof=1)) if len(everything) > 1 else 0.0
     values = []
     for group, total in zip(found, sums, strict=True):
-        std = {"none": 1.0 - STD_EPSILON, "batch": deviation}.get(scale, float(total.std(ddof=1)))
-        computed = (total - total.mean()) / (std + STD_EPSILON)
+        scored = total[~np.isnan(total)]
+        with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
+            std = {"none": 1.0 - STD_EPSILON, "batch": _std(everything)}.get(scale, _std(total))
+            computed = (total - (scored.mean() if len(scored) else 0.0)) / (std + STD_EPSILON)
+        computed = np.where(np.isnan(total), 0.0, computed)
         values.append(computed if group.advantages is None else group.advantages)
     return values
+
+
+def _totals(group: ForeignGroup) -> Floats:
+    """`(G,)`: the weighted sum of each row's rewards; NaN where there is none."""
+    unscored = np.isnan(group.rewards).all(axis=1)
+    return np.where(unscored, np.nan, np.nansum(group.rewards * group.weights, axis=1))
+
+
+def _std(values: Floats) -> float:
+    """Bessel-corrected, without NaN; 0 with fewer than two values."""
+    scored = values[~np.isnan(values)]
+    return float(scored.std(ddof=1)) if len(scored) > 1 else 0.0

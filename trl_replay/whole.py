@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 TRAINER_STATE = "trainer_state.json"
+UNFINISHED = "checkpoint-is-incomplete.txt"
+"""Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 
 
 def last_whole_checkpoint(output_dir: str | Path) -> str | None:
@@ -32,10 +34,28 @@ def last_whole_checkpoint(output_dir: str | Path) -> str | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether stock's last file is there and every file has its end."""
-    if not (folder / TRAINER_STATE).is_file():
+    """Whether stock's last file is there, all files that ours know of are, and every file has its end."""
+    if not (folder / TRAINER_STATE).is_file() or (folder / UNFINISHED).exists():
         return False
-    return all(_has_its_end(path) for path in folder.rglob("*") if path.is_file())
+    ours = list((folder / "trl_replay").glob("rank-*"))
+    return all(map(_has_all_files, ours)) and all(_has_its_end(path) for path in _files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files in a checkpoint, and in its folders, which may be links."""
+    inside = [path for part in folder.iterdir() if part.is_dir() for path in part.rglob("*")]
+    return [path for path in (*folder.iterdir(), *inside) if path.is_file()]
+
+
+def _has_all_files(rank: Path) -> bool:
+    """Whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
+    try:
+        content = json.loads((rank / "state.json").read_bytes())["content"]
+        return all((rank / name).is_file() for name in content["files"]) and all(
+            (rank.parents[1] / name).is_file() for name in content["beside"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _has_its_end(path: Path) -> bool:

@@ -20,10 +20,11 @@ torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ending import end
-from resuming import LAYOUTS, PAIRS, SCOPES, build, differences, everything, restored, train
+from resuming import LAYOUTS, PAIRS, SCOPES, build, differences, everything, group_hash, restored, train
 from support import weights_hash
 
 import trl_replay
+from trl_replay.types import Group
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STRADDLING: dict[int, dict[str, Any]] = {
@@ -95,6 +96,48 @@ def unsaved(folder: Path) -> dict[str, Any]:
     return {"text": "nothing was raised", "whole": None}
 
 
+TEACHER = [
+    {"prompt": prompt, "completion": completion, "reward": float(completion == "2")}
+    for prompt in ("1+1=", "3-1=", "2*1=")
+    for completion in "2345"
+]
+
+
+def files(folder: Path, scope: str) -> dict[str, Any]:
+    """What this rank exports, what all ranks make of the files together, and of groups without log-probs."""
+    _, session = train(folder, replay_scope=scope, replay_buffer_size=50, max_steps=4, save_strategy="no")
+    path = session.export(folder / f"{scope}.parquet")
+    torch.distributed.barrier()
+    trainer = build(folder, max_steps=4, save_strategy="no")
+    other = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=50)
+    added = [other.buffer.add(part) for part in sorted(folder.glob(f"{scope}*.parquet"))]
+    taken = hashes(other)
+    other.buffer.clear()
+    added.append(other.buffer.add(TEACHER))
+    trainer.train()
+    return {
+        "path": path.name,
+        "held": hashes(session),
+        "added": added,
+        "taken": taken,
+        "taught": {s: group_hash(other.buffer.load(s)) for s in taught(other) if s in other.buffer.held()},
+        "table": other.buffer.table.serial[other.buffer.table.origin == 2].tolist(),
+        "replaced": other.totals.counters["replaced"],
+    }
+
+
+def taught(session: Any) -> list[int]:
+    table = session.buffer.table
+    return [int(serial) for serial in table.serial[table.origin == 2]]
+
+
+def hashes(session: Any) -> list[str]:
+    """Of what this rank holds, as groups that know nothing of tools."""
+    groups = [session.buffer.load(serial) for serial in session.buffer.held()]
+    plain = [Group(g.tensors, g.keys - {"tool_mask"}, g.prompt_lengths, g.completion_lengths) for g in groups]
+    return [group_hash(group) for group in plain]
+
+
 def main(folder: Path) -> None:
     results: dict[str, Any] = {}
     pairs = PAIRS if WORLD == 2 else PAIRS[:1]
@@ -112,6 +155,8 @@ def main(folder: Path) -> None:
             results[f"{scope} of {source}"] = dealt(folder / "dealt", checkpoint, replay_scope=scope)
         train(folder / f"{scope} of {WORLD}", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
     if WORLD == 2:
+        for scope in SCOPES:
+            results[f"files {scope}"] = files(folder / "files", scope)
         results["refused"] = refused(folder / "refused")
         results["unsaved"] = unsaved(folder / "unsaved")
     (folder / f"results-{WORLD}-{RANK}.json").write_text(json.dumps(results))

@@ -125,12 +125,13 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
     trainer.add_callback(gradients)
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
-    hashes, owners = [], []
+    hashes, owners, marked = [], [], []
     leave_out = ("owner",) if replay.get("replay_scope") != "sharded" else ()
     step, fetch, drawn = session.step, session.scope.fetch, []
 
     def watched(batch: Any) -> Any:
         out = step(batch)
+        marked.append(session.replaced)
         hashes.append(table_hash(session.buffer.table, leave_out))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
@@ -158,6 +159,9 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
             }
             for before, after in steps
         ],
+        "marked": marked,
+        "logged": {name: len(column) for name, column in columns(trainer).items()},
+        "logged marks": list(trainer._logs["extra"]["replay/replaced"]),
         "hashes": hashes,
         "owners": owners,
         "drawn": drawn[: len(steps)],
@@ -171,6 +175,12 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
         "metrics": session.metrics,
         "received": session.scope.received,
     }
+
+
+def columns(trainer: Any) -> dict[str, Any]:
+    """Those of the table of completions that the main process logs."""
+    logs = trainer._logs
+    return {name: logs[name] for name in ("prompt", "completion", "advantages")} | logs["rewards"] | logs["extra"]
 
 
 def holds(storage: Any, serial: int) -> bool:

@@ -1,0 +1,33 @@
+"""A column in the table of completions that TRL logs: the rows in whose place stored groups were trained on.
+
+TRL keeps the last rows in deques, one a column, and fails to log where one of them is shorter than the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+COLUMN = "replay/replaced"
+
+
+def begin(trainer: Any) -> None:
+    """Adds the column: rows that were logged before were trained on themselves."""
+    logged = trainer._logs["prompt"]
+    trainer._logs["extra"][COLUMN] = deque([False] * len(logged), maxlen=logged.maxlen)
+
+
+def mark(trainer: Any, replaced: Sequence[bool]) -> None:
+    """Adds a value for each row that the trainer has just logged, those of all processes, in its order.
+
+    Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
+    """
+    column, rows = trainer._logs["extra"][COLUMN], len(trainer._logs["prompt"])
+    column.extend(replaced)
+    column.extend([False] * (rows - len(column)))
+
+
+def end(trainer: Any) -> None:
+    """Takes the column away again."""
+    trainer._logs["extra"].pop(COLUMN, None)

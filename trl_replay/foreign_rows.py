@@ -1,0 +1,93 @@
+"""What a row made elsewhere must be like: refused in words that name the row and the value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import ReplayError
+from .exporting import TOKENS
+
+Row = Mapping[str, Any]
+SHOWN = 80
+"""Characters of a value that an error shows."""
+
+
+def checked(row: Any, label: str, vocabulary: int) -> Row:
+    """The row, if it can be used.
+
+    Args:
+        row (`Any`): As read.
+        label (`str`): What an error calls it.
+        vocabulary (`int`): Token ids that the model knows.
+
+    Raises:
+        ReplayError: It lacks something, or has a value of another kind.
+    """
+    if not isinstance(row, Mapping):
+        raise ReplayError(f"{label} is {_show(row)}, not a mapping.")
+    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
+    if missing or not _has_reward(row):
+        lacking = ", ".join(missing or ["reward"])
+        raise ReplayError(f"{label} lacks {lacking}: it has {', '.join(map(str, row))}.")
+    for name, value in row.items():
+        if value is None:
+            continue
+        if name in ("prompt", "completion") and not _is_text(value):
+            raise _refusal(label, name, value, "is neither text nor messages")
+        if (name in ("reward", "advantage") or name.startswith("reward/")) and not _is_number(value):
+            raise _refusal(label, name, value, "is no number")
+        if name in ("prompt_ids", "completion_ids") and not _are_ids(value, vocabulary):
+            raise _refusal(label, name, value, "are no token ids of this model")
+        if name in TOKENS and not (_is_list(value) and all(map(_is_number, value))):
+            raise _refusal(label, name, value, "are no numbers")
+    return row
+
+
+def has_images(row: Row) -> bool:
+    """Whether a row belongs to images: their number, as exported, or a list of them."""
+    images = row.get("images")
+    return images is not None and bool(len(images) if hasattr(images, "__len__") else images)
+
+
+def _has_reward(row: Row) -> bool:
+    value = row.get("reward")
+    if value is not None and not (isinstance(value, float) and math.isnan(value)):
+        return True
+    return any(name.startswith("reward/") for name in row)
+
+
+def _is_text(value: Any) -> bool:
+    """A text, or messages: mappings with a content."""
+    if isinstance(value, str):
+        return True
+    return _is_list(value) and len(value) > 0 and all(isinstance(m, Mapping) and "content" in m for m in value)
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it counts as a number: Python's, NumPy's, or a tensor of one."""
+    if value is None or isinstance(value, str | bytes):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _are_ids(value: Any, vocabulary: int) -> bool:
+    return _is_list(value) and all(_is_number(i) and 0 <= float(i) < vocabulary and i == int(i) for i in value)
+
+
+def _refusal(label: str, name: str, value: Any, reason: str) -> ReplayError:
+    return ReplayError(f"{label} has {name}={_show(value)}, which {reason}.")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
