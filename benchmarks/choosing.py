@@ -3,8 +3,8 @@
     python benchmarks/choosing.py                    # about an hour on one core
     python benchmarks/choosing.py --arms defaults,heap --seeds 100
 
-A coarse grid: one learning rate a task and few seeds, which benchmarks/learning.py does not report. It tells what fails
-and what is worth more seeds (learning.py --arm); differences of less than the spread between seeds mean nothing.
+A coarse grid: one learning rate a task and few seeds, which benchmarks/learning.py does not report. It tells what
+fails and what is worth more seeds (learning.py --arm); differences of less than the spread between seeds mean nothing.
 Runs are kept in runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 """
 
@@ -21,40 +21,40 @@ sys.path.insert(0, str(Path(__file__).parent))
 from learning import PROTOCOLS, Job, Ledger, parse_arm
 
 RATES = {"lock": 3e-4, "addition": 1e-4}
-ARMS = """
-stock
-defaults
-none=correction:none
-truncated=correction:truncated
-sequence_mask=correction:sequence_mask
-topr=correction:topr
-m2po=correction:m2po
-decoupled=correction:decoupled
-shaped=correction:shaped
-per=correction:per
-heap=evictor:heap,sampler:proportional
-fifo=evictor:fifo,sampler:uniform
-reservoir=evictor:reservoir,sampler:uniform
-start=start:0
-max_age=max_age:100
-max_uses=max_uses:8
-half_life=half_life:100
-cooldown=cooldown:16
-half=max_fraction:0.5
-quarter=max_fraction:0.25
-weight=weight:0.5
-inserts=samples_per_insert:8
-log_ratio=max_log_ratio:0.5
-ess=min_ess:0.5
-max_weight=max_weight:2.0
-retire=retire_passes:8
-refresh=refresh:advantage
-size_16=buffer_size:16
-size_256=buffer_size:256
-always=selector:always
-exclude=unfilled:exclude
-intra_batch=unfilled:intra_batch
-""".split()
+ARMS = [
+    "stock",
+    "defaults",
+    "none=correction:none",
+    "truncated=correction:truncated",
+    "sequence_mask=correction:sequence_mask",
+    "topr=correction:topr",
+    "m2po=correction:m2po",
+    "decoupled=correction:decoupled",
+    "shaped=correction:shaped",
+    "per=correction:per",
+    "heap=evictor:heap,sampler:proportional",
+    "fifo=evictor:fifo,sampler:uniform",
+    "reservoir=evictor:reservoir,sampler:uniform",
+    "start=start:0",
+    "max_age=max_age:100",
+    "max_uses=max_uses:8",
+    "half_life=half_life:100",
+    "cooldown=cooldown:16",
+    "half=max_fraction:0.5",
+    "quarter=max_fraction:0.25",
+    "weight=weight:0.5",
+    "inserts=samples_per_insert:8",
+    "log_ratio=max_log_ratio:0.5",
+    "ess=min_ess:0.5",
+    "max_weight=max_weight:2.0",
+    "retire=retire_passes:8",
+    "refresh=refresh:advantage",
+    "size_16=buffer_size:16",
+    "size_256=buffer_size:256",
+    "always=selector:always",
+    "exclude=unfilled:exclude",
+    "intra_batch=unfilled:intra_batch",
+]
 
 
 def main() -> int:
