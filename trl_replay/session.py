@@ -18,7 +18,7 @@ from .candidates import STALE, Noted, Progress, note
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
-from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop
+from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop, unpacked
 from .exporting import export
 from .parts import Parts
 from .report import COUNTERS, NO_ROOM, Tally, Totals, metrics
@@ -231,7 +231,7 @@ class Session:
             if self.parts.processes > 1:
                 error.add_note(f"Replay stops on all processes. {reason}")
             raise error
-        self.replaced = (agreement.vectors[:, -rows.count :] > 0).ravel().tolist()
+        self.replaced = unpacked(agreement.vectors[:, len(counters) + 2 :], rows.count)
         return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
 
     def _move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:
