@@ -51,7 +51,7 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "lock": Protocol("lock", 1500, 150, (2e-4, 5e-4, 1e-3), (100, 101)),
+    "lock": Protocol("lock", 1500, 150, (2e-4, 3e-4, 5e-4, 1e-3), (100, 101)),
     "addition": Protocol("addition", 500, 50, (1e-5, 3e-5, 1e-4), (100, 101)),
 }
 

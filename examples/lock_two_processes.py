@@ -14,6 +14,7 @@ asked.)
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -67,6 +68,8 @@ def main() -> None:
                     file.write(json.dumps({"processes": WORLD, **record.as_dict()}) + "\n")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # gloo's threads can abort a process whose interpreter is being torn down (pytorch/pytorch#179291)
 
 
 if __name__ == "__main__":

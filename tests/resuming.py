@@ -14,12 +14,12 @@ import torch
 from support import weights_hash
 
 import trl_replay
-from trl_replay import group_files, saved
+from trl_replay import compat, group_files, saved
 from trl_replay.testing import make_trainer
 from trl_replay.types import Group
 
-EVICTORS = ("heap", "fifo", "reservoir", "weighted_reservoir")
-SAMPLERS = ("proportional", "uniform", "top", "newest")
+EVICTORS = ("heap", "fifo", "prompt_balanced", "reservoir", "weighted_reservoir")
+SAMPLERS = ("proportional", "prompt_balanced", "uniform", "top", "newest")
 SCOPES = ("process", "gathered", "sharded")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one iteration": {},
@@ -101,12 +101,23 @@ def state(session: Any) -> dict[str, Any]:
         "serial": progress.serial,
         "noted_at": progress.noted_at,
         "pending": progress.pending,
+        "drawn": progress.drawn,
+        "measured": {
+            name: values.tolist()
+            for name, values in session.tap.measures.columns(compat.local_rows(session.trainer)).items()
+        },
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
+        "limits": dict(parts.allowance.state_dict()),
         "metrics": {key: value for key, value in session.metrics.items() if key != "replay/seconds"},
         "candidates": None if noted is None else [_candidate(candidate) for candidate in noted.candidates],
         "view": None if noted is None else {name: getattr(noted.groups, name).tolist() for name in saved.VIEWS},
         "waiting keys": None if noted is None else [sorted(waiting.keys) for waiting in noted.candidates],
     }
+
+
+def _measured(session: Any) -> dict[str, Any]:
+    columns: dict[str, Any] = session.tap.measures.columns(compat.local_rows(session.trainer))
+    return columns
 
 
 def _candidate(candidate: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+import trl_replay
 from trl_replay.canary import CALLBACKS, TRAINER, drift, installed
 
 
@@ -105,10 +106,27 @@ def test_a_change_is_told_in_words(copy: Path, old: str) -> None:
     assert any(words in problem for problem in found), found
 
 
+def test_what_transformers_has_need_not_stand_in_trl(copy: Path) -> None:
+    """TRL up to 1.7 has no `_load_optimizer_and_scheduler` of its own, and never names `_get_output_dir`."""
+    path = copy / TRAINER
+    text = path.read_text()
+    for name in ("_load_optimizer_and_scheduler", "_get_output_dir"):
+        text = text.replace(name, "something_else")
+    path.write_text(text)
+    assert drift(copy) == []
+
+
 def test_a_reference_sync_at_another_time_is_told(copy: Path) -> None:
     path = copy / CALLBACKS
     path.write_text(path.read_text().replace("% args.ref_model_sync_steps", "% args.sync_every"))
     assert any("SyncRefModelCallback does not sync when" in problem for problem in drift(copy))
+
+
+def test_only_compat_asks_which_release_is_installed() -> None:
+    """What differs between releases is handled in one place."""
+    package = Path(trl_replay.__file__).parent
+    asking = [path.name for path in package.rglob("*.py") if 'version("trl")' in path.read_text(encoding="utf-8")]
+    assert asking == ["compat.py"]
 
 
 def test_a_folder_that_is_no_trl_is_told(tmp_path: Path) -> None:

@@ -36,6 +36,31 @@ def test_resuming_is_bit_identical_to_the_run_that_never_stopped(
     assert not differences(whole, resumed)
 
 
+LIMITS: dict[str, Any] = {
+    "replay_refresh": "ratio",
+    "replay_max_log_ratio": 0.5,
+    "replay_min_ess": 1.0,
+    "replay_samples_per_insert": 2.0,
+    "replay_start_pass_rate": 0.01,
+    "replay_retire_passes": 4,
+    "replay_unfilled": "exclude",
+    "replay_correction": "per",
+    "learning_rate": 1e-2,
+}
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("layout", ["one iteration", "two iterations"])
+def test_limits_and_gates_go_on_where_they_were(tmp_path: Path, scope: str, layout: str) -> None:
+    settings = {**LIMITS, "replay_scope": scope, **LAYOUTS[layout]}
+    trainer, session = train(tmp_path, **settings)
+    whole = everything(trainer, session)
+    assert session.parts.allowance.share < 1.0, "the floor was reached"
+    assert whole["totals"][1]["replaced"] > 0
+    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), **settings)
+    assert not differences(whole, everything(trainer, session))
+
+
 @pytest.mark.parametrize("storage", ["cpu", "device"])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it(
@@ -321,7 +346,7 @@ def test_a_file_whose_checksum_differs_is_named(tmp_path: Path, copied: Path) ->
 
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, checkpoint: Path) -> None:
     scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
-    found = restored(tmp_path, str(checkpoint), replay_buffer_size=2)
+    found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
     assert sorted(found["columns"]["score"]) == scores[-2:]
     assert len(found["payload"]) == 2
 

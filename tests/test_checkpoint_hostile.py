@@ -263,7 +263,7 @@ def test_an_empty_buffer_makes_the_round_trip(tmp_path: Path, scope: str) -> Non
 @pytest.mark.parametrize(("then", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
 def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path: Path, then: str, now: str) -> None:
     train(tmp_path, max_steps=6, replay_logps_dtype=then)
-    session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_logps_dtype=now)
+    session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_logps_dtype=now, replay_evictor="heap")
     held = {str(session.buffer.load(s).tensors["old_per_token_logps"].dtype) for s in session.buffer.held()}
     assert held == {"torch.float32", "torch.bfloat16"}
     assert session.totals.counters["replaced"] > 0

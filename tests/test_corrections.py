@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,15 +47,22 @@ CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled
 TOKEN_WEIGHTS = {"truncated", "m2po", "decoupled", "shaped"}
 
 
-def train(tmp_path: Any, correction: str, **settings: Any) -> tuple[Any, Any]:
+Gate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps the new, behaviour and old log-probs of a row's tokens and their weights to other weights."""
+
+
+def train(
+    tmp_path: Any, correction: str, replay: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Any, trl_replay.Session]:
     settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
-    session = trl_replay.attach(trainer, replay_correction=correction, replay_sampler="newest")
+    trainer.signals = {}
+    session = trl_replay.attach(trainer, replay_correction=correction, replay_sampler="newest", **(replay or {}))
     trainer.train()
     return trainer, session
 
 
-def check_by_hand(trainer: Any, correction: str) -> int:
+def check_by_hand(trainer: Any, correction: str, gate: Gate | None = None) -> int:
     """Compares every loss with the reference; returns how many replayed rows were in them."""
     replayed = 0
     stored: dict[str, torch.Tensor] = {}
@@ -73,6 +81,7 @@ def check_by_hand(trainer: Any, correction: str) -> int:
             old, weights = new, torch.ones_like(new)
             if number < 0:
                 old, weights = weights_by_hand(correction, new, stored[key], advantage)
+                weights = gate(new, stored[key], old, weights) if gate else weights
                 replayed += 1
             else:
                 stored[key] = new
@@ -103,7 +112,6 @@ def test_the_trainers_loss_is_the_one_computed_by_hand(tmp_path: Any, correction
             tmp_path / f"{level}{beta}", correction, loss_type=loss, importance_sampling_level=level, **settings
         )
         assert session.totals.counters["replaced"] == 4
-        trainer.signals = {}
         assert check_by_hand(trainer, correction) == 16, (level, beta)
 
 
@@ -156,7 +164,95 @@ def test_huge_ratios_stay_finite() -> None:
         assert corrected.weights is None or bool(corrected.weights.isfinite().all()), name
 
 
+def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:
+    """An entry of twice the score is drawn twice as often, and so weighs 2^-β, with β on its way from 0.5 to 1."""
+    script = Rewards([LIVE, [2.0, 0, 0, 0], [4.0, 0, 0, 0]], [DEAD, DEAD, DEAD])
+    trainer = make_trainer(tmp_path, script, trainer_class=Spy, max_steps=4, learning_rate=1e-3, scale_rewards="none")
+    session = trl_replay.attach(
+        trainer,
+        replay_scorer="reward_std",
+        replay_sampler="proportional",
+        replay_correction="per",
+        replay_correction_kwargs={"beta": 0.5, "updates": 4},
+    )
+    steps = record(session)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 9
+    for update, (loss, (_, after)) in enumerate(zip(trainer.losses, steps, strict=True)):
+        beta, weights = 0.5 + 0.5 * update / 4, []
+        for signal in after["advantages"].view(3, 4).amax(dim=1).tolist():  # 3/4 of the group's one reward
+            weights += [1.0 if update == 0 else (signal / 0.75) ** -beta] * 4
+        expected = torch.tensor(weights) * after["advantages"]
+        torch.testing.assert_close(loss["inputs"]["advantages"].sort().values, expected.sort().values)
+
+
+@pytest.mark.parametrize("sampler", ["proportional", "prompt_balanced", "uniform"])
+def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, HALF], [LIVE, DEAD, HALF], [DEAD] * 3), max_steps=4)
+    session = trl_replay.attach(trainer, replay_sampler=sampler, replay_correction="per")
+    seen = []
+    draw = session.decide.sample
+
+    def sample(*args: Any) -> Any:
+        table = session.buffer.table
+        chances = {"uniform": table.score * 0 + 1, "proportional": table.score}.get(sampler, table.score / table.peers)
+        drawn = draw(*args)
+        seen.extend(
+            (chances[row] / chances.min(), priority)
+            for row, priority in zip(drawn.rows, drawn.priorities, strict=True)
+        )
+        return drawn
+
+    session.decide.sample = sample  # type: ignore[method-assign]
+    trainer.train()
+    assert len(seen) == 7
+    assert [priority for _, priority in seen] == pytest.approx([chance for chance, _ in seen])
+    assert sampler == "uniform" or max(chance for chance, _ in seen) > 1
+
+
+def own_sampler(table: Any, count: int, context: Any) -> Any:
+    return list(range(count))
+
+
+@pytest.mark.parametrize("sampler", ["top", "newest", own_sampler])
+def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path: Any, sampler: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):
+        trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
+
+
+def test_per_takes_a_third_partys_weighted_sampler(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
+    sampler = trl_replay.WeightedSampler(lambda table, context: 1.0 / (1 + table.uses))
+    session = trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+
+
+class Drawer:
+    @trl_replay.hookimpl
+    def trl_replay_sample(self, table: Any, count: int, context: Any) -> Any:
+        return list(range(count))
+
+
+def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path: Any) -> None:
+    trl_replay.register(Drawer(), "drawer")
+    try:
+        with pytest.raises(trl_replay.ConfigurationError, match="the plugin 'drawer' may draw in its place"):
+            trl_replay.attach(
+                make_trainer(tmp_path, Rewards(*SCRIPT)),
+                replay_correction="per",
+                replay_sampler="uniform",
+                replay_plugins=["drawer"],
+            )
+    finally:
+        trl_replay.unregister("drawer")
+
+
 BAD = [
+    ("per", {"beta": 2}, "beta=2"),
+    ("per", {"final_beta": -0.1}, "final_beta=-0.1"),
+    ("per", {"updates": 0}, "updates=0"),
     ("truncated", {"cap": 0}, "cap=0"),
     ("truncated", {"level": "row"}, "level='row'"),
     ("sequence_mask", {"low": 2.0, "high": 1.0}, "high=1.0"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from releases import since
 from replaying import Checked, build, check_losses, replay
 from support import DEAD, HALF, LIVE, LOSSES, Rewards
 
@@ -45,6 +46,7 @@ BATCHES: dict[str, dict[str, Any]] = {
     **{f"{loss}, {level} level": {"loss_type": loss, "importance_sampling_level": level}
        for loss in LOSSES for level in ("token", "sequence")},
 }  # fmt: skip
+NEWER = {"luspo, token level": since("1.10.0", "a token-level luspo loss that leaves padding out")}
 
 
 def checked(tmp_path: Any, rewards: Any = None, **settings: Any) -> Any:
@@ -52,7 +54,7 @@ def checked(tmp_path: Any, rewards: Any = None, **settings: Any) -> Any:
     return make_trainer(tmp_path, rewards or Rewards(*SCRIPT), **settings)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [pytest.param(name, marks=NEWER.get(name, ())) for name in BATCHES])
 def test_replay_is_right_with(tmp_path: Any, batch: str) -> None:
     session, _ = replay(checked(tmp_path, **BATCHES[batch]))
     if "truncated" not in batch:
@@ -77,18 +79,28 @@ def test_replay_is_right_with_the_off_policy_mask_and_drops_rows(tmp_path: Any) 
     assert dropped > 0, "the mask took some replayed row out of the loss"
 
 
+@since("1.8.0", "the entropy bonus")
 @pytest.mark.parametrize(
     "settings",
     [
         {"entropy_coef": 0.01},
         {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 5.0, "entropy_coef_delta": 0.002},
+        {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 1.0},
     ],
-    ids=["static", "adaptive"],
+    ids=["static", "adaptive", "adaptive, above its target"],
 )
 def test_replay_is_right_with_an_entropy_bonus(tmp_path: Any, settings: dict[str, Any]) -> None:
-    replay(checked(tmp_path, **settings))
+    trainer = checked(tmp_path, **settings)
+    replay(trainer)
+    if settings.get("entropy_target") == 1.0:
+        assert trainer.applied_entropy_coef == 0.0, "so uncertain a model gets no bonus"
+    else:
+        assert trainer.applied_entropy_coef > 0.0
+    if settings.get("entropy_target") == 5.0:
+        assert trainer.entropy_coef > 0.01, "the coefficient has moved"
 
 
+@since("1.7.0", "the auxiliary loss")
 @pytest.mark.parametrize("family", ["Qwen2Moe", "Mixtral"])
 def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_path: Any, family: str) -> None:
     import transformers
@@ -146,6 +158,7 @@ def test_replay_is_right_with_conversations(tmp_path: Any) -> None:
     assert len(texts) == 60, "completions came as messages"
 
 
+@since("1.9.0", "iterable datasets")
 def test_replay_is_right_with_an_iterable_dataset(tmp_path: Any) -> None:
     from datasets import Dataset
 

@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from replaying import build, forward, replay
+from loss_by_hand import forward
+from releases import CLIPPED_RATIOS, SCORES_EVERY_TOKEN, since
+from replaying import build, replay
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -21,7 +23,7 @@ class StandIn:
     Its log-probs differ a little from the trainer's, and every fifth is missing (TRL turns NaN into None, and back).
     """
 
-    def __init__(self, trainer: Any, lengths: list[int], missing: bool = True) -> None:
+    def __init__(self, trainer: Any, lengths: list[int], missing: bool = not SCORES_EVERY_TOKEN) -> None:
         self.trainer = trainer
         self.lengths = lengths
         self.missing = missing
@@ -56,16 +58,16 @@ class StandIn:
 def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows(
     tmp_path: Any, mode: str, lengths: list[int]
 ) -> None:
-    trainer = build(
-        tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=1.2,
-        vllm_importance_sampling_clip_min=0.7, learning_rate=3e-2,
-    )  # fmt: skip
+    settings = {"vllm_importance_sampling_mode": mode, **CLIPPED_RATIOS}
+    trainer = build(tmp_path, Rewards(*SCRIPT), learning_rate=3e-2, **settings)
     generation = StandIn(trainer, lengths)
     session, watch = replay(trainer)
     assert generation.syncs > 0
     width = 1 if mode.startswith("sequence") else max(lengths)
     for before, after in watch.steps:
-        if len(lengths) > 1:  # with (i + j) % 5 == 4, a completion of one token may be missing altogether
+        if (
+            len(lengths) > 1 and generation.missing
+        ):  # with (i + j) % 5 == 4, a completion of one token may be missing altogether
             assert bool(before["sampling_per_token_logps"].isnan().any()), "vLLM did not score every token"
         assert after["importance_sampling_ratio"].size(1) >= width
         assert (after["importance_sampling_ratio"].size(1) == 1) == (width == 1)
@@ -172,6 +174,7 @@ class Vault:
         return "it opens" if guess == self.secret else "nothing happens"
 
 
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
 def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(
     tmp_path: Any, monkeypatch: Any
 ) -> None:
@@ -212,6 +215,7 @@ def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed
                 assert "it opens" in untrained or "nothing happens" in untrained, "the tool's words are not trained on"
 
 
+@since("1.11.0", "log-probs that the sampler could not give")
 def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path: Any) -> None:
     trainer = build(tmp_path, Rewards(*SCRIPT))
     generation = StandIn(trainer, [3, 2, 4])

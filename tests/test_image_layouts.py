@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from releases import since
 from test_batch import KEYS, PAD, SIZE, make_batch, place, rows_of
 from test_images import assert_same_images, by_row, real_types
 
@@ -97,10 +98,15 @@ def assert_rows(after: dict[str, Any], before: dict[str, Any], pairs: list[tuple
 
 
 COUNTS = [((1, 1, 1), (1, 1, 1)), ((2, 1, 3), (1, 3, 2)), ((0, 2, 2), (1, 3, 2)), ((2, 2, 1), (3, 0, 2))]
+SPLIT = {
+    "spatial_shapes": since("1.7.0", "a split of this layout"),
+    **dict.fromkeys(["num_tiles", "flat", "flat with image_sizes"], since("1.11.0", "a split of this layout")),
+}
+SPLIT_LAYOUTS = [pytest.param(layout, marks=SPLIT.get(layout, ())) for layout in LAYOUTS]
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", SPLIT_LAYOUTS)
 def test_9_every_layout_comes_back_with_its_rows(layout: str, counts: Any) -> None:
     from trl.trainer.utils import (
         shuffle_sequence_dict,
@@ -137,7 +143,7 @@ def test_parts_of_a_group_join_to_the_whole(layout: str) -> None:
         assert torch.equal(joined.tensors[key], value), key
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", SPLIT_LAYOUTS)
 def test_a_part_without_images_joins_one_with_images(layout: str) -> None:
     """An environment may show an image in one rollout and none in another."""
     with_some, without = make(layout, (2, 1, 1), 4), make(layout, (0, 1, 1), 5)

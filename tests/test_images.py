@@ -7,18 +7,30 @@ from typing import Any
 import pictures
 import pytest
 import torch
-from replaying import build, replay
+from releases import SAMPLES_IMAGE_TOKENS, since
+from replaying import Checked, build, replay
 from support import DEAD, HALF, LIVE, Rewards
 
+import trl_replay
 from trl_replay.fields import IMAGE_KEYS
 from trl_replay.session import Session
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 MODELS = {"image_grid_thw": pictures.qwen2_vl, "num_tiles": pictures.internvl, "one entry an image": pictures.llava}
+COUNTS = [(1, 1, 1), (2, 1, 3), (2, 1, 0), (0, 0, 0, 1, 2, 1)]
+NEWER = since("1.11.0", "a split of tiles, and of several images a row that have neither grid nor positions")
+ALWAYS = {"image_grid_thw": COUNTS, "num_tiles": [], "one entry an image": [(1, 1, 1)]}  # split by any release
+CASES = [
+    pytest.param(layout, counts, marks=() if counts in ALWAYS[layout] else NEWER)
+    for layout in MODELS
+    for counts in COUNTS
+]
 
 
 def train(tmp_path: Any, make: Any, counts: tuple[int, ...], **settings: Any) -> tuple[Session, Any]:
     model, processor = make()
+    if SAMPLES_IMAGE_TOKENS:
+        settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
     trainer = build(
         tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, max_steps=6, learning_rate=1e-2,
         arguments={"train_dataset": pictures.dataset(counts)}, **settings,
@@ -79,8 +91,7 @@ def real_types(batch: dict[str, Any], key: str, row: int) -> torch.Tensor:
     return batch[key][row][real] if key in batch else torch.zeros(int(real.sum()), dtype=torch.int64)
 
 
-@pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1, 3), (2, 1, 0), (0, 0, 0, 1, 2, 1)], ids=str)
-@pytest.mark.parametrize("layout", MODELS)
+@pytest.mark.parametrize(("layout", "counts"), CASES, ids=str)
 def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, counts: tuple[int, ...]) -> None:
     session, watch = train(tmp_path, MODELS[layout], counts)
     assert check_images(watch) > 0, "some replayed row has an image"
@@ -89,6 +100,26 @@ def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, count
     if counts[:3] == (0, 0, 0):
         assert pictured == {True, False}, "batches with and without images"
         assert "has images, the batch none" in session.explain() or len(session.buffer) > 0
+
+
+class OneTooMany(Checked):
+    """A trainer whose batches hold an image that belongs to no row."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        return {**batch, "pixel_values": torch.cat([batch["pixel_values"], batch["pixel_values"][:1]])}
+
+
+def test_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path: Any) -> None:
+    model, processor = pictures.llava()
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=OneTooMany,
+        arguments={"train_dataset": pictures.dataset((1, 1, 1))},
+    )  # fmt: skip
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.BatchError, match=r"'pixel_values' has shape \(13, 3, 28, 28\), but its rows"):
+        trainer.train()
+    assert trainer.losses == []
 
 
 def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:

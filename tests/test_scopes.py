@@ -21,7 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "distributed"))
 
-from scripted import build, mixed, run
+from scripted import LIMITS, build, mixed, run
 
 HERE = Path(__file__).parent
 WORLDS = (2, 3, 4)
@@ -221,7 +221,8 @@ def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(lau
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches: Launches, world: int) -> None:
-    local = {"replay/seconds", "replay/padding", "replay/ratio_mean", "replay/ess"}
+    local = {"replay/seconds", "replay/padding", "replay/ratio_mean", "replay/ess", "replay/drift_mean"}
+    local |= {"replay/gated_fraction"}
     for scope in ("process", "gathered", "sharded"):
         ranks = launches(world, f"{scope} whole")
         metrics = [{key: value for key, value in rank["metrics"].items() if key not in local} for rank in ranks]
@@ -245,10 +246,58 @@ def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
         assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
 
 
-def alone(folder: Path, rows: int, replay_scope: str, **settings: Any) -> dict[str, Any]:
+@pytest.mark.parametrize("scope", ["gathered", "sharded"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
+def test_limits_and_excluded_groups_are_the_same_on_two_ranks_as_on_one_process(
+    launches: Launches, tmp_path: Any, loss_type: str, scope: str
+) -> None:
+    ranks = launches(2, f"limits {loss_type} {scope}")
+    one = alone(tmp_path, 16, loss_type=loss_type, replay_scope=scope, **LIMITS)
+    assert ranks[0]["drawn"] == one["drawn"], "the same serials for the same slots"
+    assert sum(map(len, one["drawn"])) > 3
+    assert one["counters"]["excluded"] > 3
+    for name in ("retired", "excluded", "excluded_items", "items_delta"):
+        assert [rank["counters"][name] for rank in ranks] == [one["counters"][name]] * 2, name
+    assert_same_training(ranks, one)
+    for step, (gradient, expected) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
+        error = np.linalg.norm(np.subtract(gradient, expected)) / max(float(np.linalg.norm(expected)), 1e-9)
+        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
+    drifts = [np.asarray(found["drift"]) for found in (*ranks, one)]
+    assert (drifts[0] == drifts[1]).all(), "the same table, bit for bit"
+    assert drifts[0] == pytest.approx(drifts[2], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["whole", "straddling"])
+def test_copies_of_live_groups_stay_on_their_rank_and_are_counted(launches: Launches, layout: str) -> None:
+    ranks = launches(2, f"copies {layout}")
+    rows, size = LAYOUTS[2][NAMES.index(layout)]
+    copied = 0
+    for step in range(STEPS):
+        total = sum(rank["steps"][step]["trained"] for rank in ranks)
+        fresh, out = everywhere(ranks, step, "fresh"), everywhere(ranks, step, "out")
+        flags = everywhere(ranks, step, "replayed")
+        for number, rank in enumerate(ranks):
+            shown = rank["steps"][step]
+            assert shown["items"] == total
+            for first in range(-number * rows % size, rows - size + 1, size):
+                slot = slice(first, first + size)
+                if shown["out"][slot] != shown["fresh"][slot] and not shown["replayed"][first]:
+                    assert any(
+                        shown["out"][slot] == shown["fresh"][other : other + size] for other in range(rows - size + 1)
+                    ), "a live group of the same rank"
+                    copied += 1
+        for row in range(0, len(out), size):
+            straddles = row // rows != (row + size - 1) // rows
+            if straddles and not flags[row]:
+                assert out[row : row + size] == fresh[row : row + size]
+    assert (copied > 0) == (layout == "whole"), "of six rows only one group of four is whole"
+
+
+def alone(folder: Path, rows: int, **settings: Any) -> dict[str, Any]:
     """The same script on one process."""
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     trainer = build(folder, rows, 4, mixed, max_steps=6, **settings)
-    return run(trainer, compared=True, replay_scope=replay_scope, replay_buffer_size=4, replay_seed=3)
+    return run(trainer, compared=True, **replay, replay_buffer_size=4, replay_seed=3)
 
 
 def assert_same_training(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:

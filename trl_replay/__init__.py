@@ -29,6 +29,7 @@ from .hookspecs import hookimpl
 from .protocols import Agreement
 from .registry import register, unregister
 from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec, StorageSpec
+from .strategies.samplers import WeightedSampler
 from .table import Table, draw
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
 from .whole import last_whole_checkpoint
@@ -83,6 +84,7 @@ __all__ = [
     "StorageSpec",
     "Table",
     "UnknownNameError",
+    "WeightedSampler",
     "attach",
     "attached",
     "detach",

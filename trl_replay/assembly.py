@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import compat
+from .allowance import Allowance
 from .batch import compose
 from .buffer import Limits, ReplayBuffer
-from .config import STRATEGY_KINDS, ReplayConfig
+from .config import ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
+from .gates import Gates
 from .hooks import SessionHooks
 from .parts import Parts
 from .protocols import Stateful
@@ -21,6 +24,7 @@ from .sizes import parse_size
 from .specs import Kind
 from .strategies.scopes import ProcessScope, ShardedScope
 from .strategies.storages import CpuStorage
+from .validation import STRATEGY_KINDS
 
 SCOPE_VERBS = ("share", "admit", "fetch", "agree")
 STORAGE_METHODS = ("put", "get", "remove", "nbytes")
@@ -73,10 +77,18 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
     limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown)
     capacity, max_bytes = _capacity(trainer, config, scope)
+    stateful = {kind: made for kind, made in strategies.items() if isinstance(made, Stateful)}
     return config, Parts(
         buffer=ReplayBuffer(capacity, storage, limits, max_bytes),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
+        allowance=(allowance := Allowance(config)),
+        gates=Gates(
+            config.replay_weight,
+            config.replay_max_weight,
+            config.replay_max_log_ratio,
+            trainer.args.importance_sampling_level == "sequence",
+        ),
         fields=fields,
         rng=np.random.default_rng(_seed(trainer, config, scope)),
         num_generations=trainer.num_generations,
@@ -84,7 +96,8 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         forward=compat.has_other_loss_path(trainer),
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
-        stateful={kind: made for kind, made in strategies.items() if isinstance(made, Stateful)},
+        weigh=_weights(config, strategies, plugins.values()),
+        stateful={**stateful, "allowance": allowance},
     )
 
 
@@ -94,6 +107,8 @@ def idle_parts() -> Parts:
         buffer=ReplayBuffer(0, CpuStorage(), Limits()),
         scope=ProcessScope(None),
         hooks=SessionHooks([], {}, {}),
+        allowance=Allowance(ReplayConfig()),
+        gates=Gates(),
         fields=FieldTable(0),
         rng=np.random.default_rng(0),
         num_generations=1,
@@ -123,6 +138,20 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
             f"so that "
             "every entry is too old when it is first offered: raise it, or generate more often"
         )
+    closed = {
+        "replay_unfilled": config.replay_unfilled in ("mask", "exclude"),
+        "replay_weight": config.replay_weight != 1.0,
+        "replay_max_weight": config.replay_max_weight is not None,
+        "replay_max_log_ratio": config.replay_max_log_ratio is not None,
+        "replay_min_ess": config.replay_min_ess is not None,
+        "replay_refresh": config.replay_refresh is not None,
+    }
+    reasons += [
+        f"{name}={getattr(config, name)!r} acts inside {compat.LOGPS}, which use_liger_kernel=True goes around: leave "
+        "it out, or use use_liger_kernel=False"
+        for name, used in closed.items()
+        if parts.forward and used
+    ]
     if parts.forward and config.replay_correction != "ratio":
         reasons.append(
             f"replay_correction={config.replay_correction!r} needs the loss to call {compat.LOGPS}, which "
@@ -145,6 +174,26 @@ def _drops(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.nn.Dropout):
         return bool(module.p > 0)
     return any(isinstance(rate, float) and rate > 0 for name, rate in vars(module).items() if "dropout" in name)
+
+
+def _weights(config: ReplayConfig, strategies: Mapping[str, Any], plugins: Iterable[Plugin]) -> Any:
+    """The sampler's weights, if the correction asks for the chances of being drawn.
+
+    Raises:
+        ConfigurationError: They are not known.
+    """
+    if not getattr(strategies["correction"], "needs_priorities", False):
+        return None
+    weights = getattr(strategies["sampler"], "weights", None)
+    others = [plugin.name for plugin in plugins if hasattr(plugin.object, "trl_replay_sample")]
+    if callable(weights) and not others:
+        return weights
+    reason = f"the plugin {others[0]!r} may draw in its place" if others else "it is no WeightedSampler"
+    raise ConfigurationError(
+        f"replay_correction={config.replay_correction!r} needs the chances with which entries are drawn, and "
+        f"replay_sampler={config.replay_sampler!r} does not tell them ({reason}): use proportional, prompt_balanced, "
+        "uniform or another trl_replay.WeightedSampler, or replay_correction='ratio'."
+    )
 
 
 def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> tuple[int, int | None]:

@@ -71,9 +71,7 @@ def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any,
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    result = stock(*args, **kwargs)
-    session.tap.logps(result[0])
-    return result
+    return session.tap.logps(stock(*args, **kwargs))
 
 
 _AROUND: dict[str, Callable[..., Any]] = {

@@ -1,11 +1,9 @@
 """The behaviour log-prob tap: records and supplies log-probs inside the training loss, without a forward of its own.
 
 Where TRL leaves `old_per_token_logps` out of the batch, each fresh row's first training forward happens before the
-optimizer moves, so that this forward's log-probs are those of the policy that generated the row. The tap keeps them
-for
-candidates. For replayed rows it puts the stored ones, as the correction decides, into a shallow copy of the
-micro-batch
-before the loss reads them.
+optimizer moves, so that this forward's log-probs are those of the policy that generated the row. The tap keeps those
+of candidates. For replayed rows it puts the stored ones, as the correction decides, into a shallow copy of the
+micro-batch before the loss reads them. Rows that shall train nothing lose their advantage, KL and entropy gradient.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from .batch import loss_mask
 from .candidates import Candidate
 from .compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from .errors import ResultError, SeamError
+from .measures import Measures
 from .types import Batch, Corrected, Placement, ReplayedRows
+from .unfilled import KEPT, Unfilled
 
 ROWS = "trl_replay_rows"
-"""Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0;
-second
-column: 1 if the batch was composed, so that its padding is ours and not the model's."""
-LOG_RATIO_LIMIT = 20.0
-"""Log ratios are clamped to this for the metrics only, so that their squares stay finite."""
+"""Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
+Second: the flags `COMPOSED` (the batch's padding is ours, not the model's) and `SILENT` (the row trains nothing)."""
+COMPOSED, SILENT = 1, 2
 
 
 class MicroBatch(dict[str, Any]):
@@ -63,11 +61,17 @@ class PlacedRow:
     Attributes:
         logps (`(length,)`): Its behaviour log-probs.
         age (`int`): Updates since it was generated.
+        advantage (`()`): TRL's, as stored.
+        priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
+        position (`int`): Its place in this process's generation batch.
         proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
     """
 
     logps: torch.Tensor
     age: int
+    advantage: torch.Tensor
+    priority: float
+    position: int
     proximal: torch.Tensor | None = None
 
 
@@ -78,6 +82,7 @@ class Tap:
         verified (`bool`): Whether the loss has been seen to call the tap and then to read the old log-probs.
         update (`int`): Optimizer updates so far; the session's callback counts it up.
         error (`Exception`, *optional*): What failed since the last `agree`, on several processes: all raise it there.
+        measures ([`Measures`]): What was seen of replayed rows.
     """
 
     def __init__(
@@ -97,24 +102,38 @@ class Tap:
         self._candidates: dict[int, Candidate] = {}
         self._placed: list[PlacedRow] = []
         self._first_placed = 0
-        self._stats: list[torch.Tensor] = []
+        self._unfilled = KEPT
+        self.measures = Measures()
         self.verified = False
         self.update = 0
         self.error: Exception | None = None
 
-    def expect(self, rows: int, candidates: Sequence[Candidate], placements: Sequence[Placement]) -> torch.Tensor:
+    def expect(
+        self,
+        rows: int,
+        candidates: Sequence[Candidate],
+        placements: Sequence[Placement],
+        composed: bool,
+        unfilled: Unfilled = KEPT,
+    ) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
         Args:
             rows (`int`): Rows of this process's batch.
             candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
             placements (`Sequence[Placement]`): What was replayed here.
+            composed (`bool`): Whether any row was exchanged.
+            unfilled ([`Unfilled`], *optional*): What becomes of the dead groups that nothing fills.
 
         Returns:
             `(rows, 2)` int64, see `ROWS`.
         """
         ids = torch.zeros(rows, 2, dtype=torch.int64)
-        ids[:, 1] = int(bool(placements))
+        ids[:, 1] = COMPOSED * composed
+        for silent in unfilled.silent:
+            ids[silent, 1] |= SILENT
+        self._unfilled = unfilled
+        self.measures.clear()
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
             count = candidate.rows.stop - candidate.rows.start
@@ -126,8 +145,12 @@ class Tap:
         for placed in placements:
             first = self._first_placed + len(self._placed)
             ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
-            logps = torch.split(placed.group.tensors[OLD_LOGPS].float(), placed.group.completion_lengths.tolist())
-            self._placed += [PlacedRow(row, placed.age) for row in logps[placed.part]]
+            tensors, lengths = placed.group.tensors, placed.group.completion_lengths.tolist()
+            logps = torch.split(tensors[OLD_LOGPS].float(), lengths)[placed.part]
+            self._placed += [
+                PlacedRow(row, placed.age, advantage, placed.priority, placed.start + index)
+                for index, (row, advantage) in enumerate(zip(logps, tensors["advantages"][placed.part], strict=True))
+            ]
         return ids
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
@@ -140,9 +163,7 @@ class Tap:
         if ROWS not in inputs:
             return stock(inputs)
         micro = MicroBatch(inputs)
-        micro.watched = (
-            self.forward
-        )  # another loss path may not call the tap: there the batch holds everything already
+        micro.watched = self.forward  # another loss path may not call the tap: its batch holds everything already
         self._current = micro
         try:
             loss = stock(micro)
@@ -157,26 +178,36 @@ class Tap:
                 f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
             )
         self.verified = True
-        return loss
+        scale = self._unfilled.scale(micro, micro.rows[:, 1])
+        return loss if scale is None else loss * scale
 
-    def logps(self, logps: torch.Tensor) -> None:
-        """What the wrapped log-prob method returned, `(b, C)`; looked at once in each training loss."""
-        micro = self._current
+    def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the wrapped log-prob method returned: log-probs `(b, C)`, entropies `(b, C)` and more; looked at once
+        in each training loss.
+
+        Returns:
+            The same, but for rows that train nothing, whose entropies lose their gradient.
+        """
+        micro, logps = self._current, result[0]
         if micro is None or micro.tapped or not logps.requires_grad:
-            return
+            return result
         micro.tapped = micro.watched = True
         detached = logps.detach()
-        ids = micro.rows[:, 0].tolist()
+        ids, flags = micro.rows[:, 0].tolist(), micro.rows[:, 1]
         self._record(ids, detached)
-        if not micro.rows[:, 1].any():
-            return
-        try:
-            self._supply(micro, [-1 - row for row in ids if row < 0], detached)
-        except Exception as error:
-            if not self._keep_errors:
-                raise
-            self.error = self.error or error
-            self._silence(micro, detached)
+        if bool((flags & COMPOSED).any()):
+            try:
+                self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+            except Exception as error:
+                if not self._keep_errors:
+                    raise
+                self.error = self.error or error
+                self._silence(micro, (micro.rows[:, 0] < 0).to(logps.device), detached)
+        silent = (flags & SILENT).bool().to(logps.device)
+        if not bool((flags & SILENT).any()):
+            return result
+        self._silence(micro, silent, detached)
+        return self._unfilled.returned(result, silent, self._unfilled.scale(micro, flags))
 
     def forget(self) -> None:
         """Records nothing more of the present generation batch; what is recorded already stays."""
@@ -186,16 +217,6 @@ class Tap:
         """The kept error, which is forgotten."""
         error, self.error = self.error, None
         return error
-
-    def ratio_statistics(self) -> dict[str, float]:
-        """Mean importance ratio and effective sample size of the replayed tokens trained on since the last call."""
-        if not self._stats:
-            return {}
-        total, squares, count = torch.stack(self._stats).sum(dim=0).tolist()
-        self._stats = []
-        if count == 0:
-            return {}
-        return {"replay/ratio_mean": total / count, "replay/ess": total * total / (count * squares)}
 
     def _record(self, ids: list[int], logps: torch.Tensor) -> None:
         for position, row in enumerate(ids):
@@ -211,8 +232,10 @@ class Tap:
         old, silent = dict.get(micro, OLD_LOGPS), torch.zeros_like(mask)
         if placed:
             index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
-            rows = self._replayed(micro, placed, index, logps[index], mask[index])
+            stored = self._stored(placed)
+            rows = self._replayed(micro, stored, index, logps[index], mask[index])
             corrected = self._correct(rows)
+            self.measures.add([row.position for row in stored], rows, corrected.weights)
             if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
                 sampling = (logps if old is None else old).clone()
                 sampling[index] = rows.behaviour_logps.to(sampling.dtype)
@@ -222,22 +245,23 @@ class Tap:
             if corrected.weights is not None:
                 micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
                 silent[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
-        # stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; and
-        # where a
-        # weight is 0, the KL to the policy itself is 0 in value and gradient
+        # stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; and where
+        # a weight is 0, the KL to the policy itself is 0 in value and gradient
         for key, value, real in ((OLD_LOGPS, old, mask), (REF_LOGPS, dict.get(micro, REF_LOGPS), mask & ~silent)):
             if value is not None:
                 micro[key] = torch.where(real, value, logps.to(value.dtype))
 
-    def _replayed(
-        self, micro: MicroBatch, placed: list[int], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
-    ) -> ReplayedRows:
+    def _stored(self, placed: list[int]) -> list[PlacedRow]:
         numbers = [row - self._first_placed for row in placed]
         if not all(0 <= number < len(self._placed) for number in numbers):
             raise SeamError(
                 "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
             )
-        stored = [self._placed[number] for number in numbers]
+        return [self._placed[number] for number in numbers]
+
+    def _replayed(
+        self, micro: MicroBatch, stored: list[PlacedRow], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
+    ) -> ReplayedRows:
         for position, row in enumerate(stored):
             row.proximal = logps[position] if row.proximal is None else row.proximal
         proximal = torch.stack([row.proximal for row in stored if row.proximal is not None])
@@ -245,15 +269,17 @@ class Tap:
         padded = functional.pad(padded, (0, logps.size(1) - padded.size(1)))
         behaviour = torch.where(mask, padded, logps.float())
         ages = torch.tensor([row.age for row in stored], device=logps.device)
-        ratios = (logps.float() - behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().double() * mask
-        self._stats.append(torch.stack([ratios.sum(), (ratios**2).sum(), mask.sum().double()]))
-        return ReplayedRows(logps, behaviour, proximal, mask, micro["advantages"][index], ages)
+        priorities = torch.tensor([row.priority for row in stored], device=logps.device, dtype=torch.float32)
+        advantages = micro["advantages"][index]
+        if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
+            advantages = torch.stack([row.advantage for row in stored]).to(advantages)
+        return ReplayedRows(logps, behaviour, proximal, mask, advantages, ages, priorities)
 
-    def _silence(self, micro: MicroBatch, logps: torch.Tensor) -> None:
-        """Takes the replayed rows out of the loss, so that this process can go on until all of them stop together."""
-        replayed = (micro.rows[:, 0] < 0).to(logps.device)
-        micro["advantages"] = micro["advantages"].masked_fill(replayed, 0.0)
-        mask = loss_mask(micro).bool() & ~replayed.unsqueeze(1)
+    def _silence(self, micro: MicroBatch, rows: torch.Tensor, logps: torch.Tensor) -> None:
+        """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient."""
+        advantages = micro["advantages"]
+        micro["advantages"] = advantages.masked_fill(rows if advantages.dim() == 1 else rows.unsqueeze(1), 0.0)
+        mask = loss_mask(micro).bool() & ~rows.unsqueeze(1)
         for key in (OLD_LOGPS, REF_LOGPS):
             value = dict.get(micro, key)
             if value is not None:
@@ -262,16 +288,16 @@ class Tap:
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
     ) -> torch.Tensor:
-        """A copy of `advantages` (`(B,)`, or `(B, C)` for token weights) with the weights of the rows `index` folded
-        in."""
+        """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
         if weights.dim() == 2:
             if not self._token_weights:
                 raise ResultError(
-                    "The correction gives token weights, which are exact only with "
-                    "importance_sampling_level='token'. Use "
-                    "a correction with one weight a row, or set importance_sampling_level='token'."
+                    "The correction gives token weights, which are exact only with importance_sampling_level='token'. "
+                    "Use a correction with one weight a row, or set importance_sampling_level='token'."
                 )
-            advantages = advantages.unsqueeze(1).expand(-1, width)
+            advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(-1, width)
+        elif advantages.dim() == 2:
+            weights = weights.unsqueeze(1)
         weighted = advantages.clone()
         weighted[index] = weighted[index] * weights.to(weighted)
         return weighted

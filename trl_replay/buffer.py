@@ -116,7 +116,10 @@ class ReplayBuffer:
         serials: list[int] = columns["serial"].tolist()
         count = len(serials)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
+        new = slice(len(self), len(self) + count)
         self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
+        self.table.first_score[new] = self.table.score[new]
+        self.table.count_peers(self.table.prompt[new])
         left = self.trim(rank)
         present = set(self.table.serial.tolist()) if left else set(serials)
         stored = [serial for serial in serials if serial in present]
@@ -189,6 +192,7 @@ class ReplayBuffer:
         numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
         known = {name: columns[name] for name in self.table.names if name in columns}
         self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
+        self.table.count_peers(self.table.prompt)
 
     def receive(self, groups: Mapping[int, Group], keep: bool = True) -> None:
         """Puts away the payload that lives on this process, by serial.
@@ -252,6 +256,10 @@ class ReplayBuffer:
         """Drops the entries that hold the batch key `key`; returns their number."""
         return self._forget(np.flatnonzero(np.isin(self.table.keys, self._with(key))))
 
+    def forget_prompts(self, prompts: Ints) -> int:
+        """Drops the entries of these prompts; returns their number."""
+        return self._forget(np.flatnonzero(np.isin(self.table.prompt, prompts))) if len(prompts) else 0
+
     def _with(self, key: str) -> list[int]:
         return [number for number, have in enumerate(self._keysets) if key in have]
 
@@ -276,7 +284,9 @@ class ReplayBuffer:
             if self._homeless.pop(serial, None) is None:
                 self.storage.remove(serial)
             self._here.discard(serial)
+        prompts = self.table.prompt[index]
         self.table.remove(index)
+        self.table.count_peers(prompts)
         return len(index)
 
 

@@ -142,6 +142,7 @@ class Progress:
         noted_at (`int`, *optional*): Update at which candidates were last noted.
         pending (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
+        drawn (`dict[int, int]`): Serial of the group in each slot that replay filled.
     """
 
     serial: int = 0
@@ -149,6 +150,13 @@ class Progress:
     noted_at: int | None = None
     pending: bool = False
     warmed: bool = False
+    drawn: dict[int, int] = field(default_factory=dict)
+
+    def take(self) -> tuple[Noted | None, dict[int, int]]:
+        """The candidates and what was drawn, for the batch that settles and measures them; both are forgotten here."""
+        noted, drawn = self.noted, self.drawn
+        self.noted, self.drawn = None, {}
+        return noted, drawn
 
 
 def note(

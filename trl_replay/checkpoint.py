@@ -94,6 +94,8 @@ def apply(session: Session, states: list[Saved], folder: Path) -> None:
         buffer.restore(mine.columns, mine.keysets)
         _fill(session, mine.payload(), take)
         session.progress.noted = mine.noted and _noted_here(session, mine.noted, take)
+        session.progress.drawn = dict(mine.session["drawn"])
+        session.tap.measures.restore(mine.session["measured"])
     else:
         shares = Shares(kind_of(session), rank, session.parts.processes)
         dealt = deal(states, shares, session.parts.fields)
@@ -192,6 +194,7 @@ def _refuse_strangers(states: Sequence[Saved], folder: Path) -> None:
 def _numbers(session: Session) -> dict[str, Any]:
     """What JSON holds of a session."""
     parts, progress, totals = session.parts, session.progress, session.totals
+    measured = session.tap.measures.columns(compat.local_rows(session.trainer)) if progress.drawn else {}
     return {
         "update": session.tap.update,
         "verified": session.tap.verified,
@@ -199,6 +202,8 @@ def _numbers(session: Session) -> dict[str, Any]:
         "noted_at": progress.noted_at,
         "pending": progress.pending,
         "warmed": progress.warmed,
+        "drawn": sorted(progress.drawn.items()),
+        "measured": {name: values.tolist() for name, values in measured.items()},
         "generators": {
             "shared": parts.rng.bit_generator.state,
             "local": parts.local_rng.bit_generator.state,

@@ -67,8 +67,8 @@ REFUSED: dict[str, str] = {
 }
 """Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
 
-INHERITED = frozenset({"accelerator", "callback_handler"})
-"""Those of `ATTRIBUTES` that come from `transformers.Trainer`."""
+INHERITED = frozenset({"accelerator", "callback_handler", "_get_output_dir", LOAD})
+"""What may come from `transformers.Trainer`: TRL overrides `LOAD` from 1.8 on."""
 
 OTHER_LOSS = (
     "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
@@ -161,6 +161,12 @@ def sequence_level_ratio(trainer: Any) -> bool:
 def allows_token_weights(trainer: Any) -> bool:
     """Whether weights of single tokens, folded into the advantage, are exact in this trainer's loss."""
     return bool(trainer.args.importance_sampling_level == "token" or trainer.args.loss_type == "cispo")
+
+
+def denominator(trainer: Any) -> str:
+    """What this trainer's loss divides the policy term by: `"items"`, that is `num_items_in_batch`; `"tokens"` of the
+    micro-batch; or `"rows"`."""
+    return {"cispo": "items", "dapo": "items", "vespo": "items", "bnpo": "tokens"}.get(trainer.args.loss_type, "rows")
 
 
 def has_other_loss_path(trainer: Any) -> bool:

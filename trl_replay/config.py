@@ -6,14 +6,10 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any
 
 from .errors import ConfigurationError
-from .sizes import parse_size
-from .specs import Kind
-
-STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
+from .validation import ADAPTIVE, STRATEGY_KINDS, unusable, validate
 
 
 def _help(text: str) -> dict[str, str]:
@@ -42,10 +38,11 @@ class ReplayConfig:
             How stored log-probs are kept: `"float32"`, or `"bfloat16"` in half the room, which rounds each by up to
             0.4 %: see docs/checkpoints.md for what that does to importance ratios.
         replay_scorer (`str`, *optional*, defaults to `"advantage_std"`):
-            What a group is worth: decides eviction by `heap` and drawing by `proportional`.
-        replay_evictor (`str`, *optional*, defaults to `"heap"`):
+            What a group is worth: decides eviction by `heap`, drawing by `proportional`, and both beside prompts by
+            `prompt_balanced`.
+        replay_evictor (`str`, *optional*, defaults to `"prompt_balanced"`):
             Which entries leave a full buffer.
-        replay_sampler (`str`, *optional*, defaults to `"proportional"`):
+        replay_sampler (`str`, *optional*, defaults to `"prompt_balanced"`):
             Which entries are replayed.
         replay_selector (`str`, *optional*, defaults to `"zero_std"`):
             Which fresh groups may be replaced.
@@ -64,6 +61,37 @@ class ReplayConfig:
             How often one entry is replayed. No limit if not set.
         replay_max_fraction (`float`, *optional*, defaults to `1.0`):
             Largest share of a generation batch's groups that replay may fill.
+        replay_start (`int` or `str`, *optional*, defaults to `"adaptive"`):
+            Updates that must be done before anything is replayed; the buffer fills from the beginning. `"adaptive"`
+            waits only where rewards are sparse (of 64 groups or more, fewer than one in ten live): there until the
+            buffer holds 16 groups, or a quarter of its size if that is less, as long as live groups keep coming.
+            `None` or `0` waits for nothing.
+        replay_start_pass_rate (`float`, *optional*):
+            Nothing is replayed before the running share of completions that pass has reached this (averaged over about
+            32 batches). No such limit if not set.
+        replay_pass_reward (`float`, *optional*, defaults to `0.5`):
+            A completion passes with a weighted reward of at least this.
+        replay_retire_passes (`int`, *optional*):
+            A prompt is solved when this many completions of a fresh group pass: its entries leave, and groups as good
+            as that are not stored. Never if not set.
+        replay_samples_per_insert (`float`, *optional*):
+            Groups replayed for each group stored, at most, over the whole run. No limit if not set.
+        replay_min_ess (`float`, *optional*):
+            Floor of the effective sample size of replayed tokens, as a share of their number. Below it the share of a
+            batch that replay may fill is halved with every batch, and doubled again above it; one group remains.
+        replay_max_log_ratio (`float`, *optional*):
+            Largest mean |log ratio| to the policy that generated the tokens. A row beyond it trains nothing; an entry
+            whose group was beyond it when last replayed leaves. No limit if not set.
+        replay_max_weight (`float`, *optional*):
+            Largest factor on a replayed token's policy term: the importance ratio before the loss's clipping times all
+            weights. No limit if not set.
+        replay_refresh (`str`, *optional*):
+            How an entry's score changes once it was replayed: `"ratio"` (the score at admission × e^-(mean |log
+            ratio|)) or `"advantage"` (mean of min(ratio, 1) × |advantage| over its tokens). Not at all if not set.
+        replay_unfilled (`str`, *optional*, defaults to `"keep"`):
+            What becomes of dead groups that nothing fills: `"keep"` leaves them as stock has them; `"mask"` takes
+            their KL and entropy gradient; `"exclude"` takes them out of the loss's denominator too; `"intra_batch"`
+            puts copies of the same batch's live groups in their place.
         replay_cooldown (`int`, *optional*):
             Updates that must pass between two uses of one entry. None if not set.
         replay_half_life (`float`, *optional*):
@@ -104,9 +132,9 @@ class ReplayConfig:
     replay_logps_dtype: str = field(default="float32", metadata=_help("How log-probs are kept: float32 or bfloat16."))
     replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
     replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
-    replay_evictor: str = field(default="heap", metadata=_help("Which entries leave a full buffer."))
+    replay_evictor: str = field(default="prompt_balanced", metadata=_help("Which entries leave a full buffer."))
     replay_evictor_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("evictor"))
-    replay_sampler: str = field(default="proportional", metadata=_help("Which entries are replayed."))
+    replay_sampler: str = field(default="prompt_balanced", metadata=_help("Which entries are replayed."))
     replay_sampler_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("sampler"))
     replay_selector: str = field(default="zero_std", metadata=_help("Which fresh groups may be replaced."))
     replay_selector_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("selector"))
@@ -125,6 +153,36 @@ class ReplayConfig:
     replay_max_uses: int | None = field(default=None, metadata=_help("How often one entry is replayed."))
     replay_max_fraction: float = field(
         default=1.0, metadata=_help("Largest share of a generation batch's groups that replay may fill.")
+    )
+    replay_start: int | str | None = field(
+        default=ADAPTIVE, metadata=_help("Updates before anything is replayed; adaptive waits if rewards are sparse.")
+    )
+    replay_start_pass_rate: float | None = field(
+        default=None, metadata=_help("Running share of passing completions before anything is replayed.")
+    )
+    replay_pass_reward: float = field(
+        default=0.5, metadata=_help("A completion passes with a weighted reward of at least this.")
+    )
+    replay_retire_passes: int | None = field(
+        default=None, metadata=_help("Passing completions of a fresh group at which its prompt's entries leave.")
+    )
+    replay_samples_per_insert: float | None = field(
+        default=None, metadata=_help("Groups replayed for each group stored, at most, over the whole run.")
+    )
+    replay_min_ess: float | None = field(
+        default=None, metadata=_help("Effective sample size, as a share, below which less is replayed.")
+    )
+    replay_max_log_ratio: float | None = field(
+        default=None, metadata=_help("Largest mean log ratio, in absolute value, of what is replayed.")
+    )
+    replay_max_weight: float | None = field(
+        default=None, metadata=_help("Largest factor on a replayed token's policy term.")
+    )
+    replay_refresh: str | None = field(
+        default=None, metadata=_help("How a score changes after a replay: ratio or advantage.")
+    )
+    replay_unfilled: str = field(
+        default="keep", metadata=_help("Dead groups that nothing fills: keep, mask, exclude or intra_batch.")
     )
     replay_cooldown: int | None = field(
         default=None, metadata=_help("Updates that must pass between two uses of one entry.")
@@ -160,49 +218,11 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         for kind in STRATEGY_KINDS:
             self._parse_kwargs(f"replay_{kind}_kwargs")
-            name = getattr(self, f"replay_{kind}")
-            if name is None or name == "":
-                raise _error(f"replay_{kind}", name, f"name a {kind}; `trl-replay list` shows all")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
-        plugins = self.replay_plugins
-        if plugins is not None and not (
-            isinstance(plugins, list | tuple) and all(isinstance(p, str) for p in plugins)
-        ):
-            raise _error("replay_plugins", plugins, "leave it out or give a list of plugin names")
-        if self.replay_preset is not None and not isinstance(self.replay_preset, str):
-            raise _error("replay_preset", self.replay_preset, "leave it out or give the name of a preset")
-        self._require_int("replay_buffer_size", 0)
-        self._require_int("replay_min_size", 1)
-        self._require_int("replay_max_age", 1, optional=True)
-        self._require_int("replay_max_uses", 1, optional=True)
-        self._require_int("replay_seed", 0, optional=True)
-        self._require_int("replay_cooldown", 1, optional=True)
-        for name in ("use_replay", "replay_dry_run"):
-            if not isinstance(getattr(self, name), bool):
-                raise _error(name, getattr(self, name), "give true or false")
-        half_life = self.replay_half_life
-        if half_life is not None and not (_is_number(half_life) and 0 < half_life < float("inf")):
-            raise _error("replay_half_life", half_life, "leave it out or give a number of updates above 0")
-        if not (_is_number(self.replay_weight) and 0 <= self.replay_weight < float("inf")):
-            raise _error("replay_weight", self.replay_weight, "give a finite number of at least 0")
-        if self.replay_warm_start_short not in ("refuse", "resample"):
-            raise _error("replay_warm_start_short", self.replay_warm_start_short, "give 'refuse' or 'resample'")
-        if self.replay_max_bytes is not None and parse_size(self.replay_max_bytes) is None:
-            raise _error("replay_max_bytes", self.replay_max_bytes, "leave it out or give bytes, '512MB' or '2GiB'")
-        if self.replay_logps_dtype not in ("float32", "bfloat16"):
-            raise _error("replay_logps_dtype", self.replay_logps_dtype, "give 'float32' or 'bfloat16'")
-        if self.replay_on_mismatch not in ("refuse", "empty"):
-            raise _error("replay_on_mismatch", self.replay_on_mismatch, "give 'refuse' or 'empty'")
-        fraction = self.replay_max_fraction
-        if not (_is_number(fraction) and 0 <= fraction <= 1):
-            raise _error("replay_max_fraction", fraction, "give a share between 0 and 1")
-        if 0 < self.replay_buffer_size < self.replay_min_size:
-            raise _error(
-                "replay_min_size",
-                self.replay_min_size,
-                f"a buffer of replay_buffer_size={self.replay_buffer_size} groups never gets there; lower it",
-            )
+        if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
+            self.replay_start = int(self.replay_start)
+        validate(self)
 
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """The keyword arguments given for a kind of strategy."""
@@ -240,23 +260,7 @@ class ReplayConfig:
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
-                raise _error(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
+                raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
         if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
-            raise _error(name, value, "give a mapping from argument names to values, or the same as a JSON object")
+            raise unusable(name, value, "give a mapping from argument names to values, or the same as a JSON object")
         setattr(self, name, value)
-
-    def _require_int(self, name: str, least: int, optional: bool = False) -> None:
-        value = getattr(self, name)
-        if value is None and optional:
-            return
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            either = "leave it out or " if optional else ""
-            raise _error(name, value, f"{either}give a whole number of at least {least}")
-
-
-def _error(name: str, value: object, remedy: str) -> ConfigurationError:
-    return ConfigurationError(f"{name}={value!r} can't be used: {remedy}.")
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,11 +1,11 @@
-"""Settle, select and sample: everything that is decided for a batch, from columns alone and without communication.
+"""Measure, settle, select and sample: all that is decided for a batch, from columns alone, without communication.
 
 On processes that share a buffer the columns and the private generator are the same, and so is every decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,49 +13,87 @@ from numpy.typing import NDArray
 
 from . import compat
 from .behaviour import Tap
-from .buffer import ReplayBuffer
 from .candidates import Noted
 from .config import ReplayConfig
 from .errors import SeamError
 from .exchange import Admission, Draw, Rows
-from .hooks import SessionHooks
+from .measures import STATS, effective_share
+from .parts import Parts
 from .report import Tally
 from .table import Table
-from .types import Context, Groups, Ints
+from .types import Bools, Context, Floats, Groups, Ints
+from .unfilled import copies, dead_slots
+
+SOLVED = "its prompt is solved (replay_retire_passes)"
 
 
 class Decisions:
     """The decisions of one session.
 
     Args:
-        buffer ([`ReplayBuffer`]): Only its table changes here; payload moves later.
-        hooks ([`SessionHooks`]): Plugins and strategies.
+        parts ([`Parts`]): Of the buffer only the table changes here; payload moves later.
         tap ([`Tap`]): Counts updates, and knows whether the seam has been seen to work.
         context (`Callable`): Gives what strategies may know at this moment.
-        config ([`ReplayConfig`]): `replay_max_fraction` and `replay_half_life`.
+        config ([`ReplayConfig`]): Limits, and how scores change.
     """
 
-    def __init__(
-        self,
-        buffer: ReplayBuffer,
-        hooks: SessionHooks,
-        tap: Tap,
-        context: Callable[[], Context],
-        config: ReplayConfig,
-    ) -> None:
-        self._buffer = buffer
-        self._hooks = hooks
+    def __init__(self, parts: Parts, tap: Tap, context: Callable[[], Context], config: ReplayConfig) -> None:
+        self._buffer = parts.buffer
+        self._hooks = parts.hooks
+        self._allowance = parts.allowance
+        self._weigh = parts.weigh
         self._tap = tap
         self._context = context
-        self._max_fraction = config.replay_max_fraction
-        self._half_life = config.replay_half_life
+        self._config = config
 
-    def settle(self, noted: Noted | None, rows: Rows, ranks: int, tally: Tally) -> Admission:
+    def measure(self, drawn: Mapping[int, int], columns: Mapping[str, NDArray[Any]], tally: Tally) -> None:
+        """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
+
+        Args:
+            drawn (`Mapping[int, int]`): Serial of the group in each of the last batch's slots that replay filled.
+            columns (`Mapping[str, NDArray]`): [`Measures.columns`] over all rows that share the buffer.
+            tally ([`Tally`]): Counts the entries that leave.
+        """
+        config, table, size = self._config, self._buffer.table, self._context().num_generations
+        self._allowance.measured(effective_share(columns))
+        gone = []
+        for slot, serial in drawn.items():
+            row = np.flatnonzero(table.serial == serial)
+            sums = {name: float(columns[name][slot * size : (slot + 1) * size].sum()) for name in STATS}
+            if not len(row) or not sums["seen"]:
+                continue
+            drift = sums["drift"] / sums["seen"]
+            table.drift[row] = drift
+            if config.replay_refresh == "ratio":
+                table.score[row] = table.first_score[row] * np.exp(-drift)
+            elif config.replay_refresh == "advantage":
+                table.score[row] = sums["mass"] / sums["seen"]
+            if config.replay_max_log_ratio is not None and drift > config.replay_max_log_ratio:
+                gone.append(serial)
+        tally.retire(self._buffer.withdraw(gone), "its mean |log ratio| passed replay_max_log_ratio")
+
+    def solve(self, fresh: Groups, tally: Tally) -> Ints:
+        """Takes note of how the fresh groups went; returns the prompts that are solved, whose entries leave."""
+        self._allowance.see(fresh)
+        prompts = fresh.prompt[self._solved(fresh)]
+        tally.retire(self._buffer.forget_prompts(prompts), "its prompt was solved (replay_retire_passes)")
+        return prompts
+
+    def _solved(self, fresh: Groups) -> Bools:
+        needed = self._config.replay_retire_passes
+        if needed is None:
+            return np.zeros(len(fresh), bool)
+        return np.asarray((fresh.reward >= self._config.replay_pass_reward).sum(axis=1) >= needed)
+
+    def settle(self, noted: Noted | None, rows: Rows, ranks: int, solved: Ints, tally: Tally) -> Admission:
         """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
-        self._buffer.retire(self._tap.update)
+        self._buffer.retire(self._tap.update)  # not counted: these limits are the entries' ordinary end
         usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
         if noted is None or groups is None:
             return Admission()
+        due = np.flatnonzero(~np.isin(groups.prompt, solved))
+        tally.refuse(len(usable) - len(due), SOLVED)
+        usable, groups = [usable[row] for row in due], groups.take(due, _rows(groups.behaviour_logps, due))
         slots = [candidate.slot for candidate in usable]
         serials = [candidate.serial for candidate in usable]
         keys = [candidate.keys for candidate in usable]
@@ -105,6 +143,7 @@ class Decisions:
             columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
         )
         tally.stored = len(stored)
+        self._allowance.inserted(len(stored))
         return set(stored)
 
     def trim(self) -> int:
@@ -113,12 +152,12 @@ class Decisions:
         return self._buffer.trim(lambda table: self._hooks.rank(self._aged(table), context))
 
     def select(self, fresh: Groups, tally: Tally) -> list[int]:
-        """The slots that replay may fill, most replaceable first, no more than `replay_max_fraction` allows."""
+        """The slots that replay may fill, most replaceable first, no more than the limits allow."""
         tally.groups, tally.dead = len(fresh), int(fresh.dead.sum())
         slots = self._hooks.select(fresh, self._context()).tolist()
-        most = int(self._max_fraction * len(fresh) + 1e-9)
+        most, limit = self._allowance.most(len(fresh), self._tap.update, len(self._buffer))
         if len(slots) > most:
-            tally.reasons[f"replay_max_fraction allows {most} of {len(fresh)} groups"] += 1
+            tally.reasons[f"{limit} allows {most} of {len(fresh)} groups"] += 1
         elif not slots:
             tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
         return list(slots[:most])
@@ -139,9 +178,11 @@ class Decisions:
             SeamError: The model was updated, but the loss was not seen to go through the seam.
         """
         table, update = self._buffer.table, self._tap.update
-        drawn = self._draw(len(slots), keys, noted_at, tally) if slots else np.empty(0, np.int64)
+        drawn, priorities = self._draw(len(slots), keys, noted_at, tally) if slots else (np.empty(0, np.int64), [])
         filled = slots[: len(drawn)]
-        draw = Draw(filled, table.serial[drawn].tolist(), (update - table.step[drawn]).tolist(), drawn.tolist())
+        ages = (update - table.step[drawn]).tolist()
+        draw = Draw(filled, table.serial[drawn].tolist(), ages, drawn.tolist(), priorities)
+        self._allowance.drawn(len(drawn))
         self._buffer.use(drawn, update)
         tally.replaced, tally.age = len(drawn), float(sum(draw.ages))
         tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
@@ -149,8 +190,8 @@ class Decisions:
         tally.dead_after = int(np.delete(fresh.dead, filled).sum())
         return draw
 
-    def _draw(self, count: int, keys: frozenset[str], noted_at: int | None, tally: Tally) -> Ints:
-        """Table rows for `count` slots, as many as are eligible."""
+    def _draw(self, count: int, keys: frozenset[str], noted_at: int | None, tally: Tally) -> tuple[Ints, list[float]]:
+        """Table rows for `count` slots, as many as are eligible, and their priorities."""
         buffer, update = self._buffer, self._tap.update
         if not self._tap.verified:
             if noted_at is not None and update > noted_at:
@@ -159,25 +200,38 @@ class Decisions:
                     "this trainer goes around the seam, so that replayed rows could not be corrected."
                 )
             tally.reasons["the loss has not run yet"] += 1
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), []
         rows, held_back = buffer.eligible(update, keys)
-        drawn = rows[:0]
+        drawn, priorities = rows[:0], list[float]()
         if len(rows):
             aged = self._aged(buffer.table)
             table = aged if len(rows) == len(buffer) else aged.take(rows)
-            drawn = rows[self._hooks.sample(table, min(count, len(rows)), self._context())]
+            chosen = self._hooks.sample(table, min(count, len(rows)), self._context())
+            drawn, priorities = rows[chosen], self._priorities(table, chosen)
         if len(drawn) < count:
             reason = "the buffer held fewer eligible groups than slots" if len(buffer) else "the buffer was empty"
             held = ", ".join(sorted(held_back))
             tally.reasons[f"{reason} (held back: {held})" if held else reason] += 1
-        return drawn
+        return drawn, priorities
+
+    def _priorities(self, table: Table, chosen: Ints) -> list[float]:
+        """Of each chosen entry, its chance of being drawn first relative to that of the least likely one."""
+        if self._weigh is None:
+            return [1.0] * len(chosen)
+        weights = np.asarray(self._weigh(table, self._context()), np.float64)
+        usable = weights[np.isfinite(weights) & (weights > 0)]
+        least = usable.min() if len(usable) else 1.0
+        relative = weights[chosen] / least  # entries without weight are drawn when no others are left
+        priorities: list[float] = np.where(np.isfinite(relative), np.maximum(relative, 1.0), 1.0).tolist()
+        return priorities
 
     def _aged(self, table: Table) -> Table:
         """The table with its scores as they are worth by now."""
-        if self._half_life is None:
+        half_life = self._config.replay_half_life
+        if half_life is None:
             return table
         age = np.maximum(self._tap.update - table.step, 0)
-        decay = np.exp2(-age / self._half_life)
+        decay = np.exp2(-age / half_life)
         worth = np.where(
             table.score > 0, table.score * decay, table.score / np.maximum(decay, np.finfo(np.float64).tiny)
         )
@@ -188,4 +242,26 @@ class Decisions:
         live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in draw.slots]
         trainable = [slot for slot in live if fresh.trainable[slot].any()]
         tally.refuse(len(live) - len(trainable), "it has no trainable token")
-        return trainable
+        solved = self._solved(fresh)
+        unsolved = [slot for slot in trainable if not solved[slot]]
+        tally.refuse(len(trainable) - len(unsolved), SOLVED)
+        return unsolved
+
+    def leave(self, fresh: Groups, draw: Draw, rows: Rows, tally: Tally) -> list[tuple[int, int]]:
+        """What `replay_unfilled` makes of the dead groups that nothing fills; returns the pairs (slot, live slot that
+        is copied there)."""
+        choice = self._config.replay_unfilled
+        if choice == "intra_batch":
+            pairs = copies(fresh, draw, rows, self._context().rng)
+            tally.dead_after -= len(pairs)
+            tokens = fresh.counted.sum(axis=1)
+            tally.items_delta += float(sum(tokens[live] - tokens[dead] for dead, live in pairs))
+            return pairs
+        if choice == "exclude":
+            left = dead_slots(fresh, draw.slots)
+            tally.excluded, tally.excluded_items = len(left), float(fresh.counted[left].sum())
+        return []
+
+
+def _rows(values: Floats | None, rows: Ints) -> Floats | None:
+    return None if values is None else values[rows]

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .batch import cut
 from .errors import BatchError, SeamError
-from .fields import PIXELS
+from .fields import PIXELS, FieldTable
 from .protocols import Agreement, Arrival, Request
 from .table import Table
-from .types import Floats, Group, Ints, Placement
+from .types import Batch, Floats, Group, Ints, Placement
 
 MISSING = Group({}, frozenset(), np.empty(0, np.int64), np.empty(0, np.int64))
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
@@ -51,6 +52,7 @@ class Draw:
     serials: list[int] = field(default_factory=list)
     ages: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    priorities: list[float] = field(default_factory=list)
 
 
 class Rows:
@@ -74,12 +76,21 @@ class Rows:
         """Whether this process is the first of those that share a buffer."""
         return self.first == int(self.columns["row"][0])
 
-    def check(self) -> None:
-        """Groups must be whole and in order.
+    def check(self, scored: int, processes: int) -> None:
+        """Groups must be whole and in order, and every row that was scored must be there.
+
+        Args:
+            scored (`int`): Rows of all processes whose rewards are known.
+            processes (`int`): How many there are.
 
         Raises:
-            SeamError: The scope shares parts of groups.
+            SeamError: The scope shares parts of groups, or the trainer's batch does not hold what it scored.
         """
+        if scored != self.count * processes:
+            raise SeamError(
+                f"The batch holds {self.count} rows a process, and rewards of {scored} rows on {processes} "
+                "process(es) are known: a trainer that drops or adds rows after scoring them can't be replayed for."
+            )
         rows: Ints = self.columns["row"]
         groups = rows[: len(rows) // self.size * self.size].reshape(-1, self.size)
         if len(rows) % self.size or (groups != groups[:, :1] // self.size * self.size + np.arange(self.size)).any():
@@ -120,6 +131,12 @@ class Rows:
         if begin >= end:
             return slice(0, 0), 0
         return slice(begin - self.first, end - self.first), begin - span.start
+
+    def home(self, slot: int) -> int | None:
+        """The process that has all rows of the slot; None if they straddle."""
+        span = self.span(slot)
+        first, last = span.start // self.count, (span.stop - 1) // self.count
+        return first if first == last else None
 
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
@@ -163,13 +180,13 @@ class Rows:
             BatchError: A group did not come.
         """
         placements = []
-        for slot, serial, age in zip(draw.slots, draw.serials, draw.ages, strict=True):
+        for slot, serial, age, priority in zip(draw.slots, draw.serials, draw.ages, draw.priorities, strict=True):
             rows, first = self.local(slot)
             if rows.stop:
                 if not groups[serial].keys:
                     raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
                 placements.append(
-                    Placement(slot, groups[serial], serial, age, rows.start, first, rows.stop - rows.start)
+                    Placement(slot, groups[serial], serial, age, rows.start, first, rows.stop - rows.start, priority)
                 )
         return placements
 
@@ -201,3 +218,20 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
         "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
         "context.rng only; clear and pause a session on all ranks."
     )
+
+
+def duplicates(batch: Batch, rows: Rows, pairs: Sequence[tuple[int, int]], fields: FieldTable) -> list[Placement]:
+    """This process's live groups that are copied into dead groups' slots; serial -1, since they are no entries.
+
+    Args:
+        batch (`dict`): As TRL returned it.
+        rows ([`Rows`]): Where the groups lie.
+        pairs (`Sequence`): `(dead slot, live slot)` of all processes that share the buffer.
+        fields ([`FieldTable`]): How to cut each key.
+    """
+    here = [(rows.local(dead)[0], rows.local(live)[0], dead) for dead, live in pairs if rows.local(dead)[0].stop]
+    groups = cut(batch, fields, [live for _, live, _ in here])
+    return [
+        Placement(slot, group, -1, 0, dead.start, 0, dead.stop - dead.start)
+        for (dead, _, slot), group in zip(here, groups, strict=True)
+    ]

@@ -22,6 +22,8 @@ class Tally:
         groups, dead, dead_after, replaced (`float`): Groups of the batch; dead before and after replay; replaced.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
+        retired (`float`): Entries that left because they had drifted off the policy or their prompt was solved.
+        excluded, excluded_items (`float`): Dead groups taken out of the loss's denominator, and their tokens.
         size, bytes (`float`): Entries and bytes of the buffer after this batch.
         age, uses, score (`float`): Sums over the replayed groups.
     """
@@ -34,6 +36,9 @@ class Tally:
     stored: float = 0
     evicted: float = 0
     refused: float = 0
+    retired: float = 0
+    excluded: float = 0
+    excluded_items: float = 0
     size: float = 0
     bytes: float = 0
     age: float = 0
@@ -46,6 +51,12 @@ class Tally:
         if count:
             self.refused += count
             self.reasons[f"a group was refused: {reason}"] += count
+
+    def retire(self, count: int, reason: str) -> None:
+        """Counts entries that left before their time, and why."""
+        if count:
+            self.retired += count
+            self.reasons[f"an entry left: {reason}"] += count
 
     def vector(self) -> Floats:
         """All counters in the order of the fields."""
@@ -64,6 +75,7 @@ def metrics(total: Mapping[str, float]) -> dict[str, float]:
         "replay/stored": total["stored"],
         "replay/evicted": total["evicted"],
         "replay/refused": total["refused"],
+        "replay/retired": total["retired"],
         "replay/dead_fraction": total["dead"] / total["groups"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],

@@ -12,18 +12,20 @@ import numpy as np
 import torch
 
 from . import compat
-from .batch import check, join, padding
+from .batch import padding
 from .behaviour import ROWS, Tap
-from .candidates import STALE, Noted, Progress, note
+from .candidates import STALE, Candidate, Noted, Progress, note
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
-from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop, unpacked
+from .exchange import Admission, Draw, Rows, duplicates
 from .exporting import export
 from .parts import Parts
-from .report import COUNTERS, NO_ROOM, Tally, Totals, metrics
-from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows
-from .views import blank, describe, view
+from .report import NO_ROOM, Tally, Totals, metrics
+from .traffic import Traffic
+from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows
+from .unfilled import KEPT, Unfilled, dead_slots
+from .views import view
 
 
 class Session:
@@ -53,7 +55,8 @@ class Session:
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
-        self.decide = Decisions(parts.buffer, parts.hooks, self.tap, self.context, config)
+        self.traffic = Traffic(parts, self.tap, int(trainer.accelerator.process_index) if enabled else 0)
+        self.decide = Decisions(parts, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
         self.replaced: list[bool] = []
         self.progress = Progress()
@@ -96,35 +99,40 @@ class Session:
         return self.totals.explain(len(self.buffer), self.config.replay_dry_run)
 
     def step(self, batch: Batch) -> Batch:
-        """One generation batch: what stock scored goes in, what is trained on comes out.
-
-        Everything is decided from columns before `agree`, and payload moves after it. So an error on one process
-        reaches all of them at `agree`, and none waits for payload that another will not send.
-        """
+        """One generation batch: what stock scored goes in, what is trained on comes out."""
         started, self.progress.pending = time.perf_counter(), True
-        tally = Tally()
-        rows, error = self._share(batch)
-        admission, draw, fresh, noteworthy = Admission(), Draw(), None, list[int]()
+        tally, noted, drawn = Tally(), *self.progress.take()
+        rows, error = self.traffic.share(batch, batch["prompt_ids"].size(0), noted)
+        admission, draw, fresh = Admission(), Draw(), None
+        noteworthy, pairs = list[int](), list[tuple[int, int]]()
         try:
             fresh = self._view(rows)
-            admission = self._settle(rows, tally)
+            self.decide.measure(drawn, rows.columns, tally)
+            admission = self._settle(noted, rows, self.decide.solve(fresh, tally), tally)
             slots = self.decide.select(fresh, tally)
             keys = rows.takes(self.parts.fields.stored_keys(batch))
             draw = self.decide.sample(slots, fresh, keys, self.progress.noted_at, tally)
             if self.config.replay_dry_run:
                 draw, tally.items_delta = Draw(), 0.0
+            else:
+                pairs = self.decide.leave(fresh, draw, rows, tally)
             noteworthy = self.decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
         except Exception as caught:
             error = error or caught
-        total = self._agree(rows, tally, error, admission, draw)
-        groups = self._move(rows, admission, draw)
+        total = self.traffic.agree(rows, tally, error, admission, draw)
+        self.replaced = self.traffic.replaced
+        groups = self.traffic.move(rows, admission, draw)
         try:
+            assert fresh is not None  # without a view, agree has raised
+            self.progress.drawn = dict(zip(draw.slots, draw.serials, strict=True))
             placements = rows.placements(draw, groups)
-            composed = self._compose(batch, placements, total["items_delta"])
-            ids = self._note(batch, fresh, rows, noteworthy, placements)
+            unfilled = self._unfilled(fresh, rows, draw, total)
+            composed = self._compose(batch, placements, duplicates(batch, rows, pairs, self.parts.fields), total)
+            waiting = self._note(batch, fresh, rows, noteworthy)
+            ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, unfilled)
             self._log(composed, tally, total, started)
         except Exception as caught:
-            self._keep(caught)
+            self.traffic.keep(caught)
             return batch
         return {**composed, ROWS: ids}
 
@@ -133,15 +141,17 @@ class Session:
         if not self.progress.pending:
             return
         self.progress.pending = False
-        tally, admission = Tally(), Admission()
-        rows, error = self._share(None)
+        tally, admission, noted, drawn = Tally(), Admission(), *self.progress.take()
+        rows, error = self.traffic.share(None, compat.local_rows(self.trainer), noted)
+        self.tap.measures.clear()
         try:
-            admission = self._settle(rows, tally)
+            self.decide.measure(drawn, rows.columns, tally)
+            admission = self._settle(noted, rows, np.empty(0, np.int64), tally)
         except Exception as caught:
             error = error or caught
-        self._agree(rows, tally, error, admission, Draw())
-        self._move(rows, admission, Draw())
-        self._agree(rows, Tally(), self.tap.take_error(), Admission(), Draw())
+        self.traffic.agree(rows, tally, error, admission, Draw())
+        self.traffic.move(rows, admission, Draw())
+        self.traffic.agree(rows, Tally(), self.tap.take_error(), Admission(), Draw())
         self.totals.add(tally, batches=0)
 
     def export(self, path: str | Path) -> Path:
@@ -150,7 +160,7 @@ class Session:
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
-        self._record(self.tap.ratio_statistics())
+        self._record({**self.tap.measures.metrics(), **self.parts.gates.metrics()})
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
@@ -179,108 +189,52 @@ class Session:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self.parts.hooks.call(hook, self.update, session=self)
 
-    def _share(self, batch: Batch | None) -> tuple[Rows, Exception | None]:
-        """Row columns of the fresh batch (None: the end of training) and of the last one's candidates, from all ranks.
-
-        A process whose batch can't be described shares blank columns, so that the others need not wait for it.
-        """
-        parts, error = self.parts, self.tap.take_error()
-        count = batch["prompt_ids"].size(0) if batch is not None else compat.local_rows(self.trainer)
-        first = self.trainer.accelerator.process_index * count
-        local = blank(first, count)
-        for row, serial in enumerate(self.buffer.homeless[:count]):
-            local["lost"][row] = serial + 1
-        try:
-            if self.progress.noted is not None:
-                local |= self.progress.noted.describe(count, parts.fields.names)
-            if batch is not None:
-                check(batch, parts.fields)
-                local |= describe(batch, first, parts.num_generations, parts.fields.pad_token_id)
-        except Exception as caught:
-            error = error or caught
-        return Rows(self.scope.share(local), local, parts.num_generations), error
-
     def _view(self, rows: Rows) -> Groups:
-        rows.check()
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
         rewards, self.rewards = self.rewards.detach().double().cpu().numpy(), None
+        rows.check(len(rewards), self.parts.processes)
         return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
-    def _settle(self, rows: Rows, tally: Tally) -> Admission:
-        noted, self.progress.noted = self.progress.noted, None
+    def _settle(self, noted: Noted | None, rows: Rows, solved: Ints, tally: Tally) -> Admission:
         tally.refuse(self.buffer.withdraw(rows.lost()), NO_ROOM)
-        return self.decide.settle(noted, rows, self.parts.processes, tally)
+        return self.decide.settle(noted, rows, self.parts.processes, solved, tally)
 
-    def _agree(
-        self, rows: Rows, tally: Tally, error: Exception | None, admission: Admission, draw: Draw
-    ) -> dict[str, float]:
-        """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions.
-
-        Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
-        """
-        tally.size, tally.bytes = len(self.buffer), self.buffer.nbytes
-        counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
-        vector = np.concatenate([counters, rows.identity(self.buffer.table, admission, draw), rows.filled(draw)])
-        agreement = self.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
-        reason = reason_to_stop(agreement, len(counters))
-        if reason:
-            self.buffer.withdraw(admission.serials)
-            if error is None:
-                raise SeamError(f"Replay stops on all processes. {reason}")
-            if self.parts.processes > 1:
-                error.add_note(f"Replay stops on all processes. {reason}")
-            raise error
-        self.replaced = unpacked(agreement.vectors[:, len(counters) + 2 :], rows.count)
-        return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
-
-    def _move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:
-        """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
-        buffer, fields = self.buffer, self.parts.fields
-        parts = self.scope.admit(buffer.table, admission.arrivals, admission.mine)
-        try:
-            buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
-        except Exception as caught:
-            if self.parts.processes == 1:  # several stop together, and until then must go on with the same table
-                buffer.withdraw_missing(list(parts))
-            self._keep(caught)
-        return self.scope.fetch(rows.requests(draw, buffer.table.owner), self._load)
-
-    def _load(self, serial: int) -> Group:
-        try:
-            return self.buffer.load(serial)
-        except Exception as caught:
-            self._keep(caught)
-            return MISSING
-
-    def _keep(self, error: Exception) -> None:
-        """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""
-        if self.parts.processes == 1:
-            raise error
-        self.tap.error = self.tap.error or error
-
-    def _compose(self, batch: Batch, placements: list[Placement], items_delta: float) -> Batch:
+    def _compose(
+        self, batch: Batch, placements: list[Placement], copies: list[Placement], total: dict[str, float]
+    ) -> Batch:
         """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
+        placements = placements + copies
         composed = self.parts.hooks.compose(batch, placements, self._local_context()) if placements else batch
-        if not items_delta:
+        delta = total["items_delta"]
+        if total["excluded"] < total["groups"]:  # a batch without any live group keeps its count: nothing is trained
+            delta -= total["excluded_items"]
+        if not delta:
             return composed
         items = batch["num_items_in_batch"]
-        delta = torch.as_tensor(items_delta, dtype=items.dtype, device=items.device)
-        return {**composed, "num_items_in_batch": items + delta}
+        items = items + torch.as_tensor(delta, dtype=items.dtype, device=items.device)
+        return {**composed, "num_items_in_batch": items}
 
-    def _note(
-        self, batch: Batch, fresh: Groups | None, rows: Rows, slots: list[int], placements: list[Placement]
-    ) -> torch.Tensor:
-        """Live groups become candidates; returns the id of each local row."""
-        assert fresh is not None  # without a view, agree has raised
+    def _unfilled(self, fresh: Groups, rows: Rows, draw: Draw, total: dict[str, float]) -> Unfilled:
+        choice = self.config.replay_unfilled
+        if choice not in ("mask", "exclude") or self.config.replay_dry_run:
+            return KEPT
+        silent = [rows.local(slot)[0] for slot in dead_slots(fresh, draw.slots)]
+        silent = [part for part in silent if part.stop]
+        if choice == "mask" or total["excluded"] == total["groups"]:
+            return Unfilled(silent)
+        factor = total["groups"] / (total["groups"] - total["excluded"])
+        return Unfilled(silent, factor, compat.denominator(self.trainer))
+
+    def _note(self, batch: Batch, fresh: Groups, rows: Rows, slots: list[int]) -> list[Candidate]:
+        """Live groups become candidates; returns those whose rows here still need log-probs."""
         local = [(slot, *rows.local(slot)) for slot in slots]
         stored = self.parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
         keys = [rows.holds(stored, slot) for slot in slots]
         candidates = note(batch, self.parts.fields, fresh, local, keys, self.progress.serial, self.update)
         self.progress.serial += len(candidates)
         self.progress.noted, self.progress.noted_at = Noted(fresh, candidates), self.update
-        waiting = [] if compat.OLD_LOGPS in batch else [c for c in candidates if c.group is not None]
-        return self.tap.expect(rows.count, waiting, placements)
+        return [] if compat.OLD_LOGPS in batch else [each for each in candidates if each.group is not None]
 
     def _log(self, batch: Batch, tally: Tally, total: dict[str, float], started: float) -> None:
         self.totals.add(tally)
@@ -297,8 +251,4 @@ class Session:
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        corrected, weight = self.parts.hooks.correct(rows, self._local_context()), self.config.replay_weight
-        if weight == 1.0:
-            return corrected
-        weights = torch.ones_like(rows.advantages) if corrected.weights is None else corrected.weights
-        return replace(corrected, weights=weights * weight)
+        return self.parts.gates(rows, self.parts.hooks.correct(rows, self._local_context()))

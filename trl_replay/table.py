@@ -17,11 +17,15 @@ COLUMNS: dict[str, Any] = {
     "tag": np.float64,  # uniform in (0, 1], drawn once at admission
     "uses": np.int32,  # times replayed
     "last_used": np.int64,  # update of the last replay, -1 before the first
+    "first_score": np.float64,  # the score at admission (replay_refresh changes `score`)
+    "drift": np.float32,  # mean |log ratio| of the tokens at the last replay, 0 before the first
     "reward_mean": np.float32,
     "reward_std": np.float32,
     "tokens": np.int32,  # trainable completion tokens
     "items": np.int32,  # tokens in num_items_in_batch: the trainable ones from TRL 1.9 on
     "prompt": np.int64,  # hash of the prompt's tokens
+    "peers": np.int32,  # entries of the same prompt, this one included
+    "newer": np.int32,  # those of them that are newer than this one
     "nbytes": np.int64,  # bytes of payload, all rows of the group
     "origin": np.int32,  # 0 generated here, 1 from a file with its log-probs, 2 from a file with the policy's own
     "keys": np.int32,  # which set of batch keys the payload can restore
@@ -106,6 +110,16 @@ class Table:
         for column in self._columns.values():
             column[holes] = column[movers]
         self._length = left
+
+    def count_peers(self, prompts: NDArray[np.int64]) -> None:
+        """Brings the columns `peers` and `newer` up to date for the entries of these prompts."""
+        rows = np.flatnonzero(np.isin(self.prompt, np.unique(prompts)))
+        order = rows[np.lexsort((-self.serial[rows], self.prompt[rows]))]  # prompt by prompt, the newest first
+        prompt = self.prompt[order]
+        first = np.flatnonzero(np.concatenate([[True], prompt[1:] != prompt[:-1]]))[: len(order)]
+        counts = np.diff(np.append(first, len(order)))
+        self.peers[order] = np.repeat(counts, counts)
+        self.newer[order] = np.arange(len(order)) - np.repeat(first, counts)
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:
         """The same rows with other scores; no column is copied."""

@@ -35,6 +35,7 @@ def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
     }
     values |= {name: np.asarray(column, COLUMNS.get(name)) for name, column in columns.items()}
     table.append(values, count)
+    table.count_peers(table.prompt)
     return table
 
 

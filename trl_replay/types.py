@@ -183,6 +183,8 @@ class Placement:
     """Row of the group that goes there; the following rows follow it."""
     count: int = 0
     """How many rows."""
+    priority: float = 1.0
+    """The group's chance of being drawn, relative to that of the least likely eligible entry."""
 
     @property
     def rows(self) -> slice:
@@ -207,6 +209,8 @@ class ReplayedRows:
         mask (`(R, C)` bool): Tokens that the loss trains on.
         advantages (`(R,)`): TRL's advantages, as stored.
         ages (`(R,)` int64): Updates since generation.
+        priorities (`(R,)`, *optional*): The chance that the row's group had of being drawn first, relative to that of
+            the least likely eligible entry. None: all had the same.
     """
 
     logps: torch.Tensor
@@ -215,6 +219,7 @@ class ReplayedRows:
     mask: torch.Tensor
     advantages: torch.Tensor
     ages: torch.Tensor
+    priorities: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
+from ending import end
 from scripted import build, mixed, run
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ def main(mode: str, folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         result = run(generating, replay_scope="gathered")
     (folder / f"generating.{rank}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

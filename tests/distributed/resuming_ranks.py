@@ -19,6 +19,7 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ending import end
 from resuming import LAYOUTS, PAIRS, SCOPES, build, differences, everything, group_hash, restored, train
 from support import weights_hash
 
@@ -164,4 +165,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     with contextlib.redirect_stdout(io.StringIO()):
         main(Path(sys.argv[1]))
-    torch.distributed.destroy_process_group()
+    end()

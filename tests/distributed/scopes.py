@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scripted import build, mixed, run, uneven
+from ending import end
+from scripted import LIMITS, build, mixed, run, uneven
 
 import trl_replay
 from trl_replay.strategies import scopes
@@ -147,6 +148,11 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     if WORLD != 2:
         return
     yield from comparable(folder, *LAYOUTS[2]["whole"])
+    for layout in LAYOUTS[2]:
+        yield (
+            f"copies {layout}",
+            lambda n=layout: trained(folder, n, mixed, replay_scope="gathered", replay_unfilled="intra_batch"),
+        )
     yield from failing(folder)
     trl_replay.register(ScopePlugin(), "third_party")
     yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
@@ -170,10 +176,13 @@ def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callab
             if scope == "sharded":  # capacity is per process there
                 replay["replay_buffer_size"] //= WORLD
             settings = {"loss_type": loss_type, "max_steps": 6, "rank": RANK}
-            yield (
-                f"{loss_type} {scope}",
-                lambda s=settings, r=replay: run(build(folder, rows, size, mixed, **s), compared=True, **r),
-            )
+            for name, limits in ((f"{loss_type} {scope}", {}), (f"limits {loss_type} {scope}", LIMITS)):
+                yield (
+                    name,
+                    lambda s=settings, r={**replay, **limits}: run(
+                        build(folder, rows, size, mixed, **s), compared=True, **r
+                    ),
+                )
 
 
 def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -203,7 +212,7 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             result = case()
         (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,15 @@ from trl_replay.testing import make_trainer
 Live = Callable[[int, int, int], int]
 """`(update, group, first rank of the group)` → how many of its rows get a reward; 0 is a dead group."""
 PROMPTS = ["1=", "12=", "123+4=", "7="]
+LIMITS = {
+    "replay_refresh": "ratio",
+    "replay_max_log_ratio": 0.3,
+    "replay_min_ess": 0.97,
+    "replay_samples_per_insert": 3.0,
+    "replay_unfilled": "exclude",
+    "replay_correction": "per",
+}
+"""Everything that looks at how replay went, and the dead groups that are left out of the loss."""
 
 
 def random_of(*parts: Any) -> np.random.Generator:
@@ -168,6 +177,7 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
         "behaviour": behaviour(trainer),
         "gradients": [gradient.tolist() for gradient in gradients.kept] if compared else [],
         "counters": dict(session.totals.counters),
+        "drift": session.buffer.table.drift.tolist(),
         "size": len(session.buffer),
         "entries": session.buffer.table.serial.tolist(),
         "entry_owners": session.buffer.table.owner.tolist(),

@@ -38,6 +38,11 @@ class Builtin:
         yield ScorerSpec("constant", _given(scorers.constant), "the same for all")
         yield EvictorSpec("heap", _given(evictors.heap), "the lowest score leaves")
         yield EvictorSpec("fifo", _given(evictors.fifo), "the oldest group leaves")
+        yield EvictorSpec(
+            "prompt_balanced",
+            _given(evictors.prompt_balanced),
+            "the prompt with most groups loses its oldest; then heap",
+        )
         yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
         yield EvictorSpec(
             "weighted_reservoir",
@@ -45,6 +50,7 @@ class Builtin:
             "keeps a sample weighted by score of all offered",
         )
         yield SamplerSpec("proportional", samplers.make_proportional, "drawn in proportion to score^alpha")
+        yield SamplerSpec("prompt_balanced", samplers.make_prompt_balanced, "score^alpha, shared by a prompt's groups")
         yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")
         yield SamplerSpec("top", _given(samplers.top), "the highest scores")
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
@@ -72,4 +78,5 @@ class Builtin:
             "decoupled", corrections.make_decoupled, "clips around a recent policy, weighted by its ratio"
         )
         yield CorrectionSpec("shaped", corrections.make_shaped, "ratio shaped to r / (r + gamma)")
+        yield CorrectionSpec("per", corrections.SamplingWeights, "ratio, weighted against the sampler's preferences")
         yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")

@@ -2,14 +2,13 @@
 
 With r = π/μ the ratio of the trained to the generating policy, a correction chooses the old log-probs, and so what the
 loss's own ratio and clipping see, and detached weights, which multiply the policy term. Folding a weight into the
-advantage
-is exact for every loss type at row level, and for token weights with token-level importance sampling and with cispo.
+advantage is exact for every loss type at row level, and for token weights with token-level importance sampling and
+with cispo.
 
-TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that
-set the
-old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`,
-`sequence_mask` and `m2po` multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term of its row
-or token away too.
+TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that set
+the old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`, `per`,
+`sequence_mask` and `m2po` multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term of its row or
+token away too.
 """
 
 from __future__ import annotations
@@ -48,6 +47,35 @@ def ratio(rows: ReplayedRows, context: Context) -> Corrected:
 def none(rows: ReplayedRows, context: Context) -> Corrected:
     """No correction: replayed rows are trained on as if the current policy had generated them. For comparison only."""
     return Corrected(old_logps=rows.logps)
+
+
+class SamplingWeights:
+    """`ratio`, and weights that undo uneven drawing: (P / least P)^-β, P an entry's chance to be drawn (PER, arXiv
+    1511.05952).
+
+    The least likely entries have weight 1, the others less. β grows in a straight line from `beta` to `final_beta`
+    over the first `updates` updates.
+
+    Args:
+        beta (`float`): Exponent at first, from 0 to 1.
+        final_beta (`float`): Exponent at last; 1 undoes the drawing's preferences altogether.
+        updates (`int`): Updates until then.
+    """
+
+    needs_priorities = True
+
+    def __init__(self, beta: float = 0.4, final_beta: float = 1.0, updates: int = 1000) -> None:
+        for name, value in (("beta", beta), ("final_beta", final_beta)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ConfigurationError(f"per: {name}={value!r} can't be used: give a number from 0 to 1.")
+        _require("per", "updates", updates, above=0)
+        self.beta, self.final_beta, self.updates = beta, final_beta, updates
+
+    def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
+        """Weights of the rows' groups."""
+        done = min(context.update / self.updates, 1.0)
+        beta = self.beta + (self.final_beta - self.beta) * done
+        return Corrected(rows.behaviour_logps, None if rows.priorities is None else rows.priorities**-beta)
 
 
 def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
@@ -119,8 +147,7 @@ def make_decoupled(cap: float = 2.0) -> Correction:
     """Decoupled PPO: clip around a recent proximal policy π₀, and weight by min(π₀/μ, cap) (AReaL, arXiv 2505.24298).
 
     π₀ is the policy at the row's first training forward since it was drawn: with one update a generation batch, the
-    trained
-    policy itself.
+    trained policy itself.
     """
     _require("decoupled", "cap", cap, above=0.0)
 
@@ -135,8 +162,7 @@ def make_shaped(gamma: float = 0.1) -> Correction:
     """Ratio shaping f(r) = r / (r + γ) in the place of r: favours tokens that the policy finds unlikely.
 
     The gradient of f(r) is γ r / (r + γ)² times that of log π, which is the weight given here; nothing is clipped
-    (LUFFY,
-    arXiv 2504.14945; ExGRPO, arXiv 2510.02245, with γ = 0.1).
+    (LUFFY, arXiv 2504.14945; ExGRPO, arXiv 2510.02245, with γ = 0.1).
     """
     _require("shaped", "gamma", gamma, above=0.0)
 

@@ -22,6 +22,16 @@ def fifo(table: Table, context: Context) -> NDArray[Any]:
     return table.serial
 
 
+def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
+    """Keeps equally many groups of every prompt, the newest ones, and of what is left the highest scores.
+
+    So prompts that are solved often can't crowd out the only successes of a hard one. With one group a prompt it is
+    `heap`.
+    """
+    span = np.ptp(table.score) + 1.0 if len(table) else 1.0
+    return table.score - table.newer * span
+
+
 def reservoir(table: Table, context: Context) -> NDArray[Any]:
     """Keeps a uniform sample of all groups ever offered (Vitter's reservoir, by random tags).
 

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..protocols import Sampler
 from ..table import Table, draw, lowest
-from ..types import Context, Ints
+from ..types import Context, Floats, Ints
 
 
-def make_proportional(alpha: float = 1.0) -> Sampler:
+class WeightedSampler:
+    """Draws in proportion to weights, without replacement. Because the weights are known, `per` can correct for them.
+
+    Args:
+        weights (`Callable`): Maps (table, context) to `(len(table),)` numbers of at least 0, of which only the ratios
+            matter.
+    """
+
+    def __init__(self, weights: Callable[[Table, Context], NDArray[Any]]) -> None:
+        self.weights = weights
+
+    def __call__(self, table: Table, count: int, context: Context) -> Ints:
+        """Distinct row indices, the first drawn first."""
+        return draw(self.weights(table, context), count, context.rng)
+
+
+def make_proportional(alpha: float = 1.0) -> WeightedSampler:
     """Draws in proportion to score^alpha (prioritized experience replay, arXiv 1511.05952)."""
-    if not 0 <= alpha < float("inf"):
-        raise ConfigurationError(f"proportional: alpha={alpha!r} can't be used: give a finite number of at least 0.")
-
-    def proportional(table: Table, count: int, context: Context) -> Ints:
-        scores = np.maximum(table.score, 0.0)
-        return draw((scores / (scores.max(initial=0.0) or 1.0)) ** alpha, count, context.rng)
-
-    return proportional
+    _require_alpha("proportional", alpha)
+    return WeightedSampler(lambda table, context: _priorities(table, alpha))
 
 
-def uniform(table: Table, count: int, context: Context) -> Ints:
-    """Draws every eligible entry with the same chance."""
-    return np.asarray(context.rng.choice(len(table), min(count, len(table)), replace=False))
+def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
+    """Draws in proportion to score^alpha / (entries of the same prompt): every prompt gets its turn."""
+    _require_alpha("prompt_balanced", alpha)
+    return WeightedSampler(lambda table, context: _priorities(table, alpha) / np.maximum(table.peers, 1))
+
+
+uniform = WeightedSampler(lambda table, context: np.ones(len(table)))
+"""Draws every eligible entry with the same chance."""
 
 
 def top(table: Table, count: int, context: Context) -> Ints:
@@ -35,3 +53,14 @@ def top(table: Table, count: int, context: Context) -> Ints:
 def newest(table: Table, count: int, context: Context) -> Ints:
     """Takes the newest entries."""
     return lowest(-table.serial.astype(np.float64), count)
+
+
+def _priorities(table: Table, alpha: float) -> Floats:
+    """score^alpha, scaled so that the highest score gives 1; scores below 0 count as 0."""
+    scores = np.maximum(table.score, 0.0)
+    return np.asarray((scores / (scores.max(initial=0.0) or 1.0)) ** alpha)
+
+
+def _require_alpha(sampler: str, alpha: float) -> None:
+    if not 0 <= alpha < float("inf"):
+        raise ConfigurationError(f"{sampler}: alpha={alpha!r} can't be used: give a finite number of at least 0.")

@@ -1,0 +1,226 @@
+"""Trainers built on GRPOTrainer: TRL's own, those refused by name, and batches and losses of other shapes."""
+
+from __future__ import annotations
+
+import ast
+from importlib.resources import files
+from typing import Any
+
+import pictures
+import pytest
+import torch
+from loss_by_hand import forward
+from releases import SAMPLES_IMAGE_TOKENS, shipping
+from replaying import Checked, Watch, build, check_batches, check_losses, replay
+from support import DEAD, HALF, LIVE, Rewards, Spy
+
+import trl_replay
+from trl_replay.testing import make_model, make_tokenizer
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+KNOWN = {
+    "dppo.DPPOTrainer", "gfpo.GFPOTrainer", "gmpo.GMPOTrainer", "gspo_token.GRPOTrainer", "minillm.MiniLLMTrainer",
+    "papo.PAPOTrainer", "grpo_with_replay_buffer.GRPOWithReplayBufferTrainer",
+}  # fmt: skip
+
+
+def test_all_of_trls_own_subclasses_are_known() -> None:
+    """Each trainer of trl.experimental that inherits GRPOTrainer, in any release, has its test here."""
+    found = set()
+    for path in (files("trl") / "experimental").iterdir():
+        for source in path.glob("*.py") if path.is_dir() else []:
+            classes = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ClassDef)]
+            bases = {f"{path.name}.{one.name}": {ast.unparse(base) for base in one.bases} for one in classes}
+            found |= {name for name, names in bases.items() if names & {"GRPOTrainer", "_GRPOTrainer"}}
+    assert found
+    assert found <= KNOWN, "a trainer of TRL's is new: test it here"
+
+
+@shipping("gmpo")
+def test_replay_is_right_with_gmpo(tmp_path: Any) -> None:
+    from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
+
+    class Gmpo(Checked, GMPOTrainer):
+        reference_kind = "gmpo"
+
+    replay(build(tmp_path, Rewards(*SCRIPT), trainer_class=Gmpo, config_class=GMPOConfig, learning_rate=5e-2))
+
+
+@shipping("gspo_token")
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
+def test_replay_is_right_with_gspo_token(tmp_path: Any, level: str) -> None:
+    from trl.experimental.gspo_token import GRPOTrainer
+
+    class GspoToken(Checked, GRPOTrainer):
+        pass
+
+    settings = {"importance_sampling_level": level, "learning_rate": 3e-2}
+    replay(build(tmp_path, Rewards(*SCRIPT), trainer_class=GspoToken, **settings))
+
+
+@shipping("minillm")
+@pytest.mark.parametrize("correction", ["ratio", "truncated", "topr"])
+def test_replay_is_right_with_minillm(tmp_path: Any, correction: str) -> None:
+    """Its loss adds the teacher's view of each token to the advantage: of replayed rows as the policy is now."""
+    from trl.experimental.minillm import MiniLLMConfig, MiniLLMTrainer
+
+    class MiniLLM(Checked, MiniLLMTrainer):
+        def complete(self, rows: list[dict[str, Any]], inputs: Any) -> None:
+            (own, *_), (taught, *_) = forward(self, rows, inputs), forward(self, rows, inputs, self.teacher_model)
+            for row, mine, teachers in zip(rows, own, taught, strict=True):
+                if isinstance(row["advantage"], float):
+                    row["advantage"] = row["advantage"] + teachers - mine
+
+    teacher = make_model(make_tokenizer(), seed=1)
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), trainer_class=MiniLLM, config_class=MiniLLMConfig, learning_rate=3e-2,
+        arguments={"teacher_model": teacher},
+    )  # fmt: skip
+    if correction == "ratio":
+        replay(trainer)
+        return
+    session = trl_replay.attach(trainer, replay_correction=correction)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+
+
+@shipping("papo")
+def test_replay_is_right_with_papo(tmp_path: Any) -> None:
+    from trl.experimental.papo import PAPOConfig, PAPOTrainer
+
+    class Papo(Spy, PAPOTrainer):
+        pass
+
+    model, processor = pictures.llava()
+    suppress = {"suppress_tokens": [model.config.image_token_id]} if SAMPLES_IMAGE_TOKENS else None
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=Papo, config_class=PAPOConfig,
+        arguments={"train_dataset": pictures.dataset((1, 1, 1))}, generation_kwargs=suppress,
+    )  # fmt: skip
+    session = trl_replay.attach(trainer)
+    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    check_batches(watch)
+    assert session.metrics["replay/ratio_mean"] != 1.0
+
+
+@shipping("gfpo")
+def test_gfpo_is_replayed_while_it_filters_nothing_and_refused_when_it_does(tmp_path: Any) -> None:
+    from trl.experimental.gfpo import GFPOConfig, GFPOTrainer
+
+    class Gfpo(Checked, GFPOTrainer):
+        pass
+
+    replay(build(tmp_path, Rewards(*SCRIPT), trainer_class=Gfpo, config_class=GFPOConfig))
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), trainer_class=Gfpo, config_class=GFPOConfig, num_remains_in_group=2,
+        arguments={"group_filter_func": lambda group_completions, group_rewards: group_rewards},
+    )  # fmt: skip
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="6 rows a process, and rewards of 12 rows"):
+        trainer.train()
+
+
+@shipping("dppo")
+def test_dppo_is_refused_in_its_first_loss(tmp_path: Any) -> None:
+    """It takes its ratio to the sampler's log-probs, and never reads the old ones."""
+    from trl.experimental.dppo import DPPOConfig, DPPOTrainer
+
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=DPPOTrainer, config_class=DPPOConfig)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="did not read 'old_per_token_logps'"):
+        trainer.train()
+    assert session.totals.counters["replaced"] == 0
+
+
+def test_rloo_is_refused_by_name(tmp_path: Any) -> None:
+    from trl import RLOOConfig, RLOOTrainer
+
+    settings = {"trainer_class": RLOOTrainer, "config_class": RLOOConfig, "beta": 0.0}
+    trainer = build(tmp_path, Rewards(*SCRIPT), **settings)
+    before = dict(trainer.__dict__)
+    with pytest.raises(trl_replay.ContractError, match="RLOOTrainer: its loss reads one old log-prob a sequence"):
+        trl_replay.attach(trainer)
+    assert trainer.__dict__ == before
+
+
+@pytest.mark.parametrize("name", ["UnslothGRPOTrainer", "_UnslothGRPOTrainer", "GRPOWithReplayBufferTrainer"])
+def test_trainers_that_go_around_the_tap_are_refused_by_name(tmp_path: Any, name: str) -> None:
+    """Unsloth puts a compiled class in the place of TRL's; here a class of that name."""
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=type(name, (Checked,), {}))
+    with pytest.raises(trl_replay.ContractError, match=f"{name}: it"):
+        trl_replay.attach(trainer)
+
+
+class FewerRows(Spy):
+    """A trainer that drops the first group after it was scored."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        return {key: value[4:] if value.dim() else value for key, value in batch.items()}
+
+
+def test_a_trainer_that_drops_rows_after_scoring_is_refused(tmp_path: Any) -> None:
+    """Which rewards belong to which rows is not known any more."""
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=FewerRows)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="8 rows a process, and rewards of 12 rows"):
+        trainer.train()
+    assert session.totals.counters["replaced"] == 0
+
+
+class PerToken(Checked):
+    """A trainer whose loss gives each token an advantage of its own, as MiniLLM's does: half of it in odd places."""
+
+    weights = torch.ones(1)  # what the correction gives, for each place
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        width = inputs["completion_ids"].size(1)
+        inputs["advantages"] = inputs["advantages"].unsqueeze(1) * self.shares[:width]
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def complete(self, rows: list[dict[str, Any]], inputs: Any) -> None:
+        for row in rows:
+            if isinstance(row["advantage"], float):
+                length = len(row["ids"])
+                row["advantage"] = row["advantage"] * self.shares[:length] * self.weights[:length]
+
+    shares = torch.tensor([1.0, 0.5] * 8)
+
+
+@pytest.mark.parametrize("width", [6, 8])  # 8 rows are replayed: each fits where the other belongs
+@pytest.mark.parametrize("each", ["row", "token"])
+def test_a_loss_with_an_advantage_for_each_token_is_weighted_right(tmp_path: Any, each: str, width: int) -> None:
+    class Weighing:
+        def __call__(self, rows: Any, context: Any) -> Any:
+            assert rows.advantages.shape == rows.logps.shape[:1], "the stored advantages, one a row"
+            weights = PerToken.weights[: rows.logps.size(1)]
+            given = weights.expand_as(rows.logps) if each == "token" else rows.advantages * 0 + weights[0]
+            return trl_replay.Corrected(rows.behaviour_logps, given)
+
+    PerToken.weights = torch.full((16,), 0.25) if each == "row" else 1 / torch.arange(1.0, 17.0)
+    rewards = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+    trainer = build(tmp_path, rewards, trainer_class=PerToken, max_completion_length=width, learning_rate=3e-2)
+    replay(trainer, replay_correction=Weighing())
+    shapes = {loss["inputs"]["completion_ids"].size(1) for loss in trainer.losses}
+    assert width in shapes
+
+
+def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage_for_each_token(tmp_path: Any) -> None:
+    """As on several processes, which stop together one batch later."""
+
+    class Failing:
+        def __call__(self, rows: Any, context: Any) -> Any:
+            raise ValueError("no")
+
+    PerToken.weights = torch.zeros(16)  # by hand, the replayed rows weigh nothing
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=PerToken)
+    session = trl_replay.attach(trainer, replay_correction=Failing())
+    session.tap._keep_errors = True
+    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+    trainer.watch, trainer.compared = watch, []
+    with pytest.raises(trl_replay.HookError, match="no"):
+        trainer.train()
+    assert [replayed for _, _, replayed in trainer.compared] == [0, 8]
+    check_losses(trainer)
