@@ -10,7 +10,6 @@ from typing import Any
 
 import datasets
 import pytest
-import trl
 from resuming import digits
 from support import DEAD, HALF, LIVE, Rewards
 from test_files import TEACHER
@@ -65,10 +64,10 @@ def test_every_command_of_ours_in_the_documentation_runs(
     assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
 
 
-def test_every_command_of_ours_is_documented_with_an_example_or_by_name() -> None:
+def test_every_command_of_ours_is_documented() -> None:
     everything = "\n".join(PAGES.values())
     for command in COMMANDS:
-        assert f"trl-replay {command.name}" in everything or f"`{command.name}`" in everything
+        assert f"trl-replay {command.name}" in everything or f"make {command.name}" in everything
     assert {line.split()[1] for _, line in OWN} >= {"export", "inspect", "report"}
 
 
@@ -99,18 +98,18 @@ def test_the_code_runs_from_top_to_bottom(page: str, run: Path, monkeypatch: Any
         made.append(make_trainer("out", Rewards([LIVE, HALF, DEAD]), **settings))
         return made[-1]
 
-    monkeypatch.setattr(trl, "GRPOTrainer", tiny)
     namespace: dict[str, Any] = {"trl_replay": trl_replay, "datasets": datasets, "GRPOTrainer": tiny}
     namespace["trainer"] = tiny()
     namespace["session"] = trl_replay.attach(namespace["trainer"])
+    namespace["session"].buffer.add(TEACHER)
     for code in blocks(page, "python"):
         if "trl_replay.attach(trainer" in code and "GRPOTrainer" not in code:
-            trl_replay.detach(namespace["trainer"])
+            namespace["trainer"] = tiny()
         exec(code, namespace)
     if page == "checkpoints.md":
         assert made[-1].state.global_step == 16, "resumed from the twelfth step"
     else:
-        assert len(namespace["session"].buffer) == 0, "its session was another one"
+        assert len(namespace["session"].buffer) == 5, "the teacher's two, the same exported, and one more"
 
 
 @pytest.mark.parametrize("page", PAGES)
