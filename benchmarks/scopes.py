@@ -91,12 +91,15 @@ class Step:
     def __call__(self) -> None:
         """Settles half of this rank's groups and fills the other half, with the payload's bound noted."""
         from trl_replay.exchange import Draw, Rows
+        from trl_replay.measures import STATS
+        from trl_replay.report import COUNTERS
         from trl_replay.views import blank
         from trl_replay.wire import packed_size
 
         rank, ranks, live = self.scope.rank, self.scope.ranks, self.groups // 2
         mine = [make_group(self.own, self.length) for _ in range(live)]
-        local = blank(rank * self.groups * SIZE, self.groups * SIZE)
+        count = self.groups * SIZE
+        local = blank(rank * count, count) | {name: np.zeros(count) for name in STATS}
         for slot, group in enumerate(mine):
             local["nbytes"][slot * SIZE] = packed_size(group, self.names)
         rows = Rows(self.timed("share", self.scope.share, local), local, SIZE)
@@ -124,7 +127,7 @@ class Step:
         drawn = np.asarray(drawn, np.int64)
         draw = Draw(dead[: len(drawn)], self.buffer.table.serial[drawn].tolist(), [1] * len(drawn), drawn.tolist())
 
-        self.timed("agree", self.scope.agree, np.zeros(15), "")
+        self.timed("agree", self.scope.agree, np.concatenate([np.zeros(len(COUNTERS) + 2), rows.filled(draw)]), "")
         arrivals = rows.arrivals([serial for serial, _ in kept], [slot for _, slot in kept], ranks)
         parts = self.timed("admit", self.scope.admit, self.buffer.table, arrivals, held)
         self.buffer.receive({serial: held_parts[0] for serial, held_parts in parts.items()})

@@ -241,7 +241,15 @@ def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp
     assert session.totals.reasons[refused] == int((live > 0).sum()) > 0
 
 
-# a file that is not finished
+# odd files
+
+
+def test_an_empty_buffer_is_exported_as_an_empty_table(attached: Any, tmp_path: Path) -> None:
+    path = attached.export(tmp_path / "out.parquet")
+    found = pd.read_parquet(path)
+    assert len(found) == 0
+    assert "completion_ids" in found.columns
+    assert attached.buffer.add(path) == 0
 
 
 def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: Any) -> None:

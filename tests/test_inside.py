@@ -12,7 +12,7 @@ import pytest
 from resuming import build, digits, train
 
 from trl_replay import ReplayError
-from trl_replay.charts import Line, histogram, line_chart, ticks
+from trl_replay.charts import Line, histogram, line_chart, smoothed, thinned, ticks
 from trl_replay.cli import main
 from trl_replay.inspecting import inspect
 from trl_replay.report_page import page, write_report
@@ -42,6 +42,14 @@ def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any, capsys: Any) ->
         for row in entry["completions"]:
             assert (row["advantage"] > 0) == (digits([row["text"]])[0] > 0)
     assert found["waiting"] == inspect(folder / "checkpoint-12")["waiting"]
+
+
+def test_inspect_finds_the_extremes_of_many_entries(monkeypatch: Any, run: Any) -> None:
+    folder, _ = run
+    expected = inspect(folder / "checkpoint-12", shown=1)
+    monkeypatch.setattr("trl_replay.inspecting.PORTION", 0)
+    assert inspect(folder / "checkpoint-12", shown=1) == expected
+    assert [len(expected[part]) for part in ("top", "bottom")] == [1, 1]
 
 
 def test_inspect_prints_a_table_for_people(run: Any, capsys: Any) -> None:
@@ -108,6 +116,8 @@ def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -
     lead = re.search(r'class="lead">(.*?)</p>', text)
     assert lead is not None
     assert re.search(r"<b>\d+%</b> of the generated groups were dead", lead[1])
+    assert "first tenth" not in lead[1], "twelve steps are too few to say"
+    assert "prefers-color-scheme:dark" in text
 
 
 def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Path) -> None:
@@ -118,6 +128,28 @@ def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Pat
     assert Page(text).titles == ["What replay could do", "Dead groups", "Reward"]
     assert "This run used no replay. <b>" in text
     assert "of its groups were dead" in text
+
+
+def test_equal_completions_are_told_once_and_the_best_come_first(run: Any) -> None:
+    folder, _ = run
+    buffer = inspect(folder / "checkpoint-12")
+    rows = [("b", -0.5), ("a", 1.5), ("b", -0.5), ("c", -0.5)]
+    buffer["top"] = [{**buffer["top"][0], "completions": [{"text": t, "advantage": a} for t, a in rows]}]
+    buffer["bottom"] = []
+    told = re.findall(r'class="answer">(.*?)</div>', page("run", [], buffer))
+    texts = [(re.findall("<code>(.*?)</code>", row), re.findall("× [0-9]+", row)) for row in told]
+    assert texts == [(["a"], []), (["b"], ["× 2"]), (["c"], [])]
+
+
+@pytest.mark.parametrize(("share", "shown"), [(1.0, "100%"), (0.999, "99.90%"), (0.5, "50%"), (0.001, "0.10%")])
+def test_a_share_is_never_rounded_to_all_or_nothing(share: float, shown: str) -> None:
+    log = [{"step": step, "frac_reward_zero_std": share, "reward": 0.0} for step in range(3)]
+    assert f"<b>{shown}</b> of its groups were dead" in page("run", log, None)
+
+
+def test_the_page_tells_from_where_to_where_the_reward_went() -> None:
+    log = [{"step": step, "frac_reward_zero_std": 0.5, "reward": step / 100} for step in range(100)]
+    assert "went from <b>0.045</b> in the first tenth of the run to <b>0.945</b> in the last" in page("run", log, None)
 
 
 def test_texts_from_the_model_are_text_and_not_markup(run: Any) -> None:
@@ -145,6 +177,25 @@ def test_ticks_are_round_and_cover_the_values() -> None:
         assert found[0] <= low
         assert found[-1] >= high
         assert 3 <= len(found) <= 9
+
+
+def test_many_points_are_drawn_faint_under_their_running_mean() -> None:
+    points = [(float(step), float(step % 2)) for step in range(3000)]
+    assert all(abs(y - 0.5) < 0.01 for _, y in smoothed(points, 100)[50:-50])
+    assert [x for x, _ in smoothed(points, 100)] == [x for x, _ in points]
+    assert thinned(points, 600)[0] == (2.0, 0.4)
+    assert len(thinned(points, 600)) == 600
+    chart = line_chart([Line("one", "red", points)], "step", percent=True)
+    assert "thick: means of 100 steps" in chart
+    assert (chart.count('class="raw"'), chart.count('class="mean"')) == (1, 1)
+    assert len(chart) < 30_000
+    assert "thick" not in line_chart([Line("one", "red", points[:50])], "step")
+
+
+def test_a_few_values_get_a_bar_each() -> None:
+    chart = histogram([0.25, 0.5, 0.5, 0.5], "score", "red")
+    assert chart.count("<rect") == 2
+    assert "<title>0.5: 3</title>" in chart
 
 
 def test_charts_cope_with_little() -> None:

@@ -1,4 +1,7 @@
-"""Line charts and histograms as inline SVG, without scripts, fonts or anything else from outside."""
+"""Line charts and histograms as inline SVG, without scripts, fonts or anything else from outside.
+
+Colours are CSS values, so that the page that holds the charts may have another look in the dark.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 520, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
+import numpy as np
+
+WIDTH, HEIGHT = 520, 264
+LEFT, RIGHT, TOP, BOTTOM = 56, 26, 30, 42
 BROADEST = 64
+MANY = 120
+"""Points from which on a line is drawn faint, with its running mean over it."""
+MOST = 600
+"""Points of a line that are drawn; of more, the means of neighbours."""
 
 
 class Line(NamedTuple):
@@ -45,17 +54,24 @@ def line_chart(lines: Sequence[Line], x_label: str, percent: bool = False, low: 
         return round(across, 1), round(up, 1)
 
     parts = [_grid([(place(x_low, value)[1], _shown(value, percent)) for value in y_ticks])]
-    parts += [
-        _x_tick(place(value, bottom)[0], _shown(value)) for value in ticks(x_low, x_high) if x_low <= value <= x_high
-    ]
+    x_ticks = [value for value in ticks(x_low, x_high) if x_low <= value <= x_high]
+    if x_ticks[0] - x_low > 0.15 * (x_high - x_low):
+        x_ticks.insert(0, x_low)
+    parts += [_x_tick(place(value, bottom)[0], _shown(value)) for value in x_ticks]
+    span = 0
     for line in lines:
-        path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in line.points))
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{line.color}" stroke-width="2"/>')
-        if len(line.points) == 1:
-            x, y = place(*line.points[0])
-            parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{line.color}"/>')
-    legend = "".join(f'<span><i style="background:{line.color}"></i>{escape(line.label)}</span>' for line in lines)
-    return f'<p class="legend">{legend}</p>{_svg(parts, x_label)}'
+        drawn = [place(*point) for point in thinned(line.points, MOST)]
+        if len(line.points) >= MANY:
+            span = len(line.points) // 30
+            parts.append(_polyline(drawn, line.color, "raw"))
+            drawn = [place(*point) for point in thinned(smoothed(line.points, span), MOST)]
+        parts.append(_polyline(drawn, line.color, "mean"))
+        if len(drawn) == 1:
+            parts.append(f'<circle cx="{drawn[0][0]}" cy="{drawn[0][1]}" r="3" style="fill:{line.color}"/>')
+    keys = [f'<span><i style="background:{line.color}"></i>{escape(line.label)}</span>' for line in lines]
+    note = f"<span>thick: means of {span} steps</span>" if span else ""
+    title = ", ".join(line.label for line in lines)
+    return f'<p class="legend">{"".join(keys)}{note}</p>{_svg(parts, x_label, title)}'
 
 
 def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = False, bins: int = 16) -> str:
@@ -70,7 +86,33 @@ def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = F
     """
     if not values:
         return '<p class="none">the buffer is empty</p>'
+    labels, heights = _bars(values, whole, bins)
+    y_ticks = [value for value in ticks(0, max(heights)) if value == int(value)]
+    top = max(max(heights), y_ticks[-1])
+    unit = (WIDTH - LEFT - RIGHT) / len(heights)
+    span = HEIGHT - TOP - BOTTOM
+    parts = [_grid([(round(HEIGHT - BOTTOM - value / top * span, 1), _shown(value)) for value in y_ticks])]
+    parts.append('<text x="4" y="12" class="axis">groups</text>')
+    shown = max(math.ceil(len(heights) / 5), math.ceil(len(heights) * max(map(len, labels)) / 45))
+    for number, (label, height) in enumerate(zip(labels, heights, strict=True)):
+        x, tall = LEFT + number * unit, height / top * span
+        broad = min(max(unit - 2, 1), BROADEST)
+        parts.append(
+            f'<rect x="{x + (unit - broad) / 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{broad:.1f}" '
+            f'height="{tall:.1f}" style="fill:{color}"><title>{label}: {height}</title></rect>'
+        )
+        if len(heights) <= 6 or number % shown == 0:
+            parts.append(_x_tick(x + unit / 2, label))
+    return _svg(parts, x_label, f"how many groups have which {x_label}")
+
+
+def _bars(values: Sequence[float], whole: bool, bins: int) -> tuple[list[str], list[int]]:
+    """`(labels, heights)`: a bar for each value if they are few, and else for ranges of one breadth."""
     low, high = min(values), max(values)
+    few = sorted({_shown(value) for value in values}, key=float)
+    if not whole and len(few) <= 6:
+        shown = [_shown(value) for value in values]
+        return few, [shown.count(label) for label in few]
     if whole:
         step = float(max(math.ceil((high - low + 1) / bins), 1))
         count = math.ceil((high - low + 1) / step)
@@ -80,23 +122,9 @@ def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = F
     heights = [0] * count
     for value in values:
         heights[min(int((value - low) / step), count - 1)] += 1
-    y_ticks = [value for value in ticks(0, max(heights)) if value == int(value)]
-    top = max(max(heights), y_ticks[-1])
-    unit = (WIDTH - LEFT - RIGHT) / count
-    span = HEIGHT - TOP - BOTTOM
-    parts = [_grid([(round(HEIGHT - BOTTOM - value / top * span, 1), _shown(value)) for value in y_ticks])]
-    for number, height in enumerate(heights):
-        x, tall = LEFT + number * unit, height / top * span
-        start = low + number * step
-        label = _shown(start) if not whole or step == 1 else f"{start:.0f}–{start + step - 1:.0f}"
-        broad = min(max(unit - 2, 1), BROADEST)
-        parts.append(
-            f'<rect x="{x + (unit - broad) / 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{broad:.1f}" '
-            f'height="{tall:.1f}" fill="{color}"><title>{label}: {height}</title></rect>'
-        )
-        if number % max(count // 5, 1) == 0:
-            parts.append(_x_tick(x + unit / 2, label))
-    return _svg(parts, x_label)
+    starts = [low + number * step for number in range(count)]
+    labels = [_shown(at) if not whole or step == 1 else f"{at:.0f}–{at + step - 1:.0f}" for at in starts]
+    return labels, heights
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -111,8 +139,28 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
+def smoothed(points: Sequence[tuple[float, float]], span: int) -> list[tuple[float, float]]:
+    """Each value's mean with its neighbours, `span` values in all and fewer at both ends."""
+    values = np.array([y for _, y in points], dtype=np.float64)
+    window = np.ones(max(span, 1))
+    sums, counts = np.convolve(values, window, "same"), np.convolve(np.ones_like(values), window, "same")
+    return [(x, float(mean)) for (x, _), mean in zip(points, sums / counts, strict=True)]
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """At most `most` points: the means of neighbours where there are more."""
+    size = math.ceil(len(points) / most)
+    parts = [points[at : at + size] for at in range(0, len(points), size)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
 def _shown(value: float, percent: bool = False) -> str:
     return f"{value:.0%}" if percent else f"{value:.4g}"
+
+
+def _polyline(points: Sequence[tuple[float, float]], color: str, kind: str) -> str:
+    path = " ".join(f"{x},{y}" for x, y in points)
+    return f'<polyline points="{path}" class="{kind}" style="stroke:{color}"/>'
 
 
 def _grid(rows: Sequence[tuple[float, str]]) -> str:
@@ -124,11 +172,11 @@ def _grid(rows: Sequence[tuple[float, str]]) -> str:
 
 
 def _x_tick(x: float, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{text}</text>'
+    return f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>'
 
 
-def _svg(parts: Sequence[str], x_label: str) -> str:
+def _svg(parts: Sequence[str], x_label: str, title: str) -> str:
     label = (
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 3}" text-anchor="middle" class="axis">{escape(x_label)}</text>'
+        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle" class="axis">{escape(x_label)}</text>'
     )
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}{label}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}{label}</svg>'

@@ -21,6 +21,11 @@ MISSING = Group({}, frozenset(), np.empty(0, np.int64), np.empty(0, np.int64))
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
 
 
+WORD = 48
+"""Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
+BITS = 2.0 ** np.arange(WORD)
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Newcomers that the table has taken.
@@ -162,11 +167,11 @@ class Rows:
         return [Request(*request) for request in zip(draw.serials, held, ranks, strict=True)]
 
     def filled(self, draw: Draw) -> Floats:
-        """`(count,)`: 1 for the rows of this process in whose place something was drawn."""
-        mask = np.zeros(self.count)
+        """Which rows of this process something was drawn for, as numbers of `WORD` bits each: see `unpacked`."""
+        bits = np.zeros((-(-self.count // WORD), WORD))
         for slot in draw.slots:
-            mask[self.local(slot)[0]] = 1
-        return mask
+            bits.ravel()[self.local(slot)[0]] = 1
+        return np.asarray(bits @ BITS)
 
     def placements(self, draw: Draw, groups: Mapping[int, Group]) -> list[Placement]:
         """What was drawn for slots with rows on this process.
@@ -184,6 +189,18 @@ class Rows:
                     Placement(slot, groups[serial], serial, age, rows.start, first, rows.stop - rows.start, priority)
                 )
         return placements
+
+
+def unpacked(words: Floats, count: int) -> list[bool]:
+    """Which rows of all processes something was drawn for, in their order.
+
+    Args:
+        words (`(ranks, numbers)`): Every rank's [`Rows.filled`].
+        count (`int`): Rows of each process.
+    """
+    bits = words.astype(np.int64)[:, :, None] // BITS.astype(np.int64) % 2
+    mask: list[bool] = bits.reshape(len(words), -1)[:, :count].ravel().astype(bool).tolist()
+    return mask
 
 
 def reason_to_stop(agreement: Agreement, counters: int) -> str:

@@ -132,7 +132,8 @@ def write(path: str | Path, source: Source) -> int:
                 if number % PORTION == PORTION - 1:
                     writer.write_table(pyarrow.Table.from_pylist(rows, schema))
                     count, rows = count + len(rows), []
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+            if rows:  # an empty row group is more than readers expect
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from . import saved
 from .errors import CheckpointError
-from .exporting import Source, of_checkpoint, rows_of
+from .exporting import PORTION, Source, of_checkpoint, rows_of
 from .sizes import show_size
 
 SHOWN = 3
@@ -56,7 +56,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
             "score": columns["score"].tolist(),
             "pass_rate": columns["reward_mean"].astype(float).tolist(),
         },
-        **_extremes(of_checkpoint(checkpoint), columns["score"], update, shown),
+        **_extremes(of_checkpoint(checkpoint), update, shown),
     }
 
 
@@ -105,10 +105,15 @@ def _is_copy(state: saved.Saved, states: Sequence[saved.Saved]) -> bool:
     )
 
 
-def _extremes(source: Source, scores: NDArray[Any], update: int, shown: int) -> dict[str, list[dict[str, Any]]]:
-    """The entries with the highest and the lowest scores, with their texts."""
-    entries = [(entry.columns["score"], number, entry) for number, entry in enumerate(source.entries)]
-    ranked = sorted(entries, key=lambda told: (-told[0], told[1]))
+def _extremes(source: Source, update: int, shown: int) -> dict[str, list[dict[str, Any]]]:
+    """The entries with the highest and the lowest scores, with their texts; no others stay in memory."""
+    ranked: list[tuple[float, int, Any]] = []
+    for number, entry in enumerate(source.entries):
+        ranked.append((-entry.columns["score"], number, entry))
+        if len(ranked) > 2 * shown + PORTION:
+            ranked.sort(key=lambda told: told[:2])
+            del ranked[shown : len(ranked) - shown]
+    ranked.sort(key=lambda told: told[:2])
     top, bottom = ranked[:shown], ranked[shown:][-shown:] if shown else []
     return {
         name: [_told(number, entry, source, update) for _, number, entry in part]

@@ -8,7 +8,7 @@ from .batch import check, join
 from .behaviour import Tap
 from .candidates import Noted
 from .errors import SeamError
-from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop
+from .exchange import MISSING, Admission, Draw, Rows, reason_to_stop, unpacked
 from .parts import Parts
 from .report import COUNTERS, Tally
 from .types import Batch, Group
@@ -81,7 +81,7 @@ class Traffic:
             if self._parts.processes > 1:
                 error.add_note(f"Replay stops on all processes. {reason}")
             raise error
-        self.replaced = (agreement.vectors[:, -rows.count :] > 0).ravel().tolist()
+        self.replaced = unpacked(agreement.vectors[:, len(counters) + 2 :], rows.count)
         return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
 
     def move(self, rows: Rows, admission: Admission, draw: Draw) -> dict[int, Group]:
