@@ -139,7 +139,7 @@ def test_the_floor_lets_go_again() -> None:
     most = []
     for share in (0.4, 0.4, 0.4, 0.6, 0.5, None, 0.9):
         allowance.measured(share)
-        most.append(allowance.most(16, 10, 64)[0])
+        most.append(allowance.most(16, 10, 64, 64)[0])
     assert most == [8, 4, 2, 4, 8, 8, 16]
 
 
