@@ -30,6 +30,8 @@ def weights_by_hand(name: str, new: torch.Tensor, behaviour: torch.Tensor, advan
         return behaviour, one
     if name == "none":
         return new, one
+    if name == "per":
+        return behaviour, one * ((4 / 3) ** -0.5 if 0.8 < abs(advantage) < 0.9 else 1.0)
     if name == "truncated":
         return new, torch.minimum(r, one * 2.0)
     if name == "sequence_mask":
@@ -57,7 +59,9 @@ def train(
     settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
     trainer.signals = {}
-    session = trl_replay.attach(trainer, replay_correction=correction, replay_sampler="newest", **(replay or {}))
+    session = trl_replay.attach(
+        trainer, **{"replay_correction": correction, "replay_sampler": "newest"} | (replay or {})
+    )
     trainer.train()
     return trainer, session
 
@@ -162,6 +166,20 @@ def test_huge_ratios_stay_finite() -> None:
     for name in [*CORRECTIONS, "m2po"]:
         corrected = made(name)(rows, make_context())
         assert corrected.weights is None or bool(corrected.weights.isfinite().all()), name
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_per_is_the_one_computed_by_hand(tmp_path: Any, loss: str) -> None:
+    """Scores are sum |A| × std: 1.5 with one or three of four right, 2 with two, which so weigh (4/3)^-β."""
+
+    replay = {"replay_sampler": "proportional", "replay_correction_kwargs": {"beta": 0.5, "final_beta": 0.5}}
+    for level in ("token", "sequence"):
+        for beta in (0.0, 0.1):
+            trainer, session = train(
+                tmp_path / f"{level}{beta}", "per", replay, loss_type=loss, importance_sampling_level=level, beta=beta
+            )
+            assert session.totals.counters["replaced"] == 4
+            assert check_by_hand(trainer, "per") == 16
 
 
 def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:
