@@ -1,6 +1,6 @@
 """Does a buffer across two processes learn like one process with the same global batch?
 
-    python benchmarks/scopes_learning.py                     # about 15 minutes on two cores
+    python benchmarks/scopes_learning.py                     # about 25 minutes on two cores
     python benchmarks/scopes_learning.py --steps 60 --seeds 0,1 --out out/quick     # shows that it runs
 
 Runs examples/lock_two_processes.py: the combination lock with one process, and on two with each scope. An update has
@@ -70,7 +70,7 @@ def main() -> int:
     """Runs what is missing and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/scopes_learning"))
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     options = parser.parse_args()
     seeds = list(map(int, options.seeds.split(",")))
