@@ -93,6 +93,29 @@ def test_a_value_that_cannot_be_used_is_named_with_its_row(attached: Any, column
     assert len(attached.buffer) == 0
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (
+            {"completion_ids": [6, 44]},
+            r"Row 2 of .*rows.parquet has completion_ids=array\(\[ ?6, 44\]\), which are no",
+        ),
+        (
+            {"old_per_token_logps": [-1.0, None]},
+            r"Row 2 of .*old_per_token_logps=\[-1.0, None\], which are no numbers",
+        ),
+        ({"completion_ids": []}, "has no tokens"),
+        ({"reward": None}, "Row 2 of .*rows.parquet lacks reward"),
+    ],
+)
+def test_so_is_one_in_a_parquet_file(attached: Any, tmp_path: Path, columns: Any, words: str) -> None:
+    pd.DataFrame(changed(**columns)).to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(ReplayError, match=words):
+        attached.buffer.add(tmp_path / "rows.parquet")
+    pd.DataFrame(changed()).to_parquet(tmp_path / "rows.parquet")
+    assert attached.buffer.add(tmp_path / "rows.parquet") == 1
+
+
 def test_a_row_that_is_no_mapping_is_named(attached: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1=", "completion": "2", "reward": 1}\n[1, 2]\n')

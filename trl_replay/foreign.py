@@ -12,8 +12,8 @@ import numpy as np
 
 from . import compat
 from .errors import ReplayError
-from .exporting import TOKENS
-from .foreign_rows import Row, checked, has_images
+from .exporting import PORTION, TOKENS
+from .foreign_rows import Row, checked, compact, has_images
 from .report import Tally
 from .session import Session
 from .types import Floats
@@ -86,9 +86,10 @@ def _read(source: Any) -> tuple[Iterable[Any], str | None]:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            table = parquet.read_table(path)
-            told = (table.schema.metadata or {}).get(FINGERPRINT.encode())
-            return table.to_pylist(), told.decode() if told else None
+            file = parquet.ParquetFile(path)
+            told = (file.schema_arrow.metadata or {}).get(FINGERPRINT.encode())
+            rows = [compact(row) for batch in file.iter_batches(PORTION) for row in batch.to_pylist()]
+            return rows, told.decode() if told else None
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()], None
     except Exception as error:  # of pyarrow, json or the system
@@ -103,8 +104,8 @@ def _name(source: Any) -> str:
 def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> ForeignGroup:
     trainer, with_ids = session.trainer, same_tokenizer and all(_has_ids(row) for row in rows)
     if with_ids:
-        prompts = [list(map(int, row["prompt_ids"])) for row in rows]
-        completions = [list(map(int, row["completion_ids"])) for row in rows]
+        prompts = [[int(token) for token in row["prompt_ids"]] for row in rows]
+        completions = [[int(token) for token in row["completion_ids"]] for row in rows]
     else:
         prompts = [_prompt_ids(trainer, row["prompt"]) for row in rows]
         completions = [_completion_ids(trainer, row["completion"]) for row in rows]
