@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import ReplayError
 from .exporting import TOKENS
@@ -44,6 +45,9 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
             raise _refusal(label, name, value, "are no token ids of this model")
         if name in TOKENS and not _are_numbers(value):
             raise _refusal(label, name, value, "are no numbers")
+        ids = row.get("completion_ids")
+        if name in TOKENS and ids is not None and len(value) != len(ids):
+            raise ReplayError(f"{label} has {len(value)} {name} for {len(ids)} completion_ids.")
     return row
 
 
@@ -52,8 +56,14 @@ def compact(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("prompt_ids", "completion_ids", *TOKENS):
         value = row.get(name)
         if isinstance(value, list) and None not in value:
-            row[name] = np.array(value)
+            made = np.array(value)
+            row[name] = made.astype(np.float32) if made.dtype.kind == "f" else made
     return row
+
+
+def array(value: Any, dtype: Any) -> NDArray[Any]:
+    """Numbers of any kind (a list, an array, a tensor) as an array."""
+    return np.array([float(number) for number in value]).astype(dtype)
 
 
 def has_images(row: Row) -> bool:
@@ -100,7 +110,7 @@ def _is_number(value: Any) -> bool:
 def _are_ids(value: Any, vocabulary: int) -> bool:
     if not _are_numbers(value):
         return False
-    ids = np.array([float(token) for token in value])
+    ids = array(value, np.float64)
     return bool(((ids >= 0) & (ids < vocabulary) & (ids == np.floor(ids))).all())
 
 
