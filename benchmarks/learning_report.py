@@ -15,8 +15,8 @@ from rich.table import Table
 
 from trl_replay.demo.record import THRESHOLD
 
-REACHED_SHARE = 1 / 4
-FINAL_REWARD = 0.6
+REACHED_SHARE = 1 / 5
+FINAL_REWARD = 0.85
 COLORS = {"stock": "#666666", "corrected": "#0b6bcb", "uncorrected": "#c44601"}
 
 
@@ -37,8 +37,9 @@ def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: boo
         table = {"lock": _lock, "addition": _addition}[task](result)
         results["tasks"][task] = {**result, "summary": table}
         console.print(_rich(task, result, table))
-    if "lock" in tasks and not quick:
-        results["thresholds"] = _thresholds(results["tasks"]["lock"]["summary"])
+    if not quick:
+        checks = {"lock": _lock_thresholds, "addition": _addition_thresholds}
+        results["thresholds"] = [check for task in tasks for check in checks[task](results["tasks"][task]["summary"])]
         for check in results["thresholds"]:
             console.print(f"{'met   ' if check['met'] else 'MISSED'} {check['text']}: {check['value']:.3f}")
     (out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -93,11 +94,12 @@ def _common(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "runs": len(runs),
         "dead": float(np.mean([run["dead"] for run in runs])),
         "dead_after": float(np.mean([run["dead_after"] for run in runs])),
+        "replaced": float(np.mean([run["replay"].get("replay/replaced_fraction", 0.0) for run in runs])),
         "seconds": float(np.median([run["seconds"] for run in runs])),
     }
 
 
-def _thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _lock_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     share = table["corrected"]["reached_median"] / table["stock"]["reached_median"]
     final = table["corrected"]["final_median"]
     return [
@@ -114,11 +116,21 @@ def _thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _addition_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    row = table["corrected"]
+    errors = row["paired_difference"] / row["standard_error"]
+    text = (
+        f"addition: corrected's paired difference to stock is at least -2 standard errors, with {row['replaced']:.0%} "
+        "of the groups replaced"
+    )
+    return [{"text": text, "value": errors, "met": errors >= -2}]
+
+
 def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -> Table:
     protocol = result["protocol"]
     rich = Table(title=f"{task}: {protocol['steps']} steps, seeds {list(protocol['seeds'])}")
     lock = task == "lock"
-    columns = ["arm", "rate", "dead groups, generated → trained on", "seconds"]
+    columns = ["arm", "rate", "dead groups, generated → trained on", "groups replaced", "seconds"]
     columns[2:2] = (
         [f"rollouts to {THRESHOLD}, median", "runs that reached", "final reward, median (range)"]
         if lock
@@ -140,7 +152,8 @@ def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -
                 difference = f"{row['paired_difference']:+.3f} ± {row['standard_error']:.3f}"
             cells = [f"{row['accuracy_mean']:.3f} ({row['start_accuracy']:.3f})", difference]
         dead = f"{row['dead']:.0%} → {row['dead_after']:.0%}"
-        rich.add_row(arm, f"{row['learning_rate']:.0e}", *cells, dead, f"{row['seconds']:.0f}")
+        replaced = "–" if arm == "stock" else f"{row['replaced']:.0%}"
+        rich.add_row(arm, f"{row['learning_rate']:.0e}", *cells, dead, replaced, f"{row['seconds']:.0f}")
     chosen = "; ".join(
         f"{arm} {', '.join(f'{rate}: {mean:.3f}' for rate, mean in rates.items())}"
         for arm, rates in result["selection"].items()

@@ -232,13 +232,16 @@ class Fill(TrainerCallback):
         self.session = session
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tiles the first row: other serials, and scores of a few levels, as binary rewards give."""
+        """Tiles the first row: other serials, scores of a few levels, as binary rewards give, and 40 prompts, those
+        of the run among them."""
         if state.global_step != 2:
             return
         buffer, rng = self.session.buffer, np.random.default_rng(0)
         count = buffer.capacity - len(buffer)
         columns = {name: np.repeat(getattr(buffer.table, name)[:1], count) for name in buffer.table.names}
+        prompts = np.unique(np.concatenate([buffer.table.prompt, rng.integers(2**62, size=len(PROMPTS))]))
         columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
+        columns["prompt"] = rng.choice(prompts[-len(PROMPTS) :], count)
         stored, _ = buffer.offer(columns, lambda table: table.score, rng)
         buffer.receive(dict.fromkeys(stored, buffer.storage.get(0)))
 

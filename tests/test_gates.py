@@ -139,7 +139,7 @@ def test_the_floor_lets_go_again() -> None:
     most = []
     for share in (0.4, 0.4, 0.4, 0.6, 0.5, None, 0.9):
         allowance.measured(share)
-        most.append(allowance.most(16, 10, 64)[0])
+        most.append(allowance.most(16, 10, 64, 64)[0])
     assert most == [8, 4, 2, 4, 8, 8, 16]
 
 
@@ -180,3 +180,30 @@ def test_all_gates_open_is_as_without_gates(tmp_path: Any) -> None:
         trainer.train()
         losses.append([float(loss["loss"]) for loss in trainer.losses])
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replay_unfilled": "mask"},
+        {"replay_unfilled": "exclude"},
+        {"replay_weight": 0.5},
+        {"replay_max_weight": 2.0},
+        {"replay_max_log_ratio": 0.5},
+        {"replay_min_ess": 0.5},
+        {"replay_refresh": "ratio"},
+    ],
+    ids=str,
+)
+def test_what_acts_inside_the_log_prob_method_is_refused_where_a_loss_goes_around_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("trl_replay.compat.has_other_loss_path", lambda trainer: True)  # TRL up to 1.13, Liger
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    before = dict(trainer.__dict__)
+    ((name, value),) = settings.items()
+    with pytest.raises(
+        trl_replay.RefusedError, match=f"{name}={value!r} acts inside .*use_liger_kernel=True goes around"
+    ):
+        trl_replay.attach(trainer, **settings)
+    assert trainer.__dict__ == before

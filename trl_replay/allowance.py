@@ -60,17 +60,18 @@ class Allowance:
         """Counts replayed groups."""
         self._drawn += count
 
-    def most(self, groups: int, update: int, held: int) -> tuple[int, str]:
+    def most(self, groups: int, update: int, held: int, capacity: int) -> tuple[int, str]:
         """How many of a batch's `groups` replay may fill, and which limit says so.
 
         Args:
             groups (`int`): Of the fresh batch.
             update (`int`): Updates done.
-            held (`int`): Entries of the buffer.
+            held (`int`): Entries of the buffer, all processes' that share it.
+            capacity (`int`): Entries that it may hold.
         """
         config = self._config
         if config.replay_start == ADAPTIVE:
-            if held < min(ENOUGH, config.replay_buffer_size // 4) and self._sparse():
+            if held < min(ENOUGH, capacity // 4) and self._sparse():
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
         elif update < int(config.replay_start or 0):
             return 0, "replay_start"

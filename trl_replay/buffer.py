@@ -219,7 +219,7 @@ class ReplayBuffer:
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Takes back entries whose payload will not come or has no place; returns their number."""
-        return self._forget(np.flatnonzero(np.isin(self.table.serial, serials)))
+        return self._forget(np.flatnonzero(np.isin(self.table.serial, serials))) if len(serials) else 0
 
     def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
         """Rows that may be replayed now, and how many entries each limit holds back.
@@ -280,6 +280,8 @@ class ReplayBuffer:
 
     def _forget(self, rows: Sequence[int] | Ints) -> int:
         index = np.asarray(rows, dtype=np.int64)
+        if len(index) == 0:
+            return 0
         for serial in self._here.intersection(self.table.serial[index].tolist()):
             if self._homeless.pop(serial, None) is None:
                 self.storage.remove(serial)

@@ -155,7 +155,7 @@ class Decisions:
         """The slots that replay may fill, most replaceable first, no more than the limits allow."""
         tally.groups, tally.dead = len(fresh), int(fresh.dead.sum())
         slots = self._hooks.select(fresh, self._context()).tolist()
-        most, limit = self._allowance.most(len(fresh), self._tap.update, len(self._buffer))
+        most, limit = self._allowance.most(len(fresh), self._tap.update, len(self._buffer), self._buffer.capacity)
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {len(fresh)} groups"] += 1
         elif not slots:

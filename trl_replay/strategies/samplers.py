@@ -56,9 +56,9 @@ def newest(table: Table, count: int, context: Context) -> Ints:
 
 
 def _priorities(table: Table, alpha: float) -> Floats:
-    """score^alpha, scaled so that the highest score gives 1; scores below 0 count as 0."""
+    """score^alpha, up to a factor; scores below 0 count as 0."""
     scores = np.maximum(table.score, 0.0)
-    return np.asarray((scores / (scores.max(initial=0.0) or 1.0)) ** alpha)
+    return scores if alpha == 1 else np.asarray((scores / (scores.max(initial=0.0) or 1.0)) ** alpha)
 
 
 def _require_alpha(sampler: str, alpha: float) -> None:

@@ -28,15 +28,13 @@ from trl_replay import (
     SamplerSpec,
     ScorerSpec,
     Table,
-    draw,
+    WeightedSampler,
     hookimpl,
 )
 
 __all__ = ["FRESH_PER", "abs_reward", "freshness", "make_decayed", "make_half_life"]
 
 Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
-Sampler: TypeAlias = Callable[[Table, int, Context], Ints]
 Evictor: TypeAlias = Callable[[Table, Context], Floats]
 
 FRESH_PER = Preset(
@@ -72,7 +70,7 @@ def freshness(table: Table, context: Context, half_life: float) -> Floats:
     return np.asarray(np.maximum(table.score, 0.0) * np.exp2(-age / half_life))
 
 
-def make_half_life(half_life: float = 10.0) -> Sampler:
+def make_half_life(half_life: float = 10.0) -> WeightedSampler:
     """A sampler that draws in proportion to max(score, 0) × 2^(−age / half_life).
 
     Args:
@@ -80,10 +78,7 @@ def make_half_life(half_life: float = 10.0) -> Sampler:
     """
     _check("half_life", half_life)
 
-    def sample(table: Table, count: int, context: Context) -> Ints:
-        return draw(freshness(table, context, half_life), count, context.rng)
-
-    return sample
+    return WeightedSampler(lambda table, context: freshness(table, context, half_life))
 
 
 def make_decayed(half_life: float = 10.0) -> Evictor:
