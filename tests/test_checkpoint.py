@@ -26,7 +26,7 @@ def last(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("evictor", "sampler", "scope", "layout"), PAIRS)
-def test_resuming_is_bit_identical_to_the_run_that_never_stopped(
+def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(
     tmp_path: Path, evictor: str, sampler: str, scope: str, layout: str
 ) -> None:
     settings = {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope, **LAYOUTS[layout]}

@@ -82,6 +82,9 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, exported: Any, capsys: A
     checkpoint = Path(exported[0].args.output_dir) / "checkpoint-6"
     assert main(["export", str(checkpoint), str(tmp_path / "out.csv")]) == 1
     assert "ends in .parquet" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["export", str(checkpoint), str(tmp_path / "file" / "out.parquet")]) == 1
+    assert "trl-replay: [Errno" in capsys.readouterr().err
 
 
 # the round trip

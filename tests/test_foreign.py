@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pictures
 import pytest
@@ -45,8 +46,12 @@ def reasons(session: Any) -> list[str]:
     return list(session.totals.reasons)
 
 
-def test_what_is_right_is_taken(attached: Any) -> None:
-    assert attached.buffer.add(rows(**IDS)) == 1
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_what_is_right_is_taken(attached: Any, kind: Any) -> None:
+    assert attached.buffer.add(rows(**{name: kind(values) for name, values in IDS.items()})) == 1
+    stored = attached.buffer.load(0).tensors
+    assert stored["completion_ids"].tolist() == [6, 7] * 4
+    assert stored["old_per_token_logps"].tolist() == [-1.0, -2.0] * 4
     attached.trainer.train()
     assert attached.totals.counters["replaced"] == 2
 
@@ -82,6 +87,7 @@ def test_a_reward_that_is_no_number_is_none(attached: Any) -> None:
         ({"prompt_ids": [-1]}, r"Row 2 .*prompt_ids=\[-1\], which are no token ids of this model"),
         ({"completion_ids": "23"}, r"Row 2 .*completion_ids='23', which are no token ids of this model"),
         ({"old_per_token_logps": [-1.0, None]}, r"Row 2 .*old_per_token_logps=\[-1.0, None\], which are no numbers"),
+        ({"old_per_token_logps": [-1.0]}, r"Row 2 of the rows given has 1 old_per_token_logps for 2 completion_ids"),
         ({"completion": 5, "prompt_ids": None}, r"Row 2 .*completion=5, which is neither text nor messages"),
         ({"prompt": 7, "prompt_ids": None, "group": 1}, r"Row 2 .*prompt=7, which is neither text nor messages"),
         ({"prompt": {"a": 1}, "prompt_ids": None}, r"Row 2 .*prompt=\{'a': 1\}, which is neither text nor messages"),
@@ -91,6 +97,29 @@ def test_a_value_that_cannot_be_used_is_named_with_its_row(attached: Any, column
     with pytest.raises(ReplayError, match=words):
         attached.buffer.add(changed(**columns))
     assert len(attached.buffer) == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (
+            {"completion_ids": [6, 44]},
+            r"Row 2 of .*rows.parquet has completion_ids=array\(\[ ?6, 44\]\), which are no",
+        ),
+        (
+            {"old_per_token_logps": [-1.0, None]},
+            r"Row 2 of .*old_per_token_logps=\[-1.0, None\], which are no numbers",
+        ),
+        ({"completion_ids": [], "old_per_token_logps": []}, "has no tokens"),
+        ({"reward": None}, "Row 2 of .*rows.parquet lacks reward"),
+    ],
+)
+def test_so_is_one_in_a_parquet_file(attached: Any, tmp_path: Path, columns: Any, words: str) -> None:
+    pd.DataFrame(changed(**columns)).to_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(ReplayError, match=words):
+        attached.buffer.add(tmp_path / "rows.parquet")
+    pd.DataFrame(changed()).to_parquet(tmp_path / "rows.parquet")
+    assert attached.buffer.add(tmp_path / "rows.parquet") == 1
 
 
 def test_a_row_that_is_no_mapping_is_named(attached: Any, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except ReplayError as error:
+    except (ReplayError, OSError) as error:  # the latter where a file can't be read or written
         print(f"trl-replay: {error}", file=sys.stderr)
         return 1
     return status

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import compat
 from .errors import ReplayError
-from .exporting import TOKENS
-from .foreign_rows import Row, checked, has_images
+from .exporting import PORTION, TOKENS
+from .foreign_rows import Row, array, checked, compact, has_images
 from .report import Tally
 from .session import Session
 from .types import Floats
@@ -26,22 +27,22 @@ class ForeignGroup:
     """`G` completions of one prompt.
 
     Attributes:
-        prompt_ids (`list[list[int]]`): Of each row.
-        completion_ids (`list[list[int]]`): Of each row.
+        prompt_ids (`list[NDArray]`): Of each row.
+        completion_ids (`list[NDArray]`): Of each row.
         rewards (`(G, functions)`): Raw rewards, NaN for None.
         weights (`(functions,)`): The trainer's weight of each; 1 where they are not the trainer's functions.
         named (`bool`): Whether they are.
         advantages (`(G,)`, *optional*): The file's.
-        tokens (`dict[str, list[list[float]]]`): Token-level fields that the file has for every row, by batch key.
+        tokens (`dict[str, list[NDArray]]`): Token-level fields that the file has for every row, by batch key.
     """
 
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
+    prompt_ids: list[NDArray[np.int32]]
+    completion_ids: list[NDArray[np.int32]]
     rewards: Floats
     weights: Floats
     named: bool
     advantages: Floats | None
-    tokens: dict[str, list[list[float]]] = field(default_factory=dict)
+    tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
 
 
 def read_groups(session: Session, source: Any, short: str, tally: Tally) -> list[ForeignGroup]:
@@ -86,9 +87,10 @@ def _read(source: Any) -> tuple[Iterable[Any], str | None]:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            table = parquet.read_table(path)
-            told = (table.schema.metadata or {}).get(FINGERPRINT.encode())
-            return table.to_pylist(), told.decode() if told else None
+            file = parquet.ParquetFile(path)
+            told = (file.schema_arrow.metadata or {}).get(FINGERPRINT.encode())
+            rows = [compact(row) for batch in file.iter_batches(PORTION) for row in batch.to_pylist()]
+            return rows, told.decode() if told else None
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()], None
     except Exception as error:  # of pyarrow, json or the system
@@ -103,17 +105,18 @@ def _name(source: Any) -> str:
 def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> ForeignGroup:
     trainer, with_ids = session.trainer, same_tokenizer and all(_has_ids(row) for row in rows)
     if with_ids:
-        prompts = [list(map(int, row["prompt_ids"])) for row in rows]
-        completions = [list(map(int, row["completion_ids"])) for row in rows]
+        prompts, completions = (
+            [array(row[key], np.int32) for row in rows] for key in ("prompt_ids", "completion_ids")
+        )
     else:
-        prompts = [_prompt_ids(trainer, row["prompt"]) for row in rows]
-        completions = [_completion_ids(trainer, row["completion"]) for row in rows]
-    if not all(prompts) or not all(completions):
+        prompts = [array(_prompt_ids(trainer, row["prompt"]), np.int32) for row in rows]
+        completions = [array(_completion_ids(trainer, row["completion"]), np.int32) for row in rows]
+    if not all(map(len, prompts)) or not all(map(len, completions)):
         raise ReplayError(f"A row with the prompt {rows[0]['prompt']!r} has no tokens.")
     tokens = {
-        key: [list(row[key]) for row in rows]
+        key: [array(row[key], np.float32) for row in rows]
         for key in TOKENS
-        if with_ids and all(row.get(key) is not None and len(row[key]) == len(row["completion_ids"]) for row in rows)
+        if with_ids and all(row.get(key) is not None for row in rows)
     }
     rewards, weights, named = _rewards(session, rows)
     told = [row.get("advantage") for row in rows]

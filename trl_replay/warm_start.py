@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast
+from numpy.typing import NDArray
 
 from . import compat
 from .batch import cut
@@ -157,19 +158,19 @@ def _batch(session: Session, foreign: ForeignGroup, advantages: Floats) -> Batch
     prompts, completions = foreign.prompt_ids, foreign.completion_ids
     widths = max(map(len, prompts)), max(map(len, completions))
 
-    def padded(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype, left: bool) -> Any:
+    def padded(rows: Sequence[NDArray[Any]], width: int, value: float, dtype: torch.dtype, left: bool) -> Any:
         out = torch.full((len(rows), width), value, dtype=dtype)
         for row, values in enumerate(rows):
             place = slice(width - len(values), width) if left else slice(0, len(values))
-            out[row, place] = torch.tensor(values, dtype=dtype)
+            out[row, place] = torch.from_numpy(values).to(dtype)
         return out.to(device)
 
     pad = fields.pad_token_id
     batch: Batch = {
         "prompt_ids": padded(prompts, widths[0], pad, torch.int64, left=True),
-        "prompt_mask": padded([[1] * len(row) for row in prompts], widths[0], 0, torch.int64, left=True),
+        "prompt_mask": padded([np.ones_like(row) for row in prompts], widths[0], 0, torch.int64, left=True),
         "completion_ids": padded(completions, widths[1], pad, torch.int64, left=False),
-        "completion_mask": padded([[1] * len(row) for row in completions], widths[1], 0, torch.int64, left=False),
+        "completion_mask": padded([np.ones_like(row) for row in completions], widths[1], 0, torch.int64, left=False),
         "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
     }
     for key, rows in foreign.tokens.items():
