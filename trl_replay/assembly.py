@@ -70,8 +70,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
             f"replay_correction={config.replay_correction!r} weighs single tokens, which is exact only with "
             f"importance_sampling_level='token' or loss_type='cispo'; this trainer has "
             f"importance_sampling_level={trainer.args.importance_sampling_level!r}. Use a correction with one "
-            f"weight a row "
-            "(ratio, sequence_mask, topr, or truncated with level='sequence'), or change the level."
+            "weight a row (ratio, sequence_mask, topr, or truncated with level='sequence'), or change the level."
         )
     multiple_of = trainer.pad_to_multiple_of
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
@@ -135,8 +134,7 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
     if config.replay_max_age is not None and config.replay_max_age < window:
         reasons.append(
             f"replay_max_age={config.replay_max_age} is less than the {window:g} updates between two generations, "
-            f"so that "
-            "every entry is too old when it is first offered: raise it, or generate more often"
+            "so that every entry is too old when it is first offered: raise it, or generate more often"
         )
     closed = {
         "replay_unfilled": config.replay_unfilled in ("mask", "exclude"),

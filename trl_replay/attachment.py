@@ -42,8 +42,7 @@ class SeamFunction:
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
             "A trainer with replay attached can't be pickled or copied: call trl_replay.detach(trainer) first and "
-            "attach "
-            "again afterwards."
+            "attach again afterwards."
         )
 
 
@@ -227,8 +226,7 @@ def _refuse_foreign_overrides(trainer: Any) -> None:
         if found is not None:
             raise AttachError(
                 f"{name} of this trainer has been replaced by {_origin(found)}; wrapping it too could train on "
-                f"the wrong "
-                "values. Undo that replacement, or make it on the class."
+                "the wrong values. Undo that replacement, or make it on the class."
             )
 
 

@@ -85,9 +85,8 @@ class Noted:
     def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
 
-        `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`
-        stands
-        at the first local row of a candidate: what its local rows take when packed.
+        `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
+        which stands at the first local row of a candidate, what its local rows take when packed.
         """
         recorded, logps, nbytes = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
         for candidate in self.candidates:

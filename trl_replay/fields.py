@@ -147,6 +147,5 @@ def _unknown(key: str, value: Any) -> str:
         f"The batch holds {key!r} ({shape}), which trl_replay does not know; dropping it would train on the wrong "
         f"values. "
         f"Declare it from a plugin: `trl_replay_fields` yielding FieldSpec({key!r}, layout=...), with one of the "
-        f"layouts "
-        f"{', '.join(LAYOUTS)}; or set use_replay=False for this run."
+        f"layouts {', '.join(LAYOUTS)}; or set use_replay=False for this run."
     )

@@ -105,8 +105,7 @@ class Request(NamedTuple):
 
 class Scope(Protocol):
     """Who shares the buffer: all the communication there is. Every rank calls each verb once a generation batch, in
-    this
-    order and whatever its numbers are, none included."""
+    this order and whatever its numbers are, none included."""
 
     def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.

@@ -153,8 +153,7 @@ def draw(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray
     """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is
-    left.
-    All of a class have equal chances there, so that a buffer of worthless scores is still drawn from uniformly.
+    left. All of a class have equal chances there, so that a buffer of worthless scores is still drawn from uniformly.
 
     Args:
         weights (`(n,)`): Any real numbers; only their ratios matter.

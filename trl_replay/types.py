@@ -140,8 +140,7 @@ class Group:
 
     Attributes:
         tensors (`dict[str, torch.Tensor]`): Per batch key, the real values of all rows in row order, flat; tensors
-            of the
-            layout `"row"` keep their `(G, …)` shape. A prompt shared by all rows is kept once.
+            of the layout `"row"` keep their `(G, …)` shape. A prompt shared by all rows is kept once.
         keys (`frozenset[str]`): Batch keys that the group can restore, those included whose values are all implied
             (a mask of ones) and take no room.
         prompt_lengths (`(G,)` or `(1,)` int64): Prompt tokens of each row; one number where the prompt is shared.
