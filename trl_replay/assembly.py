@@ -138,6 +138,11 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
             f"so that "
             "every entry is too old when it is first offered: raise it, or generate more often"
         )
+    if (config.replay_retire_passes or 0) > size:
+        reasons.append(
+            f"replay_retire_passes={config.replay_retire_passes} is more than a group has rows (num_generations="
+            f"{size}), so that no prompt would ever count as solved: lower it"
+        )
     closed = {
         "replay_unfilled": config.replay_unfilled in ("mask", "exclude"),
         "replay_weight": config.replay_weight != 1.0,
