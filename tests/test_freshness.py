@@ -47,6 +47,21 @@ def test_a_half_life_lets_newer_groups_win_over_higher_scores(tmp_path: Any) -> 
     assert kept == {None: [0], 1.0: [1]}, "after three half-lives 2.5 is worth less than 0.5"
 
 
+def test_a_half_life_that_makes_negative_scores_overflow_still_ranks(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[-10.0, -20.0, -10.0, -10.0]] * 3), max_steps=4)
+    session = trl_replay.attach(
+        trainer, replay_half_life=1e-3, replay_scorer="mean_reward", replay_buffer_size=4, replay_start=0
+    )
+    trainer.train()
+    assert sorted(session.buffer.table.serial.tolist()) == [8, 9, 10, 11]
+
+
+def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
+    with pytest.raises(trl_replay.RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
+        trl_replay.attach(trainer, replay_retire_passes=5)
+
+
 def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:
     script = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
     stock = make_trainer(tmp_path / "stock", Rewards(*script), max_steps=5)
@@ -166,18 +181,28 @@ def test_it_does_not_wait_for_live_groups_that_have_ceased_to_come(tmp_path: Any
     assert sparse_run(tmp_path, script)[0] == [0, 1, 1, 0, 0, 1, 1, 1]
 
 
+def test_it_does_not_wait_for_entries_that_a_limit_lets_leave_meanwhile(tmp_path: Any) -> None:
+    """Of a live group in every second batch no more than two are ever young enough, and five are to come first."""
+    counts, _ = sparse_run(tmp_path, SPARSE * 3, replay_buffer_size=20, replay_max_age=4)
+    assert counts == [0, 1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2]
+
+
 def test_with_rewards_that_are_not_sparse_nothing_waits(tmp_path: Any) -> None:
     script = [[LIVE, HALF, *[DEAD] * 14], [LIVE, HALF, *[DEAD] * 14], *[[DEAD] * 16, [*[LIVE] * 4, *[DEAD] * 12]] * 3]
     counts, _ = sparse_run(tmp_path, script)
     assert counts == [0, 2, 4, 4, 8, 8, 12, 12]
 
 
-def test_the_start_can_be_given_on_the_command_line(tmp_path: Any) -> None:
+def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path: Any) -> None:
     from trl import TrlParser
 
     parser = TrlParser(trl_replay.ReplayConfig)
     assert parser.parse_args_and_config(["--replay_start", "40"])[0].replay_start == 40
     assert parser.parse_args_and_config(["--replay_start", "adaptive"])[0].replay_start == "adaptive"
+    for written, start in (("adaptive", "adaptive"), ("10", 10), ("'10'", 10), ("null", None)):
+        (tmp_path / "run.yaml").write_text(f"replay_start: {written}\n")
+        assert parser.parse_args_and_config(["--config", str(tmp_path / "run.yaml")])[0].replay_start == start
+    assert "--replay_start" in parser.format_help()
 
 
 def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> None:

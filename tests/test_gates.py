@@ -14,7 +14,7 @@ import trl_replay
 from trl_replay.allowance import Allowance
 from trl_replay.behaviour import ROWS
 from trl_replay.gates import Gates
-from trl_replay.testing import make_trainer
+from trl_replay.testing import make_groups, make_trainer
 
 LIMIT = 0.05
 """Between the mean |log ratio| of some replayed rows and of others, in the runs below."""
@@ -42,6 +42,37 @@ def test_a_row_beyond_the_limit_trains_nothing_and_loses_its_kl(tmp_path: Any, l
                 assert check_by_hand(trainer, correction, near) >= 8
                 gated = logged(trainer, "replay/gated_fraction")
                 assert any(share > 0 for share in gated), "the limit is of use in this run"
+
+
+@pytest.mark.parametrize("loss", ["grpo", "sapo"])
+def test_a_gated_row_whose_ratio_overflows_leaves_everything_finite(tmp_path: Any, loss: str) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=3, loss_type=loss, beta=0.3, learning_rate=1e-2
+    )
+    session = trl_replay.attach(trainer, replay_max_log_ratio=1.0)
+    load = session.buffer.load
+
+    def far_off(serial: int) -> Any:
+        group = load(serial)
+        group.tensors["old_per_token_logps"] -= 200.0
+        return group
+
+    session.buffer.load = far_off  # type: ignore[method-assign]
+    trainer.train()
+    assert logged(trainer, "replay/gated_fraction")[-1] == 1.0
+    assert all(bool(seen["loss"].isfinite()) for seen in trainer.losses)
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+
+
+def test_a_gated_row_loses_the_gradient_of_its_entropy_too(tmp_path: Any) -> None:
+    """With nothing but gated rows in the batch there is no gradient left."""
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=2, learning_rate=2e-2, beta=0.3, entropy_coef=0.1
+    )
+    trl_replay.attach(trainer, replay_max_log_ratio=1e-9)
+    trainer.train()
+    assert logged(trainer, "replay/gated_fraction") == [1.0]
+    assert logged(trainer, "grad_norm")[1] == 0.0
 
 
 def test_an_entry_that_drifted_leaves_and_is_counted(tmp_path: Any) -> None:
@@ -87,7 +118,7 @@ def capped(level: str) -> Any:
 def test_a_weight_cap_bounds_ratio_times_weight(tmp_path: Any, loss: str) -> None:
     for correction in ("ratio", "truncated", "topr"):
         for level in ("token", "sequence"):
-            if level == "sequence" and correction in TOKEN_WEIGHTS:
+            if level == "sequence" and correction in TOKEN_WEIGHTS and loss != "cispo":
                 continue
             trainer, _ = train(
                 tmp_path / f"{correction}{level}", correction, {"replay_max_weight": CAP}, loss_type=loss,
@@ -130,17 +161,22 @@ def test_less_is_replayed_while_the_effective_sample_size_is_below_the_floor(tmp
         shares[floor] = session.parts.allowance.share
     assert counts[None] == counts[0.0] == [0, 4, 4, 4, 4, 4, 4]
     assert counts[1.0] == [0, 4, 2, 1, 1, 1, 1], "one group is always left, or nothing would be measured again"
-    assert shares == {None: 1.0, 0.0: 1.0, 1.0: 0.5**6}
+    assert shares == {None: 1.0, 0.0: 1.0, 1.0: 0.125}, "no less than half of what one group is"
     assert "replay_min_ess allows 1 of 4 groups" in session.explain()
 
 
 def test_the_floor_lets_go_again() -> None:
-    allowance = Allowance(trl_replay.ReplayConfig(replay_min_ess=0.5))
+    """However long it was below: it never gets further down than one group."""
+    allowance = Allowance(trl_replay.ReplayConfig(replay_min_ess=0.5), 64)
+    fresh = make_groups([LIVE] * 16)
     most = []
-    for share in (0.4, 0.4, 0.4, 0.6, 0.5, None, 0.9):
+    for share in (0.4, 0.4, 0.4, 0.6, 0.5, None, 0.9, *[0.1] * 1100, *[0.9] * 4):
         allowance.measured(share)
-        most.append(allowance.most(16, 10, 64, 64)[0])
-    assert most == [8, 4, 2, 4, 8, 8, 16]
+        allowance.see(fresh)
+        most.append(allowance.most(16, 10)[0])
+    assert most[:7] == [8, 4, 2, 4, 8, 8, 16]
+    assert most[7:12] == [8, 4, 2, 1, 1]
+    assert most[-5:] == [1, 2, 4, 8, 16]
 
 
 GATES: list[dict[str, Any]] = [

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from reference_loss import Row, reference_loss
+from releases import since
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, real_tokens, record, rows_of, weights_hash
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 import trl_replay
 from trl_replay.behaviour import ROWS
-from trl_replay.testing import make_trainer
-from trl_replay.unfilled import Unfilled
+from trl_replay.testing import make_tokenizer, make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], [DEAD, LIVE, DEAD])
 """Nothing can be replayed in the first batch; one group at a time in the others, with the limit below."""
@@ -34,11 +35,13 @@ def watch_losses(session: trl_replay.Session) -> list[float]:
 
 
 def train(
-    tmp_path: Any, choice: str, script: Any = SCRIPT, **settings: Any
+    tmp_path: Any, choice: str, script: Any = SCRIPT, replay: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[Any, Any, list[Any], list[float]]:
-    settings = {"max_steps": 4, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
-    trainer = make_trainer(tmp_path, Rewards(*script), trainer_class=Spy, **settings)
-    session = trl_replay.attach(trainer, replay_unfilled=choice, **ONE)
+    settings = {
+        "max_steps": 4, "learning_rate": 2e-2, "max_completion_length": 5, "trainer_class": Spy, **settings,
+    }  # fmt: skip
+    trainer = make_trainer(tmp_path, Rewards(*script), **settings)
+    session = trl_replay.attach(trainer, replay_unfilled=choice, **ONE, **(replay or {}))
     steps, losses = record(session), watch_losses(session)
     trainer.train()
     return trainer, session, steps, losses
@@ -118,21 +121,49 @@ def test_exclude_over_several_micro_batches_divides_by_the_live_rows_of_them_all
     assert sum(losses) == pytest.approx(expected, rel=2e-4, abs=2e-6)
 
 
-def test_the_auxiliary_loss_is_not_scaled() -> None:
-    logps, entropies, aux = (
-        torch.ones(2, 3, requires_grad=True),
-        torch.ones(2, 3),
-        torch.tensor(6.0, requires_grad=True),
-    )
-    returned = Unfilled(factor=2.0, denominator="rows").returned(
-        (logps, entropies, aux), torch.tensor([True, False]), 2.0
-    )
-    assert returned[2].item() * 2.0 == 6.0
-    assert returned[0] is logps
-    assert returned[1] is entropies, "without gradient there is nothing to take"
+class AuxiliarySpy(Spy):
+    """Keeps the routers' auxiliary losses as stock computes them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.auxiliary: list[float] = []
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        self.auxiliary += [float(result[2].detach())] if self.in_loss else []
+        return result
 
 
-@pytest.mark.parametrize("layout", [{}, {"num_iterations": 2}], ids=["plain", "with stock's old log-probs"])
+@since("1.7.0", "the auxiliary loss")
+def test_exclude_leaves_the_auxiliary_loss_as_it_is_in_every_micro_batch(tmp_path: Any) -> None:
+    tokenizer = make_tokenizer()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Qwen2MoeForCausalLM(
+            Qwen2MoeConfig(
+                vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, num_experts=4, moe_intermediate_size=32,
+                shared_expert_intermediate_size=32, num_experts_per_tok=2, pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            )
+        )  # fmt: skip
+    trainer, _, _, losses = train(
+        tmp_path, "exclude", loss_type="grpo", trainer_class=AuxiliarySpy, model=model, router_aux_loss_coef=0.5,
+        per_device_train_batch_size=2, gradient_accumulation_steps=6, max_steps=1,
+    )  # fmt: skip
+    silent = [bool((seen["inputs"].rows[:, 1] & 2).any()) for seen in trainer.losses]
+    assert set(silent) == {True, False}
+    expected = reference_loss([row for seen in trainer.losses for row in by_hand(trainer, seen, "exclude")],
+                              trainer.args, 5)  # fmt: skip
+    assert sum(losses) == pytest.approx(expected + 0.5 * sum(trainer.auxiliary) / 6, rel=2e-4)
+
+
+ROUNDED = {"num_iterations": 2, "replay": {"replay_logps_dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"num_iterations": 2}, ROUNDED], ids=["plain", "with stock's old log-probs", "stored in 16 bits"]
+)
 def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path: Any, layout: dict[str, Any]) -> None:
     trainer, session, steps, losses = train(
         tmp_path, "intra_batch", ([LIVE, DEAD, HALF], [DEAD, HALF, DEAD]), max_steps=4, **layout

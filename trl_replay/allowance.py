@@ -13,21 +13,27 @@ MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
 SPARSE, EVIDENCE, ENOUGH, PATIENCE = 0.1, 64, 16, 4
 """With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
-so many were seen. Then replay waits until the buffer holds so many, or a quarter of its capacity, as long as live
-groups keep coming: within so many times their mean distance."""
+so many were seen. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
+live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
+on age or bytes the buffer may never hold so many at once."""
 
 
 class Allowance:
     """The limits `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
     `replay_min_ess`. On processes that share a buffer it sees the same and says the same.
 
+    Args:
+        config ([`ReplayConfig`]): The limits.
+        capacity (`int`): Groups that the buffer may hold, on all processes that share it.
+
     Attributes:
         share (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
-            the last replay is below the floor, doubled again while it is not.
+            the last replay is below the floor, doubled again while it is not. One group is the least.
     """
 
-    def __init__(self, config: ReplayConfig) -> None:
+    def __init__(self, config: ReplayConfig, capacity: int) -> None:
         self._config = config
+        self._capacity = capacity
         self.share = 1.0
         self._pass_rate: float | None = None
         self._inserted = 0
@@ -41,6 +47,7 @@ class Allowance:
         rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
         before = self._pass_rate
         self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
+        self.share = max(self.share, 1 / len(fresh))  # without one group the floor is never left again
         self._seen += len(fresh)
         live = int((~fresh.dead).sum())
         if live:
@@ -60,18 +67,16 @@ class Allowance:
         """Counts replayed groups."""
         self._drawn += count
 
-    def most(self, groups: int, update: int, held: int, capacity: int) -> tuple[int, str]:
+    def most(self, groups: int, update: int) -> tuple[int, str]:
         """How many of a batch's `groups` replay may fill, and which limit says so.
 
         Args:
             groups (`int`): Of the fresh batch.
             update (`int`): Updates done.
-            held (`int`): Entries of the buffer, all processes' that share it.
-            capacity (`int`): Entries that it may hold.
         """
         config = self._config
         if config.replay_start == ADAPTIVE:
-            if held < min(ENOUGH, capacity // 4) and self._sparse():
+            if self._inserted < min(ENOUGH, self._capacity // 4) and self._sparse():
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
         elif update < int(config.replay_start or 0):
             return 0, "replay_start"
@@ -80,8 +85,7 @@ class Allowance:
             return 0, "replay_start_pass_rate"
         limits = [(_share(config.replay_max_fraction, groups), "replay_max_fraction")]
         if config.replay_min_ess is not None:
-            floor = max(_share(self.share, groups), 1)  # one group at least: without it the floor is never left again
-            limits.append((floor, "replay_min_ess"))
+            limits.append((_share(self.share, groups), "replay_min_ess"))
         per_insert = config.replay_samples_per_insert
         if per_insert is not None:
             left = max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)

@@ -81,7 +81,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         buffer=ReplayBuffer(capacity, storage, limits, max_bytes),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
-        allowance=(allowance := Allowance(config)),
+        allowance=(allowance := Allowance(config, capacity)),
         gates=Gates(
             config.replay_weight,
             config.replay_max_weight,
@@ -106,7 +106,7 @@ def idle_parts() -> Parts:
         buffer=ReplayBuffer(0, CpuStorage(), Limits()),
         scope=ProcessScope(None),
         hooks=SessionHooks([], {}, {}),
-        allowance=Allowance(ReplayConfig()),
+        allowance=Allowance(ReplayConfig(), 0),
         gates=Gates(),
         fields=FieldTable(0),
         rng=np.random.default_rng(0),
@@ -135,6 +135,11 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
         reasons.append(
             f"replay_max_age={config.replay_max_age} is less than the {window:g} updates between two generations, "
             "so that every entry is too old when it is first offered: raise it, or generate more often"
+        )
+    if (config.replay_retire_passes or 0) > size:
+        reasons.append(
+            f"replay_retire_passes={config.replay_retire_passes} is more than a group has rows (num_generations="
+            f"{size}), so that no prompt would ever count as solved: lower it"
         )
     closed = {
         "replay_unfilled": config.replay_unfilled in ("mask", "exclude"),

@@ -186,7 +186,7 @@ class Tap:
         in each training loss.
 
         Returns:
-            The same, but for rows that train nothing, whose entropies lose their gradient.
+            The same, but for rows and tokens that train nothing, whose entropies lose their gradient.
         """
         micro, logps = self._current, result[0]
         if micro is None or micro.tapped or not logps.requires_grad:
@@ -195,18 +195,19 @@ class Tap:
         detached = logps.detach()
         ids, flags = micro.rows[:, 0].tolist(), micro.rows[:, 1]
         self._record(ids, detached)
+        silent: torch.Tensor | None = None  # (b, C) or (b, 1) bool
         if bool((flags & COMPOSED).any()):
             try:
-                self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+                silent = self._supply(micro, [-1 - row for row in ids if row < 0], detached)
             except Exception as error:
                 if not self._keep_errors:
                     raise
                 self.error = self.error or error
                 self._silence(micro, (micro.rows[:, 0] < 0).to(logps.device), detached)
-        silent = (flags & SILENT).bool().to(logps.device)
-        if not bool((flags & SILENT).any()):
-            return result
-        self._silence(micro, silent, detached)
+        if bool((flags & SILENT).any()):
+            rows = (flags & SILENT).bool().to(logps.device)
+            self._silence(micro, rows, detached)
+            silent = rows.unsqueeze(1) if silent is None else silent | rows.unsqueeze(1)
         return self._unfilled.returned(result, silent, self._unfilled.scale(micro, flags))
 
     def forget(self) -> None:
@@ -227,9 +228,11 @@ class Tap:
             if candidate is not None and candidate.update == self.update and candidate.records[index] is None:
                 candidate.records[index] = logps[position]
 
-    def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> None:
+    def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> torch.Tensor | None:
+        """Puts what the correction decides into a composed micro-batch; returns `(b, C)` bool, the replayed tokens
+        whose weight is 0, if weights were given."""
         mask = loss_mask(micro).bool()
-        old, silent = dict.get(micro, OLD_LOGPS), torch.zeros_like(mask)
+        old, silent = dict.get(micro, OLD_LOGPS), None
         if placed:
             index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
             stored = self._stored(placed)
@@ -244,12 +247,18 @@ class Tap:
             old[index] = corrected.old_logps.to(old.dtype)
             if corrected.weights is not None:
                 micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
+                silent = torch.zeros_like(mask)
                 silent[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
-        # stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; and where
-        # a weight is 0, the KL to the policy itself is 0 in value and gradient
-        for key, value, real in ((OLD_LOGPS, old, mask), (REF_LOGPS, dict.get(micro, REF_LOGPS), mask & ~silent)):
+        # Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
+        # the ratio of a row without weight that is far off. A token without weight among others keeps its ratio, which
+        # counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
+        real = {OLD_LOGPS: mask, REF_LOGPS: mask}
+        if silent is not None:
+            real = {OLD_LOGPS: mask & ~silent.all(dim=1, keepdim=True), REF_LOGPS: mask & ~silent}
+        for key, value in ((OLD_LOGPS, old), (REF_LOGPS, dict.get(micro, REF_LOGPS))):
             if value is not None:
-                micro[key] = torch.where(real, value, logps.to(value.dtype))
+                micro[key] = torch.where(real[key], value, logps.to(value.dtype))
+        return silent
 
     def _stored(self, placed: list[int]) -> list[PlacedRow]:
         numbers = [row - self._first_placed for row in placed]

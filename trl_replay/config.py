@@ -63,8 +63,8 @@ class ReplayConfig:
             Largest share of a generation batch's groups that replay may fill.
         replay_start (`int` or `str`, *optional*, defaults to `"adaptive"`):
             Updates that must be done before anything is replayed; the buffer fills from the beginning. `"adaptive"`
-            waits only where rewards are sparse (of 64 groups or more, fewer than one in ten live): there until the
-            buffer holds 16 groups, or a quarter of its size if that is less, as long as live groups keep coming.
+            waits only where rewards are sparse (of 64 groups or more, fewer than one in ten live): there until 16
+            groups were stored, or a quarter of the buffer's size if that is less, as long as live groups keep coming.
             `None` or `0` waits for nothing.
         replay_start_pass_rate (`float`, *optional*):
             Nothing is replayed before the running share of completions that pass has reached this (averaged over about

@@ -155,7 +155,7 @@ class Decisions:
         """The slots that replay may fill, most replaceable first, no more than the limits allow."""
         tally.groups, tally.dead = len(fresh), int(fresh.dead.sum())
         slots = self._hooks.select(fresh, self._context()).tolist()
-        most, limit = self._allowance.most(len(fresh), self._tap.update, len(self._buffer), self._buffer.capacity)
+        most, limit = self._allowance.most(len(fresh), self._tap.update)
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {len(fresh)} groups"] += 1
         elif not slots:
@@ -232,10 +232,9 @@ class Decisions:
             return table
         age = np.maximum(self._tap.update - table.step, 0)
         decay = np.exp2(-age / half_life)
-        worth = np.where(
-            table.score > 0, table.score * decay, table.score / np.maximum(decay, np.finfo(np.float64).tiny)
-        )
-        return table.with_scores(worth)
+        with np.errstate(over="ignore"):  # a score below 0 may end at -inf, which ranks lowest
+            fallen = table.score / np.maximum(decay, np.finfo(np.float64).tiny)
+        return table.with_scores(np.where(table.score > 0, table.score * decay, fallen))
 
     def noteworthy(self, fresh: Groups, draw: Draw, known: bool, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""

@@ -230,7 +230,7 @@ def duplicates(batch: Batch, rows: Rows, pairs: Sequence[tuple[int, int]], field
         fields ([`FieldTable`]): How to cut each key.
     """
     here = [(rows.local(dead)[0], rows.local(live)[0], dead) for dead, live in pairs if rows.local(dead)[0].stop]
-    groups = cut(batch, fields, [live for _, live, _ in here])
+    groups = cut(batch, fields.exact(), [live for _, live, _ in here])
     return [
         Placement(slot, group, -1, 0, dead.start, 0, dead.stop - dead.start)
         for (dead, _, slot), group in zip(here, groups, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -106,6 +107,12 @@ class FieldTable:
             fields[spec.name] = spec
         self.pad_token_id = pad_token_id
         self._fields = fields
+
+    def exact(self) -> FieldTable:
+        """The same fields, with log-probs as the batch has them: for copies that are not stored."""
+        table = copy(self)
+        table._fields = self._fields | {name: replace(self._fields[name], dtype=None) for name in LOGPS}
+        return table
 
     @property
     def names(self) -> list[str]:

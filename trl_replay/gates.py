@@ -20,7 +20,7 @@ class Gates:
             forms to the old log-probs, before its own clipping, times all weights. With sequence-level importance
             sampling the same for rows.
         max_log_ratio (`float`, *optional*): Rows whose mean |log ratio| over their trained tokens exceeds it get
-            weight 0, and with it lose their KL term.
+            weight 0, and with it lose their KL term and their entropy's gradient.
         sequence_level (`bool`): Whether the loss forms one ratio a row.
     """
 
@@ -58,12 +58,14 @@ class Gates:
         logs, mask = rows.logps - old_logps, rows.mask
         if self.sequence_level:
             logs, mask = (logs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1), mask.any(dim=1)
-        total = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        if weights is not None:
-            total = total * (weights if weights.dim() == total.dim() else weights.unsqueeze(1))
+        if weights is not None and weights.dim() == 2 and self.sequence_level:  # one ratio a row, weights of tokens
+            logs, mask = logs.unsqueeze(1), rows.mask
+        ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        if weights is None:
+            weights = torch.ones_like(ratio)
+        elif weights.dim() < ratio.dim():
+            weights = weights.unsqueeze(1)
+        total = ratio * weights
         over = (total > most) & mask
         self._capped.append(torch.stack([over.sum(), mask.sum()]))
-        factor = torch.where(over, most / total, torch.ones_like(total))
-        if weights is None:
-            return factor
-        return factor * (weights if weights.dim() == factor.dim() else weights.unsqueeze(1))
+        return weights * torch.where(over, most / total, torch.ones_like(total))

@@ -166,16 +166,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A stored group that takes a slot of the fresh batch, or those of its rows that lie on this process."""
+    """A stored group that takes a slot of the fresh batch, or those of its rows that lie on this process.
+
+    With `replay_unfilled="intra_batch"` it may be a copy of a live group of the same batch instead.
+    """
 
     slot: int
     """Index of the replaced group among the groups that the scope shares."""
     group: Group
     """A fresh copy of the payload, all rows."""
     serial: int
-    """The entry's serial number."""
+    """The entry's serial number; -1 for a copy, which is no entry."""
     age: int
-    """Updates since the group was generated."""
+    """Updates since the group was generated; 0 for a copy."""
     start: int
     """First row of this process's batch to be replaced."""
     first: int = 0

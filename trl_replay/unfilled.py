@@ -47,16 +47,18 @@ class Unfilled:
         return None
 
     def returned(
-        self, result: tuple[Any, ...], silent: torch.Tensor, scale: torch.Tensor | float | None
+        self, result: tuple[Any, ...], silent: torch.Tensor | None, scale: torch.Tensor | float | None
     ) -> tuple[Any, ...]:
-        """The log-prob method's result, with no entropy gradient from the rows `silent` (`(b,)` bool), and with an
-        auxiliary loss that `scale` leaves as it was."""
+        """The log-prob method's result, with no entropy gradient where `silent` (`(b, C)` or `(b, 1)` bool) is set,
+        and with an auxiliary loss that `scale` leaves as it was."""
+        if silent is None and scale is None:
+            return result
         logps, *others = result
         for number, value in enumerate(others):
             if not torch.is_tensor(value) or not value.requires_grad:
                 continue
-            if value.shape == logps.shape:
-                others[number] = torch.where(silent.unsqueeze(1), value.detach(), value)
+            if value.shape == logps.shape and silent is not None:
+                others[number] = torch.where(silent, value.detach(), value)
             elif value.dim() == 0 and scale is not None:
                 others[number] = value / scale
         return logps, *others

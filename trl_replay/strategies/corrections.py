@@ -7,8 +7,8 @@ with cispo.
 
 TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that set
 the old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`, `per`,
-`sequence_mask` and `m2po` multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term of its row or
-token away too.
+`sequence_mask` and `m2po` multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term and the
+entropy gradient of its row or token away too.
 """
 
 from __future__ import annotations
