@@ -11,10 +11,10 @@ from typing import Any
 
 from . import checkpoint_seam, compat, completions, warm_start
 from .assembly import assemble, dropout_modules, idle_parts, preflight
-from .behaviour import ROWS
 from .callback import ReplayCallback
 from .config import ReplayConfig
 from .errors import AttachError, ConfigurationError
+from .micro_batch import ROWS
 from .registry import registry
 from .session import Session
 

@@ -13,13 +13,14 @@ import torch
 
 from . import compat
 from .batch import padding
-from .behaviour import ROWS, Tap
+from .behaviour import Tap
 from .candidates import STALE, Candidate, Noted, Progress, note
 from .config import ReplayConfig
 from .decisions import Decisions
 from .errors import ReplayError, SeamError
 from .exchange import Admission, Draw, Rows, duplicates
 from .exporting import export
+from .micro_batch import ROWS
 from .parts import Parts
 from .report import NO_ROOM, Tally, Totals, metrics
 from .traffic import Traffic

@@ -30,7 +30,7 @@ def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
     """
     score = np.clip(table.score, -1e300, 1e300)  # an infinite span would make NaN of the newest
     span = np.ptp(score) + 1.0 if len(table) else 1.0
-    return score - table.newer * span
+    return np.asarray(score - table.newer * span)
 
 
 def reservoir(table: Table, context: Context) -> NDArray[Any]:
