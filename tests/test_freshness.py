@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import DEAD, HALF, LIVE, Rewards, Spy, record, weights_hash
 
@@ -291,6 +291,7 @@ def test_prompt_balanced_keeps_the_newest_of_every_prompt() -> None:
     assert prompt_balanced(table, make_context()).tolist() == [-2, -1, 0, 0, 1, 1, 1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-1e6, 1e6)), min_size=1, max_size=30))
 def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries: list[tuple[int, float]]) -> None:
     prompts, scores = zip(*entries, strict=True)
