@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from trl import GRPOConfig, TrlParser
 
 from trl_replay import ConfigurationError, ReplayConfig
@@ -101,6 +101,7 @@ def test_a_bad_value_names_setting_value_and_remedy(settings: dict[str, Any], wo
     assert ": " in str(caught.value), "a remedy follows"
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4)
 )
