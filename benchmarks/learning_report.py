@@ -118,12 +118,12 @@ def _lock_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _addition_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     row = table["corrected"]
-    errors = row["paired_difference"] / row["standard_error"]
+    least = -2 * row["standard_error"]
     text = (
-        f"addition: corrected's paired difference to stock is at least -2 standard errors, with {row['replaced']:.0%} "
-        "of the groups replaced"
+        f"addition: corrected's paired difference to stock is at least -2 standard errors ({least:.3f}), with "
+        f"{row['replaced']:.0%} of the groups replaced"
     )
-    return [{"text": text, "value": errors, "met": errors >= -2}]
+    return [{"text": text, "value": row["paired_difference"], "met": row["paired_difference"] >= least}]
 
 
 def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -> Table:
