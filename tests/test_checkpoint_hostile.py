@@ -214,6 +214,38 @@ def test_a_buffer_that_a_run_without_replay_wrote_its_checkpoint_around_is_not_t
         assert resume(tmp_path, folder).totals.batches == 2
 
 
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path: Path, scope: str) -> None:
+    """As on SIGTERM (`enable_jit_checkpoint`): gradients are there, the optimizer has not moved."""
+    from transformers import TrainerCallback
+
+    saved = []
+
+    class Save(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                saved.append(take())
+                trainer._save_checkpoint(trainer.model, trial=None)
+                raise KeyboardInterrupt
+
+    def take() -> dict[str, Any]:
+        return state(session)
+
+    trainer = build(tmp_path, save_strategy="no")
+    trainer.add_callback(Save())
+    session = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=50)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    folder = trl_replay.last_whole_checkpoint(tmp_path)
+    assert folder == str(tmp_path / "checkpoint-3")
+    assert saved[0]["candidates"]
+    assert not differences(saved[0], restored(tmp_path, folder, replay_scope=scope, replay_buffer_size=50))
+    _, resumed = train(tmp_path, resume=folder, max_steps=8, replay_scope=scope, replay_buffer_size=50)
+    assert resumed.update == 8
+    kept = set(resumed.buffer.table.serial.tolist())
+    assert kept >= {*saved[0]["columns"]["serial"], *(candidate[0] for candidate in saved[0]["candidates"])}
+
+
 def test_a_checkpoint_that_was_moved_is_read_where_it_is(checkpoint: Path, tmp_path: Path) -> None:
     there = shutil.copytree(checkpoint, tmp_path / "a" / "b")
     assert not differences(restored(tmp_path, str(checkpoint)), restored(tmp_path, str(there)))
