@@ -121,7 +121,7 @@ class ReplayBuffer:
         self.table.first_score[new] = self.table.score[new]
         self.table.count_peers(self.table.prompt[new])
         left = self.trim(rank)
-        present = set(self.table.serial.tolist()) if left else set(serials)
+        present = set(self.table.serial[np.isin(self.table.serial, serials)].tolist())
         stored = [serial for serial in serials if serial in present]
         return stored, left - (count - len(stored))
 

@@ -106,7 +106,7 @@ class Rows:
         Equal on all processes that share a buffer, or payload would go astray.
         """
         decided: list[Any] = [table.serial, admission.serials, draw.slots, draw.serials]
-        numbers = np.concatenate([[len(part), *part] for part in decided]).astype(np.int64)
+        numbers = np.concatenate([np.append(len(part), np.asarray(part, np.int64)) for part in decided])
         digest = hashlib.blake2b(numbers.tobytes(), digest_size=6).digest()
         return np.array([int(self.columns["row"][0]) // self.count, int.from_bytes(digest, "little")], np.float64)
 
