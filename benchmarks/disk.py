@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from trl_replay import Group
-from trl_replay.buffer import Limits, ReplayBuffer
+from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.strategies.disk import DiskStorage
 
 ROWS, PROMPT, TOKENS = 8, 64, 256

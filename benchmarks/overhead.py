@@ -40,8 +40,8 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_replay import Group, Session, attach, compat
-from trl_replay.callback import ReplayCallback
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
+from trl_replay.trainer.callback import ReplayCallback
 
 GROUPS, GENERATIONS, TOKENS = 8, 8, 128
 PROMPTS = [f"{number}+{number * 37 % 1000}=" for number in range(100, 140)]

@@ -70,7 +70,7 @@ class Step:
     """One generation batch after the other through a scope and a buffer, without a model."""
 
     def __init__(self, accelerator: Any, scope: str, groups: int, length: int, capacity: int) -> None:
-        from trl_replay.buffer import Limits, ReplayBuffer
+        from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
         from trl_replay.fields import FieldTable
         from trl_replay.strategies import scopes, storages
 
@@ -90,11 +90,11 @@ class Step:
 
     def __call__(self) -> None:
         """Settles half of this rank's groups and fills the other half, with the payload's bound noted."""
-        from trl_replay.exchange import Draw, Rows
-        from trl_replay.measures import STATS
-        from trl_replay.report import COUNTERS
-        from trl_replay.views import blank
-        from trl_replay.wire import packed_size
+        from trl_replay.batch.group_view import blank
+        from trl_replay.counters import COUNTERS
+        from trl_replay.distributed.row_layout import Draw, Rows
+        from trl_replay.loss.off_policy_stats import STATS
+        from trl_replay.serialization.wire import packed_size
 
         rank, ranks, live = self.scope.rank, self.scope.ranks, self.groups // 2
         mine = [make_group(self.own, self.length) for _ in range(live)]

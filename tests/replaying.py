@@ -15,7 +15,7 @@ from releases import COUNTS_TRUNCATED
 from support import Spy
 
 import trl_replay
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.session import Session
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.types import Batch

@@ -14,7 +14,9 @@ import torch
 from support import weights_hash
 
 import trl_replay
-from trl_replay import compat, group_files, saved
+from trl_replay import compat
+from trl_replay.checkpoint import format as saved
+from trl_replay.serialization import group_files
 from trl_replay.testing import make_trainer
 from trl_replay.types import Group
 

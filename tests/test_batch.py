@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from trl_replay import BatchError, FieldSpec
-from trl_replay.batch import compose, cut, row_lengths
+from trl_replay.batch.compose import compose, cut, row_lengths
 from trl_replay.fields import FieldTable
 from trl_replay.types import Placement
 

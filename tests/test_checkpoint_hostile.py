@@ -89,7 +89,7 @@ def test_ours_is_there_when_the_trainer_uploads(tmp_path: Path, monkeypatch: Any
 def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    from trl_replay import group_files
+    from trl_replay.serialization import group_files
 
     write, calls = group_files.write, []
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from resuming import PAIRS, SCOPES, group_hash, restored, train
 
-from trl_replay import last_whole_checkpoint, saved
-from trl_replay.exporting import of_checkpoint, write
-from trl_replay.inspecting import inspect
+from trl_replay import last_whole_checkpoint
+from trl_replay.checkpoint import format as saved
+from trl_replay.offline.export import of_checkpoint, write
+from trl_replay.report.inspection import inspect
 
 SCRIPT = Path(__file__).parent / "distributed" / "resuming_ranks.py"
 LIMIT = 400

@@ -11,7 +11,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from trl_replay import compat
-from trl_replay.cli import COMMANDS, main
+from trl_replay.cli.commands import COMMANDS, main
 from trl_replay.demo import lock, show
 from trl_replay.demo.record import Record
 from trl_replay.registry import Failure, registry
@@ -55,7 +55,7 @@ def test_list_tells_which_plugins_were_not_loaded_and_why(capsys, monkeypatch):
 
 def test_list_imports_neither_torch_nor_trl():
     code = (
-        "import sys; from trl_replay.cli import main; main(['list', '--json']); "
+        "import sys; from trl_replay.cli.commands import main; main(['list', '--json']); "
         "sys.exit(' '.join({'torch', 'trl', 'transformers'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -10,7 +10,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 COLUMN = "replay/replaced"

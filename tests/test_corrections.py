@@ -14,7 +14,7 @@ from test_idle import Forwards
 
 import trl_replay
 from trl_replay import ReplayedRows
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_trainer
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from resuming import build, differences, state, train
 
 import trl_replay
-from trl_replay import CheckpointError, checkpoint
+from trl_replay import CheckpointError
+from trl_replay.checkpoint import session_state as checkpoint
 
 EXAMPLES = 250
 FILES = ("state.json", "table.safetensors", "candidates.safetensors", "payload-00000.safetensors")

@@ -15,8 +15,8 @@ from support import DEAD, HALF, LIVE, Rewards
 from test_files import TEACHER
 
 import trl_replay
-from trl_replay.cli import COMMANDS, main, parser
-from trl_replay.exporting import TOKENS
+from trl_replay.cli.commands import COMMANDS, main, parser
+from trl_replay.offline.export import TOKENS
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ from test_known_bugs import masked_rollout
 
 import trl_replay
 from trl_replay import ConfigurationError, ReplayConfig, ReplayError
-from trl_replay.cli import main
+from trl_replay.cli.commands import main
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
@@ -259,7 +259,7 @@ def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, t
 
 
 def test_a_buffer_of_no_session_takes_nothing() -> None:
-    from trl_replay.buffer import Limits, ReplayBuffer
+    from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
     from trl_replay.strategies.storages import CpuStorage
 
     with pytest.raises(ReplayError, match=r"of a session only"):

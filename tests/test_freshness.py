@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import DEAD, HALF, LIVE, Rewards, Spy, record, weights_hash
 
 import trl_replay
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.registry import registry
 from trl_replay.strategies.evictors import prompt_balanced
 from trl_replay.testing import make_context, make_groups, make_table, make_trainer

@@ -11,9 +11,9 @@ from test_corrections import SCRIPT, TOKEN_WEIGHTS, check_by_hand, train
 from test_idle import Forwards
 
 import trl_replay
-from trl_replay.allowance import Allowance
-from trl_replay.behaviour import ROWS
-from trl_replay.gates import Gates
+from trl_replay.buffer.rate_limiter import Allowance
+from trl_replay.loss.gates import Gates
+from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_groups, make_trainer
 
 LIMIT = 0.05

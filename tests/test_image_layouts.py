@@ -12,9 +12,9 @@ from test_batch import KEYS, PAD, SIZE, make_batch, place, rows_of
 from test_images import assert_same_images, by_row, real_types
 
 from trl_replay import BatchError
-from trl_replay.batch import check, compose, cut, join
+from trl_replay.batch.compose import check, compose, cut, join
 from trl_replay.fields import FieldTable
-from trl_replay.wire import pack, unpack
+from trl_replay.serialization.wire import pack, unpack
 
 FIELDS = FieldTable(PAD)
 LAYOUTS = [

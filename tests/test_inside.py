@@ -12,10 +12,10 @@ import pytest
 from resuming import build, digits, train
 
 from trl_replay import ReplayError
-from trl_replay.charts import Line, histogram, line_chart, smoothed, thinned, ticks
-from trl_replay.cli import main
-from trl_replay.inspecting import inspect
-from trl_replay.report_page import page, write_report
+from trl_replay.cli.commands import main
+from trl_replay.report.charts import Line, histogram, line_chart, smoothed, thinned, ticks
+from trl_replay.report.inspection import inspect
+from trl_replay.report.page import page, write_report
 from trl_replay.testing import make_trainer
 
 
@@ -47,7 +47,7 @@ def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any, capsys: Any) ->
 def test_inspect_finds_the_extremes_of_many_entries(monkeypatch: Any, run: Any) -> None:
     folder, _ = run
     expected = inspect(folder / "checkpoint-12", shown=1)
-    monkeypatch.setattr("trl_replay.inspecting.PORTION", 0)
+    monkeypatch.setattr("trl_replay.report.inspection.PORTION", 0)
     assert inspect(folder / "checkpoint-12", shown=1) == expected
     assert [len(expected[part]) for part in ("top", "bottom")] == [1, 1]
 

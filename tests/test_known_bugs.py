@@ -10,7 +10,7 @@ import torch
 from support import DEAD, HALF, LIVE, Rewards, Spy, real_tokens, record, rows_of, weights_hash
 
 import trl_replay
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 ALL_DEAD = [DEAD, DEAD, DEAD]

@@ -20,7 +20,7 @@ from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
 from trl_replay import ConfigurationError, Group, ReplayConfig, StorageFullError
-from trl_replay.buffer import Limits, ReplayBuffer
+from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.sizes import parse_size, show_size
 from trl_replay.strategies.disk import DiskStorage
 from trl_replay.strategies.storages import CpuStorage
@@ -202,7 +202,7 @@ def test_the_folder_goes_with_its_storage_and_a_killed_processs_with_the_next(tm
 
 def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     """The disk takes two groups; later ones find room only when a stored one leaves."""
-    from trl_replay import group_files
+    from trl_replay.serialization import group_files
 
     write = group_files.write
 

@@ -11,7 +11,7 @@ from support import DEAD, HALF, LIVE, Rewards, Spy
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 import trl_replay
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.strategies.storages import CpuStorage
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 

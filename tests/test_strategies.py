@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import ConfigurationError, Corrected, Group, ReplayedRows, Table, draw
-from trl_replay.buffer import Limits, ReplayBuffer
+from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.registry import registry
 from trl_replay.strategies import corrections, evictors, samplers, scorers, selectors
 from trl_replay.strategies.storages import CpuStorage, DeviceStorage

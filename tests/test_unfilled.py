@@ -12,7 +12,7 @@ from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, real_tokens, record,
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 import trl_replay
-from trl_replay.behaviour import ROWS
+from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_tokenizer, make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], [DEAD, LIVE, DEAD])

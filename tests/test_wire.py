@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from test_batch import EXTRA, KEYS, make_batch
 
 from trl_replay import BatchError
-from trl_replay.batch import cut, join
+from trl_replay.batch.compose import cut, join
 from trl_replay.fields import FieldTable
+from trl_replay.serialization.wire import DTYPES, pack, packed_size, unpack
 from trl_replay.types import Group
-from trl_replay.wire import DTYPES, pack, packed_size, unpack
 
 NAMES = [f"key{number}" for number in range(19)]
 FIELDS = FieldTable(0, extra=EXTRA)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .checkpoint.discovery import last_whole_checkpoint
 from .config import ReplayConfig
 from .errors import (
     AttachError,
@@ -32,20 +33,19 @@ from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, 
 from .strategies.samplers import WeightedSampler
 from .table import Table, draw
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
-from .whole import last_whole_checkpoint
 
 if TYPE_CHECKING:
-    from .attachment import attach, attached, detach
-    from .buffer import ReplayBuffer
+    from .buffer.replay_buffer import ReplayBuffer
     from .session import Session
+    from .trainer.attachment import attach, attached, detach
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "attach": "attachment",
-    "attached": "attachment",
-    "detach": "attachment",
-    "ReplayBuffer": "buffer",
+    "attach": "trainer.attachment",
+    "attached": "trainer.attachment",
+    "detach": "trainer.attachment",
+    "ReplayBuffer": "buffer.replay_buffer",
     "Session": "session",
 }
 

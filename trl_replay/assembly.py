@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from . import compat
-from .allowance import Allowance
-from .batch import compose
-from .buffer import Limits, ReplayBuffer
+from .batch.compose import compose
+from .buffer.rate_limiter import Allowance
+from .buffer.replay_buffer import Limits, ReplayBuffer
+from .components import Parts
 from .config import ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
-from .gates import Gates
 from .hooks import SessionHooks
-from .parts import Parts
+from .loss.gates import Gates
 from .protocols import Stateful
 from .registry import BUILTIN, Plugin, Registry, Resolved
 from .sizes import parse_size

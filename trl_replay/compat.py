@@ -19,7 +19,7 @@ from .errors import ContractError
 if TYPE_CHECKING:
     import torch
 
-    from .views import RewardSetup
+    from .batch.group_view import RewardSetup
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
@@ -147,7 +147,7 @@ def check_contract(trainer: Any) -> None:
 
 def reward_setup(trainer: Any) -> RewardSetup:
     """How this trainer turns rewards into advantages."""
-    from .views import RewardSetup
+    from .batch.group_view import RewardSetup
 
     weights = trainer.reward_weights.detach().double().cpu().numpy()
     return RewardSetup(np.asarray(weights), str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))

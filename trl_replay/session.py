@@ -12,21 +12,21 @@ import numpy as np
 import torch
 
 from . import compat
-from .batch import padding
-from .behaviour import Tap
-from .candidates import STALE, Candidate, Noted, Progress, note
+from .batch.compose import padding
+from .batch.group_view import view
+from .buffer.candidates import STALE, Candidate, Noted, Progress, note
+from .components import Parts
 from .config import ReplayConfig
-from .decisions import Decisions
+from .counters import NO_ROOM, Tally, Totals, metrics
+from .distributed.communicator import Traffic
+from .distributed.row_layout import Admission, Draw, Rows, duplicates
 from .errors import ReplayError, SeamError
-from .exchange import Admission, Draw, Rows, duplicates
-from .exporting import export
-from .micro_batch import ROWS
-from .parts import Parts
-from .report import NO_ROOM, Tally, Totals, metrics
-from .traffic import Traffic
+from .loss.dead_group_mask import KEPT, Unfilled, dead_slots
+from .loss.micro_batch import ROWS
+from .loss.tap import Tap
+from .offline.export import export
+from .step.decisions import Decisions
 from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows
-from .unfilled import KEPT, Unfilled, dead_slots
-from .views import view
 
 
 class Session:

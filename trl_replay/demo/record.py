@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import PrinterCallback, TrainerCallback
 
-from ..attachment import attached
+from ..trainer.attachment import attached
 
 THRESHOLD = 0.25
 WINDOW = 50

@@ -44,7 +44,7 @@ class DiskStorage:
         Raises:
             StorageFullError: The disk or `max_bytes` has no room for it; nothing of it is left behind.
         """
-        from ..group_files import write
+        from ..serialization.group_files import write
 
         path = self._path(serial)
         try:
@@ -64,7 +64,7 @@ class DiskStorage:
 
     def get(self, serial: int) -> Group:
         """Reads a fresh copy of the group."""
-        from ..group_files import read
+        from ..serialization.group_files import read
 
         ((_, group),) = read(self._path(serial))
         return group

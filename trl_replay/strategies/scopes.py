@@ -133,7 +133,7 @@ class GatheredScope(ProcessScope):
             return [[]]
         import torch
 
-        from ..wire import pack, unpack
+        from ..serialization.wire import pack, unpack
 
         sending = [[] if rank == self.rank else list(serials) for rank, serials in enumerate(outgoing)]
         packed = {s: pack(load(s), self.names) for s in dict.fromkeys(s for serials in sending for s in serials)}

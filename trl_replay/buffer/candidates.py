@@ -1,0 +1,229 @@
+"""Fresh live groups on their way into the buffer: noted at scoring, complete once their log-probs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..batch.compose import cut
+from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
+from ..counters import Tally
+from ..fields import REWARDS, FieldTable
+from ..serialization.wire import packed_size
+from ..types import Batch, Floats, Group, Groups
+
+STALE = "its reference log-probs are from before a sync of the reference model"
+
+
+@dataclass(slots=True)
+class Candidate:
+    """This process's rows of a fresh live group.
+
+    Attributes:
+        serial (`int`): Its serial number.
+        slot (`int`): Its index among the fresh groups that the scope shared.
+        group ([`Group`], *optional*): The payload of the rows that this process has; None if it has none.
+            `old_per_token_logps` is added at `complete`, where stock did not supply it.
+        keys (`frozenset[str]`): Batch keys that it can restore, `pixel_values` for all that concern images.
+        rows (`slice`): These rows in the process's batch.
+        update (`int`): Updates done at generation.
+        records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
+            ran.
+        logps_dtype (`torch.dtype`): How recorded log-probs are kept.
+    """
+
+    serial: int
+    slot: int
+    group: Group | None
+    keys: frozenset[str]
+    rows: slice
+    update: int
+    records: list[torch.Tensor | None] = field(default_factory=list)
+    logps_dtype: torch.dtype = torch.float32
+
+    def complete(self) -> bool:
+        """Fills in the recorded log-probs; False if any local row's are missing."""
+        if self.group is None:
+            return True
+        if OLD_LOGPS in self.group.tensors:
+            fill_missing(self.group.tensors)
+            return True
+        group, lengths = self.group, self.group.completion_lengths.tolist()
+        rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
+        if len(rows) < len(lengths):
+            return False
+        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).to(self.logps_dtype)}
+        fill_missing(tensors)
+        self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
+        self.records = []
+        return True
+
+
+@dataclass(slots=True)
+class Noted:
+    """The candidates of one generation batch, the same ones on all processes that share the buffer.
+
+    Attributes:
+        groups ([`Groups`]): All fresh groups of that batch.
+        candidates (`list[Candidate]`): By ascending serial.
+        stale (`bool`): The reference model has changed since, and with it what these groups hold.
+    """
+
+    groups: Groups
+    candidates: list[Candidate]
+    stale: bool = False
+
+    def outdate(self, key: str) -> None:
+        """What `key` was computed with has changed: candidates that hold it can't be stored any more."""
+        self.stale = self.stale or any(key in candidate.keys for candidate in self.candidates)
+
+    def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
+
+        `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
+        which stands at the first local row of a candidate, what its local rows take when packed.
+        """
+        recorded, logps, nbytes = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
+        for candidate in self.candidates:
+            if candidate.group is not None and candidate.complete():
+                recorded[candidate.rows] = 1
+                logps[candidate.rows] = trainable_sums(candidate.group)
+                nbytes[candidate.rows.start] = packed_size(candidate.group, names)
+        return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
+
+    def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:
+        """The candidates that can be replayed correctly, and their view with log-probs; the others are counted.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): Those of `describe`, as shared, over all rows.
+            tally ([`Tally`]): Counts what is refused.
+
+        Returns:
+            `(usable, groups)`; `groups` is None if there are none.
+        """
+        if self.stale:
+            tally.refuse(len(self.candidates), STALE)
+            return [], None
+        size = self.groups.advantages.shape[1]
+        slots = np.array([candidate.slot for candidate in self.candidates], np.int64)
+        complete = columns["recorded"].reshape(-1, size)[slots].all(axis=1)
+        tally.refuse(int((~complete).sum()), "a row's first forward was missing or came after an update")
+        sums = columns["logps"].reshape(-1, size)[slots]
+        finite = np.isfinite(sums).all(axis=1)
+        tally.refuse(int((complete & ~finite).sum()), "a trainable token's log-prob is not finite")
+        chosen = np.flatnonzero(complete & finite)
+        if len(chosen) == 0:
+            return [], None
+        return [self.candidates[row] for row in chosen], self.groups.take(slots[chosen], sums[chosen])
+
+
+def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
+    """Replaces what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
+    sampling, ratio = tensors.get(SAMPLING_LOGPS), tensors.get(IS_RATIO)
+    if sampling is not None:
+        tensors[SAMPLING_LOGPS] = torch.where(sampling.isnan(), tensors[OLD_LOGPS].to(sampling), sampling)
+    if ratio is not None:
+        tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one generation batch leaves for the next one.
+
+    Attributes:
+        serial (`int`): The next group's serial number.
+        noted ([`Noted`], *optional*): Candidates that have not settled yet.
+        noted_at (`int`, *optional*): Update at which candidates were last noted.
+        pending (`bool`): Whether a batch was scored since training last ended.
+        warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
+        drawn (`dict[int, int]`): Serial of the group in each slot that replay filled.
+    """
+
+    serial: int = 0
+    noted: Noted | None = None
+    noted_at: int | None = None
+    pending: bool = False
+    warmed: bool = False
+    drawn: dict[int, int] = field(default_factory=dict)
+
+    def take(self) -> tuple[Noted | None, dict[int, int]]:
+        """The candidates and what was drawn, for the batch that settles and measures them; both are forgotten here."""
+        noted, drawn = self.noted, self.drawn
+        self.noted, self.drawn = None, {}
+        return noted, drawn
+
+
+def note(
+    batch: Batch,
+    fields: FieldTable,
+    fresh: Groups,
+    local: Sequence[tuple[int, slice, int]],
+    keys: Sequence[frozenset[str]],
+    serial: int,
+    update: int,
+) -> list[Candidate]:
+    """Fresh groups as candidates, with copies of the rows that this process has.
+
+    Args:
+        batch (`dict`): As TRL returned it.
+        fields ([`FieldTable`]): How to cut each key.
+        fresh ([`Groups`]): The groups that the scope shares.
+        local (`Sequence`): Per group, its slot, its rows in this batch (none: an empty slice), and which of its rows
+            comes first.
+        keys (`Sequence[frozenset[str]]`): Per group, the batch keys that it can restore.
+        serial (`int`): The first one's serial number.
+        update (`int`): Updates done.
+    """
+    cuts = iter(cut(batch, fields, [rows for _, rows, _ in local if rows.stop]))
+    groups = [with_rewards(next(cuts), fresh.rewards[slot, first:]) if rows.stop else None
+              for slot, rows, first in local]  # fmt: skip
+    return [
+        Candidate(serial + number, slot, group, held, rows, update, logps_dtype=logps_dtype(fields))
+        for number, ((slot, rows, _), group, held) in enumerate(zip(local, groups, keys, strict=True))
+    ]
+
+
+def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
+    """The group with the raw rewards of its rows beside TRL's tensors.
+
+    Args:
+        group ([`Group`]): Without them.
+        rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
+        key (`str`, *optional*): `REWARD` if they are not of the trainer's functions.
+    """
+    kept = torch.from_numpy(rewards[: len(group.completion_lengths)].astype(np.float32))
+    return Group({**group.tensors, key: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
+
+
+def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:
+    """The group with its raw rewards in the order of other reward functions; NaN for those that did not score it."""
+    rewards = group.tensors.get(REWARDS)
+    if rewards is None or list(then) == list(now):
+        return group
+    missing = torch.full_like(rewards[:, 0], torch.nan)
+    columns = [rewards[:, then.index(name)] if name in then else missing for name in now]
+    tensors = {**group.tensors, REWARDS: torch.stack(columns, dim=1)}
+    return Group(tensors, group.keys, group.prompt_lengths, group.completion_lengths)
+
+
+def logps_dtype(fields: FieldTable) -> torch.dtype:
+    """How log-probs are kept."""
+    dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
+    return dtype
+
+
+def trainable_sums(group: Group) -> NDArray[Any]:
+    """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
+    logps = group.tensors[OLD_LOGPS].float()
+    mask = torch.ones_like(logps, dtype=torch.bool)
+    for key in ("completion_mask", "tool_mask"):
+        if key in group.tensors:
+            mask &= group.tensors[key].bool()
+    rows = torch.split(torch.where(mask, logps, 0.0), group.completion_lengths.tolist())
+    sums: NDArray[Any] = torch.stack([row.sum() for row in rows]).double().cpu().numpy()
+    return sums

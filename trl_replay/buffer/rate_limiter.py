@@ -1,0 +1,121 @@
+"""How many slots replay may fill: the limits that look at the run as a whole rather than at single entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import ReplayConfig
+from ..types import Groups
+from ..validation import ADAPTIVE
+
+MEMORY = 32
+"""Generation batches over which the running pass rate averages (exponentially)."""
+SPARSE, EVIDENCE, ENOUGH, PATIENCE = 0.1, 64, 16, 4
+"""With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
+so many were seen. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
+live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
+on age or bytes the buffer may never hold so many at once."""
+
+
+class Allowance:
+    """The limits `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
+    `replay_min_ess`. On processes that share a buffer it sees the same and says the same.
+
+    Args:
+        config ([`ReplayConfig`]): The limits.
+        capacity (`int`): Groups that the buffer may hold, on all processes that share it.
+
+    Attributes:
+        share (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
+            the last replay is below the floor, doubled again while it is not. One group is the least.
+    """
+
+    def __init__(self, config: ReplayConfig, capacity: int) -> None:
+        self._config = config
+        self._capacity = capacity
+        self.share = 1.0
+        self._pass_rate: float | None = None
+        self._inserted = 0
+        self._drawn = 0
+        self._seen = 0
+        self._live = 0
+        self._seen_at_live = 0
+
+    def see(self, fresh: Groups) -> None:
+        """Takes note of how a fresh batch went."""
+        rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
+        before = self._pass_rate
+        self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
+        self.share = max(self.share, 1 / len(fresh))  # without one group the floor is never left again
+        self._seen += len(fresh)
+        live = int((~fresh.dead).sum())
+        if live:
+            self._live, self._seen_at_live = self._live + live, self._seen
+
+    def measured(self, effective_share: float | None) -> None:
+        """Takes note of the last replay's effective sample size; None: nothing was replayed."""
+        floor = self._config.replay_min_ess
+        if floor is not None and effective_share is not None:
+            self.share = self.share / 2 if effective_share < floor else min(2 * self.share, 1.0)
+
+    def inserted(self, count: int) -> None:
+        """Counts newcomers of the buffer."""
+        self._inserted += count
+
+    def drawn(self, count: int) -> None:
+        """Counts replayed groups."""
+        self._drawn += count
+
+    def most(self, groups: int, update: int) -> tuple[int, str]:
+        """How many of a batch's `groups` replay may fill, and which limit says so.
+
+        Args:
+            groups (`int`): Of the fresh batch.
+            update (`int`): Updates done.
+        """
+        config = self._config
+        if config.replay_start == ADAPTIVE:
+            if self._inserted < min(ENOUGH, self._capacity // 4) and self._sparse():
+                return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
+        elif update < int(config.replay_start or 0):
+            return 0, "replay_start"
+        start_rate = config.replay_start_pass_rate
+        if start_rate is not None and (self._pass_rate or 0.0) < start_rate:
+            return 0, "replay_start_pass_rate"
+        limits = [(_share(config.replay_max_fraction, groups), "replay_max_fraction")]
+        if config.replay_min_ess is not None:
+            limits.append((_share(self.share, groups), "replay_min_ess"))
+        per_insert = config.replay_samples_per_insert
+        if per_insert is not None:
+            left = max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
+            limits.append((left, "replay_samples_per_insert"))
+        return min(limits)
+
+    def _sparse(self) -> bool:
+        """Whether live groups are rare and yet keep coming."""
+        if self._seen < EVIDENCE or self._live >= SPARSE * self._seen or not self._live:
+            return False
+        return self._seen - self._seen_at_live <= PATIENCE * self._seen_at_live / self._live
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "share": self.share,
+            "pass_rate": self._pass_rate,
+            "inserted": self._inserted,
+            "drawn": self._drawn,
+            "seen": self._seen,
+            "live": self._live,
+            "seen_at_live": self._seen_at_live,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        self.share, self._pass_rate = state["share"], state["pass_rate"]
+        self._inserted, self._drawn = state["inserted"], state["drawn"]
+        self._seen, self._live, self._seen_at_live = state["seen"], state["live"], state["seen_at_live"]
+
+
+def _share(fraction: float, groups: int) -> int:
+    return int(fraction * groups + 1e-9)

@@ -1,0 +1,301 @@
+"""The replay buffer: a table of metadata, a storage of payloads, and the rules of capacity and eligibility."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import ReplayError, StorageFullError
+from ..fields import PIXELS
+from ..protocols import Storage
+from ..sizes import show_size
+from ..table import Table, lowest
+from ..types import Bools, Group, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What makes an entry eligible for replay; None is no limit.
+
+    Attributes:
+        min_size (`int`): Entries that the buffer must hold before anything is replayed.
+        max_age (`int`, *optional*): Updates since generation.
+        max_uses (`int`, *optional*): Replays of one entry.
+        cooldown (`int`, *optional*): Updates between two replays of one entry.
+    """
+
+    min_size: int = 1
+    max_age: int | None = None
+    max_uses: int | None = None
+    cooldown: int | None = None
+
+
+class ReplayBuffer:
+    """Entries of up to `capacity` groups. The session fills and samples it; users look at it.
+
+    Attributes:
+        table ([`Table`]): The metadata columns.
+        capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
+        storage ([`Storage`]): Where the payloads are.
+        max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+        adder (`Callable`, *optional*): What `add` calls; set at attach.
+        lost (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
+    """
+
+    def __init__(self, capacity: int, storage: Storage, limits: Limits, max_bytes: int | None = None) -> None:
+        self.capacity = capacity
+        self.max_bytes = max_bytes
+        self.storage = storage
+        self.limits = limits
+        self.table = Table.preallocated(capacity)
+        self._keysets: list[frozenset[str]] = []
+        self._here: set[int] = set()
+        self._homeless: dict[int, Group] = {}
+        self.lost: list[int] = []
+        self._warned: set[str] = set()
+        self.adder: Callable[[Any, str], int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: payload, and the used rows of all columns."""
+        homeless = sum(group.nbytes for group in self._homeless.values())
+        return self.storage.nbytes + homeless + len(self.table) * self.table.row_bytes
+
+    def add(self, source: Any, short: str = "refuse") -> int:
+        """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
+
+        Args:
+            source (`str`, `Path` or iterable of mappings): A Parquet or JSONL file, or rows with `prompt`,
+                `completion` and `reward`: docs/files.md lists all columns. All processes get the same.
+            short (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows; `"resample"`
+                fills them up with rows of their own.
+
+        Returns:
+            How many groups are in the buffer now that were not before.
+
+        Raises:
+            ReplayError: The rows can't be used, or the buffer belongs to no session.
+        """
+        if self.adder is None:
+            raise ReplayError("Groups can be added to the buffer of a session only: attach(trainer).buffer.add(…).")
+        return self.adder(source, short)
+
+    def clear(self) -> None:
+        """Forgets every entry. Groups noted but not yet settled are still stored later."""
+        self._forget(np.arange(len(self)))
+
+    def keyset(self, keys: frozenset[str]) -> int:
+        """The number that stands for `keys` in the table's column of that name."""
+        if keys not in self._keysets:
+            self._keysets.append(keys)
+        return self._keysets.index(keys)
+
+    def offer(
+        self, columns: Mapping[str, NDArray[Any]], rank: Callable[[Table], NDArray[Any]], rng: np.random.Generator
+    ) -> tuple[list[int], int]:
+        """Offers newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): One value a newcomer; `tag` is drawn here.
+            rank (`Callable`): Maps the table, newcomers included, to keep ranks.
+            rng (`numpy.random.Generator`): Draws the newcomers' tags.
+
+        Returns:
+            `(stored, evicted)`: serials of the newcomers that stayed, whose payload is expected by `receive`, and the
+            number of old entries that left.
+        """
+        serials: list[int] = columns["serial"].tolist()
+        count = len(serials)
+        tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
+        new = slice(len(self), len(self) + count)
+        self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
+        self.table.first_score[new] = self.table.score[new]
+        self.table.count_peers(self.table.prompt[new])
+        left = self.trim(rank)
+        present = set(self.table.serial[np.isin(self.table.serial, serials)].tolist())
+        stored = [serial for serial in serials if serial in present]
+        return stored, left - (count - len(stored))
+
+    def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
+        """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
+        table, excess = self.table, len(self.table) - self.capacity
+        costs = table.nbytes + table.row_bytes
+        if self.max_bytes is not None and int(costs.sum()) > self.max_bytes:
+            ranks = rank(table)
+            order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
+            over = int(np.argmax(costs.sum() - np.cumsum(costs[order]) <= self.max_bytes)) + 1
+            if over > excess:
+                self._warn_of_bytes(costs)
+            return self._forget(order[: max(over, excess)])
+        return self._forget(_lowest_ranks(rank(table), table.serial, excess)) if excess > 0 else 0
+
+    def fits(self, nbytes: Ints) -> Bools:
+        """Whether groups of `nbytes` payload would fit into the buffer alone."""
+        limit = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
+        return np.asarray(nbytes <= limit)
+
+    def load(self, serial: int) -> Group:
+        """A fresh copy of payload that is on this process."""
+        homeless = self._homeless.get(serial)
+        return self.storage.get(serial) if homeless is None else homeless.map(torch.clone)
+
+    @property
+    def homeless(self) -> list[int]:
+        """Serials of groups that the storage had no room for: still readable, and to be withdrawn everywhere."""
+        return list(self._homeless)
+
+    def _warn_of_bytes(self, costs: Ints) -> None:
+        mean = float(costs.mean())
+        self._warn(
+            f"replay_max_bytes ({show_size(self.max_bytes or 0)}) is reached with {len(costs) - 1} of "
+            f"replay_buffer_size={self.capacity} groups, and evicts from now on. A group costs {show_size(mean)} on "
+            f"average and {show_size(int(costs.max()))} at most, so that about {int((self.max_bytes or 0) / mean)} "
+            f"fit; all {self.capacity} would take {show_size(mean * self.capacity)}."
+        )
+
+    def _warn(self, text: str) -> None:
+        """Warns once of each kind, which its first words tell."""
+        kind = text.split("(")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(text, stacklevel=3)
+
+    @property
+    def keysets(self) -> list[frozenset[str]]:
+        """What the table's column `keys` counts in."""
+        return list(self._keysets)
+
+    def held(self) -> list[int]:
+        """Serials of the entries whose payload is on this process, in the order of the table."""
+        return [serial for serial in self.table.serial.tolist() if serial in self._here]
+
+    def restore(self, columns: Mapping[str, NDArray[Any]], keysets: Sequence[frozenset[str]]) -> None:
+        """Takes saved columns in the place of its own entries; the payload that belongs here follows by `receive`.
+
+        Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+
+        Args:
+            columns (`Mapping[str, NDArray]`): All of `COLUMNS`, and plugins' own.
+            keysets (`Sequence[frozenset[str]]`): What the column `keys` counts in.
+        """
+        self.clear()
+        self.lost = []
+        numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
+        known = {name: columns[name] for name in self.table.names if name in columns}
+        self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
+        self.table.count_peers(self.table.prompt)
+
+    def receive(self, groups: Mapping[int, Group], keep: bool = True) -> None:
+        """Puts away the payload that lives on this process, by serial.
+
+        Args:
+            groups (`Mapping[int, Group]`): Whose entries stand in the table.
+            keep (`bool`, *optional*, defaults to `True`): Hold a group for which the storage has no room in memory
+                until it is withdrawn everywhere; otherwise it is `lost`.
+        """
+        for serial, group in groups.items():
+            try:
+                self.storage.put(serial, group)
+            except StorageFullError as error:
+                self._warn(f"Replay has no room for further groups (training goes on without them). {error}")
+                if not keep:
+                    self.lost.append(serial)
+                    continue
+                self._homeless[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
+            self._here.add(serial)
+
+    def withdraw_missing(self, serials: Sequence[int]) -> None:
+        """Takes back those of `serials` whose payload should be on this process and is not."""
+        self.withdraw([serial for serial in serials if serial not in self._here])
+
+    def withdraw(self, serials: Sequence[int]) -> int:
+        """Takes back entries whose payload will not come or has no place; returns their number."""
+        return self._forget(np.flatnonzero(np.isin(self.table.serial, serials))) if len(serials) else 0
+
+    def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
+        """Rows that may be replayed now, and how many entries each limit holds back.
+
+        Args:
+            update (`int`): Updates done so far. An entry is eligible only after one update since its generation.
+            keys (`frozenset[str]`): Batch keys that a group must be able to restore. `pixel_values` among them means
+                that the batch can take groups with images; those without fit in any batch.
+
+        Returns:
+            `(rows, held_back)`: row indices, and per reason the number of entries that it alone or with others
+            excludes.
+        """
+        table, limits = self.table, self.limits
+        if len(table) < limits.min_size:
+            return np.empty(0, np.int64), {"replay_min_size": len(table)}
+        age = update - table.step
+        reasons: dict[str, Bools] = {"too new": age < 1}
+        if limits.max_age is not None:
+            reasons["replay_max_age"] = age > limits.max_age
+        if limits.max_uses is not None:
+            reasons["replay_max_uses"] = table.uses >= limits.max_uses
+        if limits.cooldown is not None:
+            reasons["replay_cooldown"] = (table.last_used >= 0) & (update - table.last_used < limits.cooldown)
+        lacking = [number for number, have in enumerate(self._keysets) if not keys - {PIXELS} <= have]
+        if lacking:
+            reasons["lacks a tensor"] = np.isin(table.keys, lacking)
+        if PIXELS not in keys:
+            reasons["has images, the batch none"] = np.isin(table.keys, self._with(PIXELS))
+        excluded = np.logical_or.reduce(list(reasons.values()))
+        return np.flatnonzero(~excluded), {name: int(mask.sum()) for name, mask in reasons.items() if mask.any()}
+
+    def forget_with(self, key: str) -> int:
+        """Drops the entries that hold the batch key `key`; returns their number."""
+        return self._forget(np.flatnonzero(np.isin(self.table.keys, self._with(key))))
+
+    def forget_prompts(self, prompts: Ints) -> int:
+        """Drops the entries of these prompts; returns their number."""
+        return self._forget(np.flatnonzero(np.isin(self.table.prompt, prompts))) if len(prompts) else 0
+
+    def _with(self, key: str) -> list[int]:
+        return [number for number, have in enumerate(self._keysets) if key in have]
+
+    def use(self, rows: Ints, update: int) -> None:
+        """Marks `rows` as replayed in this update."""
+        self.table.uses[rows] += 1
+        self.table.last_used[rows] = update
+
+    def retire(self, update: int) -> int:
+        """Drops the entries that no limit will ever let through again; returns their number."""
+        table, limits = self.table, self.limits
+        gone = np.zeros(len(table), bool)
+        if limits.max_age is not None:
+            gone |= update - table.step > limits.max_age
+        if limits.max_uses is not None:
+            gone |= table.uses >= limits.max_uses
+        return self._forget(np.flatnonzero(gone))
+
+    def _forget(self, rows: Sequence[int] | Ints) -> int:
+        index = np.asarray(rows, dtype=np.int64)
+        if len(index) == 0:
+            return 0
+        for serial in self._here.intersection(self.table.serial[index].tolist()):
+            if self._homeless.pop(serial, None) is None:
+                self.storage.remove(serial)
+            self._here.discard(serial)
+        prompts = self.table.prompt[index]
+        self.table.remove(index)
+        self.table.count_peers(prompts)
+        return len(index)
+
+
+def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
+    """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
+    border = np.partition(ranks, count - 1)[count - 1]
+    below = np.flatnonzero(ranks < border)
+    ties = np.flatnonzero(ranks == border)
+    older = ties[lowest(serials[ties].astype(np.float64), count - len(below))]
+    return np.concatenate([below, older])

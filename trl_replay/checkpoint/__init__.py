@@ -1,0 +1,1 @@
+"""A session on disk: with the trainer's own checkpoints, and back."""

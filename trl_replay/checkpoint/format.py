@@ -1,0 +1,286 @@
+"""A session on disk: one folder a rank with JSON and safetensors, every file with its checksum, no pickle.
+
+checkpoint-12/trl_replay/rank-00000/
+    state.json                  counters, generators, what the run was like, and the checksums of the other files
+    table.safetensors           the table's columns
+    payload-00000.safetensors   groups, up to `SHARD_BYTES` a file; of a buffer that all ranks hold, once
+    candidates.safetensors      groups that have not settled yet
+    plugins/<name>/             what plugins wrote
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+
+from ..buffer.candidates import Candidate, Noted
+from ..errors import CheckpointError, MismatchError
+from ..serialization import group_files
+from ..types import Group, Groups
+
+FORMAT = 1
+FOLDER = "trl_replay"
+STATE, TABLE, CANDIDATES, PLUGINS = "state.json", "table.safetensors", "candidates.safetensors", "plugins"
+SHARD_BYTES = 64 << 20
+SHARD_GROUPS = 1024
+VIEWS = ("rewards", "reward_weights", "advantages", "lengths", "trainable", "dead", "step", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a run was like, as far as stored groups depend on it.
+
+    Attributes:
+        tokenizer (`str`): A hash of what each token id stands for.
+        vocabulary (`int`): Token ids that the model knows.
+        num_generations (`int`): Rows of a group.
+        scope (`str`): `replay_scope`.
+        processes (`int`): Number of ranks.
+        rows (`int`): Rows of each rank's generation batch.
+    """
+
+    tokenizer: str
+    vocabulary: int
+    num_generations: int
+    scope: str
+    processes: int
+    rows: int
+
+
+def plain(value: Any, owner: str) -> Any:
+    """The same in values that JSON brings back as they were: lists for tuples, Python's numbers for NumPy's.
+
+    Raises:
+        CheckpointError: There are none; names the strategy that gave the value.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise _not_plain(owner, f"the key {key!r}")
+        return {key: plain(each, owner) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, owner) for each in value]
+    if isinstance(value, np.generic):
+        return plain(value.item(), owner)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise _not_plain(owner, repr(value))
+
+
+def _not_plain(owner: str, given: str) -> CheckpointError:
+    return CheckpointError(
+        f"The {owner}'s state_dict() gives {given}, which JSON can't bring back: give mappings with texts as keys, "
+        "lists, texts, numbers, True, False and None."
+    )
+
+
+@dataclass(slots=True)
+class Saved:
+    """One rank's session, without payload.
+
+    Attributes:
+        identity ([`Identity`]): What the run was like.
+        rank (`int`): This rank.
+        payload_rank (`int`): The rank in whose folder this rank's payload is.
+        session (`dict[str, Any]`): Counters, generators and what else JSON holds.
+        columns (`dict[str, NDArray]`): The table's.
+        keysets (`list[frozenset[str]]`): What the column `keys` counts in.
+        noted ([`Noted`], *optional*): Candidates that have not settled.
+        beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
+        log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
+        files (`list[Path]`): Where the payload that it holds was read from, verified.
+    """
+
+    identity: Identity
+    rank: int
+    payload_rank: int
+    session: dict[str, Any]
+    columns: dict[str, NDArray[Any]]
+    keysets: list[frozenset[str]]
+    noted: Noted | None = None
+    beside: list[str] = field(default_factory=list)
+    log: str | None = None
+    files: list[Path] = field(default_factory=list)
+
+    def payload(self) -> Iterator[tuple[int, Group]]:
+        """`(serial, group)` of all payload that this rank held."""
+        for path in self.files:
+            with _blaming(path):
+                yield from group_files.read(path)
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """The folder of one rank."""
+    return folder / f"rank-{rank:05d}"
+
+
+def write(folder: Path, saved: Saved, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]) -> None:
+    """Writes one rank's folder, which must not exist; `state.json` comes last.
+
+    Args:
+        folder (`Path`): The checkpoint's `trl_replay`.
+        saved ([`Saved`]): What to write.
+        payload (`Iterable`): `(serial, group)`, asked for one after the other.
+        plugins (`Callable`): Lets plugins write into the folder that it is given.
+    """
+    mine = rank_folder(folder, saved.rank)
+    mine.mkdir(parents=True)
+    save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
+    for number, groups in enumerate(_shards(payload)):
+        group_files.write(mine / f"payload-{number:05d}.safetensors", groups)
+    if saved.noted is not None:
+        save_file(_tensors_of(saved.noted), mine / CANDIDATES)
+    plugins(mine / PLUGINS)
+    files = sorted(path for path in mine.rglob("*") if path.is_file())
+    content = {
+        "identity": asdict(saved.identity),
+        "rank": saved.rank,
+        "payload_rank": saved.payload_rank,
+        "session": saved.session,
+        "keysets": [sorted(keys) for keys in saved.keysets],
+        "noted": saved.noted and _description(saved.noted),
+        "beside": saved.beside,
+        "log": saved.log,
+        "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
+    }
+    text = {"format": FORMAT, "checksum": _digest(content), "content": content}
+    (mine / STATE).write_text(json.dumps(text, indent=1) + "\n")
+
+
+def read(folder: Path, rank: int) -> Saved:
+    """Reads and verifies one rank's folder, and where its payload is; payload is not loaded.
+
+    Raises:
+        MismatchError: Another format version wrote it.
+        CheckpointError: A file is missing, or not what was written.
+    """
+    mine = rank_folder(folder, rank)
+    with _blaming(mine):
+        content = _content(mine / STATE)
+        for name, checksum in content["files"].items():
+            if _checksum(mine / name) != checksum:
+                raise CheckpointError(f"{mine / name} is not what was saved: its checksum differs.")
+        payload_rank = content["payload_rank"]
+        payload = [mine / name for name in content["files"] if name.startswith("payload-")]
+        return Saved(
+            identity=Identity(**content["identity"]),
+            rank=content["rank"],
+            payload_rank=payload_rank,
+            session=content["session"],
+            columns=load_arrays(mine / TABLE),
+            keysets=[frozenset(keys) for keys in content["keysets"]],
+            beside=content["beside"],
+            log=content["log"],
+            noted=content["noted"] and _noted(content["noted"], load_file(mine / CANDIDATES)),
+            files=payload if payload_rank == rank else read(folder, payload_rank).files,
+        )
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Ranks that have a folder, ascending."""
+    names = [path.name.removeprefix("rank-") for path in folder.glob("rank-*") if path.is_dir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Whatever damaged files make a reader raise becomes an error that names the folder."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # of safetensors, json, NumPy or ours: a damaged file may say anything
+        raise CheckpointError(f"{path} can't be read: {type(error).__name__}: {error}") from error
+
+
+def _content(path: Path) -> dict[str, Any]:
+    text = json.loads(path.read_text())
+    if text["format"] != FORMAT:
+        raise MismatchError(f"{path} has the format version {text['format']!r}; this release reads version {FORMAT}.")
+    if _digest(text["content"]) != text["checksum"]:
+        raise CheckpointError(f"{path} is not what was saved: its checksum differs.")
+    content: dict[str, Any] = text["content"]
+    return content
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
+    """Groups in portions that fit into memory beside everything else."""
+    shard: dict[int, Group] = {}
+    nbytes = 0
+    for serial, group in payload:
+        shard[serial] = group
+        nbytes += group.nbytes
+        if nbytes >= SHARD_BYTES or len(shard) >= SHARD_GROUPS:
+            yield shard
+            shard, nbytes = {}, 0
+    if shard:
+        yield shard
+
+
+def _description(noted: Noted) -> dict[str, Any]:
+    """What JSON holds of candidates."""
+    candidates = [
+        {
+            "serial": candidate.serial,
+            "slot": candidate.slot,
+            "holds": sorted(candidate.keys),
+            "rows": [candidate.rows.start, candidate.rows.stop],
+            "update": candidate.update,
+            "keys": None if candidate.group is None else sorted(candidate.group.keys),
+            "tensors": [] if candidate.group is None else sorted(candidate.group.tensors),
+            "records": [record is not None for record in candidate.records],
+        }
+        for candidate in noted.candidates
+    ]
+    return {"stale": noted.stale, "candidates": candidates}
+
+
+def _tensors_of(noted: Noted) -> dict[str, torch.Tensor]:
+    tensors = {name: torch.from_numpy(np.array(getattr(noted.groups, name))) for name in VIEWS}
+    tensors["items"] = torch.from_numpy(np.array(noted.groups.counted))
+    for candidate in noted.candidates:
+        if candidate.group is not None:
+            tensors |= group_files.named(candidate.serial, candidate.group)
+        for row, record in enumerate(candidate.records):
+            if record is not None:
+                tensors[f"{candidate.serial}@{row}"] = record.detach().to("cpu", copy=True).contiguous()
+    return tensors
+
+
+def _noted(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Noted:
+    groups = Groups(**{name: tensors[name].numpy() for name in (*VIEWS, "items")})
+    candidates = []
+    for told in description["candidates"]:
+        serial, group = told["serial"], None
+        if told["keys"] is not None:
+            group = Group(
+                {key: tensors[f"{serial}/{key}"] for key in told["tensors"]},
+                frozenset(told["keys"]),
+                tensors[f"{serial}/{group_files.PROMPTS}"].numpy(),
+                tensors[f"{serial}/{group_files.COMPLETIONS}"].numpy(),
+            )
+        records = [tensors[f"{serial}@{row}"] if known else None for row, known in enumerate(told["records"])]
+        holds, rows = frozenset(told["holds"]), slice(*told["rows"])
+        candidates.append(Candidate(serial, told["slot"], group, holds, rows, told["update"], records))
+    return Noted(groups, candidates, bool(description["stale"]))

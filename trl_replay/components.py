@@ -1,0 +1,61 @@
+"""What a session is made of: strategies, plugins and generators, built before anything is patched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .buffer.rate_limiter import Allowance
+from .buffer.replay_buffer import ReplayBuffer
+from .fields import FieldTable
+from .hooks import SessionHooks
+from .loss.gates import Gates
+from .protocols import Scope, Stateful
+from .table import Table
+from .types import Context
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of one session.
+
+    Attributes:
+        buffer ([`ReplayBuffer`]): Where groups are kept.
+        scope ([`Scope`]): Who shares the buffer.
+        hooks ([`SessionHooks`]): Plugins and strategies.
+        fields ([`FieldTable`]): The batch keys that are known.
+        rng (`numpy.random.Generator`): Private, and in the same state on all processes that share the buffer.
+        allowance ([`Allowance`]): How many slots replay may fill.
+        gates ([`Gates`]): What replayed rows must pass in the loss.
+        num_generations (`int`): Rows of a group.
+        token_weights (`bool`): Whether a correction may give one weight a token.
+        forward (`bool`): Whether every batch gets a no-grad forward for its log-probs.
+        processes (`int`): Number of processes.
+        plugins (`list[str]`): Names of the plugins whose hooks take part.
+        weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
+        stateful (`dict[str, Stateful]`): Strategies and limits whose running state travels with checkpoints, by name.
+        local_rng (`numpy.random.Generator`): This process's own, drawn from as often as its rows need.
+    """
+
+    buffer: ReplayBuffer
+    scope: Scope
+    hooks: SessionHooks
+    fields: FieldTable
+    rng: np.random.Generator
+    allowance: Allowance
+    gates: Gates
+    num_generations: int
+    token_weights: bool
+    forward: bool
+    processes: int = 1
+    plugins: list[str] = field(default_factory=list)
+    weigh: Callable[[Table, Context], NDArray[Any]] | None = None
+    stateful: dict[str, Stateful] = field(default_factory=dict)
+    local_rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.local_rng = self.rng.spawn(1)[0]

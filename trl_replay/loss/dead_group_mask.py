@@ -1,0 +1,89 @@
+"""What becomes of the dead groups that nothing fills: `replay_unfilled`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..batch.compose import loss_mask
+from ..distributed.row_layout import Draw, Rows
+from ..types import Groups
+
+CHOICES = ("keep", "mask", "exclude", "intra_batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Unfilled:
+    """What the tap does about one generation batch's dead groups that nothing filled.
+
+    Attributes:
+        silent (`list[slice]`): Rows of this process's batch that train nothing: no policy, KL or entropy gradient.
+        factor (`float`): Rows of all processes / those of them that are not excluded.
+        denominator (`str`): What this trainer's loss divides by: `"items"` (the batch's token count, which is
+            corrected there), `"tokens"` (of the micro-batch) or `"rows"`. Empty if nothing is excluded.
+    """
+
+    silent: list[slice] = field(default_factory=list)
+    factor: float = 1.0
+    denominator: str = ""
+
+    def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
+        """What the loss of a micro-batch is multiplied by to take excluded rows out of its denominator; None: nothing.
+
+        Args:
+            micro (`Mapping`): The micro-batch.
+            flags (`(b,)` int64): Second column of the row ids; non-zero bits above the first mark silent rows.
+        """
+        if self.denominator == "rows" and self.factor != 1.0:
+            return self.factor
+        if self.denominator == "tokens" and bool((flags > 1).any()):
+            mask = loss_mask(micro)
+            live = mask[(flags <= 1).to(mask.device)].sum()
+            return torch.where(live > 0, mask.sum() / live.clamp(min=1), torch.ones_like(live, dtype=torch.float32))
+        return None
+
+    def returned(
+        self, result: tuple[Any, ...], silent: torch.Tensor | None, scale: torch.Tensor | float | None
+    ) -> tuple[Any, ...]:
+        """The log-prob method's result, with no entropy gradient where `silent` (`(b, C)` or `(b, 1)` bool) is set,
+        and with an auxiliary loss that `scale` leaves as it was."""
+        if silent is None and scale is None:
+            return result
+        logps, *others = result
+        for number, value in enumerate(others):
+            if not torch.is_tensor(value) or not value.requires_grad:
+                continue
+            if value.shape == logps.shape and silent is not None:
+                others[number] = torch.where(silent, value.detach(), value)
+            elif value.dim() == 0 and scale is not None:
+                others[number] = value / scale
+        return logps, *others
+
+
+KEPT = Unfilled()
+"""Dead groups stay as stock has them."""
+
+
+def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
+    """The dead groups that replay did not fill."""
+    return [slot for slot in np.flatnonzero(fresh.dead).tolist() if slot not in set(filled)]
+
+
+def copies(fresh: Groups, draw: Draw, rows: Rows, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Pairs (dead slot, live slot of the same process that is copied there): every live group once before any twice.
+
+    A group whose rows lie on several processes is neither filled nor copied.
+    """
+    homes = [rows.home(slot) for slot in range(len(fresh))]
+    pairs = []
+    for home in sorted({home for home in homes if home is not None}):
+        here = [slot for slot in range(len(fresh)) if homes[slot] == home and slot not in draw.slots]
+        live, empty = ([slot for slot in here if fresh.dead[slot] == dead] for dead in (False, True))
+        if live and empty:
+            order = np.concatenate([rng.permutation(live) for _ in range(-(-len(empty) // len(live)))])
+            pairs += list(zip(empty, order.tolist(), strict=False))
+    return pairs

@@ -1,0 +1,71 @@
+"""Gates on replayed rows inside the loss: what is too far off the policy trains nothing, and weights stay bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..types import Corrected, ReplayedRows
+from .off_policy_stats import LOG_RATIO_LIMIT
+
+
+@dataclass(slots=True)
+class Gates:
+    """`replay_weight`, `replay_max_weight` and `replay_max_log_ratio`, on top of whatever the correction decided.
+
+    Attributes:
+        weight (`float`): Multiplies the policy term of replayed rows.
+        max_weight (`float`, *optional*): Most that a token's policy term is multiplied by: the ratio that the loss
+            forms to the old log-probs, before its own clipping, times all weights. With sequence-level importance
+            sampling the same for rows.
+        max_log_ratio (`float`, *optional*): Rows whose mean |log ratio| over their trained tokens exceeds it get
+            weight 0, and with it lose their KL term and their entropy's gradient.
+        sequence_level (`bool`): Whether the loss forms one ratio a row.
+    """
+
+    weight: float = 1.0
+    max_weight: float | None = None
+    max_log_ratio: float | None = None
+    sequence_level: bool = False
+    _capped: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
+        """What the correction decided, with the gates applied."""
+        weights = corrected.weights
+        if self.weight != 1.0:
+            weights = (torch.ones_like(rows.advantages) if weights is None else weights) * self.weight
+        if self.max_weight is not None:
+            weights = self._cap(rows, corrected.old_logps, weights, self.max_weight)
+        if self.max_log_ratio is not None:
+            logs = ((rows.logps - rows.behaviour_logps).abs() * rows.mask).sum(dim=1)
+            near = (logs / rows.mask.sum(dim=1).clamp(min=1) <= self.max_log_ratio).to(rows.logps.dtype)
+            weights = near if weights is None else weights * (near if weights.dim() == 1 else near.unsqueeze(1))
+        return corrected if weights is corrected.weights else replace(corrected, weights=weights)
+
+    def metrics(self) -> dict[str, float]:
+        """The share of replayed tokens (with sequence-level importance sampling, rows) whose weight was capped since
+        the last call."""
+        if not self._capped:
+            return {}
+        capped, count = torch.stack(self._capped).sum(dim=0).tolist()
+        self._capped = []
+        return {"replay/capped_fraction": capped / count} if count else {}
+
+    def _cap(
+        self, rows: ReplayedRows, old_logps: torch.Tensor, weights: torch.Tensor | None, most: float
+    ) -> torch.Tensor:
+        logs, mask = rows.logps - old_logps, rows.mask
+        if self.sequence_level:
+            logs, mask = (logs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1), mask.any(dim=1)
+        if weights is not None and weights.dim() == 2 and self.sequence_level:  # one ratio a row, weights of tokens
+            logs, mask = logs.unsqueeze(1), rows.mask
+        ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        if weights is None:
+            weights = torch.ones_like(ratio)
+        elif weights.dim() < ratio.dim():
+            weights = weights.unsqueeze(1)
+        total = ratio * weights
+        over = (total > most) & mask
+        self._capped.append(torch.stack([over.sum(), mask.sum()]))
+        return weights * torch.where(over, most / total, torch.ones_like(total))

@@ -1,0 +1,61 @@
+"""The micro-batch that the loss is given while the log-prob tap is open, and what the tap knows of replayed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..compat import OLD_LOGPS
+
+ROWS = "trl_replay_rows"
+"""Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
+Second: the flags `COMPOSED` (the batch's padding is ours, not the model's) and `SILENT` (the row trains nothing)."""
+COMPOSED, SILENT = 1, 2
+
+
+class MicroBatch(dict[str, Any]):
+    """A shallow copy of the loss's inputs that notes whether the old log-probs were read while it was watched."""
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        super().__init__(inputs)
+        self.rows: torch.Tensor = self.pop(ROWS)
+        self.tapped = False
+        self.watched = False
+        self.read = False
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As `dict.get`."""
+        self._note(key)
+        return super().get(key, default)
+
+    def _note(self, key: str) -> None:
+        if key == OLD_LOGPS and self.watched:
+            self.read = True
+
+
+@dataclass(slots=True)
+class PlacedRow:
+    """A replayed row of the current generation batch.
+
+    Attributes:
+        logps (`(length,)`): Its behaviour log-probs.
+        age (`int`): Updates since it was generated.
+        advantage (`()`): TRL's, as stored.
+        priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
+        position (`int`): Its place in this process's generation batch.
+        proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
+    """
+
+    logps: torch.Tensor
+    age: int
+    advantage: torch.Tensor
+    priority: float
+    position: int
+    proximal: torch.Tensor | None = None

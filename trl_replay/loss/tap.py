@@ -1,0 +1,262 @@
+"""The behaviour log-prob tap: records and supplies log-probs inside the training loss, without a forward of its own.
+
+Where TRL leaves `old_per_token_logps` out of the batch, each fresh row's first training forward happens before the
+optimizer moves, so that this forward's log-probs are those of the policy that generated the row. The tap keeps those
+of candidates. For replayed rows it puts the stored ones, as the correction decides, into a shallow copy of the
+micro-batch before the loss reads them. Rows that shall train nothing lose their advantage, KL and entropy gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ..batch.compose import loss_mask
+from ..buffer.candidates import Candidate
+from ..compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from ..errors import ResultError, SeamError
+from ..types import Batch, Corrected, Placement, ReplayedRows
+from .dead_group_mask import KEPT, Unfilled
+from .micro_batch import COMPOSED, ROWS, SILENT, MicroBatch, PlacedRow
+from .off_policy_stats import Measures
+
+
+class Tap:
+    """Wraps one trainer's loss and log-prob method.
+
+    Attributes:
+        verified (`bool`): Whether the loss has been seen to call the tap and then to read the old log-probs.
+        update (`int`): Optimizer updates so far; the session's callback counts it up.
+        error (`Exception`, *optional*): What failed since the last `agree`, on several processes: all raise it there.
+        measures ([`Measures`]): What was seen of replayed rows.
+    """
+
+    def __init__(
+        self,
+        correct: Callable[[ReplayedRows], Corrected],
+        num_generations: int,
+        token_weights: bool,
+        forward: bool,
+        keep_errors: bool,
+    ) -> None:
+        self._correct = correct
+        self._generations = num_generations
+        self._token_weights = token_weights
+        self._keep_errors = keep_errors
+        self.forward = forward
+        self._current: MicroBatch | None = None
+        self._candidates: dict[int, Candidate] = {}
+        self._placed: list[PlacedRow] = []
+        self._first_placed = 0
+        self._unfilled = KEPT
+        self.measures = Measures()
+        self.verified = False
+        self.update = 0
+        self.error: Exception | None = None
+
+    def expect(
+        self,
+        rows: int,
+        candidates: Sequence[Candidate],
+        placements: Sequence[Placement],
+        composed: bool,
+        unfilled: Unfilled = KEPT,
+    ) -> torch.Tensor:
+        """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
+
+        Args:
+            rows (`int`): Rows of this process's batch.
+            candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
+            placements (`Sequence[Placement]`): What was replayed here.
+            composed (`bool`): Whether any row was exchanged.
+            unfilled ([`Unfilled`], *optional*): What becomes of the dead groups that nothing fills.
+
+        Returns:
+            `(rows, 2)` int64, see `ROWS`.
+        """
+        ids = torch.zeros(rows, 2, dtype=torch.int64)
+        ids[:, 1] = COMPOSED * composed
+        for silent in unfilled.silent:
+            ids[silent, 1] |= SILENT
+        self._unfilled = unfilled
+        self.measures.clear()
+        self._candidates = {candidate.serial: candidate for candidate in candidates}
+        for candidate in candidates:
+            count = candidate.rows.stop - candidate.rows.start
+            candidate.records = [None] * count
+            first = 1 + candidate.serial * self._generations
+            ids[candidate.rows, 0] = torch.arange(first, first + count)
+        self._first_placed += len(self._placed)
+        self._placed = []
+        for placed in placements:
+            first = self._first_placed + len(self._placed)
+            ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
+            tensors, lengths = placed.group.tensors, placed.group.completion_lengths.tolist()
+            logps = torch.split(tensors[OLD_LOGPS].float(), lengths)[placed.part]
+            self._placed += [
+                PlacedRow(row, placed.age, advantage, placed.priority, placed.start + index)
+                for index, (row, advantage) in enumerate(zip(logps, tensors["advantages"][placed.part], strict=True))
+            ]
+        return ids
+
+    def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
+        """Runs the stock loss on a shallow copy of `inputs`, with the tap open.
+
+        Raises:
+            SeamError: The loss did not call the log-prob method with gradients, or did not read the old log-probs
+            after it.
+        """
+        if ROWS not in inputs:
+            return stock(inputs)
+        micro = MicroBatch(inputs)
+        micro.watched = self.forward  # another loss path may not call the tap: its batch holds everything already
+        self._current = micro
+        try:
+            loss = stock(micro)
+        finally:
+            self._current = None
+        if not micro.tapped and not self.forward:
+            raise SeamError(
+                f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1."
+            )
+        if not micro.read:
+            raise SeamError(
+                f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
+            )
+        self.verified = True
+        scale = self._unfilled.scale(micro, micro.rows[:, 1])
+        return loss if scale is None else loss * scale
+
+    def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the wrapped log-prob method returned: log-probs `(b, C)`, entropies `(b, C)` and more; looked at once
+        in each training loss.
+
+        Returns:
+            The same, but for rows and tokens that train nothing, whose entropies lose their gradient.
+        """
+        micro, logps = self._current, result[0]
+        if micro is None or micro.tapped or not logps.requires_grad:
+            return result
+        micro.tapped = micro.watched = True
+        detached = logps.detach()
+        ids, flags = micro.rows[:, 0].tolist(), micro.rows[:, 1]
+        self._record(ids, detached)
+        silent: torch.Tensor | None = None  # (b, C) or (b, 1) bool
+        if bool((flags & COMPOSED).any()):
+            try:
+                silent = self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+            except Exception as error:
+                if not self._keep_errors:
+                    raise
+                self.error = self.error or error
+                self._silence(micro, (micro.rows[:, 0] < 0).to(logps.device), detached)
+        if bool((flags & SILENT).any()):
+            rows = (flags & SILENT).bool().to(logps.device)
+            self._silence(micro, rows, detached)
+            silent = rows.unsqueeze(1) if silent is None else silent | rows.unsqueeze(1)
+        return self._unfilled.returned(result, silent, self._unfilled.scale(micro, flags))
+
+    def forget(self) -> None:
+        """Records nothing more of the present generation batch; what is recorded already stays."""
+        self._candidates = {}
+
+    def take_error(self) -> Exception | None:
+        """The kept error, which is forgotten."""
+        error, self.error = self.error, None
+        return error
+
+    def _record(self, ids: list[int], logps: torch.Tensor) -> None:
+        for position, row in enumerate(ids):
+            if row <= 0:
+                continue
+            serial, index = divmod(row - 1, self._generations)
+            candidate = self._candidates.get(serial)
+            if candidate is not None and candidate.update == self.update and candidate.records[index] is None:
+                candidate.records[index] = logps[position]
+
+    def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> torch.Tensor | None:
+        """Puts what the correction decides into a composed micro-batch; returns `(b, C)` bool, the replayed tokens
+        whose weight is 0, if weights were given."""
+        mask = loss_mask(micro).bool()
+        old, silent = dict.get(micro, OLD_LOGPS), None
+        if placed:
+            index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
+            stored = self._stored(placed)
+            rows = self._replayed(micro, stored, index, logps[index], mask[index])
+            corrected = self._correct(rows)
+            self.measures.add([row.position for row in stored], rows, corrected.weights)
+            if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
+                sampling = (logps if old is None else old).clone()
+                sampling[index] = rows.behaviour_logps.to(sampling.dtype)
+                micro[SAMPLING_LOGPS] = torch.where(mask, sampling, logps.to(sampling.dtype))
+            old = (logps if old is None else old).clone()
+            old[index] = corrected.old_logps.to(old.dtype)
+            if corrected.weights is not None:
+                micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
+                silent = torch.zeros_like(mask)
+                silent[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
+        # Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
+        # the ratio of a row without weight that is far off. A token without weight among others keeps its ratio, which
+        # counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
+        real = {OLD_LOGPS: mask, REF_LOGPS: mask}
+        if silent is not None:
+            real = {OLD_LOGPS: mask & ~silent.all(dim=1, keepdim=True), REF_LOGPS: mask & ~silent}
+        for key, value in ((OLD_LOGPS, old), (REF_LOGPS, dict.get(micro, REF_LOGPS))):
+            if value is not None:
+                micro[key] = torch.where(real[key], value, logps.to(value.dtype))
+        return silent
+
+    def _stored(self, placed: list[int]) -> list[PlacedRow]:
+        numbers = [row - self._first_placed for row in placed]
+        if not all(0 <= number < len(self._placed) for number in numbers):
+            raise SeamError(
+                "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
+            )
+        return [self._placed[number] for number in numbers]
+
+    def _replayed(
+        self, micro: MicroBatch, stored: list[PlacedRow], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
+    ) -> ReplayedRows:
+        for position, row in enumerate(stored):
+            row.proximal = logps[position] if row.proximal is None else row.proximal
+        proximal = torch.stack([row.proximal for row in stored if row.proximal is not None])
+        padded = pad_sequence([row.logps for row in stored], batch_first=True).to(logps.device, torch.float32)
+        padded = functional.pad(padded, (0, logps.size(1) - padded.size(1)))
+        behaviour = torch.where(mask, padded, logps.float())
+        ages = torch.tensor([row.age for row in stored], device=logps.device)
+        priorities = torch.tensor([row.priority for row in stored], device=logps.device, dtype=torch.float32)
+        advantages = micro["advantages"][index]
+        if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
+            advantages = torch.stack([row.advantage for row in stored]).to(advantages)
+        return ReplayedRows(logps, behaviour, proximal, mask, advantages, ages, priorities)
+
+    def _silence(self, micro: MicroBatch, rows: torch.Tensor, logps: torch.Tensor) -> None:
+        """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient."""
+        advantages = micro["advantages"]
+        micro["advantages"] = advantages.masked_fill(rows if advantages.dim() == 1 else rows.unsqueeze(1), 0.0)
+        mask = loss_mask(micro).bool() & ~rows.unsqueeze(1)
+        for key in (OLD_LOGPS, REF_LOGPS):
+            value = dict.get(micro, key)
+            if value is not None:
+                micro[key] = torch.where(mask, value, logps.to(value.dtype))
+
+    def _weighted(
+        self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
+        if weights.dim() == 2:
+            if not self._token_weights:
+                raise ResultError(
+                    "The correction gives token weights, which are exact only with importance_sampling_level='token'. "
+                    "Use a correction with one weight a row, or set importance_sampling_level='token'."
+                )
+            advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(-1, width)
+        elif advantages.dim() == 2:
+            weights = weights.unsqueeze(1)
+        weighted = advantages.clone()
+        weighted[index] = weighted[index] * weights.to(weighted)
+        return weighted

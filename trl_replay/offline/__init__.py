@@ -1,0 +1,1 @@
+"""Groups from files and into files."""

@@ -1,0 +1,212 @@
+"""Fills the buffer with groups made elsewhere: read, grouped, tokenised, given log-probs, and offered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast
+from numpy.typing import NDArray
+
+from .. import compat
+from ..batch.compose import cut
+from ..batch.group_view import STD_EPSILON, describe
+from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
+from ..checkpoint.session_state import kind_of
+from ..counters import Tally
+from ..distributed.all_ranks import together
+from ..errors import ConfigurationError, ReplayError
+from ..fields import REWARD, REWARDS, FieldTable
+from ..session import Session
+from ..types import Batch, Floats, Group, Groups
+from .reader import ForeignGroup, read_groups
+
+FROM_FILE, FROM_POLICY = 1, 2
+"""Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
+
+
+@dataclass(slots=True)
+class Made:
+    """A group as the buffer takes it."""
+
+    group: Group
+    view: Groups
+    origin: int
+
+
+def begin(session: Session) -> None:
+    """Fills the buffer from `replay_warm_start`, once in the life of a run."""
+    path = session.config.replay_warm_start
+    if path is not None and not session.progress.warmed:
+        add(session, path, session.config.replay_warm_start_short)
+        session.progress.warmed = True
+
+
+def add(session: Session, source: Any, short: str = "refuse") -> int:
+    """What [`ReplayBuffer.add`] does."""
+    if short not in ("refuse", "resample"):
+        raise ConfigurationError(f"short={short!r} can't be used: give 'refuse' or 'resample'.")
+    kind, tally, found = kind_of(session), Tally(), list[ForeignGroup]()
+    if kind is None:
+        raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
+    together(lambda: found.extend(read_groups(session, source, short, tally)), ReplayError)
+    advantages = _advantages(session, found)
+    finite = [number for number, values in enumerate(advantages) if np.isfinite(values).all()]
+    tally.refuse(len(found) - len(finite), "an advantage is not finite")
+    live = [number for number in finite if np.ptp(advantages[number]) > 0]
+    tally.refuse(len(finite) - len(live), "its rewards do not differ")
+    made = [_make(session, found[number], advantages[number]) for number in live]
+    known = [each for each in made if np.isfinite(trainable_sums(each.group)).all()]
+    tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
+    made = known
+    rank, ranks = int(session.trainer.accelerator.process_index), session.parts.processes
+    if kind == "process":
+        made = made[rank::ranks]
+    before = set(session.buffer.table.serial.tolist())
+    _offer(session, made, kind, tally)
+    session.totals.add(tally, batches=0)
+    return len(set(session.buffer.table.serial.tolist()) - before)
+
+
+def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> None:
+    if not made:
+        return
+    buffer, progress = session.buffer, session.progress
+    rank, ranks = int(session.trainer.accelerator.process_index), session.parts.processes
+    serials = [progress.serial + number for number in range(len(made))]
+    progress.serial += len(made)
+    kept = session.decide.offer(
+        Groups.concatenate(_alike([each.view for each in made])),
+        serials,
+        [each.group.nbytes for each in made],
+        [each.group.keys for each in made],
+        tally,
+    )
+    for number, (serial, each) in enumerate(zip(serials, made, strict=True)):
+        if serial not in kept:
+            continue
+        row = buffer.table.serial == serial
+        owner = number % ranks if kind == "sharded" else rank
+        buffer.table.origin[row], buffer.table.owner[row] = each.origin, owner
+        if owner == rank:
+            buffer.receive({serial: each.group})
+
+
+def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
+    """The views as they are if all have the same reward functions, and else each with its one total."""
+    first = views[0].reward_weights
+    if all(np.array_equal(view.reward_weights, first) for view in views):
+        return views
+    return [replace(view, rewards=view.reward[:, :, None], reward_weights=np.ones(1)) for view in views]
+
+
+def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
+    """One group, through the same cutting as a batch of TRL's."""
+    trainer, fields, size = session.trainer, session.parts.fields, session.parts.num_generations
+    batch = _batch(session, foreign, advantages)
+    origin = FROM_FILE if compat.OLD_LOGPS in batch else FROM_POLICY
+    training = trainer.model.training
+    trainer.model.eval()
+    try:
+        batch = compat.with_reference_logps(trainer, compat.with_old_logps(trainer, batch))
+    finally:
+        trainer.model.train(training)
+    if session.parts.processes > 1:  # all ranks must hold the same bits
+        for key in (key for key in (compat.OLD_LOGPS, compat.REF_LOGPS) if key in batch):
+            batch[key] = broadcast(batch[key].contiguous())
+    batch = _as_sampled(trainer, batch, fields)
+    (group,) = cut(batch, fields, [slice(0, size)])
+    fill_missing(group.tensors)
+    if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
+        group = Group(group.tensors, group.keys | {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
+    columns = describe(batch, 0, size, fields.pad_token_id)
+    view = Groups(
+        rewards=foreign.rewards[None],
+        reward_weights=foreign.weights,
+        advantages=columns["advantages"][None],
+        lengths=columns["lengths"][None],
+        trainable=columns["trainable"][None],
+        items=columns["items"][None],
+        dead=np.zeros(1, bool),
+        step=np.array([session.update - 1]),  # so that it is old enough for the next batch
+        prompt=columns["prompt"][:1],
+        behaviour_logps=trainable_sums(group)[None],
+    )
+    kept = (foreign.rewards, REWARDS) if foreign.named else (view.reward[0], REWARD)
+    return Made(with_rewards(group, *kept), view, origin)
+
+
+def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
+    """The batch with the keys that this trainer's batches have on account of its sampler, which is taken to agree
+    with the policy."""
+    batch = dict(batch)
+    if compat.keeps_sampler(trainer):
+        batch.setdefault(compat.SAMPLING_LOGPS, batch[compat.OLD_LOGPS])
+    if compat.corrects_sampler(trainer):
+        logps = batch[compat.OLD_LOGPS]
+        per_row = fields.spec(compat.IS_RATIO).layout == "row"
+        batch.setdefault(compat.IS_RATIO, torch.ones_like(logps[:, :1] if per_row else logps))
+    return batch
+
+
+def _batch(session: Session, foreign: ForeignGroup, advantages: Floats) -> Batch:
+    """A batch of one group, padded as TRL pads."""
+    device, fields = session.trainer.accelerator.device, session.parts.fields
+    prompts, completions = foreign.prompt_ids, foreign.completion_ids
+    widths = max(map(len, prompts)), max(map(len, completions))
+
+    def padded(rows: Sequence[NDArray[Any]], width: int, value: float, dtype: torch.dtype, left: bool) -> Any:
+        out = torch.full((len(rows), width), value, dtype=dtype)
+        for row, values in enumerate(rows):
+            place = slice(width - len(values), width) if left else slice(0, len(values))
+            out[row, place] = torch.from_numpy(values).to(dtype)
+        return out.to(device)
+
+    pad = fields.pad_token_id
+    batch: Batch = {
+        "prompt_ids": padded(prompts, widths[0], pad, torch.int64, left=True),
+        "prompt_mask": padded([np.ones_like(row) for row in prompts], widths[0], 0, torch.int64, left=True),
+        "completion_ids": padded(completions, widths[1], pad, torch.int64, left=False),
+        "completion_mask": padded([np.ones_like(row) for row in completions], widths[1], 0, torch.int64, left=False),
+        "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
+    }
+    for key, rows in foreign.tokens.items():
+        spec = fields.spec(key)
+        dtype = torch.float32 if spec.dtype in (None, "float32", "bfloat16") else torch.int64
+        batch[key] = padded(rows, widths[1], fields.pad_value(spec), dtype, left=False)
+    return batch
+
+
+def _advantages(session: Session, found: Sequence[ForeignGroup]) -> list[Floats]:
+    """The file's advantages; where it has none, TRL's normalisation of the weighted sum of its rewards.
+
+    A row that no function scored does not count, and gets 0. With `scale_rewards="batch"` the deviation is taken over
+    all groups of the file.
+    """
+    sums = [_totals(group) for group in found]
+    scale = compat.reward_setup(session.trainer).scale
+    everything = np.concatenate(sums) if sums else np.zeros(0)
+    values = []
+    for group, total in zip(found, sums, strict=True):
+        scored = total[~np.isnan(total)]
+        with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
+            std = {"none": 1.0 - STD_EPSILON, "batch": _std(everything)}.get(scale, _std(total))
+            computed = (total - (scored.mean() if len(scored) else 0.0)) / (std + STD_EPSILON)
+        computed = np.where(np.isnan(total), 0.0, computed)
+        values.append(computed if group.advantages is None else group.advantages)
+    return values
+
+
+def _totals(group: ForeignGroup) -> Floats:
+    """`(G,)`: the weighted sum of each row's rewards; NaN where there is none."""
+    unscored = np.isnan(group.rewards).all(axis=1)
+    return np.where(unscored, np.nan, np.nansum(group.rewards * group.weights, axis=1))
+
+
+def _std(values: Floats) -> float:
+    """Bessel-corrected, without NaN; 0 with fewer than two values."""
+    scored = values[~np.isnan(values)]
+    return float(scored.std(ddof=1)) if len(scored) > 1 else 0.0

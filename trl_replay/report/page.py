@@ -1,0 +1,239 @@
+"""`trl-replay report`: a run's log and buffer as one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint import format as saved
+from ..checkpoint.discovery import TRAINER_STATE, last_whole_checkpoint
+from ..errors import ReplayError
+from ..sizes import show_size
+from .charts import Line, histogram, line_chart
+from .inspection import inspect
+
+GREY, BLUE, RED, GREEN = "var(--grey)", "var(--blue)", "var(--red)", "var(--green)"
+STYLE = """
+:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2127;--soft:#4c535d;--faint:#6a717b;--rule:#e6e8ec;
+--grey:#767c86;--blue:#0b6bcb;--red:#c7452b;--green:#2a8a4a}
+@media (prefers-color-scheme:dark){:root{--page:#14171b;--card:#1e2329;--ink:#e8eaed;--soft:#b9c0c9;--faint:#98a0aa;
+--rule:#343b44;--grey:#a3aab4;--blue:#5aa9f5;--red:#f08a72;--green:#63c583}}
+*{box-sizing:border-box} body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:0}
+main{max-width:1120px;margin:0 auto;padding:28px 20px 60px}
+h1{font-size:26px;margin:0 0 2px} h2{font-size:17px;margin:0 0 2px} .path{color:var(--faint);margin:0 0 18px}
+.lead{background:var(--card);border-left:5px solid var(--blue);padding:14px 18px;margin:0 0 20px;font-size:17px}
+.grid2{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:16px}
+section{background:var(--card);border-radius:8px;padding:16px 18px;box-shadow:0 1px 2px #0002;min-width:0}
+section>p{color:var(--soft);margin:0 0 8px} svg{width:100%;height:auto;display:block}
+svg text{font:12px system-ui,sans-serif;fill:var(--soft)} svg .axis{fill:var(--faint)} .grid{stroke:var(--rule)}
+polyline{fill:none;stroke-linejoin:round} .mean{stroke-width:2.2} .raw{stroke-width:1;opacity:.28}
+.legend{display:flex;flex-wrap:wrap;gap:4px 16px;margin:2px 0 4px!important;font-size:13px}
+.legend i{display:inline-block;width:14px;height:4px;border-radius:2px;margin-right:6px;vertical-align:middle}
+.none{color:var(--faint)!important;padding:24px 0} .wide{margin-top:16px} .scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:14px} td,th{padding:5px 8px;text-align:left;vertical-align:top}
+th{color:var(--faint);font-weight:600} tr+tr td,tr+tr th{border-top:1px solid var(--rule)}
+code{font:13px ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;display:block;max-height:9em;
+overflow-y:auto} .answer{display:flex;gap:10px;min-width:12em} .num{white-space:nowrap;
+font-variant-numeric:tabular-nums}
+.good{color:var(--green)} .bad{color:var(--red)}
+@media (max-width:620px){main{padding:18px 10px 40px} section{padding:14px 12px} svg text{font-size:17px}
+.lead{font-size:16px;padding:12px 14px} table{font-size:13px} td,th{padding:5px 3px}}
+"""
+WORDS = {
+    "age": "age in updates",
+    "uses": "times replayed",
+    "score": "score",
+    "pass_rate": "mean reward",
+    "completion_tokens": "tokens",
+}
+
+
+def write_report(run: str | Path, out: str | Path | None = None) -> Path:
+    """Writes the page and returns its path.
+
+    Args:
+        run (`str` or `Path`): The trainer's `output_dir`, or one of its checkpoints.
+        out (`str` or `Path`, *optional*): `report.html` in `run` if not given.
+
+    Raises:
+        ReplayError: There is no log of a run.
+    """
+    run = Path(run)
+    newest = last_whole_checkpoint(run)
+    folder = run if (run / TRAINER_STATE).is_file() else Path(newest) if newest else None
+    if folder is None:
+        raise ReplayError(f"{run} holds neither {TRAINER_STATE} nor a whole checkpoint: there is no log to report.")
+    history = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))["log_history"]
+    checkpoint = folder if (folder / saved.FOLDER).is_dir() else Path(newest) if newest else folder
+    buffer = inspect(checkpoint) if (checkpoint / saved.FOLDER).is_dir() else None
+    path = Path(out) if out is not None else run / "report.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(run.resolve().name, history, buffer), encoding="utf-8")
+    return path
+
+
+def page(name: str, history: Sequence[Mapping[str, Any]], buffer: Mapping[str, Any] | None) -> str:
+    """The page of a trainer's `log_history`, and of what `inspect` found."""
+    log = [entry for entry in history if "frac_reward_zero_std" in entry and entry.get("step") is not None]
+    replayed = any("replay/size" in entry for entry in log)
+    sections = [_dead(log, replayed), _reward(log, replayed)]
+    if replayed:
+        sections += [_share(log), _ratios(log)]
+    body = [f'<div class="grid2">{"".join(sections)}</div>']
+    if buffer is not None:
+        body += [_buffer(buffer), _entries(buffer)]
+    steps = f", up to step {log[-1]['step']}" if log else ""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}: replay</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
+        f"<h1>What replay {'did' if replayed else 'could do'}</h1>"
+        f'<p class="path">{escape(name)}, {len(log)} logged steps{steps}</p>'
+        f'<p class="lead">{_lead(log, replayed)}</p>{"".join(body)}</main></body></html>\n'
+    )
+
+
+def _points(log: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    return [(entry["step"], entry[key]) for entry in log if isinstance(entry.get(key), int | float)]
+
+
+def _mean(log: Sequence[Mapping[str, Any]], key: str) -> float:
+    values = [value for _, value in _points(log, key)]
+    return float(np.mean(values)) if values else 0.0
+
+
+def _lead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
+    if not log:
+        return "The log of this run holds no step of GRPO."
+    course = _course(log)
+    if not replayed:
+        dead = _mean(log, "frac_reward_zero_std")
+        return (
+            f"This run used no replay. <b>{_percent(dead)}</b> of its groups were dead: all completions got the same "
+            "reward, so that they were generated at full price and trained on for nothing. That is the share of the "
+            f"training signal that replay could fill with groups worth learning from.{course}"
+        )
+    before, after, replaced = (
+        _percent(_mean(log, key)) for key in ("replay/dead_fraction", "replay/dead_fraction_after", _REPLACED)
+    )
+    return (
+        f"<b>{before}</b> of the generated groups were dead: all completions got the same reward, right or wrong, and "
+        f"there was nothing to learn from them. Replay put stored groups in the place of <b>{replaced}</b> of all "
+        f"groups, so that <b>{after}</b> of those trained on were dead.{course}"
+    )
+
+
+def _course(log: Sequence[Mapping[str, Any]]) -> str:
+    """From where to where the reward went; nothing of a run that is too short to say."""
+    tenth = len(log) // 10
+    if tenth < 2:
+        return ""
+    return (
+        f" The mean reward of generated completions went from <b>{_mean(log[:tenth], 'reward'):.3g}</b> in the first "
+        f"tenth of the run to <b>{_mean(log[-tenth:], 'reward'):.3g}</b> in the last."
+    )
+
+
+def _percent(share: float) -> str:
+    """Rounded, but never to all or nothing."""
+    return f"{share:.0%}" if share in (0, 1) or 0.005 <= share < 0.995 else f"{share:.2%}"
+
+
+_REPLACED = "replay/replaced_fraction"
+
+
+def _section(title: str, text: str, chart: str) -> str:
+    return f"<section><h2>{title}</h2><p>{text}</p>{chart}</section>"
+
+
+def _dead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
+    key = "replay/dead_fraction" if replayed else "frac_reward_zero_std"
+    lines = [Line("generated", GREY, _points(log, key))]
+    if replayed:
+        lines.append(Line("trained on", BLUE, _points(log, "replay/dead_fraction_after")))
+    text = "Share of groups whose completions all got the same reward: they teach nothing."
+    return _section("Dead groups", text, line_chart(lines, "step", percent=True))
+
+
+def _reward(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
+    lines = [Line("mean reward of generated completions", GREEN, _points(log, "reward"))]
+    text = "What the policy itself earns; replayed completions do not count." if replayed else "What the policy earns."
+    return _section("Reward", text, line_chart(lines, "step", low=0.0))
+
+
+def _share(log: Sequence[Mapping[str, Any]]) -> str:
+    lines = [Line("replayed groups", BLUE, _points(log, _REPLACED))]
+    return _section("Replayed share", "Of all groups that were trained on.", line_chart(lines, "step", percent=True))
+
+
+def _ratios(log: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        Line("mean importance ratio", RED, _points(log, "replay/ratio_mean")),
+        Line("effective sample size", GREEN, _points(log, "replay/ess")),
+    ]
+    text = (
+        "Replayed tokens under the policy of the step, against the policy that wrote them. Both are 1 where nothing "
+        "has changed; the effective sample size is the share of them that still counts."
+    )
+    return _section("How far the policy has moved", text, line_chart(lines, "step", low=0.0))
+
+
+def _buffer(buffer: Mapping[str, Any]) -> str:
+    columns, count = buffer["columns"], buffer["processes"]
+    text = (
+        f"{buffer['groups']} groups of {buffer['num_generations']} completions, {show_size(buffer['bytes'])} of "
+        f"payload, after {buffer['update']} updates; {buffer['waiting']} more groups wait for the next batch. Scope "
+        f"“{escape(buffer['scope'])}”, number of processes {count}."
+    )
+    names = ("least", "median", "mean", "greatest")
+    head = "".join(f'<th class="num">{name}</th>' for name in names)
+    rows = "".join(
+        f"<tr><th>{words}</th>{''.join(f'<td class=num>{buffer[key][name]:.4g}</td>' for name in names)}</tr>"
+        for key, words in WORDS.items()
+        if buffer[key] is not None
+    )
+    table = f'<div class="scroll"><table><tr><th></th>{head}</tr>{rows}</table></div>' if rows else ""
+    old = "Updates since each group was generated: the older, the more the policy has changed since."
+    hard = "Of each group's completions: how hard its prompt was when they were generated."
+    charts = [
+        _section("Ages", old, histogram(columns["age"], "age in updates", GREY, whole=True)),
+        _section("Uses", "How often each group was replayed.", histogram(columns["uses"], "uses", BLUE, whole=True)),
+        _section("Scores", "What each group is worth to the scorer.", histogram(columns["score"], "score", GREEN)),
+        _section("Mean rewards", hard, histogram(columns["pass_rate"], "mean reward", RED)),
+    ]
+    return (
+        f'<section class="wide"><h2>In the buffer now</h2><p>{text}</p>{table}</section>'
+        f'<div class="grid2 wide">{"".join(charts)}</div>'
+    )
+
+
+def _entries(buffer: Mapping[str, Any]) -> str:
+    parts = []
+    for name, title in (("top", "Highest scores"), ("bottom", "Lowest scores")):
+        rows = "".join(_entry(entry) for entry in buffer[name])
+        if rows:
+            head = (
+                "<tr><th>prompt</th><th>score</th><th>age</th><th>uses</th>"
+                "<th>completions, best advantage first</th></tr>"
+            )
+            table = f'<div class="scroll"><table>{head}{rows}</table></div>'
+            parts.append(f'<section class="wide"><h2>{title}</h2>{table}</section>')
+    return "".join(parts)
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    told = Counter((row["advantage"], row["text"]) for row in entry["completions"])
+    completions = "".join(
+        f'<div class="answer"><span class="num {"good" if advantage > 0 else "bad"}">{advantage:+.2f}</span>'
+        f"<code>{escape(text)}</code>{f'<span class=num>× {count}</span>' if count > 1 else ''}</div>"
+        for (advantage, text), count in sorted(told.items(), key=lambda item: -item[0][0])
+    )
+    numbers = "".join(
+        f'<td class="num">{value}</td>' for value in (f"{entry['score']:.4g}", entry["age"], entry["uses"])
+    )
+    return f"<tr><td><code>{escape(entry['prompt'])}</code></td>{numbers}<td>{completions}</td></tr>"

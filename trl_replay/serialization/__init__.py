@@ -1,0 +1,1 @@
+"""Groups as bytes, for sending and for files."""
