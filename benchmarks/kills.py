@@ -3,7 +3,7 @@
     python benchmarks/kills.py --kills 50
     python benchmarks/kills.py --kills 20 --processes 2 --scope sharded
 
-Each resumed run starts from `trl_replay.last_whole_checkpoint`. In the end weights, buffer, generators and counters
+Each resumed run starts from `trl_replay.last_complete_checkpoint`. In the end weights, buffer, generators and counters
 are compared with those of a run that was never killed: nothing may be lost, no half-written checkpoint be taken. With
 several processes all are killed at once, each wherever it is.
 """
@@ -54,7 +54,7 @@ def child(folder: Path, kind: Run, rank: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     warnings.simplefilter("ignore")
-    resume = trl_replay.last_whole_checkpoint(folder)
+    resume = trl_replay.last_complete_checkpoint(folder)
     settings = {"max_steps": kind.updates, "save_steps": 1, "save_total_limit": 3, "replay_scope": kind.scope}
     found = train(folder, resume=resume, **settings)
     write(folder / f"outcome-{rank}.json", everything(*found))

@@ -73,7 +73,7 @@ class Watch:
 
         def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
             ids = expect(rows, candidates, placements, *others)
-            for candidate in session.progress.noted.candidates:
+            for candidate in session.carry.pending_groups.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             for placed in placements:
                 for row in range(placed.count):

@@ -91,25 +91,25 @@ def group_hash(group: Group) -> str:
 
 def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
-    buffer, parts, progress = session.buffer, session.parts, session.progress
-    noted = progress.noted
+    buffer, components, carry = session.buffer, session.components, session.carry
+    noted = carry.pending_groups
     return {
         "columns": {name: getattr(buffer.table, name).tolist() for name in buffer.table.names},
         "keysets": [sorted(keys) for keys in buffer.keysets],
         "payload": {serial: group_hash(buffer.storage.get(serial)) for serial in buffer.held()},
-        "generators": [str(parts.rng.bit_generator.state), str(parts.local_rng.bit_generator.state)],
+        "generators": [str(components.rng.bit_generator.state), str(components.local_rng.bit_generator.state)],
         "update": session.update,
         "verified": session.tap.verified,
-        "serial": progress.serial,
-        "noted_at": progress.noted_at,
-        "pending": progress.pending,
-        "drawn": progress.drawn,
+        "serial": carry.serial,
+        "noted_at": carry.collected_at,
+        "pending": carry.unfinished,
+        "drawn": carry.drawn,
         "measured": {
             name: values.tolist()
-            for name, values in session.tap.measures.columns(compat.local_rows(session.trainer)).items()
+            for name, values in session.tap.stats.columns(compat.local_rows(session.trainer)).items()
         },
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
-        "limits": dict(parts.allowance.state_dict()),
+        "limits": dict(components.rate_limiter.state_dict()),
         "metrics": {key: value for key, value in session.metrics.items() if key != "replay/seconds"},
         "candidates": None if noted is None else [_candidate(candidate) for candidate in noted.candidates],
         "view": None if noted is None else {name: getattr(noted.groups, name).tolist() for name in saved.VIEWS},
@@ -118,7 +118,7 @@ def state(session: Any) -> dict[str, Any]:
 
 
 def _measured(session: Any) -> dict[str, Any]:
-    columns: dict[str, Any] = session.tap.measures.columns(compat.local_rows(session.trainer))
+    columns: dict[str, Any] = session.tap.stats.columns(compat.local_rows(session.trainer))
     return columns
 
 

@@ -20,7 +20,7 @@ from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
 def last(folder: Path) -> str:
-    found = trl_replay.last_whole_checkpoint(folder)
+    found = trl_replay.last_complete_checkpoint(folder)
     assert found is not None
     return found
 
@@ -55,7 +55,7 @@ def test_limits_and_gates_go_on_where_they_were(tmp_path: Path, scope: str, layo
     settings = {**LIMITS, "replay_scope": scope, **LAYOUTS[layout]}
     trainer, session = train(tmp_path, **settings)
     whole = everything(trainer, session)
-    assert session.parts.allowance.share < 1.0, "the floor was reached"
+    assert session.components.rate_limiter.fraction < 1.0, "the floor was reached"
     assert whole["totals"][1]["replaced"] > 0
     trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), **settings)
     assert not differences(whole, everything(trainer, session))
@@ -167,7 +167,7 @@ def test_ours_is_written_before_stocks_and_a_checkpoint_written_again_is_not_who
     def late(self: Any, model: Any, trial: Any) -> None:
         folder = tmp_path / "checkpoint-6"
         seen.append(((folder / "trainer_state.json").exists(), (folder / "trl_replay").exists()))
-        assert trl_replay.last_whole_checkpoint(tmp_path) is None
+        assert trl_replay.last_complete_checkpoint(tmp_path) is None
         write(self, model, trial)
 
     monkeypatch.setattr(type(trainer), "_save_checkpoint", late)
@@ -250,7 +250,7 @@ def test_a_hook_that_fails_while_saving_is_named(tmp_path: Path) -> None:
             train(tmp_path, replay_plugins="unlucky", max_steps=6)
     finally:
         trl_replay.unregister("unlucky")
-    assert trl_replay.last_whole_checkpoint(tmp_path) is None
+    assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
 
 # what does not fit
@@ -374,18 +374,18 @@ def test_a_half_written_checkpoint_is_never_taken_for_whole(tmp_path: Path, chec
         folder = Path(shutil.copytree(checkpoint, tmp_path / f"checkpoint-{number}"))
         path = folder / cut
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        assert trl_replay.last_whole_checkpoint(tmp_path) is None, cut
+        assert trl_replay.last_complete_checkpoint(tmp_path) is None, cut
     folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint-20"))
     (folder / "trainer_state.json").unlink()
-    assert trl_replay.last_whole_checkpoint(tmp_path) is None
+    assert trl_replay.last_complete_checkpoint(tmp_path) is None
     shutil.copytree(checkpoint, tmp_path / "checkpoint-9")
-    assert trl_replay.last_whole_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-9")
+    assert trl_replay.last_complete_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-9")
 
 
 def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-best").mkdir()
-    assert trl_replay.last_whole_checkpoint(tmp_path) is None
-    assert trl_replay.last_whole_checkpoint(tmp_path / "nowhere") is None
+    assert trl_replay.last_complete_checkpoint(tmp_path) is None
+    assert trl_replay.last_complete_checkpoint(tmp_path / "nowhere") is None
 
 
 def test_no_file_of_ours_is_read_by_pickle(checkpoint: Path) -> None:

@@ -43,30 +43,30 @@ def resume(folder: Path, checkpoint: Path, **settings: Any) -> Any:
 
 def test_a_folder_with_the_trainers_own_mark_of_an_unfinished_checkpoint_is_not_whole(copied: Path) -> None:
     """A checkpoint on SIGTERM (`enable_jit_checkpoint`) may write over a whole one."""
-    assert trl_replay.last_whole_checkpoint(copied.parent) == str(copied)
+    assert trl_replay.last_complete_checkpoint(copied.parent) == str(copied)
     (copied / "checkpoint-is-incomplete.txt").touch()
-    assert trl_replay.last_whole_checkpoint(copied.parent) is None
+    assert trl_replay.last_complete_checkpoint(copied.parent) is None
 
 
 @pytest.mark.parametrize("name", ["rng_state.pth", "trl_replay/rank-00000/payload-00000.safetensors",
                                   "trl_replay/rank-00000/state.json"])  # fmt: skip
 def test_a_checkpoint_that_lacks_a_file_is_not_whole(copied: Path, name: str) -> None:
     (copied / name).unlink()
-    assert trl_replay.last_whole_checkpoint(copied.parent) is None
+    assert trl_replay.last_complete_checkpoint(copied.parent) is None
 
 
 def test_what_trl_writes_after_the_trainers_state_is_waited_for(tmp_path: Path, monkeypatch: Any) -> None:
     """TRL's entropy controller is saved last of all."""
     trainer = build(tmp_path, max_steps=6, use_adaptive_entropy=True)
     train(tmp_path, trainer=trainer)
-    assert trl_replay.last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
     (tmp_path / "checkpoint-6" / "entropy_ctrl_state.json").unlink()
-    assert trl_replay.last_whole_checkpoint(tmp_path) is None
+    assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
 
 def test_a_checkpoint_of_the_model_alone_is_whole(tmp_path: Path) -> None:
     train(tmp_path, max_steps=6, save_only_model=True)
-    assert trl_replay.last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
 
 
 def test_ours_is_there_when_the_trainer_uploads(tmp_path: Path, monkeypatch: Any) -> None:
@@ -103,7 +103,7 @@ def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoi
     monkeypatch.setattr(group_files, "write", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         train(tmp_path)
-    assert trl_replay.last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
     monkeypatch.undo()
     resumed = everything(*train(tmp_path, resume=str(tmp_path / "checkpoint-6")))
     whole = everything(*train(tmp_path / "whole"))
@@ -115,7 +115,7 @@ def test_a_folder_that_is_a_link_is_read_and_written_there(copied: Path, tmp_pat
     ours = copied / "trl_replay"
     ours.rename(tmp_path / "away")
     ours.symlink_to(tmp_path / "away")
-    assert trl_replay.last_whole_checkpoint(tmp_path) == str(copied)
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(copied)
     assert resume(tmp_path, copied).update == 8
     train(tmp_path, max_steps=6)
     assert not ours.is_symlink()
@@ -184,7 +184,7 @@ def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path: Path)
     _, whole = train(tmp_path, max_steps=6, replay_buffer_size=50)
     trainer, session = train(tmp_path, max_steps=6, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
     assert session.update == trainer.state.global_step
-    assert session.progress.noted is None
+    assert session.carry.pending_groups is None
     assert set(session.buffer.table.serial.tolist()) >= set(whole.buffer.table.serial.tolist())
 
 
@@ -236,7 +236,7 @@ def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path: Path, s
     session = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=50)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    folder = trl_replay.last_whole_checkpoint(tmp_path)
+    folder = trl_replay.last_complete_checkpoint(tmp_path)
     assert folder == str(tmp_path / "checkpoint-3")
     assert saved[0]["candidates"]
     assert not differences(saved[0], restored(tmp_path, folder, replay_scope=scope, replay_buffer_size=50))
@@ -383,7 +383,7 @@ def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     session = trl_replay.attach(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    waiting = session.progress.noted.candidates
+    waiting = session.carry.pending_groups.candidates
     assert [candidate.complete() for candidate in waiting] == [True, True]
     before = state(session)
     trl_replay.detach(trainer)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from resuming import PAIRS, SCOPES, group_hash, restored, train
 
-from trl_replay import last_whole_checkpoint
+from trl_replay import last_complete_checkpoint
 from trl_replay.checkpoint import format as saved
 from trl_replay.offline.export import of_checkpoint, write
 from trl_replay.report.inspection import inspect
@@ -144,9 +144,9 @@ def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
 ) -> None:
     """The trainer does not wait for the other ranks before it writes the file that marks a checkpoint whole."""
     copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
-    assert last_whole_checkpoint(tmp_path) == str(copy)
+    assert last_complete_checkpoint(tmp_path) == str(copy)
     (copy / "rng_state_1.pth").unlink()
-    assert last_whole_checkpoint(tmp_path) is None
+    assert last_complete_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from trl import GRPOConfig, TrlParser
 
+import trl_replay
 from trl_replay import ConfigurationError, ReplayConfig
 
 
@@ -126,3 +127,11 @@ def test_the_config_imports_neither_torch_nor_trl() -> None:
         "import sys, trl_replay; trl_replay.ReplayConfig(); sys.exit('torch' in sys.modules or 'trl' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("draw", "weighted_sample"), ("last_whole_checkpoint", "last_complete_checkpoint")]
+)
+def test_a_renamed_public_name_still_works_and_warns(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"trl_replay.{old} is now trl_replay.{new}"):
+        assert getattr(trl_replay, old) is getattr(trl_replay, new)

@@ -203,12 +203,12 @@ def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attach
     short = rows_of("1=", ["1", "2", "3"], [1, 0, 0])
     assert attached.buffer.add(short) == 0
     assert "fewer rows in the rows given than num_generations=4" in str(attached.totals.reasons)
-    assert attached.buffer.add(short, short="resample") == 1
+    assert attached.buffer.add(short, incomplete="resample") == 1
     assert len(attached.buffer.load(attached.buffer.held()[0]).completion_lengths) == 4
     long = rows_of("7=", list("12345678"), [1, 0, 0, 0, 0, 1, 1, 1])
     assert attached.buffer.add(long) == 2
-    with pytest.raises(ConfigurationError, match="short='drop' can't be used"):
-        attached.buffer.add(short, short="drop")
+    with pytest.raises(ConfigurationError, match="incomplete='drop' can't be used"):
+        attached.buffer.add(short, incomplete="drop")
 
 
 def test_groups_that_cannot_teach_are_refused_and_counted(attached: Any) -> None:
@@ -286,3 +286,13 @@ def test_the_examples_run(tmp_path: Path, name: str, words: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert words in done.stdout
+
+
+def test_renamed_names_of_session_and_buffer_still_work_and_warn(attached: Any, tmp_path: Path) -> None:
+    session = attached
+    with pytest.warns(DeprecationWarning, match="session.parts is now session.components"):
+        assert session.parts is session.components
+    with pytest.warns(DeprecationWarning, match="session.progress is now session.carry"):
+        assert session.progress is session.carry
+    with pytest.warns(DeprecationWarning, match="add\\(short=…\\) is now add\\(incomplete=…\\)"):
+        assert session.buffer.add([], short="resample") == 0

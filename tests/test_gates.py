@@ -11,7 +11,7 @@ from test_corrections import SCRIPT, TOKEN_WEIGHTS, check_by_hand, train
 from test_idle import Forwards
 
 import trl_replay
-from trl_replay.buffer.rate_limiter import Allowance
+from trl_replay.buffer.rate_limiter import RateLimiter
 from trl_replay.loss.gates import Gates
 from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_groups, make_trainer
@@ -158,7 +158,7 @@ def test_less_is_replayed_while_the_effective_sample_size_is_below_the_floor(tmp
         steps = record(session)
         trainer.train()
         counts[floor] = [int((after[ROWS][:, 0] < 0).sum()) // 4 for _, after in steps]
-        shares[floor] = session.parts.allowance.share
+        shares[floor] = session.components.rate_limiter.fraction
     assert counts[None] == counts[0.0] == [0, 4, 4, 4, 4, 4, 4]
     assert counts[1.0] == [0, 4, 2, 1, 1, 1, 1], "one group is always left, or nothing would be measured again"
     assert shares == {None: 1.0, 0.0: 1.0, 1.0: 0.125}, "no less than half of what one group is"
@@ -167,13 +167,13 @@ def test_less_is_replayed_while_the_effective_sample_size_is_below_the_floor(tmp
 
 def test_the_floor_lets_go_again() -> None:
     """However long it was below: it never gets further down than one group."""
-    allowance = Allowance(trl_replay.ReplayConfig(replay_min_ess=0.5), 64)
+    limiter = RateLimiter(trl_replay.ReplayConfig(replay_min_ess=0.5), 64)
     fresh = make_groups([LIVE] * 16)
     most = []
     for share in (0.4, 0.4, 0.4, 0.6, 0.5, None, 0.9, *[0.1] * 1100, *[0.9] * 4):
-        allowance.measured(share)
-        allowance.see(fresh)
-        most.append(allowance.most(16, 10)[0])
+        limiter.measured(share)
+        limiter.observe(fresh)
+        most.append(limiter.slots_allowed(16, 10)[0])
     assert most[:7] == [8, 4, 2, 4, 8, 8, 16]
     assert most[7:12] == [8, 4, 2, 1, 1]
     assert most[-5:] == [1, 2, 4, 8, 16]

@@ -21,7 +21,7 @@ from support import DEAD, HALF, LIVE, Rewards, record
 import trl_replay
 from trl_replay import ConfigurationError, Group, ReplayConfig, StorageFullError
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
-from trl_replay.sizes import parse_size, show_size
+from trl_replay.sizes import format_bytes, parse_bytes
 from trl_replay.strategies.disk import DiskStorage
 from trl_replay.strategies.storages import CpuStorage
 from trl_replay.testing import make_trainer
@@ -32,7 +32,7 @@ from trl_replay.testing import make_trainer
     [("512MB", 512_000_000), ("2GiB", 2 << 30), ("1.5 kb", 1500), (4096, 4096), ("4096", 4096), ("7B", 7)],
 )
 def test_sizes_are_read_as_people_write_them(text: Any, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
+    assert parse_bytes(text) == nbytes
     assert ReplayConfig(replay_max_bytes=text).replay_max_bytes == text
 
 
@@ -43,7 +43,7 @@ def test_what_is_no_size_is_refused_naming_the_setting(text: Any) -> None:
 
 
 def test_sizes_are_shown_in_the_unit_that_fits() -> None:
-    assert [show_size(n) for n in (12, 1500, 2_340_000, 5 * 10**9)] == ["12 B", "1.5 KB", "2.34 MB", "5 GB"]
+    assert [format_bytes(n) for n in (12, 1500, 2_340_000, 5 * 10**9)] == ["12 B", "1.5 KB", "2.34 MB", "5 GB"]
 
 
 def group_of(nbytes: int) -> Group:
@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, monkeypat
         trainer.train()
     assert len(steps) == 5
     assert len(files(tmp_path / "payload")) == 2
-    assert len(session.buffer) - len(session.buffer.homeless) == 2
+    assert len(session.buffer) - len(session.buffer.overflow) == 2
     assert session.totals.counters["replaced"] == 4, "groups without a place are still replayed once they are there"
     assert "the storage had no room for it" in session.explain()
     assert not list((tmp_path / "payload").rglob("*half*"))

@@ -69,7 +69,7 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any) -
     session = trl_replay.attach(trainer, replay_max_fraction=0.0)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    before, noted = len(trainer.losses), session.progress.serial
+    before, noted = len(trainer.losses), session.carry.serial
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert session.totals.counters["refused"] > 0
     sums: dict[str, list[float]] = {}

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_replay import ConfigurationError, Corrected, Group, ReplayedRows, Table, draw
+from trl_replay import ConfigurationError, Corrected, Group, ReplayedRows, Table, weighted_sample
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.registry import registry
 from trl_replay.strategies import corrections, evictors, samplers, scorers, selectors
@@ -272,27 +272,27 @@ def test_a_storage_keeps_copies_and_hands_out_copies(storage):
 )
 def test_any_weights_give_distinct_indices_without_a_warning(weights):
     for count in range(len(weights) + 3):
-        drawn = draw(np.array(weights), count, np.random.default_rng(count))
+        drawn = weighted_sample(np.array(weights), count, np.random.default_rng(count))
         assert drawn.dtype == np.int64
         assert len(set(drawn.tolist())) == len(drawn) == min(count, len(weights))
         assert all(0 <= index < len(weights) for index in drawn)
 
 
 def test_nothing_is_drawn_from_nothing():
-    assert draw(np.array([]), 3, np.random.default_rng(0)).tolist() == []
+    assert weighted_sample(np.array([]), 3, np.random.default_rng(0)).tolist() == []
 
 
 def test_infinite_weights_come_first_then_positive_ones_then_the_rest():
     weights = np.array([0.0, 1e-300, np.inf, np.nan, 5.0, -1.0, np.inf])
     for seed in range(50):
-        drawn = draw(weights, 7, np.random.default_rng(seed)).tolist()
+        drawn = weighted_sample(weights, 7, np.random.default_rng(seed)).tolist()
         assert [set(drawn[:2]), set(drawn[2:4]), set(drawn[4:])] == [{2, 6}, {1, 4}, {0, 3, 5}]
 
 
 @pytest.mark.parametrize("worthless", [0.0, np.nan, -3.0])
 def test_worthless_weights_are_drawn_with_equal_chances(worthless):
     rng = np.random.default_rng(3)
-    observed = Counter(int(draw(np.full(4, worthless), 1, rng)[0]) for _ in range(4_000))
+    observed = Counter(int(weighted_sample(np.full(4, worthless), 1, rng)[0]) for _ in range(4_000))
     assert chi_square(observed, dict.fromkeys(range(4), 1_000)) < 16.27, "p < 0.001 with 3 degrees of freedom"
 
 
@@ -302,7 +302,7 @@ def test_draws_like_one_after_the_other_without_replacement(scale, extra):
     base = np.array([1.0, 2.0, 3.0, 6.0])
     trials, rng = 12_000, np.random.default_rng(11)
     weights = np.array([*base * scale, *extra])
-    observed = Counter(tuple(draw(weights, 2, rng).tolist()) for _ in range(trials))
+    observed = Counter(tuple(weighted_sample(weights, 2, rng).tolist()) for _ in range(trials))
     expected = {
         (first, second): trials * base[first] / 12 * base[second] / (12 - base[first])
         for first, second in itertools.permutations(range(4), 2)
@@ -315,7 +315,7 @@ def test_the_generator_advances_alike_whatever_the_weights_are():
     states = []
     for weights in ([1.0, 2.0, 3.0], [0.0, np.nan, np.inf]):
         rng = np.random.default_rng(0)
-        draw(np.array(weights), 2, rng)
+        weighted_sample(np.array(weights), 2, rng)
         states.append(rng.random())
     assert states[0] == states[1]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint.discovery import last_whole_checkpoint
+from .checkpoint.discovery import last_complete_checkpoint
 from .config import ReplayConfig
 from .errors import (
     AttachError,
@@ -31,7 +31,7 @@ from .protocols import Agreement
 from .registry import register, unregister
 from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec, StorageSpec
 from .strategies.samplers import WeightedSampler
-from .table import Table, draw
+from .table import Table, weighted_sample
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
 
 if TYPE_CHECKING:
@@ -48,6 +48,12 @@ _LAZY = {
     "ReplayBuffer": "buffer.replay_buffer",
     "Session": "session",
 }
+
+_RENAMED = {
+    "draw": "weighted_sample",
+    "last_whole_checkpoint": "last_complete_checkpoint",
+}
+"""Public names of 0.1, which warn for one release."""
 
 __all__ = [
     "Agreement",
@@ -88,16 +94,25 @@ __all__ = [
     "attach",
     "attached",
     "detach",
-    "draw",
     "hookimpl",
-    "last_whole_checkpoint",
+    "last_complete_checkpoint",
     "register",
     "unregister",
+    "weighted_sample",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for."""
+    """What needs torch is imported when it is first asked for; a renamed name warns."""
+    if name in _RENAMED:
+        import warnings
+
+        warnings.warn(
+            f"trl_replay.{name} is now trl_replay.{_RENAMED[name]}; the old name goes with the next release.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return globals()[_RENAMED[name]]
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

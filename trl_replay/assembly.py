@@ -10,9 +10,9 @@ import torch
 
 from . import compat
 from .batch.compose import compose
-from .buffer.rate_limiter import Allowance
+from .buffer.rate_limiter import RateLimiter
 from .buffer.replay_buffer import Limits, ReplayBuffer
-from .components import Parts
+from .components import Components
 from .config import ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
@@ -20,7 +20,7 @@ from .hooks import SessionHooks
 from .loss.gates import Gates
 from .protocols import Stateful
 from .registry import BUILTIN, Plugin, Registry, Resolved
-from .sizes import parse_size
+from .sizes import parse_bytes
 from .specs import Kind
 from .strategies.scopes import ProcessScope, ShardedScope
 from .strategies.storages import CpuStorage
@@ -30,7 +30,7 @@ SCOPE_VERBS = ("share", "admit", "fetch", "agree")
 STORAGE_METHODS = ("put", "get", "remove", "nbytes")
 
 
-def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[ReplayConfig, Parts]:
+def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[ReplayConfig, Components]:
     """The settings in force and the parts built from them.
 
     Args:
@@ -77,11 +77,11 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown)
     capacity, max_bytes = _capacity(trainer, config, scope)
     stateful = {kind: made for kind, made in strategies.items() if isinstance(made, Stateful)}
-    return config, Parts(
+    return config, Components(
         buffer=ReplayBuffer(capacity, storage, limits, max_bytes),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
-        allowance=(allowance := Allowance(config, capacity)),
+        rate_limiter=(rate_limiter := RateLimiter(config, capacity)),
         gates=Gates(
             config.replay_weight,
             config.replay_max_weight,
@@ -96,17 +96,17 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
         weigh=_weights(config, strategies, plugins.values()),
-        stateful={**stateful, "allowance": allowance},
+        stateful={**stateful, "allowance": rate_limiter},
     )
 
 
-def idle_parts() -> Parts:
+def idle_components() -> Components:
     """The parts of a disabled session: an empty buffer without room, and no plugins."""
-    return Parts(
+    return Components(
         buffer=ReplayBuffer(0, CpuStorage(), Limits()),
         scope=ProcessScope(None),
         hooks=SessionHooks([], {}, {}),
-        allowance=Allowance(ReplayConfig(), 0),
+        rate_limiter=RateLimiter(ReplayConfig(), 0),
         gates=Gates(),
         fields=FieldTable(0),
         rng=np.random.default_rng(0),
@@ -116,7 +116,7 @@ def idle_parts() -> Parts:
     )
 
 
-def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
+def preflight(trainer: Any, config: ReplayConfig, components: Components) -> None:
     """Refuses with all reasons at once: our own and those of the plugins that take part.
 
     Raises:
@@ -124,7 +124,7 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
     """
     reasons = []
     rows, size = compat.local_rows(trainer), trainer.num_generations
-    if type(parts.scope) is ProcessScope and rows % size:
+    if type(components.scope) is ProcessScope and rows % size:
         reasons.append(
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
             f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
@@ -153,15 +153,15 @@ def preflight(trainer: Any, config: ReplayConfig, parts: Parts) -> None:
         f"{name}={getattr(config, name)!r} acts inside {compat.LOGPS}, which use_liger_kernel=True goes around: leave "
         "it out, or use use_liger_kernel=False"
         for name, used in closed.items()
-        if parts.forward and used
+        if components.forward and used
     ]
-    if parts.forward and config.replay_correction != "ratio":
+    if components.forward and config.replay_correction != "ratio":
         reasons.append(
             f"replay_correction={config.replay_correction!r} needs the loss to call {compat.LOGPS}, which "
             f"use_liger_kernel=True "
             "goes around: use replay_correction='ratio' or use_liger_kernel=False"
         )
-    for result in parts.hooks.call("preflight", 0, trainer=trainer, config=config):
+    for result in components.hooks.call("preflight", 0, trainer=trainer, config=config):
         reasons += [str(reason) for reason in result]
     if reasons:
         raise RefusedError("Replay was not attached:\n" + "\n".join(f"- {reason}" for reason in reasons))
@@ -202,7 +202,7 @@ def _weights(config: ReplayConfig, strategies: Mapping[str, Any], plugins: Itera
 def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> tuple[int, int | None]:
     """Groups and bytes that the buffer may hold: each process's, gathered's one, or what sharded ones hold in all."""
     shards = int(trainer.accelerator.num_processes) if isinstance(scope, ShardedScope) else 1
-    nbytes = parse_size(config.replay_max_bytes)
+    nbytes = parse_bytes(config.replay_max_bytes)
     return config.replay_buffer_size * shards, None if nbytes is None else nbytes * shards
 
 

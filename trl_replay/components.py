@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .buffer.rate_limiter import Allowance
+from .buffer.rate_limiter import RateLimiter
 from .buffer.replay_buffer import ReplayBuffer
 from .fields import FieldTable
 from .hooks import SessionHooks
@@ -20,7 +20,7 @@ from .types import Context
 
 
 @dataclass(slots=True)
-class Parts:
+class Components:
     """The parts of one session.
 
     Attributes:
@@ -29,7 +29,7 @@ class Parts:
         hooks ([`SessionHooks`]): Plugins and strategies.
         fields ([`FieldTable`]): The batch keys that are known.
         rng (`numpy.random.Generator`): Private, and in the same state on all processes that share the buffer.
-        allowance ([`Allowance`]): How many slots replay may fill.
+        rate_limiter ([`RateLimiter`]): How many slots replay may fill.
         gates ([`Gates`]): What replayed rows must pass in the loss.
         num_generations (`int`): Rows of a group.
         token_weights (`bool`): Whether a correction may give one weight a token.
@@ -46,7 +46,7 @@ class Parts:
     hooks: SessionHooks
     fields: FieldTable
     rng: np.random.Generator
-    allowance: Allowance
+    rate_limiter: RateLimiter
     gates: Gates
     num_generations: int
     token_weights: bool

@@ -144,7 +144,7 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_sample(self, table, count, context):
-        ...         return draw(1.0 / (1 + table.uses), count, context.rng)
+        ...         return weighted_sample(1.0 / (1 + table.uses), count, context.rng)
         """
 
     @hookspec(firstresult=True)

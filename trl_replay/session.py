@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,14 @@ import torch
 from . import compat
 from .batch.compose import padding
 from .batch.group_view import view
-from .buffer.candidates import STALE, Candidate, Noted, Progress, note
-from .components import Parts
+from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, collect_candidates
+from .components import Components
 from .config import ReplayConfig
 from .counters import NO_ROOM, Tally, Totals, metrics
-from .distributed.communicator import Traffic
-from .distributed.row_layout import Admission, Draw, Rows, duplicates
+from .distributed.communicator import Communicator
+from .distributed.row_layout import Admitted, RowLayout, Sampled, duplicates
 from .errors import ReplayError, SeamError
-from .loss.dead_group_mask import KEPT, Unfilled, dead_slots
+from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask, dead_slots
 from .loss.micro_batch import ROWS
 from .loss.tap import Tap
 from .offline.export import export
@@ -40,27 +41,35 @@ class Session:
         totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False if `use_replay=False` or the buffer has no room: then nothing is patched.
         paused (`bool`): Between `pause()` and `resume()`.
-        parts ([`Parts`]): What the session is made of.
-        progress ([`Progress`]): What the last generation batch left for the next one.
+        components ([`Components`]): What the session is made of.
+        progress ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
     """
 
-    def __init__(self, trainer: Any, config: ReplayConfig, parts: Parts, enabled: bool = True) -> None:
+    def __init__(self, trainer: Any, config: ReplayConfig, components: Components, enabled: bool = True) -> None:
         self._trainer = weakref.ref(trainer)
-        self.parts = parts
+        self.components = components
         self.config = config
         self.enabled = enabled
         self.paused = False
-        self.buffer = parts.buffer
-        self.scope = parts.scope
+        self.buffer = components.buffer
+        self.scope = components.scope
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
-        self.tap = Tap(self._correct, parts.num_generations, parts.token_weights, parts.forward, parts.processes > 1)
-        self.traffic = Traffic(parts, self.tap, int(trainer.accelerator.process_index) if enabled else 0)
-        self.decide = Decisions(parts, self.tap, self.context, config)
+        self.tap = Tap(
+            self._correct,
+            components.num_generations,
+            components.token_weights,
+            components.forward,
+            components.processes > 1,
+        )
+        self.communicator = Communicator(
+            components, self.tap, int(trainer.accelerator.process_index) if enabled else 0
+        )
+        self.decide = Decisions(components, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
         self.replaced: list[bool] = []
-        self.progress = Progress()
+        self.carry = StepCarry()
 
     @property
     def trainer(self) -> Any:
@@ -82,12 +91,24 @@ class Session:
     @property
     def plugins(self) -> list[str]:
         """Names of the plugins whose hooks take part."""
-        return self.parts.plugins
+        return self.components.plugins
+
+    @property
+    def parts(self) -> Components:
+        """The former name of `components`."""
+        _warn_of_rename("parts", "components")
+        return self.components
+
+    @property
+    def progress(self) -> StepCarry:
+        """The former name of `carry`."""
+        _warn_of_rename("progress", "carry")
+        return self.carry
 
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
         self.paused = True
-        self.progress.noted_at = None  # the updates to come need not go through the seam
+        self.carry.collected_at = None  # the updates to come need not go through the seam
 
     def resume(self) -> None:
         """Takes back `pause`."""
@@ -101,112 +122,112 @@ class Session:
 
     def step(self, batch: Batch) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out."""
-        started, self.progress.pending = time.perf_counter(), True
-        tally, noted, drawn = Tally(), *self.progress.take()
-        rows, error = self.traffic.share(batch, batch["prompt_ids"].size(0), noted)
-        admission, draw, fresh = Admission(), Draw(), None
+        started, self.carry.unfinished = time.perf_counter(), True
+        tally, pending, drawn = Tally(), *self.carry.take()
+        rows, error = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
+        admitted, sampled, fresh = Admitted(), Sampled(), None
         noteworthy, pairs = list[int](), list[tuple[int, int]]()
         try:
             fresh = self._view(rows)
-            self.decide.measure(drawn, rows.columns, tally)
-            admission = self._settle(noted, rows, self.decide.solve(fresh, tally), tally)
+            self.decide.record_replay_stats(drawn, rows.columns, tally)
+            admitted = self._settle(pending, rows, self.decide.solve(fresh, tally), tally)
             slots = self.decide.select(fresh, tally)
-            keys = rows.takes(self.parts.fields.stored_keys(batch))
-            draw = self.decide.sample(slots, fresh, keys, self.progress.noted_at, tally)
+            keys = rows.takes(self.components.fields.stored_keys(batch))
+            sampled = self.decide.sample(slots, fresh, keys, self.carry.collected_at, tally)
             if self.config.replay_dry_run:
-                draw, tally.items_delta = Draw(), 0.0
+                sampled, tally.items_delta = Sampled(), 0.0
             else:
-                pairs = self.decide.leave(fresh, draw, rows, tally)
-            noteworthy = self.decide.noteworthy(fresh, draw, compat.OLD_LOGPS in batch, tally)
+                pairs = self.decide.leave(fresh, sampled, rows, tally)
+            noteworthy = self.decide.noteworthy(fresh, sampled, compat.OLD_LOGPS in batch, tally)
         except Exception as caught:
             error = error or caught
-        total = self.traffic.agree(rows, tally, error, admission, draw)
-        self.replaced = self.traffic.replaced
-        groups = self.traffic.move(rows, admission, draw)
+        total = self.communicator.agree(rows, tally, error, admitted, sampled)
+        self.replaced = self.communicator.replaced
+        groups = self.communicator.move(rows, admitted, sampled)
         try:
             assert fresh is not None  # without a view, agree has raised
-            self.progress.drawn = dict(zip(draw.slots, draw.serials, strict=True))
-            placements = rows.placements(draw, groups)
-            unfilled = self._unfilled(fresh, rows, draw, total)
-            composed = self._compose(batch, placements, duplicates(batch, rows, pairs, self.parts.fields), total)
-            waiting = self._note(batch, fresh, rows, noteworthy)
-            ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, unfilled)
+            self.carry.drawn = dict(zip(sampled.slots, sampled.serials, strict=True))
+            placements = rows.placements(sampled, groups)
+            mask_of_dead = self._dead_mask(fresh, rows, sampled, total)
+            composed = self._compose(batch, placements, duplicates(batch, rows, pairs, self.components.fields), total)
+            waiting = self._collect(batch, fresh, rows, noteworthy)
+            ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, mask_of_dead)
             self._log(composed, tally, total, started)
         except Exception as caught:
-            self.traffic.keep(caught)
+            self.communicator.keep(caught)
             return batch
         return {**composed, ROWS: ids}
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
-        if not self.progress.pending:
+        if not self.carry.unfinished:
             return
-        self.progress.pending = False
-        tally, admission, noted, drawn = Tally(), Admission(), *self.progress.take()
-        rows, error = self.traffic.share(None, compat.local_rows(self.trainer), noted)
-        self.tap.measures.clear()
+        self.carry.unfinished = False
+        tally, admitted, pending, drawn = Tally(), Admitted(), *self.carry.take()
+        rows, error = self.communicator.share(None, compat.local_rows(self.trainer), pending)
+        self.tap.stats.clear()
         try:
-            self.decide.measure(drawn, rows.columns, tally)
-            admission = self._settle(noted, rows, np.empty(0, np.int64), tally)
+            self.decide.record_replay_stats(drawn, rows.columns, tally)
+            admitted = self._settle(pending, rows, np.empty(0, np.int64), tally)
         except Exception as caught:
             error = error or caught
-        self.traffic.agree(rows, tally, error, admission, Draw())
-        self.traffic.move(rows, admission, Draw())
-        self.traffic.agree(rows, Tally(), self.tap.take_error(), Admission(), Draw())
+        self.communicator.agree(rows, tally, error, admitted, Sampled())
+        self.communicator.move(rows, admitted, Sampled())
+        self.communicator.agree(rows, Tally(), self.tap.take_error(), Admitted(), Sampled())
         self.totals.add(tally, batches=0)
 
     def export(self, path: str | Path) -> Path:
         """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path."""
-        return export(path, self.trainer, self.parts)
+        return export(path, self.trainer, self.components)
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
-        self._record({**self.tap.measures.metrics(), **self.parts.gates.metrics()})
+        self._record({**self.tap.stats.metrics(), **self.components.gates.metrics()})
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
         dropped = self.buffer.forget_with(compat.REF_LOGPS)
         if dropped:
             self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped
-        if self.progress.noted is not None:
-            self.progress.noted.outdate(compat.REF_LOGPS)
+        if self.carry.pending_groups is not None:
+            self.carry.pending_groups.outdate(compat.REF_LOGPS)
 
     def context(self) -> Context:
         """What strategies may know at this moment."""
         return Context(
             update=self.update,
-            rng=self.parts.rng,
+            rng=self.components.rng,
             capacity=self.buffer.capacity,
-            num_generations=self.parts.num_generations,
+            num_generations=self.components.num_generations,
             table=self.buffer.table,
             metrics=self.metrics,
         )
 
     def _local_context(self) -> Context:
-        """The same, with a generator from which this process may draw as often as its own rows need."""
-        return replace(self.context(), rng=self.parts.local_rng)
+        """The same, with a generator from which this process may sampled as often as its own rows need."""
+        return replace(self.context(), rng=self.components.local_rng)
 
     def notify(self, hook: str) -> None:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
-        self.parts.hooks.call(hook, self.update, session=self)
+        self.components.hooks.call(hook, self.update, session=self)
 
-    def _view(self, rows: Rows) -> Groups:
+    def _view(self, rows: RowLayout) -> Groups:
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
         rewards, self.rewards = self.rewards.detach().double().cpu().numpy(), None
-        rows.check(len(rewards), self.parts.processes)
+        rows.check(len(rewards), self.components.processes)
         return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
 
-    def _settle(self, noted: Noted | None, rows: Rows, solved: Ints, tally: Tally) -> Admission:
-        tally.refuse(self.buffer.withdraw(rows.lost()), NO_ROOM)
-        return self.decide.settle(noted, rows, self.parts.processes, solved, tally)
+    def _settle(self, pending: PendingGroups | None, rows: RowLayout, solved: Ints, tally: Tally) -> Admitted:
+        tally.refuse(self.buffer.withdraw(rows.overflowed()), NO_ROOM)
+        return self.decide.settle(pending, rows, self.components.processes, solved, tally)
 
     def _compose(
         self, batch: Batch, placements: list[Placement], copies: list[Placement], total: dict[str, float]
     ) -> Batch:
         """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
         placements = placements + copies
-        composed = self.parts.hooks.compose(batch, placements, self._local_context()) if placements else batch
+        composed = self.components.hooks.compose(batch, placements, self._local_context()) if placements else batch
         delta = total["items_delta"]
         if total["excluded"] < total["groups"]:  # a batch without any live group keeps its count: nothing is trained
             delta -= total["excluded_items"]
@@ -216,32 +237,34 @@ class Session:
         items = items + torch.as_tensor(delta, dtype=items.dtype, device=items.device)
         return {**composed, "num_items_in_batch": items}
 
-    def _unfilled(self, fresh: Groups, rows: Rows, draw: Draw, total: dict[str, float]) -> Unfilled:
+    def _dead_mask(self, fresh: Groups, rows: RowLayout, sampled: Sampled, total: dict[str, float]) -> DeadGroupMask:
         choice = self.config.replay_unfilled
         if choice not in ("mask", "exclude") or self.config.replay_dry_run:
-            return KEPT
-        silent = [rows.local(slot)[0] for slot in dead_slots(fresh, draw.slots)]
-        silent = [part for part in silent if part.stop]
+            return NOTHING_MASKED
+        masked = [rows.local(slot)[0] for slot in dead_slots(fresh, sampled.slots)]
+        masked = [part for part in masked if part.stop]
         if choice == "mask" or total["excluded"] == total["groups"]:
-            return Unfilled(silent)
+            return DeadGroupMask(masked)
         factor = total["groups"] / (total["groups"] - total["excluded"])
-        return Unfilled(silent, factor, compat.denominator(self.trainer))
+        return DeadGroupMask(masked, factor, compat.denominator(self.trainer))
 
-    def _note(self, batch: Batch, fresh: Groups, rows: Rows, slots: list[int]) -> list[Candidate]:
+    def _collect(self, batch: Batch, fresh: Groups, rows: RowLayout, slots: list[int]) -> list[Candidate]:
         """Live groups become candidates; returns those whose rows here still need log-probs."""
         local = [(slot, *rows.local(slot)) for slot in slots]
-        stored = self.parts.fields.stored_keys(batch) | {compat.OLD_LOGPS}
+        stored = self.components.fields.stored_keys(batch) | {compat.OLD_LOGPS}
         keys = [rows.holds(stored, slot) for slot in slots]
-        candidates = note(batch, self.parts.fields, fresh, local, keys, self.progress.serial, self.update)
-        self.progress.serial += len(candidates)
-        self.progress.noted, self.progress.noted_at = Noted(fresh, candidates), self.update
+        candidates = collect_candidates(
+            batch, self.components.fields, fresh, local, keys, self.carry.serial, self.update
+        )
+        self.carry.serial += len(candidates)
+        self.carry.pending_groups, self.carry.collected_at = PendingGroups(fresh, candidates), self.update
         return [] if compat.OLD_LOGPS in batch else [each for each in candidates if each.group is not None]
 
     def _log(self, batch: Batch, tally: Tally, total: dict[str, float], started: float) -> None:
         self.totals.add(tally)
         self.metrics = {}
         self._record({**metrics(total), "replay/padding": padding(batch)})
-        for result in self.parts.hooks.call("metrics", self.update, context=self._local_context()):
+        for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})
 
@@ -252,4 +275,12 @@ class Session:
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        return self.parts.gates(rows, self.parts.hooks.correct(rows, self._local_context()))
+        return self.components.gates(rows, self.components.hooks.correct(rows, self._local_context()))
+
+
+def _warn_of_rename(old: str, new: str) -> None:
+    warnings.warn(
+        f"session.{old} is now session.{new}; the old name goes with the next release.",
+        DeprecationWarning,
+        stacklevel=3,
+    )

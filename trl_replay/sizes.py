@@ -8,7 +8,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-def parse_size(value: object) -> int | None:
+def parse_bytes(value: object) -> int | None:
     """Bytes of `512`, `"512MB"`, `"1.5 GiB"`; None if it is no size of at least one byte."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
@@ -18,7 +18,7 @@ def parse_size(value: object) -> int | None:
     return int(float(found[1]) * UNITS[found[2].upper()]) or None
 
 
-def show_size(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """`nbytes` in the largest decimal unit that leaves a number of at least 1."""
     unit = next((unit for unit in ("TB", "GB", "MB", "KB") if nbytes >= UNITS[unit]), "B")
     return f"{nbytes / UNITS[unit]:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"

@@ -149,7 +149,7 @@ class _Subset(Table):
         return self._source.names
 
 
-def draw(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is

@@ -119,7 +119,7 @@ class Context:
 
     Attributes:
         update (`int`): Optimizer updates that this session has counted so far.
-        rng (`numpy.random.Generator`): The session's private generator. Draw from this one and from no other.
+        rng (`numpy.random.Generator`): The session's private generator. Sampled from this one and from no other.
         capacity (`int`): Groups that the buffer may hold.
         num_generations (`int`): Rows of a group.
         table ([`Table`]): The buffer's metadata as it stands, every entry included.

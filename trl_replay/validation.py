@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, TypeGuard
 
 from .errors import ConfigurationError
-from .sizes import parse_size
+from .sizes import parse_bytes
 from .specs import Kind
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def validate(config: ReplayConfig) -> None:
         if not (_absent(name, value) or (isinstance(value, str) and value in choices)):
             given = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
             raise unusable(name, value, f"{_either(name)}give {given}")
-    if config.replay_max_bytes is not None and parse_size(config.replay_max_bytes) is None:
+    if config.replay_max_bytes is not None and parse_bytes(config.replay_max_bytes) is None:
         raise unusable("replay_max_bytes", config.replay_max_bytes, "leave it out or give bytes, '512MB' or '2GiB'")
     start = config.replay_start
     if start not in (None, ADAPTIVE) and not (_is_whole(start) and start >= 0):

@@ -92,7 +92,7 @@ def unsaved(folder: Path) -> dict[str, Any]:
     try:
         train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
     except trl_replay.ReplayError as error:
-        return {"text": str(error), "whole": trl_replay.last_whole_checkpoint(folder)}
+        return {"text": str(error), "whole": trl_replay.last_complete_checkpoint(folder)}
     return {"text": "nothing was raised", "whole": None}
 
 

@@ -63,7 +63,7 @@ def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> di
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
     """All columns that scopes share of `count` rows, without any information in them."""
-    whole = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "lost")
+    whole = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "overflow")
     return {
         "row": np.arange(first_row, first_row + count),
         "advantages": np.zeros(count),

@@ -1,4 +1,4 @@
-"""Fresh live groups on their way into the buffer: noted at scoring, complete once their log-probs are known."""
+"""Fresh live groups on their way into the buffer: collected at scoring, complete once their log-probs are known."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Noted:
+class PendingGroups:
     """The candidates of one generation batch, the same ones on all processes that share the buffer.
 
     Attributes:
@@ -132,33 +132,33 @@ def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @dataclass(slots=True)
-class Progress:
+class StepCarry:
     """What one generation batch leaves for the next one.
 
     Attributes:
         serial (`int`): The next group's serial number.
-        noted ([`Noted`], *optional*): Candidates that have not settled yet.
-        noted_at (`int`, *optional*): Update at which candidates were last noted.
-        pending (`bool`): Whether a batch was scored since training last ended.
+        pending_groups ([`PendingGroups`], *optional*): Candidates that have not settled yet.
+        collected_at (`int`, *optional*): Update at which candidates were last collected.
+        unfinished (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
         drawn (`dict[int, int]`): Serial of the group in each slot that replay filled.
     """
 
     serial: int = 0
-    noted: Noted | None = None
-    noted_at: int | None = None
-    pending: bool = False
+    pending_groups: PendingGroups | None = None
+    collected_at: int | None = None
+    unfinished: bool = False
     warmed: bool = False
     drawn: dict[int, int] = field(default_factory=dict)
 
-    def take(self) -> tuple[Noted | None, dict[int, int]]:
+    def take(self) -> tuple[PendingGroups | None, dict[int, int]]:
         """The candidates and what was drawn, for the batch that settles and measures them; both are forgotten here."""
-        noted, drawn = self.noted, self.drawn
-        self.noted, self.drawn = None, {}
-        return noted, drawn
+        pending, drawn = self.pending_groups, self.drawn
+        self.pending_groups, self.drawn = None, {}
+        return pending, drawn
 
 
-def note(
+def collect_candidates(
     batch: Batch,
     fields: FieldTable,
     fresh: Groups,

@@ -18,7 +18,7 @@ live groups keep coming: within so many times their mean distance. Groups that h
 on age or bytes the buffer may never hold so many at once."""
 
 
-class Allowance:
+class RateLimiter:
     """The limits `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
     `replay_min_ess`. On processes that share a buffer it sees the same and says the same.
 
@@ -27,14 +27,14 @@ class Allowance:
         capacity (`int`): Groups that the buffer may hold, on all processes that share it.
 
     Attributes:
-        share (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
+        fraction (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
             the last replay is below the floor, doubled again while it is not. One group is the least.
     """
 
     def __init__(self, config: ReplayConfig, capacity: int) -> None:
         self._config = config
         self._capacity = capacity
-        self.share = 1.0
+        self.fraction = 1.0
         self._pass_rate: float | None = None
         self._inserted = 0
         self._drawn = 0
@@ -42,12 +42,12 @@ class Allowance:
         self._live = 0
         self._seen_at_live = 0
 
-    def see(self, fresh: Groups) -> None:
+    def observe(self, fresh: Groups) -> None:
         """Takes note of how a fresh batch went."""
         rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
         before = self._pass_rate
         self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
-        self.share = max(self.share, 1 / len(fresh))  # without one group the floor is never left again
+        self.fraction = max(self.fraction, 1 / len(fresh))  # without one group the floor is never left again
         self._seen += len(fresh)
         live = int((~fresh.dead).sum())
         if live:
@@ -57,7 +57,7 @@ class Allowance:
         """Takes note of the last replay's effective sample size; None: nothing was replayed."""
         floor = self._config.replay_min_ess
         if floor is not None and effective_share is not None:
-            self.share = self.share / 2 if effective_share < floor else min(2 * self.share, 1.0)
+            self.fraction = self.fraction / 2 if effective_share < floor else min(2 * self.fraction, 1.0)
 
     def inserted(self, count: int) -> None:
         """Counts newcomers of the buffer."""
@@ -67,7 +67,7 @@ class Allowance:
         """Counts replayed groups."""
         self._drawn += count
 
-    def most(self, groups: int, update: int) -> tuple[int, str]:
+    def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
         """How many of a batch's `groups` replay may fill, and which limit says so.
 
         Args:
@@ -85,7 +85,7 @@ class Allowance:
             return 0, "replay_start_pass_rate"
         limits = [(_share(config.replay_max_fraction, groups), "replay_max_fraction")]
         if config.replay_min_ess is not None:
-            limits.append((_share(self.share, groups), "replay_min_ess"))
+            limits.append((_share(self.fraction, groups), "replay_min_ess"))
         per_insert = config.replay_samples_per_insert
         if per_insert is not None:
             left = max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
@@ -101,7 +101,7 @@ class Allowance:
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
         return {
-            "share": self.share,
+            "share": self.fraction,
             "pass_rate": self._pass_rate,
             "inserted": self._inserted,
             "drawn": self._drawn,
@@ -112,7 +112,7 @@ class Allowance:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-        self.share, self._pass_rate = state["share"], state["pass_rate"]
+        self.fraction, self._pass_rate = state["share"], state["pass_rate"]
         self._inserted, self._drawn = state["inserted"], state["drawn"]
         self._seen, self._live, self._seen_at_live = state["seen"], state["live"], state["seen_at_live"]
 

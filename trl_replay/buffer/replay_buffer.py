@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ReplayError, StorageFullError
 from ..fields import PIXELS
 from ..protocols import Storage
-from ..sizes import show_size
+from ..sizes import format_bytes
 from ..table import Table, lowest
 from ..types import Bools, Group, Ints
 
@@ -45,7 +45,7 @@ class ReplayBuffer:
         storage ([`Storage`]): Where the payloads are.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
-        lost (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
+        unrestored (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
     """
 
     def __init__(self, capacity: int, storage: Storage, limits: Limits, max_bytes: int | None = None) -> None:
@@ -56,8 +56,8 @@ class ReplayBuffer:
         self.table = Table.preallocated(capacity)
         self._keysets: list[frozenset[str]] = []
         self._here: set[int] = set()
-        self._homeless: dict[int, Group] = {}
-        self.lost: list[int] = []
+        self._overflow: dict[int, Group] = {}
+        self.unrestored: list[int] = []
         self._warned: set[str] = set()
         self.adder: Callable[[Any, str], int] | None = None
 
@@ -67,17 +67,18 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes held: payload, and the used rows of all columns."""
-        homeless = sum(group.nbytes for group in self._homeless.values())
-        return self.storage.nbytes + homeless + len(self.table) * self.table.row_bytes
+        overflow = sum(group.nbytes for group in self._overflow.values())
+        return self.storage.nbytes + overflow + len(self.table) * self.table.row_bytes
 
-    def add(self, source: Any, short: str = "refuse") -> int:
+    def add(self, source: Any, incomplete: str = "refuse", short: str | None = None) -> int:
         """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
 
         Args:
             source (`str`, `Path` or iterable of mappings): A Parquet or JSONL file, or rows with `prompt`,
                 `completion` and `reward`: docs/files.md lists all columns. All processes get the same.
-            short (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows; `"resample"`
-                fills them up with rows of their own.
+            incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
+                `"resample"` fills them up with rows of their own.
+            short (`str`, *optional*): The former name of `incomplete`.
 
         Returns:
             How many groups are in the buffer now that were not before.
@@ -87,7 +88,14 @@ class ReplayBuffer:
         """
         if self.adder is None:
             raise ReplayError("Groups can be added to the buffer of a session only: attach(trainer).buffer.add(…).")
-        return self.adder(source, short)
+        if short is not None:
+            warnings.warn(
+                "add(short=…) is now add(incomplete=…); the old name goes with the next release.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            incomplete = short
+        return self.adder(source, incomplete)
 
     def clear(self) -> None:
         """Forgets every entry. Groups noted but not yet settled are still stored later."""
@@ -145,21 +153,23 @@ class ReplayBuffer:
 
     def load(self, serial: int) -> Group:
         """A fresh copy of payload that is on this process."""
-        homeless = self._homeless.get(serial)
-        return self.storage.get(serial) if homeless is None else homeless.map(torch.clone)
+        overflow = self._overflow.get(serial)
+        return self.storage.get(serial) if overflow is None else overflow.map(torch.clone)
 
     @property
-    def homeless(self) -> list[int]:
+    def overflow(self) -> list[int]:
         """Serials of groups that the storage had no room for: still readable, and to be withdrawn everywhere."""
-        return list(self._homeless)
+        return list(self._overflow)
 
     def _warn_of_bytes(self, costs: Ints) -> None:
+        limit = self.max_bytes or 0
         mean = float(costs.mean())
+        most = int(costs.max())
         self._warn(
-            f"replay_max_bytes ({show_size(self.max_bytes or 0)}) is reached with {len(costs) - 1} of "
-            f"replay_buffer_size={self.capacity} groups, and evicts from now on. A group costs {show_size(mean)} on "
-            f"average and {show_size(int(costs.max()))} at most, so that about {int((self.max_bytes or 0) / mean)} "
-            f"fit; all {self.capacity} would take {show_size(mean * self.capacity)}."
+            f"replay_max_bytes ({format_bytes(limit)}) is reached with {len(costs) - 1} of "
+            f"replay_buffer_size={self.capacity} groups, and evicts from now on. A group costs "
+            f"{format_bytes(mean)} on average and {format_bytes(most)} at most, so that about {int(limit / mean)} "
+            f"fit; all {self.capacity} would take {format_bytes(mean * self.capacity)}."
         )
 
     def _warn(self, text: str) -> None:
@@ -188,7 +198,7 @@ class ReplayBuffer:
             keysets (`Sequence[frozenset[str]]`): What the column `keys` counts in.
         """
         self.clear()
-        self.lost = []
+        self.unrestored = []
         numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
         known = {name: columns[name] for name in self.table.names if name in columns}
         self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
@@ -200,7 +210,7 @@ class ReplayBuffer:
         Args:
             groups (`Mapping[int, Group]`): Whose entries stand in the table.
             keep (`bool`, *optional*, defaults to `True`): Hold a group for which the storage has no room in memory
-                until it is withdrawn everywhere; otherwise it is `lost`.
+                until it is withdrawn everywhere; otherwise it is `unrestored`.
         """
         for serial, group in groups.items():
             try:
@@ -208,9 +218,9 @@ class ReplayBuffer:
             except StorageFullError as error:
                 self._warn(f"Replay has no room for further groups (training goes on without them). {error}")
                 if not keep:
-                    self.lost.append(serial)
+                    self.unrestored.append(serial)
                     continue
-                self._homeless[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
+                self._overflow[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
             self._here.add(serial)
 
     def withdraw_missing(self, serials: Sequence[int]) -> None:
@@ -283,7 +293,7 @@ class ReplayBuffer:
         if len(index) == 0:
             return 0
         for serial in self._here.intersection(self.table.serial[index].tolist()):
-            if self._homeless.pop(serial, None) is None:
+            if self._overflow.pop(serial, None) is None:
                 self.storage.remove(serial)
             self._here.discard(serial)
         prompts = self.table.prompt[index]

@@ -11,7 +11,7 @@ UNFINISHED = "checkpoint-is-incomplete.txt"
 """Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 
 
-def last_whole_checkpoint(output_dir: str | Path) -> str | None:
+def last_complete_checkpoint(output_dir: str | Path) -> str | None:
     """The newest checkpoint that was written to its end.
 
     Transformers' own `resume_from_checkpoint=True` goes by folder names, and fails on a folder that a killed run left
@@ -25,7 +25,7 @@ def last_whole_checkpoint(output_dir: str | Path) -> str | None:
 
     Example:
         ```python
-        trainer.train(resume_from_checkpoint=trl_replay.last_whole_checkpoint(trainer.args.output_dir))
+        trainer.train(resume_from_checkpoint=trl_replay.last_complete_checkpoint(trainer.args.output_dir))
         ```
     """
     folders = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.split("-")[-1].isdecimal()]

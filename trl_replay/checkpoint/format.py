@@ -25,7 +25,7 @@ from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
-from ..buffer.candidates import Candidate, Noted
+from ..buffer.candidates import Candidate, PendingGroups
 from ..errors import CheckpointError, MismatchError
 from ..serialization import group_files
 from ..types import Group, Groups
@@ -87,7 +87,7 @@ def _not_plain(owner: str, given: str) -> CheckpointError:
 
 
 @dataclass(slots=True)
-class Saved:
+class RankState:
     """One rank's session, without payload.
 
     Attributes:
@@ -97,7 +97,7 @@ class Saved:
         session (`dict[str, Any]`): Counters, generators and what else JSON holds.
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
-        noted ([`Noted`], *optional*): Candidates that have not settled.
+        noted ([`PendingGroups`], *optional*): Candidates that have not settled.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
         log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
@@ -109,7 +109,7 @@ class Saved:
     session: dict[str, Any]
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
-    noted: Noted | None = None
+    noted: PendingGroups | None = None
     beside: list[str] = field(default_factory=list)
     log: str | None = None
     files: list[Path] = field(default_factory=list)
@@ -126,12 +126,14 @@ def rank_folder(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}"
 
 
-def write(folder: Path, saved: Saved, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]) -> None:
+def write(
+    folder: Path, saved: RankState, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]
+) -> None:
     """Writes one rank's folder, which must not exist; `state.json` comes last.
 
     Args:
         folder (`Path`): The checkpoint's `trl_replay`.
-        saved ([`Saved`]): What to write.
+        saved ([`RankState`]): What to write.
         payload (`Iterable`): `(serial, group)`, asked for one after the other.
         plugins (`Callable`): Lets plugins write into the folder that it is given.
     """
@@ -159,7 +161,7 @@ def write(folder: Path, saved: Saved, payload: Iterable[tuple[int, Group]], plug
     (mine / STATE).write_text(json.dumps(text, indent=1) + "\n")
 
 
-def read(folder: Path, rank: int) -> Saved:
+def read(folder: Path, rank: int) -> RankState:
     """Reads and verifies one rank's folder, and where its payload is; payload is not loaded.
 
     Raises:
@@ -174,7 +176,7 @@ def read(folder: Path, rank: int) -> Saved:
                 raise CheckpointError(f"{mine / name} is not what was saved: its checksum differs.")
         payload_rank = content["payload_rank"]
         payload = [mine / name for name in content["files"] if name.startswith("payload-")]
-        return Saved(
+        return RankState(
             identity=Identity(**content["identity"]),
             rank=content["rank"],
             payload_rank=payload_rank,
@@ -238,7 +240,7 @@ def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
         yield shard
 
 
-def _description(noted: Noted) -> dict[str, Any]:
+def _description(noted: PendingGroups) -> dict[str, Any]:
     """What JSON holds of candidates."""
     candidates = [
         {
@@ -256,7 +258,7 @@ def _description(noted: Noted) -> dict[str, Any]:
     return {"stale": noted.stale, "candidates": candidates}
 
 
-def _tensors_of(noted: Noted) -> dict[str, torch.Tensor]:
+def _tensors_of(noted: PendingGroups) -> dict[str, torch.Tensor]:
     tensors = {name: torch.from_numpy(np.array(getattr(noted.groups, name))) for name in VIEWS}
     tensors["items"] = torch.from_numpy(np.array(noted.groups.counted))
     for candidate in noted.candidates:
@@ -268,7 +270,7 @@ def _tensors_of(noted: Noted) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _noted(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Noted:
+def _noted(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> PendingGroups:
     groups = Groups(**{name: tensors[name].numpy() for name in (*VIEWS, "items")})
     candidates = []
     for told in description["candidates"]:
@@ -283,4 +285,4 @@ def _noted(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Not
         records = [tensors[f"{serial}@{row}"] if known else None for row, known in enumerate(told["records"])]
         holds, rows = frozenset(told["holds"]), slice(*told["rows"])
         candidates.append(Candidate(serial, told["slot"], group, holds, rows, told["update"], records))
-    return Noted(groups, candidates, bool(description["stale"]))
+    return PendingGroups(groups, candidates, bool(description["stale"]))

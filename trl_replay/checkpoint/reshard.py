@@ -13,11 +13,11 @@ from ..batch.compose import join
 from ..buffer.candidates import logps_dtype, trainable_sums
 from ..fields import FieldTable
 from ..types import Group, Groups
-from .format import Saved
+from .format import RankState
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class RankShard:
     """Which part of everything a rank gets.
 
     Attributes:
@@ -37,8 +37,8 @@ class Shares:
 
 
 @dataclass(slots=True)
-class Waiting:
-    """Whole candidates that had all their log-probs: they settle as soon as they are dealt.
+class ReadyGroups:
+    """Whole candidates that had all their log-probs: they settle as soon as they are dealt out.
 
     Attributes:
         groups ([`Groups`]): Their view, with behaviour log-probs.
@@ -60,7 +60,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Dealt:
+class Resharded:
     """What a rank gets.
 
     Attributes:
@@ -68,17 +68,17 @@ class Dealt:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         payload (`Callable`): Yields `(serial, group)`.
         next_serial (`int`): Of the next fresh group.
-        waiting ([`Waiting`]): Candidates.
+        waiting ([`ReadyGroups`]): Candidates.
     """
 
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
     payload: Callable[[], Iterator[tuple[int, Group]]]
     next_serial: int
-    waiting: Waiting
+    waiting: ReadyGroups
 
 
-def deal(states: Sequence[Saved], shares: Shares, fields: FieldTable) -> Dealt:
+def reshard(states: Sequence[RankState], shares: RankShard, fields: FieldTable) -> Resharded:
     """Deals entries in the order of their generation to the ranks in turn, the same way on every rank.
 
     Buffers that each rank had alone have serial numbers of their own, and get new ones, in the order of generation.
@@ -116,16 +116,18 @@ def deal(states: Sequence[Saved], shares: Shares, fields: FieldTable) -> Dealt:
 
     kept = owners == shares.rank if own else np.ones(len(old), bool)
     waiting = _waiting(states, shares, fields, start if own else None)
-    return Dealt({name: c[kept] for name, c in columns.items()}, keysets, payload, start + _count(states), waiting)
+    return Resharded({name: c[kept] for name, c in columns.items()}, keysets, payload, start + _count(states), waiting)
 
 
-def _count(states: Sequence[Saved]) -> int:
+def _count(states: Sequence[RankState]) -> int:
     return sum(len(state.noted.candidates) for state in states if state.noted is not None)
 
 
-def _waiting(states: Sequence[Saved], shares: Shares, fields: FieldTable, renumbered: int | None) -> Waiting:
+def _waiting(
+    states: Sequence[RankState], shares: RankShard, fields: FieldTable, renumbered: int | None
+) -> ReadyGroups:
     """The candidates of all ranks, put together from their parts."""
-    waiting, views = Waiting(), list[Groups]()
+    waiting, views = ReadyGroups(), list[Groups]()
     for number, told in enumerate(_candidates(states, own=renumbered is not None)):
         view, stale, parts = told
         for candidate in parts:
@@ -152,7 +154,7 @@ def _waiting(states: Sequence[Saved], shares: Shares, fields: FieldTable, renumb
     return waiting
 
 
-def _candidates(states: Sequence[Saved], own: bool) -> Iterator[tuple[Groups, bool, list[Any]]]:
+def _candidates(states: Sequence[RankState], own: bool) -> Iterator[tuple[Groups, bool, list[Any]]]:
     """Of each candidate its view, whether it is stale, and the parts that ranks have, in row order."""
     noted = [state.noted for state in states if state.noted is not None]
     if own:

@@ -11,12 +11,12 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from ..compat import checkpoint_folder
-from ..distributed.all_ranks import by_rank, together
+from ..distributed.all_ranks import join_errors, run_on_all_ranks
 from ..errors import CheckpointError, ReplayError
 from ..session import Session
 from . import session_state as checkpoint
 from .discovery import TRAINER_STATE
-from .format import FOLDER, Saved
+from .format import FOLDER, RankState
 
 MISSING = "no buffer"
 
@@ -37,8 +37,8 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
             elif (folder / FOLDER).exists():
                 shutil.rmtree(folder / FOLDER)
 
-    together(make_room, CheckpointError)
-    together(lambda: checkpoint.write(session, folder / FOLDER), CheckpointError)
+    run_on_all_ranks(make_room, CheckpointError)
+    run_on_all_ranks(lambda: checkpoint.write(session, folder / FOLDER), CheckpointError)
     return stock(model, trial, **kwargs)
 
 
@@ -53,7 +53,7 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
     if path is None:
         return result
     folder = Path(path) / FOLDER
-    states: list[Saved] = []
+    states: list[RankState] = []
     error: ReplayError | None = None
     try:
         if folder.is_dir():
@@ -65,11 +65,11 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
         warnings.warn(f"{path} holds no replay buffer: training resumes with an empty one.", stacklevel=2)
         checkpoint.empty(session)
     elif not any(told):
-        together(lambda: checkpoint.apply(session, states, folder), CheckpointError)
-        checkpoint.withdraw_lost(session, gather_object([session.buffer.lost]))
+        run_on_all_ranks(lambda: checkpoint.apply(session, states, folder), CheckpointError)
+        checkpoint.withdraw_unrestored(session, gather_object([session.buffer.unrestored]))
     elif session.config.replay_on_mismatch == "refuse":
-        raise error or CheckpointError(by_rank(told))
+        raise error or CheckpointError(join_errors(told))
     else:
-        warnings.warn(f"Training resumes with an empty replay buffer. {by_rank(told)}", stacklevel=2)
+        warnings.warn(f"Training resumes with an empty replay buffer. {join_errors(told)}", stacklevel=2)
         checkpoint.empty(session)
     return result

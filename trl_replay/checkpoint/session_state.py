@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..buffer.candidates import Candidate, Noted, Progress, logps_dtype, with_named_rewards
+from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype, with_named_rewards
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
 from ..session import Session
@@ -17,8 +17,8 @@ from ..strategies.scopes import GatheredScope, ProcessScope, ShardedScope
 from ..types import Group
 from . import format as saved
 from .discovery import TRAINER_STATE
-from .format import Identity, Saved, plain
-from .reshard import Shares, Waiting, deal
+from .format import Identity, RankState, plain
+from .reshard import RankShard, ReadyGroups, reshard
 
 
 def identity(session: Session) -> Identity:
@@ -27,9 +27,9 @@ def identity(session: Session) -> Identity:
     return Identity(
         tokenizer=compat.tokenizer_fingerprint(trainer),
         vocabulary=compat.vocabulary_size(trainer),
-        num_generations=session.parts.num_generations,
+        num_generations=session.components.num_generations,
         scope=scope if isinstance(scope, str) else type(scope).__name__,
-        processes=session.parts.processes,
+        processes=session.components.processes,
         rows=compat.local_rows(trainer),
     )
 
@@ -47,22 +47,22 @@ def write(session: Session, folder: Path) -> None:
     if isinstance(session.scope, GatheredScope) and not isinstance(session.scope, ShardedScope):
         payload_rank = rank - int(accelerator.local_process_index) if args.save_on_each_node else 0
         held = held if payload_rank == rank else []
-    state = Saved(
+    state = RankState(
         identity=identity(session),
         rank=rank,
         payload_rank=payload_rank,
         session=_numbers(session),
         columns={name: getattr(buffer.table, name).copy() for name in buffer.table.names},
         keysets=buffer.keysets,
-        noted=session.progress.noted,
+        noted=session.carry.pending_groups,
         beside=compat.files_beside(session.trainer),
         log=compat.log_digest(session.trainer.state.log_history) if args.should_save else None,
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
-    saved.write(folder, state, payload, lambda directory: session.parts.hooks.save(session, directory))
+    saved.write(folder, state, payload, lambda directory: session.components.hooks.save(session, directory))
 
 
-def read(session: Session, folder: Path) -> list[Saved]:
+def read(session: Session, folder: Path) -> list[RankState]:
     """This rank's part of a checkpoint; of one that was written by other ranks than now, the parts of all of them.
 
     Raises:
@@ -79,38 +79,38 @@ def read(session: Session, folder: Path) -> list[Saved]:
         states = [found if found.rank == rank else saved.read(folder, rank)]
     else:
         states = [saved.read(folder, number) for number in range(found.identity.processes)]
-    _refuse_strangers(states, folder)
+    _refuse_foreign_run(states, folder)
     return states
 
 
-def apply(session: Session, states: list[Saved], folder: Path) -> None:
+def apply(session: Session, states: list[RankState], folder: Path) -> None:
     """Puts a session in the state that `read` found, in place of its own."""
     buffer, rank = session.buffer, int(session.trainer.accelerator.process_index)
     mine = states[rank % len(states)]
     same = _layout(mine.identity) == _layout(identity(session))
     alone, take = kind_of(session) == "process", _taking(session, mine)
     _take_numbers(session, mine.session, own=same or rank < len(states), shared=not alone)
-    _take_totals(session, states[rank :: session.parts.processes] if alone and not same else [mine])
+    _take_totals(session, states[rank :: session.components.processes] if alone and not same else [mine])
     if same:
         buffer.restore(mine.columns, mine.keysets)
         _fill(session, mine.payload(), take)
-        session.progress.noted = mine.noted and _noted_here(session, mine.noted, take)
-        session.progress.drawn = dict(mine.session["drawn"])
-        session.tap.measures.restore(mine.session["measured"])
+        session.carry.pending_groups = mine.noted and _noted_here(session, mine.noted, take)
+        session.carry.drawn = dict(mine.session["drawn"])
+        session.tap.stats.restore(mine.session["measured"])
     else:
-        shares = Shares(kind_of(session), rank, session.parts.processes)
-        dealt = deal(states, shares, session.parts.fields)
-        buffer.restore(dealt.columns, dealt.keysets)
-        _fill(session, dealt.payload(), take)
-        session.progress.serial = dealt.next_serial
-        _settle(session, dealt.waiting, take)
-    session.parts.hooks.load(session, saved.rank_folder(folder, mine.rank) / saved.PLUGINS)
+        shares = RankShard(kind_of(session), rank, session.components.processes)
+        resharded = reshard(states, shares, session.components.fields)
+        buffer.restore(resharded.columns, resharded.keysets)
+        _fill(session, resharded.payload(), take)
+        session.carry.serial = resharded.next_serial
+        _settle(session, resharded.waiting, take)
+    session.components.hooks.load(session, saved.rank_folder(folder, mine.rank) / saved.PLUGINS)
 
 
 def empty(session: Session) -> None:
     """Forgets entries and candidates: training resumes with an empty buffer."""
     session.buffer.clear()
-    session.progress = Progress()
+    session.carry = StepCarry()
 
 
 def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
@@ -122,20 +122,20 @@ def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable
             session.buffer.receive({serial: take(group)}, keep=False)
 
 
-def withdraw_lost(session: Session, lost: Sequence[Sequence[int]]) -> None:
+def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -> None:
     """Forgets restored entries that some rank's storage had no room for, on all ranks that share them.
 
     Args:
         session ([`Session`]): After `apply`.
-        lost (`Sequence`): Of each rank, the buffer's `lost`.
+        unrestored (`Sequence`): Of each rank, the buffer's `unrestored`.
     """
-    mine = [lost[session.trainer.accelerator.process_index]] if kind_of(session) == "process" else lost
+    mine = [unrestored[session.trainer.accelerator.process_index]] if kind_of(session) == "process" else unrestored
     tally = Tally()
     tally.refuse(session.buffer.withdraw([serial for part in mine for serial in part]), NO_ROOM)
     session.totals.add(tally, batches=0)
 
 
-def _settle(session: Session, waiting: Waiting, take: Callable[[Group], Group]) -> None:
+def _settle(session: Session, waiting: ReadyGroups, take: Callable[[Group], Group]) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally, table = Tally(), session.buffer.table
     tally.refuse(waiting.dropped, "a row's log-probs were missing when the number of processes changed")
@@ -181,7 +181,7 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
         )
 
 
-def _refuse_strangers(states: Sequence[Saved], folder: Path) -> None:
+def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
     """Ours must have been written with the rest: a run without replay leaves them where they were."""
     path = folder.parent / TRAINER_STATE
     logs = {state.log for state in states if state.log is not None}
@@ -194,20 +194,20 @@ def _refuse_strangers(states: Sequence[Saved], folder: Path) -> None:
 
 def _numbers(session: Session) -> dict[str, Any]:
     """What JSON holds of a session."""
-    parts, progress, totals = session.parts, session.progress, session.totals
-    measured = session.tap.measures.columns(compat.local_rows(session.trainer)) if progress.drawn else {}
+    components, carry, totals = session.components, session.carry, session.totals
+    measured = session.tap.stats.columns(compat.local_rows(session.trainer)) if carry.drawn else {}
     return {
         "update": session.tap.update,
         "verified": session.tap.verified,
-        "serial": progress.serial,
-        "noted_at": progress.noted_at,
-        "pending": progress.pending,
-        "warmed": progress.warmed,
-        "drawn": sorted(progress.drawn.items()),
+        "serial": carry.serial,
+        "noted_at": carry.collected_at,
+        "pending": carry.unfinished,
+        "warmed": carry.warmed,
+        "drawn": sorted(carry.drawn.items()),
         "measured": {name: values.tolist() for name, values in measured.items()},
         "generators": {
-            "shared": parts.rng.bit_generator.state,
-            "local": parts.local_rng.bit_generator.state,
+            "shared": components.rng.bit_generator.state,
+            "local": components.local_rng.bit_generator.state,
         },
         "metrics": session.metrics,
         "totals": {
@@ -215,7 +215,7 @@ def _numbers(session: Session) -> dict[str, Any]:
             "counters": {name: float(count) for name, count in totals.counters.items()},
             "reasons": dict(totals.reasons),
         },
-        "strategies": {name: plain(part.state_dict(), name) for name, part in parts.stateful.items()},
+        "strategies": {name: plain(part.state_dict(), name) for name, part in components.stateful.items()},
         "reward_functions": list(session.trainer.reward_func_names),
     }
 
@@ -229,21 +229,21 @@ def _take_numbers(session: Session, state: Mapping[str, Any], own: bool, shared:
         own (`bool`): Whether this rank existed then; if not, it keeps the generators that it was made with.
         shared (`bool`): Whether ranks that share a buffer draw alike.
     """
-    parts = session.parts
+    components = session.components
     session.tap.update = state["update"]
     session.tap.verified = state["verified"]
-    session.progress = Progress(state["serial"], None, state["noted_at"], state["pending"], state["warmed"])
+    session.carry = StepCarry(state["serial"], None, state["noted_at"], state["pending"], state["warmed"])
     if own or shared:
-        parts.rng.bit_generator.state = state["generators"]["shared"]
+        components.rng.bit_generator.state = state["generators"]["shared"]
     if own:
-        parts.local_rng.bit_generator.state = state["generators"]["local"]
+        components.local_rng.bit_generator.state = state["generators"]["local"]
     session.metrics = dict(state["metrics"])
-    for name, part in parts.stateful.items():
+    for name, part in components.stateful.items():
         if name in state["strategies"]:
             part.load_state_dict(state["strategies"][name])
 
 
-def _take_totals(session: Session, states: list[Saved]) -> None:
+def _take_totals(session: Session, states: list[RankState]) -> None:
     """Takes the counters of one rank, or of several that this one follows; none if it follows nobody."""
     totals, told = session.totals, [state.session["totals"] for state in states]
     totals.batches = max((each["batches"] for each in told), default=0)
@@ -253,14 +253,14 @@ def _take_totals(session: Session, states: list[Saved]) -> None:
         totals.reasons.update(each["reasons"])
 
 
-def _taking(session: Session, then: Saved) -> Callable[[Group], Group]:
+def _taking(session: Session, then: RankState) -> Callable[[Group], Group]:
     """What makes a saved group this run's: on its device, with its reward functions' names."""
     device = session.trainer.accelerator.device
     names = then.session["reward_functions"], list(session.trainer.reward_func_names)
     return lambda group: with_named_rewards(group.map(lambda tensor: tensor.to(device)), *names)
 
 
-def _noted_here(session: Session, noted: Noted, take: Callable[[Group], Group]) -> Noted:
+def _noted_here(session: Session, noted: PendingGroups, take: Callable[[Group], Group]) -> PendingGroups:
     """Candidates wait on the training device, where their rows were cut."""
     device = session.trainer.accelerator.device
     candidates = [
@@ -272,8 +272,8 @@ def _noted_here(session: Session, noted: Noted, take: Callable[[Group], Group]) 
             waiting.rows,
             waiting.update,
             [None if record is None else record.to(device) for record in waiting.records],
-            logps_dtype(session.parts.fields),
+            logps_dtype(session.components.fields),
         )
         for waiting in noted.candidates
     ]
-    return Noted(noted.groups, candidates, noted.stale)
+    return PendingGroups(noted.groups, candidates, noted.stale)

@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from ..errors import ReplayError
 
 
-def together(action: Callable[[], None], failure: type[ReplayError]) -> None:
+def run_on_all_ranks(action: Callable[[], None], failure: type[ReplayError]) -> None:
     """Runs `action` on every process and waits for all; where it fails on one, all raise: our own errors, or
     `failure`."""
     error: Exception | None = None
@@ -21,10 +21,10 @@ def together(action: Callable[[], None], failure: type[ReplayError]) -> None:
     if isinstance(error, ReplayError):
         raise error
     if any(told):
-        raise failure(by_rank(told)) from error
+        raise failure(join_errors(told)) from error
 
 
-def by_rank(told: Sequence[str]) -> str:
+def join_errors(told: Sequence[str]) -> str:
     """What every rank told, in one sentence; of one process alone, its own words."""
     if len(told) == 1:
         return told[0]

@@ -27,7 +27,7 @@ BITS = 2.0 ** np.arange(WORD)
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admitted:
     """Newcomers that the table has taken.
 
     Attributes:
@@ -45,7 +45,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class Sampled:
     """Entries drawn for slots, the same on all processes that share the buffer; the lists run in parallel."""
 
     slots: list[int] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Draw:
     priorities: list[float] = field(default_factory=list)
 
 
-class Rows:
+class RowLayout:
     """Where the rows of one generation batch lie: the columns that a scope shared, and this process's part of them.
 
     Attributes:
@@ -100,12 +100,12 @@ class Rows:
                 "(gathered, sharded), or another batch size."
             )
 
-    def identity(self, table: Table, admission: Admission, draw: Draw) -> Floats:
+    def identity(self, table: Table, admitted: Admitted, sampled: Sampled) -> Floats:
         """`(2,)`: the first of the processes that share this buffer, and a 48-bit hash of what was decided for it.
 
         Equal on all processes that share a buffer, or payload would go astray.
         """
-        decided: list[Any] = [table.serial, admission.serials, draw.slots, draw.serials]
+        decided: list[Any] = [table.serial, admitted.serials, sampled.slots, sampled.serials]
         numbers = np.concatenate([np.append(len(part), np.asarray(part, np.int64)) for part in decided])
         digest = hashlib.blake2b(numbers.tobytes(), digest_size=6).digest()
         return np.array([int(self.columns["row"][0]) // self.count, int.from_bytes(digest, "little")], np.float64)
@@ -154,33 +154,35 @@ class Rows:
         packed = self.columns["nbytes"].reshape(-1, self.size).sum(axis=1)
         return (packed[list(slots)] + 2 * 8 * self.size).tolist() if slots else []
 
-    def lost(self) -> list[int]:
+    def overflowed(self) -> list[int]:
         """Serials of the groups that some process's storage had no room for."""
-        lost = self.columns["lost"]
-        return sorted(set((lost[lost > 0] - 1).tolist()))
+        overflow = self.columns["overflow"]
+        return sorted(set((overflow[overflow > 0] - 1).tolist()))
 
-    def requests(self, draw: Draw, owners: Ints) -> list[Request]:
+    def requests(self, sampled: Sampled, owners: Ints) -> list[Request]:
         """Who needs what was drawn; `owners` is the table's column."""
-        spans = [self.span(slot) for slot in draw.slots]
+        spans = [self.span(slot) for slot in sampled.slots]
         ranks = [tuple(range(span.start // self.count, (span.stop - 1) // self.count + 1)) for span in spans]
-        held = owners[draw.rows].tolist()
-        return [Request(*request) for request in zip(draw.serials, held, ranks, strict=True)]
+        held = owners[sampled.rows].tolist()
+        return [Request(*request) for request in zip(sampled.serials, held, ranks, strict=True)]
 
-    def filled(self, draw: Draw) -> Floats:
+    def filled(self, sampled: Sampled) -> Floats:
         """Which rows of this process something was drawn for, as numbers of `WORD` bits each: see `unpacked`."""
         bits = np.zeros((-(-self.count // WORD), WORD))
-        for slot in draw.slots:
+        for slot in sampled.slots:
             bits.ravel()[self.local(slot)[0]] = 1
         return np.asarray(bits @ BITS)
 
-    def placements(self, draw: Draw, groups: Mapping[int, Group]) -> list[Placement]:
+    def placements(self, sampled: Sampled, groups: Mapping[int, Group]) -> list[Placement]:
         """What was drawn for slots with rows on this process.
 
         Raises:
             BatchError: A group did not come.
         """
         placements = []
-        for slot, serial, age, priority in zip(draw.slots, draw.serials, draw.ages, draw.priorities, strict=True):
+        for slot, serial, age, priority in zip(
+            sampled.slots, sampled.serials, sampled.ages, sampled.priorities, strict=True
+        ):
             rows, first = self.local(slot)
             if rows.stop:
                 if not groups[serial].keys:
@@ -195,7 +197,7 @@ def unpacked(words: Floats, count: int) -> list[bool]:
     """Which rows of all processes something was drawn for, in their order.
 
     Args:
-        words (`(ranks, numbers)`): Every rank's [`Rows.filled`].
+        words (`(ranks, numbers)`): Every rank's [`RowLayout.filled`].
         count (`int`): Rows of each process.
     """
     bits = words.astype(np.int64)[:, :, None] // BITS.astype(np.int64) % 2
@@ -207,7 +209,8 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
     """Why all processes must stop, in words that are the same on all of them; empty if they need not.
 
     Args:
-        agreement ([`Agreement`]): Of vectors that hold `counters` numbers, then [`Rows.identity`], and then others.
+        agreement ([`Agreement`]): Of vectors that hold `counters` numbers, then [`RowLayout.identity`], and then
+            others.
         counters (`int`): How many numbers come first.
     """
     failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text)
@@ -220,12 +223,12 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
     )
 
 
-def duplicates(batch: Batch, rows: Rows, pairs: Sequence[tuple[int, int]], fields: FieldTable) -> list[Placement]:
+def duplicates(batch: Batch, rows: RowLayout, pairs: Sequence[tuple[int, int]], fields: FieldTable) -> list[Placement]:
     """This process's live groups that are copied into dead groups' slots; serial -1, since they are no entries.
 
     Args:
         batch (`dict`): As TRL returned it.
-        rows ([`Rows`]): Where the groups lie.
+        rows ([`RowLayout`]): Where the groups lie.
         pairs (`Sequence`): `(dead slot, live slot)` of all processes that share the buffer.
         fields ([`FieldTable`]): How to cut each key.
     """

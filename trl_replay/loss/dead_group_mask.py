@@ -10,24 +10,24 @@ import numpy as np
 import torch
 
 from ..batch.compose import loss_mask
-from ..distributed.row_layout import Draw, Rows
+from ..distributed.row_layout import RowLayout, Sampled
 from ..types import Groups
 
 CHOICES = ("keep", "mask", "exclude", "intra_batch")
 
 
 @dataclass(frozen=True, slots=True)
-class Unfilled:
+class DeadGroupMask:
     """What the tap does about one generation batch's dead groups that nothing filled.
 
     Attributes:
-        silent (`list[slice]`): Rows of this process's batch that train nothing: no policy, KL or entropy gradient.
+        masked (`list[slice]`): Rows of this process's batch that train nothing: no policy, KL or entropy gradient.
         factor (`float`): Rows of all processes / those of them that are not excluded.
         denominator (`str`): What this trainer's loss divides by: `"items"` (the batch's token count, which is
             corrected there), `"tokens"` (of the micro-batch) or `"rows"`. Empty if nothing is excluded.
     """
 
-    silent: list[slice] = field(default_factory=list)
+    masked: list[slice] = field(default_factory=list)
     factor: float = 1.0
     denominator: str = ""
 
@@ -36,7 +36,7 @@ class Unfilled:
 
         Args:
             micro (`Mapping`): The micro-batch.
-            flags (`(b,)` int64): Second column of the row ids; non-zero bits above the first mark silent rows.
+            flags (`(b,)` int64): Second column of the row ids; non-zero bits above the first mark masked rows.
         """
         if self.denominator == "rows" and self.factor != 1.0:
             return self.factor
@@ -47,24 +47,24 @@ class Unfilled:
         return None
 
     def returned(
-        self, result: tuple[Any, ...], silent: torch.Tensor | None, scale: torch.Tensor | float | None
+        self, result: tuple[Any, ...], masked: torch.Tensor | None, scale: torch.Tensor | float | None
     ) -> tuple[Any, ...]:
-        """The log-prob method's result, with no entropy gradient where `silent` (`(b, C)` or `(b, 1)` bool) is set,
+        """The log-prob method's result, with no entropy gradient where `masked` (`(b, C)` or `(b, 1)` bool) is set,
         and with an auxiliary loss that `scale` leaves as it was."""
-        if silent is None and scale is None:
+        if masked is None and scale is None:
             return result
         logps, *others = result
         for number, value in enumerate(others):
             if not torch.is_tensor(value) or not value.requires_grad:
                 continue
-            if value.shape == logps.shape and silent is not None:
-                others[number] = torch.where(silent, value.detach(), value)
+            if value.shape == logps.shape and masked is not None:
+                others[number] = torch.where(masked, value.detach(), value)
             elif value.dim() == 0 and scale is not None:
                 others[number] = value / scale
         return logps, *others
 
 
-KEPT = Unfilled()
+NOTHING_MASKED = DeadGroupMask()
 """Dead groups stay as stock has them."""
 
 
@@ -73,7 +73,7 @@ def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
     return [slot for slot in np.flatnonzero(fresh.dead).tolist() if slot not in set(filled)]
 
 
-def copies(fresh: Groups, draw: Draw, rows: Rows, rng: np.random.Generator) -> list[tuple[int, int]]:
+def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Pairs (dead slot, live slot of the same process that is copied there): every live group once before any twice.
 
     A group whose rows lie on several processes is neither filled nor copied.
@@ -81,7 +81,7 @@ def copies(fresh: Groups, draw: Draw, rows: Rows, rng: np.random.Generator) -> l
     homes = [rows.home(slot) for slot in range(len(fresh))]
     pairs = []
     for home in sorted({home for home in homes if home is not None}):
-        here = [slot for slot in range(len(fresh)) if homes[slot] == home and slot not in draw.slots]
+        here = [slot for slot in range(len(fresh)) if homes[slot] == home and slot not in sampled.slots]
         live, empty = ([slot for slot in here if fresh.dead[slot] == dead] for dead in (False, True))
         if live and empty:
             order = np.concatenate([rng.permutation(live) for _ in range(-(-len(empty) // len(live)))])

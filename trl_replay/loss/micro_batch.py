@@ -12,8 +12,8 @@ from ..compat import OLD_LOGPS
 
 ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
-Second: the flags `COMPOSED` (the batch's padding is ours, not the model's) and `SILENT` (the row trains nothing)."""
-COMPOSED, SILENT = 1, 2
+Second: the flags `COMPOSED` (the batch's padding is ours, not the model's) and `MASKED` (the row trains nothing)."""
+COMPOSED, MASKED = 1, 2
 
 
 class MicroBatch(dict[str, Any]):

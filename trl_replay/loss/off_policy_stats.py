@@ -10,13 +10,15 @@ import torch
 
 from ..types import Floats, ReplayedRows
 
-STATS = ("seen", "ratio", "squares", "drift", "mass")
+STATS = ("seen", "ratio", "squares", "drift", "remaining_signal")
 """Sums over a replayed row's trained tokens: of 1, r, r², |log r| and min(r, 1) |A|, with r the importance ratio."""
+RENAMED = {"mass": "remaining_signal"}
+"""Names in checkpoints of earlier releases."""
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are clamped to this here, so that their squares stay finite."""
 
 
-class Measures:
+class OffPolicyStats:
     """Collects the figures of a generation batch's replayed rows, and of all rows since the last log.
 
     They stay on the training device until somebody asks.
@@ -37,21 +39,21 @@ class Measures:
         """
         logs = (rows.logps.float() - rows.behaviour_logps.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         mask, ratios = rows.mask.double(), logs.exp()
-        mass = ratios.clamp(max=1.0) * rows.advantages.double().abs().unsqueeze(1)
-        each = (torch.ones_like(ratios), ratios, ratios**2, logs.abs(), mass)
+        remaining_signal = ratios.clamp(max=1.0) * rows.advantages.double().abs().unsqueeze(1)
+        each = (torch.ones_like(ratios), ratios, ratios**2, logs.abs(), remaining_signal)
         stats = torch.stack([(value * mask).sum(dim=1) for value in each], dim=1)
         self._rows.append((list(positions), stats))
-        silent = logs.new_zeros(()) if weights is None else weights.eq(0).view(len(positions), -1).all(dim=1).sum()
-        counts = torch.stack([silent.double(), logs.new_tensor(len(positions))])
+        weightless = logs.new_zeros(()) if weights is None else weights.eq(0).view(len(positions), -1).all(dim=1).sum()
+        counts = torch.stack([weightless.double(), logs.new_tensor(len(positions))])
         self._since_log.append(torch.cat([stats.sum(dim=0), counts]))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the replayed rows trained on since the last call; none if there were none."""
         if not self._since_log:
             return {}
-        seen, ratio, squares, drift, _, silent, rows = torch.stack(self._since_log).sum(dim=0).tolist()
+        seen, ratio, squares, drift, _, weightless, rows = torch.stack(self._since_log).sum(dim=0).tolist()
         self._since_log = []
-        values = {"replay/gated_fraction": silent / rows}
+        values = {"replay/gated_fraction": weightless / rows}
         if seen:
             values |= {"replay/ratio_mean": ratio / seen, "replay/ess": ratio * ratio / (seen * squares)}
             values["replay/drift_mean"] = drift / seen
@@ -71,7 +73,8 @@ class Measures:
 
     def restore(self, columns: Mapping[str, Sequence[float]]) -> None:
         """Takes what `columns` gave when a checkpoint was written."""
-        self._rows, self._restored = [], {name: np.asarray(values, np.float64) for name, values in columns.items()}
+        self._rows = []
+        self._restored = {RENAMED.get(name, name): np.asarray(values, np.float64) for name, values in columns.items()}
 
 
 def effective_share(columns: Mapping[str, Any]) -> float | None:

@@ -20,9 +20,9 @@ from ..buffer.candidates import Candidate
 from ..compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..errors import ResultError, SeamError
 from ..types import Batch, Corrected, Placement, ReplayedRows
-from .dead_group_mask import KEPT, Unfilled
-from .micro_batch import COMPOSED, ROWS, SILENT, MicroBatch, PlacedRow
-from .off_policy_stats import Measures
+from .dead_group_mask import NOTHING_MASKED, DeadGroupMask
+from .micro_batch import COMPOSED, MASKED, ROWS, MicroBatch, PlacedRow
+from .off_policy_stats import OffPolicyStats
 
 
 class Tap:
@@ -32,7 +32,7 @@ class Tap:
         verified (`bool`): Whether the loss has been seen to call the tap and then to read the old log-probs.
         update (`int`): Optimizer updates so far; the session's callback counts it up.
         error (`Exception`, *optional*): What failed since the last `agree`, on several processes: all raise it there.
-        measures ([`Measures`]): What was seen of replayed rows.
+        stats ([`OffPolicyStats`]): What was seen of replayed rows.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Tap:
         self._candidates: dict[int, Candidate] = {}
         self._placed: list[PlacedRow] = []
         self._first_placed = 0
-        self._unfilled = KEPT
-        self.measures = Measures()
+        self._dead_group_mask = NOTHING_MASKED
+        self.stats = OffPolicyStats()
         self.verified = False
         self.update = 0
         self.error: Exception | None = None
@@ -64,7 +64,7 @@ class Tap:
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
         composed: bool,
-        unfilled: Unfilled = KEPT,
+        mask_of_dead: DeadGroupMask = NOTHING_MASKED,
     ) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
@@ -73,17 +73,17 @@ class Tap:
             candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
             placements (`Sequence[Placement]`): What was replayed here.
             composed (`bool`): Whether any row was exchanged.
-            unfilled ([`Unfilled`], *optional*): What becomes of the dead groups that nothing fills.
+            mask_of_dead ([`DeadGroupMask`], *optional*): What becomes of the dead groups that nothing fills.
 
         Returns:
             `(rows, 2)` int64, see `ROWS`.
         """
         ids = torch.zeros(rows, 2, dtype=torch.int64)
         ids[:, 1] = COMPOSED * composed
-        for silent in unfilled.silent:
-            ids[silent, 1] |= SILENT
-        self._unfilled = unfilled
-        self.measures.clear()
+        for masked in mask_of_dead.masked:
+            ids[masked, 1] |= MASKED
+        self._dead_group_mask = mask_of_dead
+        self.stats.clear()
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
             count = candidate.rows.stop - candidate.rows.start
@@ -128,7 +128,7 @@ class Tap:
                 f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
             )
         self.verified = True
-        scale = self._unfilled.scale(micro, micro.rows[:, 1])
+        scale = self._dead_group_mask.scale(micro, micro.rows[:, 1])
         return loss if scale is None else loss * scale
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -145,20 +145,20 @@ class Tap:
         detached = logps.detach()
         ids, flags = micro.rows[:, 0].tolist(), micro.rows[:, 1]
         self._record(ids, detached)
-        silent: torch.Tensor | None = None  # (b, C) or (b, 1) bool
+        masked: torch.Tensor | None = None  # (b, C) or (b, 1) bool
         if bool((flags & COMPOSED).any()):
             try:
-                silent = self._supply(micro, [-1 - row for row in ids if row < 0], detached)
+                masked = self._supply(micro, [-1 - row for row in ids if row < 0], detached)
             except Exception as error:
                 if not self._keep_errors:
                     raise
                 self.error = self.error or error
-                self._silence(micro, (micro.rows[:, 0] < 0).to(logps.device), detached)
-        if bool((flags & SILENT).any()):
-            rows = (flags & SILENT).bool().to(logps.device)
-            self._silence(micro, rows, detached)
-            silent = rows.unsqueeze(1) if silent is None else silent | rows.unsqueeze(1)
-        return self._unfilled.returned(result, silent, self._unfilled.scale(micro, flags))
+                self._mask_rows(micro, (micro.rows[:, 0] < 0).to(logps.device), detached)
+        if bool((flags & MASKED).any()):
+            rows = (flags & MASKED).bool().to(logps.device)
+            self._mask_rows(micro, rows, detached)
+            masked = rows.unsqueeze(1) if masked is None else masked | rows.unsqueeze(1)
+        return self._dead_group_mask.returned(result, masked, self._dead_group_mask.scale(micro, flags))
 
     def forget(self) -> None:
         """Records nothing more of the present generation batch; what is recorded already stays."""
@@ -182,13 +182,13 @@ class Tap:
         """Puts what the correction decides into a composed micro-batch; returns `(b, C)` bool, the replayed tokens
         whose weight is 0, if weights were given."""
         mask = loss_mask(micro).bool()
-        old, silent = dict.get(micro, OLD_LOGPS), None
+        old, masked = dict.get(micro, OLD_LOGPS), None
         if placed:
             index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
             stored = self._stored(placed)
             rows = self._replayed(micro, stored, index, logps[index], mask[index])
             corrected = self._correct(rows)
-            self.measures.add([row.position for row in stored], rows, corrected.weights)
+            self.stats.add([row.position for row in stored], rows, corrected.weights)
             if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
                 sampling = (logps if old is None else old).clone()
                 sampling[index] = rows.behaviour_logps.to(sampling.dtype)
@@ -197,18 +197,18 @@ class Tap:
             old[index] = corrected.old_logps.to(old.dtype)
             if corrected.weights is not None:
                 micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
-                silent = torch.zeros_like(mask)
-                silent[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
+                masked = torch.zeros_like(mask)
+                masked[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
         # Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
         # the ratio of a row without weight that is far off. A token without weight among others keeps its ratio, which
         # counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
         real = {OLD_LOGPS: mask, REF_LOGPS: mask}
-        if silent is not None:
-            real = {OLD_LOGPS: mask & ~silent.all(dim=1, keepdim=True), REF_LOGPS: mask & ~silent}
+        if masked is not None:
+            real = {OLD_LOGPS: mask & ~masked.all(dim=1, keepdim=True), REF_LOGPS: mask & ~masked}
         for key, value in ((OLD_LOGPS, old), (REF_LOGPS, dict.get(micro, REF_LOGPS))):
             if value is not None:
                 micro[key] = torch.where(real[key], value, logps.to(value.dtype))
-        return silent
+        return masked
 
     def _stored(self, placed: list[int]) -> list[PlacedRow]:
         numbers = [row - self._first_placed for row in placed]
@@ -234,7 +234,7 @@ class Tap:
             advantages = torch.stack([row.advantage for row in stored]).to(advantages)
         return ReplayedRows(logps, behaviour, proximal, mask, advantages, ages, priorities)
 
-    def _silence(self, micro: MicroBatch, rows: torch.Tensor, logps: torch.Tensor) -> None:
+    def _mask_rows(self, micro: MicroBatch, rows: torch.Tensor, logps: torch.Tensor) -> None:
         """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient."""
         advantages = micro["advantages"]
         micro["advantages"] = advantages.masked_fill(rows if advantages.dim() == 1 else rows.unsqueeze(1), 0.0)

@@ -12,7 +12,7 @@ import torch
 from .. import compat
 from ..buffer.replay_buffer import ReplayBuffer
 from ..checkpoint import format as saved
-from ..components import Parts
+from ..components import Components
 from ..errors import CheckpointError, ReplayError
 from ..fields import FIELDS, REWARD, REWARDS
 from ..strategies.scopes import GatheredScope, ShardedScope
@@ -47,14 +47,14 @@ class Source(NamedTuple):
     fingerprint: str
 
 
-def export(path: str | Path, trainer: Any, parts: Parts) -> Path:
+def export(path: str | Path, trainer: Any, components: Components) -> Path:
     """What [`Session.export`] does."""
-    path, rank, ranks = Path(path), int(trainer.accelerator.process_index), parts.processes
-    copies = isinstance(parts.scope, GatheredScope) and not isinstance(parts.scope, ShardedScope)
+    path, rank, ranks = Path(path), int(trainer.accelerator.process_index), components.processes
+    copies = isinstance(components.scope, GatheredScope) and not isinstance(components.scope, ShardedScope)
     if ranks > 1 and not copies:
         path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
     if rank == 0 or not copies:
-        write(path, of_buffer(parts.buffer, trainer))
+        write(path, of_buffer(components.buffer, trainer))
     return path
 
 

@@ -17,12 +17,12 @@ from ..batch.group_view import STD_EPSILON, describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
 from ..checkpoint.session_state import kind_of
 from ..counters import Tally
-from ..distributed.all_ranks import together
+from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ConfigurationError, ReplayError
 from ..fields import REWARD, REWARDS, FieldTable
 from ..session import Session
 from ..types import Batch, Floats, Group, Groups
-from .reader import ForeignGroup, read_groups
+from .reader import OfflineGroup, read_groups
 
 FROM_FILE, FROM_POLICY = 1, 2
 """Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
@@ -40,19 +40,19 @@ class Made:
 def begin(session: Session) -> None:
     """Fills the buffer from `replay_warm_start`, once in the life of a run."""
     path = session.config.replay_warm_start
-    if path is not None and not session.progress.warmed:
+    if path is not None and not session.carry.warmed:
         add(session, path, session.config.replay_warm_start_short)
-        session.progress.warmed = True
+        session.carry.warmed = True
 
 
-def add(session: Session, source: Any, short: str = "refuse") -> int:
+def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     """What [`ReplayBuffer.add`] does."""
-    if short not in ("refuse", "resample"):
-        raise ConfigurationError(f"short={short!r} can't be used: give 'refuse' or 'resample'.")
-    kind, tally, found = kind_of(session), Tally(), list[ForeignGroup]()
+    if incomplete not in ("refuse", "resample"):
+        raise ConfigurationError(f"incomplete={incomplete!r} can't be used: give 'refuse' or 'resample'.")
+    kind, tally, found = kind_of(session), Tally(), list[OfflineGroup]()
     if kind is None:
         raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
-    together(lambda: found.extend(read_groups(session, source, short, tally)), ReplayError)
+    run_on_all_ranks(lambda: found.extend(read_groups(session, source, incomplete, tally)), ReplayError)
     advantages = _advantages(session, found)
     finite = [number for number, values in enumerate(advantages) if np.isfinite(values).all()]
     tally.refuse(len(found) - len(finite), "an advantage is not finite")
@@ -62,7 +62,7 @@ def add(session: Session, source: Any, short: str = "refuse") -> int:
     known = [each for each in made if np.isfinite(trainable_sums(each.group)).all()]
     tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
     made = known
-    rank, ranks = int(session.trainer.accelerator.process_index), session.parts.processes
+    rank, ranks = int(session.trainer.accelerator.process_index), session.components.processes
     if kind == "process":
         made = made[rank::ranks]
     before = set(session.buffer.table.serial.tolist())
@@ -74,10 +74,10 @@ def add(session: Session, source: Any, short: str = "refuse") -> int:
 def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> None:
     if not made:
         return
-    buffer, progress = session.buffer, session.progress
-    rank, ranks = int(session.trainer.accelerator.process_index), session.parts.processes
-    serials = [progress.serial + number for number in range(len(made))]
-    progress.serial += len(made)
+    buffer, carry = session.buffer, session.carry
+    rank, ranks = int(session.trainer.accelerator.process_index), session.components.processes
+    serials = [carry.serial + number for number in range(len(made))]
+    carry.serial += len(made)
     kept = session.decide.offer(
         Groups.concatenate(_alike([each.view for each in made])),
         serials,
@@ -103,10 +103,10 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     return [replace(view, rewards=view.reward[:, :, None], reward_weights=np.ones(1)) for view in views]
 
 
-def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
+def _make(session: Session, offline: OfflineGroup, advantages: Floats) -> Made:
     """One group, through the same cutting as a batch of TRL's."""
-    trainer, fields, size = session.trainer, session.parts.fields, session.parts.num_generations
-    batch = _batch(session, foreign, advantages)
+    trainer, fields, size = session.trainer, session.components.fields, session.components.num_generations
+    batch = _batch(session, offline, advantages)
     origin = FROM_FILE if compat.OLD_LOGPS in batch else FROM_POLICY
     training = trainer.model.training
     trainer.model.eval()
@@ -114,7 +114,7 @@ def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
         batch = compat.with_reference_logps(trainer, compat.with_old_logps(trainer, batch))
     finally:
         trainer.model.train(training)
-    if session.parts.processes > 1:  # all ranks must hold the same bits
+    if session.components.processes > 1:  # all ranks must hold the same bits
         for key in (key for key in (compat.OLD_LOGPS, compat.REF_LOGPS) if key in batch):
             batch[key] = broadcast(batch[key].contiguous())
     batch = _as_sampled(trainer, batch, fields)
@@ -124,8 +124,8 @@ def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
         group = Group(group.tensors, group.keys | {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
     columns = describe(batch, 0, size, fields.pad_token_id)
     view = Groups(
-        rewards=foreign.rewards[None],
-        reward_weights=foreign.weights,
+        rewards=offline.rewards[None],
+        reward_weights=offline.weights,
         advantages=columns["advantages"][None],
         lengths=columns["lengths"][None],
         trainable=columns["trainable"][None],
@@ -135,7 +135,7 @@ def _make(session: Session, foreign: ForeignGroup, advantages: Floats) -> Made:
         prompt=columns["prompt"][:1],
         behaviour_logps=trainable_sums(group)[None],
     )
-    kept = (foreign.rewards, REWARDS) if foreign.named else (view.reward[0], REWARD)
+    kept = (offline.rewards, REWARDS) if offline.named else (view.reward[0], REWARD)
     return Made(with_rewards(group, *kept), view, origin)
 
 
@@ -152,10 +152,10 @@ def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
     return batch
 
 
-def _batch(session: Session, foreign: ForeignGroup, advantages: Floats) -> Batch:
+def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch:
     """A batch of one group, padded as TRL pads."""
-    device, fields = session.trainer.accelerator.device, session.parts.fields
-    prompts, completions = foreign.prompt_ids, foreign.completion_ids
+    device, fields = session.trainer.accelerator.device, session.components.fields
+    prompts, completions = offline.prompt_ids, offline.completion_ids
     widths = max(map(len, prompts)), max(map(len, completions))
 
     def padded(rows: Sequence[NDArray[Any]], width: int, value: float, dtype: torch.dtype, left: bool) -> Any:
@@ -173,14 +173,14 @@ def _batch(session: Session, foreign: ForeignGroup, advantages: Floats) -> Batch
         "completion_mask": padded([np.ones_like(row) for row in completions], widths[1], 0, torch.int64, left=False),
         "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
     }
-    for key, rows in foreign.tokens.items():
+    for key, rows in offline.tokens.items():
         spec = fields.spec(key)
         dtype = torch.float32 if spec.dtype in (None, "float32", "bfloat16") else torch.int64
         batch[key] = padded(rows, widths[1], fields.pad_value(spec), dtype, left=False)
     return batch
 
 
-def _advantages(session: Session, found: Sequence[ForeignGroup]) -> list[Floats]:
+def _advantages(session: Session, found: Sequence[OfflineGroup]) -> list[Floats]:
     """The file's advantages; where it has none, TRL's normalisation of the weighted sum of its rewards.
 
     A row that no function scored does not count, and gets 0. With `scale_rewards="batch"` the deviation is taken over
@@ -200,7 +200,7 @@ def _advantages(session: Session, found: Sequence[ForeignGroup]) -> list[Floats]
     return values
 
 
-def _totals(group: ForeignGroup) -> Floats:
+def _totals(group: OfflineGroup) -> Floats:
     """`(G,)`: the weighted sum of each row's rewards; NaN where there is none."""
     unscored = np.isnan(group.rewards).all(axis=1)
     return np.where(unscored, np.nan, np.nansum(group.rewards * group.weights, axis=1))

@@ -23,7 +23,7 @@ FINGERPRINT = "trl_replay_tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignGroup:
+class OfflineGroup:
     """`G` completions of one prompt.
 
     Attributes:
@@ -45,7 +45,7 @@ class ForeignGroup:
     tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
 
 
-def read_groups(session: Session, source: Any, short: str, tally: Tally) -> list[ForeignGroup]:
+def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) -> list[OfflineGroup]:
     """The groups of a file or of rows, each with the trainer's number of rows.
 
     Rows belong together by the column `group` where there is one, and else by their prompt; a group of more rows than
@@ -56,7 +56,7 @@ def read_groups(session: Session, source: Any, short: str, tally: Tally) -> list
     """
     rows, fingerprint = _read(source)
     same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(session.trainer))
-    size, rng = session.parts.num_generations, np.random.default_rng(session.trainer.args.seed)
+    size, rng = session.components.num_generations, np.random.default_rng(session.trainer.args.seed)
     vocabulary, gathered = compat.vocabulary_size(session.trainer), dict[str, list[Row]]()
     for number, row in enumerate(rows):
         row = checked(row, f"Row {number} of {_name(source)}", vocabulary)
@@ -70,7 +70,7 @@ def read_groups(session: Session, source: Any, short: str, tally: Tally) -> list
         whole = len(members) // size * size
         parts = [members[start : start + size] for start in range(0, whole, size)]
         rest = members[whole:]
-        if rest and short == "resample":
+        if rest and incomplete == "resample":
             parts.append([*rest, *(rest[index] for index in rng.integers(len(rest), size=size - len(rest)))])
         elif rest:
             tally.refuse(1, f"it has fewer rows in {_name(source)} than num_generations={size}")
@@ -102,7 +102,7 @@ def _name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the rows given"
 
 
-def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> ForeignGroup:
+def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
     trainer, with_ids = session.trainer, same_tokenizer and all(_has_ids(row) for row in rows)
     if with_ids:
         prompts, completions = (
@@ -121,7 +121,7 @@ def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> Forei
     rewards, weights, named = _rewards(session, rows)
     told = [row.get("advantage") for row in rows]
     advantages = None if any(value is None for value in told) else np.array(told, dtype=np.float64)
-    return ForeignGroup(prompts, completions, rewards, weights, named, advantages, tokens)
+    return OfflineGroup(prompts, completions, rewards, weights, named, advantages, tokens)
 
 
 def _has_ids(row: Row) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..checkpoint import format as saved
 from ..errors import CheckpointError
 from ..offline.export import PORTION, Source, of_checkpoint, rows_of
-from ..sizes import show_size
+from ..sizes import format_bytes
 
 SHOWN = 3
 """Entries that are shown with their texts from the top and from the bottom."""
@@ -78,7 +78,7 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("update", str(found["update"])),
         ("groups", f"{found['groups']} of {found['num_generations']} completions, and {found['waiting']} waiting"),
-        ("payload", show_size(found["bytes"])),
+        ("payload", format_bytes(found["bytes"])),
         ("scope", f"{found['scope']}, number of processes {found['processes']}"),
     ]
     for name, words in (
@@ -94,7 +94,7 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _is_copy(state: saved.Saved, states: Sequence[saved.Saved]) -> bool:
+def _is_copy(state: saved.RankState, states: Sequence[saved.RankState]) -> bool:
     """Whether an earlier rank's table is the same: one buffer that several ranks share."""
     earlier = states[: list(states).index(state)]
     return any(

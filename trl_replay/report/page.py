@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import format as saved
-from ..checkpoint.discovery import TRAINER_STATE, last_whole_checkpoint
+from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
 from ..errors import ReplayError
-from ..sizes import show_size
+from ..sizes import format_bytes
 from .charts import Line, histogram, line_chart
 from .inspection import inspect
 
@@ -65,7 +65,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         ReplayError: There is no log of a run.
     """
     run = Path(run)
-    newest = last_whole_checkpoint(run)
+    newest = last_complete_checkpoint(run)
     folder = run if (run / TRAINER_STATE).is_file() else Path(newest) if newest else None
     if folder is None:
         raise ReplayError(f"{run} holds neither {TRAINER_STATE} nor a whole checkpoint: there is no log to report.")
@@ -186,7 +186,7 @@ def _ratios(log: Sequence[Mapping[str, Any]]) -> str:
 def _buffer(buffer: Mapping[str, Any]) -> str:
     columns, count = buffer["columns"], buffer["processes"]
     text = (
-        f"{buffer['groups']} groups of {buffer['num_generations']} completions, {show_size(buffer['bytes'])} of "
+        f"{buffer['groups']} groups of {buffer['num_generations']} completions, {format_bytes(buffer['bytes'])} of "
         f"payload, after {buffer['update']} updates; {buffer['waiting']} more groups wait for the next batch. Scope "
         f"“{escape(buffer['scope'])}”, number of processes {count}."
     )

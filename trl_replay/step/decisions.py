@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import compat
-from ..buffer.candidates import Noted
-from ..components import Parts
+from ..buffer.candidates import PendingGroups
+from ..components import Components
 from ..config import ReplayConfig
 from ..counters import Tally
-from ..distributed.row_layout import Admission, Draw, Rows
+from ..distributed.row_layout import Admitted, RowLayout, Sampled
 from ..errors import SeamError
 from ..loss.dead_group_mask import copies, dead_slots
 from ..loss.off_policy_stats import STATS, effective_share
@@ -31,31 +31,31 @@ class Decisions:
     """The decisions of one session.
 
     Args:
-        parts ([`Parts`]): Of the buffer only the table changes here; payload moves later.
+        components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         tap ([`Tap`]): Counts updates, and knows whether the seam has been seen to work.
         context (`Callable`): Gives what strategies may know at this moment.
         config ([`ReplayConfig`]): Limits, and how scores change.
     """
 
-    def __init__(self, parts: Parts, tap: Tap, context: Callable[[], Context], config: ReplayConfig) -> None:
-        self._buffer = parts.buffer
-        self._hooks = parts.hooks
-        self._allowance = parts.allowance
-        self._weigh = parts.weigh
+    def __init__(self, components: Components, tap: Tap, context: Callable[[], Context], config: ReplayConfig) -> None:
+        self._buffer = components.buffer
+        self._hooks = components.hooks
+        self._rate_limiter = components.rate_limiter
+        self._weigh = components.weigh
         self._tap = tap
         self._context = context
         self._config = config
 
-    def measure(self, drawn: Mapping[int, int], columns: Mapping[str, NDArray[Any]], tally: Tally) -> None:
+    def record_replay_stats(self, drawn: Mapping[int, int], columns: Mapping[str, NDArray[Any]], tally: Tally) -> None:
         """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
 
         Args:
             drawn (`Mapping[int, int]`): Serial of the group in each of the last batch's slots that replay filled.
-            columns (`Mapping[str, NDArray]`): [`Measures.columns`] over all rows that share the buffer.
+            columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
         config, table, size = self._config, self._buffer.table, self._context().num_generations
-        self._allowance.measured(effective_share(columns))
+        self._rate_limiter.measured(effective_share(columns))
         gone = []
         for slot, serial in drawn.items():
             row = np.flatnonzero(table.serial == serial)
@@ -67,14 +67,14 @@ class Decisions:
             if config.replay_refresh == "ratio":
                 table.score[row] = table.first_score[row] * np.exp(-drift)
             elif config.replay_refresh == "advantage":
-                table.score[row] = sums["mass"] / sums["seen"]
+                table.score[row] = sums["remaining_signal"] / sums["seen"]
             if config.replay_max_log_ratio is not None and drift > config.replay_max_log_ratio:
                 gone.append(serial)
         tally.retire(self._buffer.withdraw(gone), "its mean |log ratio| passed replay_max_log_ratio")
 
     def solve(self, fresh: Groups, tally: Tally) -> Ints:
         """Takes note of how the fresh groups went; returns the prompts that are solved, whose entries leave."""
-        self._allowance.see(fresh)
+        self._rate_limiter.observe(fresh)
         prompts = fresh.prompt[self._solved(fresh)]
         tally.retire(self._buffer.forget_prompts(prompts), "its prompt was solved (replay_retire_passes)")
         return prompts
@@ -85,12 +85,14 @@ class Decisions:
             return np.zeros(len(fresh), bool)
         return np.asarray((fresh.reward >= self._config.replay_pass_reward).sum(axis=1) >= needed)
 
-    def settle(self, noted: Noted | None, rows: Rows, ranks: int, solved: Ints, tally: Tally) -> Admission:
+    def settle(
+        self, pending: PendingGroups | None, rows: RowLayout, ranks: int, solved: Ints, tally: Tally
+    ) -> Admitted:
         """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
         self._buffer.retire(self._tap.update)  # not counted: these limits are the entries' ordinary end
-        usable, groups = noted.admissible(rows.columns, tally) if noted else ([], None)
-        if noted is None or groups is None:
-            return Admission()
+        usable, groups = pending.admissible(rows.columns, tally) if pending else ([], None)
+        if pending is None or groups is None:
+            return Admitted()
         due = np.flatnonzero(~np.isin(groups.prompt, solved))
         tally.refuse(len(usable) - len(due), SOLVED)
         usable, groups = [usable[row] for row in due], groups.take(due, _rows(groups.behaviour_logps, due))
@@ -101,7 +103,7 @@ class Decisions:
         stored = [candidate for candidate in usable if candidate.serial in kept]
         mine = {candidate.serial: candidate.group for candidate in stored if candidate.group is not None}
         arrivals = rows.arrivals([c.serial for c in stored], [c.slot for c in stored], ranks)
-        return Admission(arrivals, mine)
+        return Admitted(arrivals, mine)
 
     def offer(
         self,
@@ -143,7 +145,7 @@ class Decisions:
             columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
         )
         tally.stored = len(stored)
-        self._allowance.inserted(len(stored))
+        self._rate_limiter.inserted(len(stored))
         return set(stored)
 
     def trim(self) -> int:
@@ -155,7 +157,7 @@ class Decisions:
         """The slots that replay may fill, most replaceable first, no more than the limits allow."""
         tally.groups, tally.dead = len(fresh), int(fresh.dead.sum())
         slots = self._hooks.select(fresh, self._context()).tolist()
-        most, limit = self._allowance.most(len(fresh), self._tap.update)
+        most, limit = self._rate_limiter.slots_allowed(len(fresh), self._tap.update)
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {len(fresh)} groups"] += 1
         elif not slots:
@@ -163,38 +165,40 @@ class Decisions:
         return list(slots[:most])
 
     def sample(
-        self, slots: list[int], fresh: Groups, keys: frozenset[str], noted_at: int | None, tally: Tally
-    ) -> Draw:
+        self, slots: list[int], fresh: Groups, keys: frozenset[str], collected_at: int | None, tally: Tally
+    ) -> Sampled:
         """Eligible entries for the slots, never one twice.
 
         Args:
             slots (`list[int]`): What may be filled, in order.
             fresh ([`Groups`]): The fresh groups.
             keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
-            noted_at (`int`, *optional*): Update at which candidates were last noted.
+            collected_at (`int`, *optional*): Update at which candidates were last pending.
             tally ([`Tally`]): Counts, and why slots stay as they are.
 
         Raises:
             SeamError: The model was updated, but the loss was not seen to go through the seam.
         """
         table, update = self._buffer.table, self._tap.update
-        drawn, priorities = self._draw(len(slots), keys, noted_at, tally) if slots else (np.empty(0, np.int64), [])
+        drawn, priorities = self._draw(len(slots), keys, collected_at, tally) if slots else (np.empty(0, np.int64), [])
         filled = slots[: len(drawn)]
         ages = (update - table.step[drawn]).tolist()
-        draw = Draw(filled, table.serial[drawn].tolist(), ages, drawn.tolist(), priorities)
-        self._allowance.drawn(len(drawn))
+        sampled = Sampled(filled, table.serial[drawn].tolist(), ages, drawn.tolist(), priorities)
+        self._rate_limiter.drawn(len(drawn))
         self._buffer.use(drawn, update)
-        tally.replaced, tally.age = len(drawn), float(sum(draw.ages))
+        tally.replaced, tally.age = len(drawn), float(sum(sampled.ages))
         tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
         tally.items_delta = float(table.items[drawn].sum() - fresh.counted[filled].sum())
         tally.dead_after = int(np.delete(fresh.dead, filled).sum())
-        return draw
+        return sampled
 
-    def _draw(self, count: int, keys: frozenset[str], noted_at: int | None, tally: Tally) -> tuple[Ints, list[float]]:
+    def _draw(
+        self, count: int, keys: frozenset[str], collected_at: int | None, tally: Tally
+    ) -> tuple[Ints, list[float]]:
         """Table rows for `count` slots, as many as are eligible, and their priorities."""
         buffer, update = self._buffer, self._tap.update
         if not self._tap.verified:
-            if noted_at is not None and update > noted_at:
+            if collected_at is not None and update > collected_at:
                 raise SeamError(
                     f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of "
                     "this trainer goes around the seam, so that replayed rows could not be corrected."
@@ -236,9 +240,9 @@ class Decisions:
             fallen = table.score / np.maximum(decay, np.finfo(np.float64).tiny)
         return table.with_scores(np.where(table.score > 0, table.score * decay, fallen))
 
-    def noteworthy(self, fresh: Groups, draw: Draw, known: bool, tally: Tally) -> list[int]:
+    def noteworthy(self, fresh: Groups, sampled: Sampled, known: bool, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
-        live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in draw.slots]
+        live = [slot for slot in np.flatnonzero(~fresh.dead).tolist() if known or slot not in sampled.slots]
         trainable = [slot for slot in live if fresh.trainable[slot].any()]
         tally.refuse(len(live) - len(trainable), "it has no trainable token")
         solved = self._solved(fresh)
@@ -246,18 +250,18 @@ class Decisions:
         tally.refuse(len(trainable) - len(unsolved), SOLVED)
         return unsolved
 
-    def leave(self, fresh: Groups, draw: Draw, rows: Rows, tally: Tally) -> list[tuple[int, int]]:
+    def leave(self, fresh: Groups, sampled: Sampled, rows: RowLayout, tally: Tally) -> list[tuple[int, int]]:
         """What `replay_unfilled` makes of the dead groups that nothing fills; returns the pairs (slot, live slot that
         is copied there)."""
         choice = self._config.replay_unfilled
         if choice == "intra_batch":
-            pairs = copies(fresh, draw, rows, self._context().rng)
+            pairs = copies(fresh, sampled, rows, self._context().rng)
             tally.dead_after -= len(pairs)
             tokens = fresh.counted.sum(axis=1)
             tally.items_delta += float(sum(tokens[live] - tokens[dead] for dead, live in pairs))
             return pairs
         if choice == "exclude":
-            left = dead_slots(fresh, draw.slots)
+            left = dead_slots(fresh, sampled.slots)
             tally.excluded, tally.excluded_items = len(left), float(fresh.counted[left].sum())
         return []
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import ConfigurationError, StorageFullError
-from ..sizes import parse_size, show_size
+from ..sizes import format_bytes, parse_bytes
 from ..types import Group
 
 PREFIX, LOCK, FAN_OUT = "trl_replay-", "lock", 1000
@@ -31,9 +31,9 @@ class DiskStorage:
     def __init__(self, folder: str | Path | None = None, max_bytes: int | str | None = None) -> None:
         if not folder:
             raise ConfigurationError("disk: name a folder on a disk with room: replay_storage_kwargs={'folder': …}.")
-        if max_bytes is not None and parse_size(max_bytes) is None:
+        if max_bytes is not None and parse_bytes(max_bytes) is None:
             raise ConfigurationError(f"disk: max_bytes={max_bytes!r} can't be used: give bytes, or '20GB'.")
-        self.max_bytes = parse_size(max_bytes)
+        self.max_bytes = parse_bytes(max_bytes)
         self.folder = _claim(Path(folder))
         self._nbytes = 0
         weakref.finalize(self, _give_back, self.folder, os.getpid())
@@ -59,7 +59,9 @@ class DiskStorage:
             raise
         if self.max_bytes is not None and self._nbytes + size > self.max_bytes:
             path.unlink()
-            raise StorageFullError(f"{self.folder} holds {show_size(self._nbytes)}, and max_bytes={self.max_bytes}.")
+            raise StorageFullError(
+                f"{self.folder} holds {format_bytes(self._nbytes)}, and max_bytes={self.max_bytes}."
+            )
         self._nbytes += size
 
     def get(self, serial: int) -> Group:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..table import Table, draw, lowest
+from ..table import Table, lowest, weighted_sample
 from ..types import Context, Floats, Ints
 
 
@@ -26,7 +26,7 @@ class WeightedSampler:
 
     def __call__(self, table: Table, count: int, context: Context) -> Ints:
         """Distinct row indices, the first drawn first."""
-        return draw(self.weights(table, context), count, context.rng)
+        return weighted_sample(self.weights(table, context), count, context.rng)
 
 
 def make_proportional(alpha: float = 1.0) -> WeightedSampler:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, dropout_modules, idle_parts, preflight
+from ..assembly import assemble, dropout_modules, idle_components, preflight
 from ..checkpoint import seam as checkpoint_seam
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
@@ -125,14 +125,14 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     if not config.use_replay or config.replay_buffer_size == 0:
-        _sessions[trainer] = session = Session(trainer, config, idle_parts(), enabled=False)
+        _sessions[trainer] = session = Session(trainer, config, idle_components(), enabled=False)
         return session
     compat.check_release()
     compat.check_contract(trainer)
     _refuse_foreign_overrides(trainer)
-    config, parts = assemble(trainer, config, registry())
-    preflight(trainer, config, parts)
-    session = Session(trainer, config, parts)
+    config, components = assemble(trainer, config, registry())
+    preflight(trainer, config, components)
+    session = Session(trainer, config, components)
     for name in compat.seam(trainer):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     completions.begin(trainer)
@@ -214,11 +214,11 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
 def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:
     """What `session.buffer.add` calls; holds the session weakly, which holds the buffer."""
 
-    def add(source: Any, short: str) -> int:
+    def add(source: Any, incomplete: str) -> int:
         found = session()
         if found is None:
             raise AttachError("The session of this buffer no longer exists.")
-        return warm_start.add(found, source, short)
+        return warm_start.add(found, source, incomplete)
 
     return add
 
