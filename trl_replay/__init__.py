@@ -29,7 +29,16 @@ from .fields import FieldSpec
 from .hookspecs import hookimpl
 from .protocols import Agreement
 from .registry import register, unregister
-from .specs import CorrectionSpec, EvictorSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec, StorageSpec
+from .specs import (
+    CorrectionSpec,
+    EvictorSpec,
+    Preset,
+    SamplerSpec,
+    ScopeSpec,
+    ScorerSpec,
+    SelectorSpec,
+    StorageSpec,
+)
 from .strategies.samplers import WeightedSampler
 from .table import Table, weighted_sample
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows

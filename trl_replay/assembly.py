@@ -74,7 +74,12 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         )
     multiple_of = trainer.pad_to_multiple_of
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
-    limits = Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown)
+    limits = Limits(
+        config.replay_min_size,
+        config.replay_max_age,
+        config.replay_max_uses,
+        config.replay_cooldown,
+    )
     capacity, max_bytes = _capacity(trainer, config, scope)
     stateful = {kind: made for kind, made in strategies.items() if isinstance(made, Stateful)}
     return config, Components(
@@ -179,7 +184,11 @@ def _drops(module: torch.nn.Module) -> bool:
     return any(isinstance(rate, float) and rate > 0 for name, rate in vars(module).items() if "dropout" in name)
 
 
-def _weights(config: ReplayConfig, strategies: Mapping[str, Any], plugins: Iterable[Plugin]) -> Any:
+def _weights(
+    config: ReplayConfig,
+    strategies: Mapping[str, Any],
+    plugins: Iterable[Plugin],
+) -> Any:
     """The sampler's weights, if the correction asks for the chances of being drawn.
 
     Raises:
@@ -203,7 +212,10 @@ def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> tuple[int, int 
     """Groups and bytes that the buffer may hold: each process's, gathered's one, or what sharded ones hold in all."""
     shards = int(trainer.accelerator.num_processes) if isinstance(scope, ShardedScope) else 1
     nbytes = parse_bytes(config.replay_max_bytes)
-    return config.replay_buffer_size * shards, None if nbytes is None else nbytes * shards
+    return (
+        config.replay_buffer_size * shards,
+        None if nbytes is None else nbytes * shards,
+    )
 
 
 def _seed(trainer: Any, config: ReplayConfig, scope: Any) -> int:

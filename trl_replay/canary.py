@@ -19,8 +19,20 @@ CALLBACKS = Path("trainer") / "callbacks.py"
 CLASS = "GRPOTrainer"
 PREPARE = "_prepare_inputs"
 OUTER_LOSS = "compute_loss"
-REQUIRED_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
-HELPERS = ("split_pixel_values_by_grid", "shuffle_sequence_dict", "split_tensor_dict", "unsplit_pixel_values_by_grid")
+REQUIRED_KEYS = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "advantages",
+    "num_items_in_batch",
+)
+HELPERS = (
+    "split_pixel_values_by_grid",
+    "shuffle_sequence_dict",
+    "split_tensor_dict",
+    "unsplit_pixel_values_by_grid",
+)
 """What TRL does with a scored batch, in this order; the id tensor and image fields have to survive it."""
 
 
@@ -40,11 +52,20 @@ def drift(folder: Path) -> list[str]:
     if not path.exists():
         return [f"{TRAINER} does not exist"]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    trainer = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS), None)
+    trainer = next(
+        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS),
+        None,
+    )
     if trainer is None:
         return [f"{TRAINER} has no class {CLASS}"]
     methods = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}
-    found = [*_signatures(methods), *_callers(methods), *_order(methods), *_keys(methods), *_items(methods)]
+    found = [
+        *_signatures(methods),
+        *_callers(methods),
+        *_order(methods),
+        *_keys(methods),
+        *_items(methods),
+    ]
     assigned = {node.attr for node in ast.walk(trainer) if isinstance(node, ast.Attribute)}
     found += [
         f"{CLASS} has no attribute {name!r} any more ({reason})"

@@ -115,7 +115,11 @@ def contract_problems(trainer_class: type) -> list[str]:
             continue
         parameters = list(inspect.signature(method).parameters.values())[1:]
         named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD]
-        if not accepts(tuple(named), any(p.kind is p.VAR_POSITIONAL for p in parameters), expected):
+        if not accepts(
+            tuple(named),
+            any(p.kind is p.VAR_POSITIONAL for p in parameters),
+            expected,
+        ):
             problems.append(f"{trainer_class.__name__}.{name} takes {tuple(named)}, not {expected}")
     return problems
 
@@ -150,7 +154,11 @@ def reward_setup(trainer: Any) -> RewardSetup:
     from .batch.group_view import RewardSetup
 
     weights = trainer.reward_weights.detach().double().cpu().numpy()
-    return RewardSetup(np.asarray(weights), str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
+    return RewardSetup(
+        np.asarray(weights),
+        str(trainer.scale_rewards),
+        str(trainer.multi_objective_aggregation),
+    )
 
 
 def sequence_level_ratio(trainer: Any) -> bool:
@@ -166,7 +174,12 @@ def allows_token_weights(trainer: Any) -> bool:
 def denominator(trainer: Any) -> str:
     """What this trainer's loss divides the policy term by: `"items"`, that is `num_items_in_batch`; `"tokens"` of the
     micro-batch; or `"rows"`."""
-    return {"cispo": "items", "dapo": "items", "vespo": "items", "bnpo": "tokens"}.get(trainer.args.loss_type, "rows")
+    return {
+        "cispo": "items",
+        "dapo": "items",
+        "vespo": "items",
+        "bnpo": "tokens",
+    }.get(trainer.args.loss_type, "rows")
 
 
 def has_other_loss_path(trainer: Any) -> bool:
@@ -220,7 +233,10 @@ def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     if not trainer.beta:
         return without
     if trainer.ref_model is not None:
-        return {**without, REF_LOGPS: _forward(trainer, trainer.ref_model, batch)}
+        return {
+            **without,
+            REF_LOGPS: _forward(trainer, trainer.ref_model, batch),
+        }
     from trl.trainer.grpo_trainer import use_adapter
 
     model = trainer.accelerator.unwrap_model(trainer.model)  # as TRL does: the adapter's copy, or the base model
@@ -287,5 +303,8 @@ def vocabulary_size(trainer: Any) -> int:
 
 def tokenizer_fingerprint(trainer: Any) -> str:
     """A hash of what each token id stands for."""
-    tokens = sorted(trainer._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    tokens = sorted(
+        trainer._tokenizer.get_vocab().items(),
+        key=lambda item: (item[1], item[0]),
+    )
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]

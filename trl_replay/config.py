@@ -120,99 +120,139 @@ class ReplayConfig:
     """
 
     use_replay: bool = field(
-        default=True, metadata=_help("Whether to replay. False leaves the trainer as TRL made it.")
+        default=True,
+        metadata=_help("Whether to replay. False leaves the trainer as TRL made it."),
     )
     replay_buffer_size: int = field(
         default=64,
         metadata=_help("Groups of num_generations completions that the buffer keeps, per process; gathered: in all."),
     )
     replay_max_bytes: int | str | None = field(
-        default=None, metadata=_help("Bytes that the buffer keeps, per process, for example 512MB.")
+        default=None,
+        metadata=_help("Bytes that the buffer keeps, per process, for example 512MB."),
     )
-    replay_logps_dtype: str = field(default="float32", metadata=_help("How log-probs are kept: float32 or bfloat16."))
+    replay_logps_dtype: str = field(
+        default="float32",
+        metadata=_help("How log-probs are kept: float32 or bfloat16."),
+    )
     replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
     replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
-    replay_evictor: str = field(default="prompt_balanced", metadata=_help("Which entries leave a full buffer."))
+    replay_evictor: str = field(
+        default="prompt_balanced",
+        metadata=_help("Which entries leave a full buffer."),
+    )
     replay_evictor_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("evictor"))
     replay_sampler: str = field(default="prompt_balanced", metadata=_help("Which entries are replayed."))
     replay_sampler_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("sampler"))
-    replay_selector: str = field(default="zero_std", metadata=_help("Which fresh groups may be replaced."))
+    replay_selector: str = field(
+        default="zero_std",
+        metadata=_help("Which fresh groups may be replaced."),
+    )
     replay_selector_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("selector"))
     replay_scope: str = field(default="process", metadata=_help("Which processes share a buffer."))
     replay_scope_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scope"))
-    replay_storage: str = field(default="cpu", metadata=_help("Where the tokens and log-probs are kept."))
+    replay_storage: str = field(
+        default="cpu",
+        metadata=_help("Where the tokens and log-probs are kept."),
+    )
     replay_storage_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("storage"))
-    replay_correction: str = field(default="ratio", metadata=_help("How the loss corrects for replayed rows' policy."))
+    replay_correction: str = field(
+        default="ratio",
+        metadata=_help("How the loss corrects for replayed rows' policy."),
+    )
     replay_correction_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("correction"))
     replay_min_size: int = field(
-        default=1, metadata=_help("Entries that the buffer must hold before anything is replayed.")
+        default=1,
+        metadata=_help("Entries that the buffer must hold before anything is replayed."),
     )
     replay_max_age: int | None = field(
-        default=None, metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed.")
+        default=None,
+        metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed."),
     )
     replay_max_uses: int | None = field(default=None, metadata=_help("How often one entry is replayed."))
     replay_max_fraction: float = field(
-        default=1.0, metadata=_help("Largest share of a generation batch's groups that replay may fill.")
+        default=1.0,
+        metadata=_help("Largest share of a generation batch's groups that replay may fill."),
     )
     replay_start: int | str | None = field(
-        default=ADAPTIVE, metadata=_help("Updates before anything is replayed; adaptive waits if rewards are sparse.")
+        default=ADAPTIVE,
+        metadata=_help("Updates before anything is replayed; adaptive waits if rewards are sparse."),
     )
     replay_start_pass_rate: float | None = field(
-        default=None, metadata=_help("Running share of passing completions before anything is replayed.")
+        default=None,
+        metadata=_help("Running share of passing completions before anything is replayed."),
     )
     replay_pass_reward: float = field(
-        default=0.5, metadata=_help("A completion passes with a weighted reward of at least this.")
+        default=0.5,
+        metadata=_help("A completion passes with a weighted reward of at least this."),
     )
     replay_retire_passes: int | None = field(
-        default=None, metadata=_help("Passing completions of a fresh group at which its prompt's entries leave.")
+        default=None,
+        metadata=_help("Passing completions of a fresh group at which its prompt's entries leave."),
     )
     replay_samples_per_insert: float | None = field(
-        default=None, metadata=_help("Groups replayed for each group stored, at most, over the whole run.")
+        default=None,
+        metadata=_help("Groups replayed for each group stored, at most, over the whole run."),
     )
     replay_min_ess: float | None = field(
-        default=None, metadata=_help("Effective sample size, as a share, below which less is replayed.")
+        default=None,
+        metadata=_help("Effective sample size, as a share, below which less is replayed."),
     )
     replay_max_log_ratio: float | None = field(
-        default=None, metadata=_help("Largest mean log ratio, in absolute value, of what is replayed.")
+        default=None,
+        metadata=_help("Largest mean log ratio, in absolute value, of what is replayed."),
     )
     replay_max_weight: float | None = field(
-        default=None, metadata=_help("Largest factor on a replayed token's policy term.")
+        default=None,
+        metadata=_help("Largest factor on a replayed token's policy term."),
     )
     replay_refresh: str | None = field(
-        default=None, metadata=_help("How a score changes after a replay: ratio or advantage.")
+        default=None,
+        metadata=_help("How a score changes after a replay: ratio or advantage."),
     )
     replay_unfilled: str = field(
-        default="keep", metadata=_help("Dead groups that nothing fills: keep, mask, exclude or intra_batch.")
+        default="keep",
+        metadata=_help("Dead groups that nothing fills: keep, mask, exclude or intra_batch."),
     )
     replay_cooldown: int | None = field(
-        default=None, metadata=_help("Updates that must pass between two uses of one entry.")
+        default=None,
+        metadata=_help("Updates that must pass between two uses of one entry."),
     )
     replay_half_life: float | None = field(
-        default=None, metadata=_help("Updates in which an entry's score falls to half, for eviction and drawing.")
+        default=None,
+        metadata=_help("Updates in which an entry's score falls to half, for eviction and drawing."),
     )
     replay_weight: float = field(
-        default=1.0, metadata=_help("Weight of replayed rows in the policy loss, on top of the correction's.")
+        default=1.0,
+        metadata=_help("Weight of replayed rows in the policy loss, on top of the correction's."),
     )
     replay_dry_run: bool = field(
-        default=False, metadata=_help("Decide and measure everything but exchange nothing: training stays stock's.")
+        default=False,
+        metadata=_help("Decide and measure everything but exchange nothing: training stays stock's."),
     )
     replay_seed: int | None = field(
-        default=None, metadata=_help("Seed of the private generator; the trainer's seed if not set.")
+        default=None,
+        metadata=_help("Seed of the private generator; the trainer's seed if not set."),
     )
     replay_plugins: list[str] | None = field(
-        default=None, metadata=_help("Plugins whose hooks take part, by entry-point name.")
+        default=None,
+        metadata=_help("Plugins whose hooks take part, by entry-point name."),
     )
     replay_on_mismatch: str = field(
-        default="refuse", metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty.")
+        default="refuse",
+        metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty."),
     )
     replay_warm_start: str | None = field(
-        default=None, metadata=_help("A Parquet or JSONL file that fills the buffer when training begins.")
+        default=None,
+        metadata=_help("A Parquet or JSONL file that fills the buffer when training begins."),
     )
     replay_warm_start_short: str = field(
-        default="refuse", metadata=_help("Its groups of too few rows: refuse, or resample rows of their own.")
+        default="refuse",
+        metadata=_help("Its groups of too few rows: refuse, or resample rows of their own."),
     )
     replay_preset: str | None = field(
-        default=None, metadata=_help("A plugin's bundle of settings, for all fields left at their defaults.")
+        default=None,
+        metadata=_help("A plugin's bundle of settings, for all fields left at their defaults."),
     )
 
     def __post_init__(self) -> None:
@@ -260,7 +300,15 @@ class ReplayConfig:
             try:
                 value = json.loads(value)
             except json.JSONDecodeError as error:
-                raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
+                raise unusable(
+                    name,
+                    value,
+                    f"give a JSON object such as '{{\"key\": 1}}' ({error})",
+                ) from None
         if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
-            raise unusable(name, value, "give a mapping from argument names to values, or the same as a JSON object")
+            raise unusable(
+                name,
+                value,
+                "give a mapping from argument names to values, or the same as a JSON object",
+            )
         setattr(self, name, value)

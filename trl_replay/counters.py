@@ -109,7 +109,11 @@ class Totals:
         count = self.counters
         if not self.batches:
             return "replay: no generation batch was scored since attach (was trainer.train() called?)"
-        groups, dead, replaced = int(count["groups"]), int(count["dead"]), int(count["replaced"])
+        groups, dead, replaced = (
+            int(count["groups"]),
+            int(count["dead"]),
+            int(count["replaced"]),
+        )
         replacing = "would have been replaced (dry run)" if dry_run else "replaced"
         summary = (
             f"replay: {self.batches} generation batches, {groups} groups, {dead} dead ({dead / groups:.0%}), "

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,14 +31,26 @@ from .hookspecs import PROJECT, hookimpl
 from .protocols import SessionLike
 from .registry import Plugin, Resolved, new_manager
 from .table import Table
-from .types import Batch, Context, Corrected, Floats, Groups, Ints, Placement, ReplayedRows
+from .types import (
+    Batch,
+    Context,
+    Corrected,
+    Floats,
+    Groups,
+    Ints,
+    Placement,
+    ReplayedRows,
+)
 
 
 class SessionHooks:
     """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`."""
 
     def __init__(
-        self, plugins: Iterable[Plugin], resolved: Mapping[Any, Resolved], strategies: Mapping[Any, Any]
+        self,
+        plugins: Iterable[Plugin],
+        resolved: Mapping[Any, Resolved],
+        strategies: Mapping[Any, Any],
     ) -> None:
         self._manager = new_manager()
         self._resolved = resolved
@@ -46,7 +65,10 @@ class SessionHooks:
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""
-        self._update, self._giver = update, self._strategy_label(f"{PROJECT}_{hook}")
+        self._update, self._giver = (
+            update,
+            self._strategy_label(f"{PROJECT}_{hook}"),
+        )
         return getattr(self._manager.hook, f"{PROJECT}_{hook}")(**arguments)
 
     def select(self, groups: Groups, context: Context) -> Ints:
@@ -61,7 +83,10 @@ class SessionHooks:
 
     def rank(self, table: Table, context: Context) -> NDArray[Any]:
         """Keep ranks, `(len(table),)`, without NaN."""
-        ranks = self._numbers(self.call("rank", context.update, table=table, context=context), len(table))
+        ranks = self._numbers(
+            self.call("rank", context.update, table=table, context=context),
+            len(table),
+        )
         if np.isnan(ranks).any():
             raise self._bad("keep ranks with NaN", "numbers that can be compared")
         return ranks
@@ -78,30 +103,60 @@ class SessionHooks:
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
         shape = tuple(rows.logps.shape)
         if not torch.is_tensor(result.old_logps) or tuple(result.old_logps.shape) != shape:
-            raise self._bad(f"old_logps {_shown(result.old_logps)}", f"a tensor of shape {shape}")
+            raise self._bad(
+                f"old_logps {_shown(result.old_logps)}",
+                f"a tensor of shape {shape}",
+            )
         if not bool(result.old_logps[rows.mask].isfinite().all()):
-            raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
+            raise self._bad(
+                "old_logps that are not finite",
+                "finite old_logps wherever rows.mask is set",
+            )
         weights = result.weights
         if weights is not None:
-            if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
-                raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
+            if not torch.is_tensor(weights) or tuple(weights.shape) not in (
+                shape,
+                shape[:1],
+            ):
+                raise self._bad(
+                    f"weights {_shown(weights)}",
+                    f"a tensor of shape {shape[:1]} or {shape}",
+                )
             if not bool((weights >= 0).all() & weights.isfinite().all()):
-                raise self._bad(f"the weights {weights.tolist()}", "finite weights of at least 0")
+                raise self._bad(
+                    f"the weights {weights.tolist()}",
+                    "finite weights of at least 0",
+                )
         return result
 
     def compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch:
         """The batch with the placed groups in their slots."""
-        result = self.call("compose", context.update, batch=batch, placements=placements, context=context)
+        result = self.call(
+            "compose",
+            context.update,
+            batch=batch,
+            placements=placements,
+            context=context,
+        )
         if not isinstance(result, dict) or [key for key in result if key in batch] != list(batch):
-            raise self._bad("other keys than the batch's", "a dict with the same keys in the same order")
+            raise self._bad(
+                "other keys than the batch's",
+                "a dict with the same keys in the same order",
+            )
         if not IMAGE_KEYS.issuperset(result.keys() - batch.keys()):
-            raise self._bad("more keys than the batch's", "a dict with the same keys in the same order")
+            raise self._bad(
+                "more keys than the batch's",
+                "a dict with the same keys in the same order",
+            )
         rows = [key for key, value in batch.items() if key not in IMAGE_KEYS and value is not None]
         if any(result[key].shape[:1] != batch[key].shape[:1] for key in rows):
             raise self._bad("another number of rows", "as many as the batch has")
         for placed in placements:
             if not _holds(result, placed):
-                raise self._bad(f"slot {placed.slot} without the group placed there", "every placement in its rows")
+                raise self._bad(
+                    f"slot {placed.slot} without the group placed there",
+                    "every placement in its rows",
+                )
         return result
 
     def save(self, session: SessionLike, directory: Path) -> None:
@@ -122,7 +177,10 @@ class SessionHooks:
         plugins = {implementation.plugin_name: implementation.plugin for implementation in implementations}
         for plugin_name in sorted(plugins):
             others = [plugin for other, plugin in plugins.items() if other != plugin_name]
-            yield directory / quote(plugin_name, safe=""), self._manager.subset_hook_caller(name, others)
+            yield (
+                directory / quote(plugin_name, safe=""),
+                self._manager.subset_hook_caller(name, others),
+            )
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
         """Wraps a plugin's hook implementations so that what they raise names the plugin, the hook and the update."""
@@ -132,7 +190,12 @@ class SessionHooks:
                     guarded = self._guarded(implementation, caller.name, label)
                     object.__setattr__(implementation, "function", guarded)  # typed as final, and the only way in
 
-    def _guarded(self, implementation: pluggy.HookImpl, hook: str, label: Callable[[str], str]) -> Callable[..., Any]:
+    def _guarded(
+        self,
+        implementation: pluggy.HookImpl,
+        hook: str,
+        label: Callable[[str], str],
+    ) -> Callable[..., Any]:
         function: Callable[..., Any] = implementation.function
 
         @functools.wraps(function)
@@ -191,14 +254,20 @@ class SessionHooks:
             raise self._bad(_shown(indices), "a list of whole numbers")
         distinct = len(np.unique(indices))
         if indices.min() < 0 or indices.max() >= size or distinct < len(indices) or len(indices) > most:
-            raise self._bad(str(indices.tolist()), f"at most {most} distinct indices from 0 to {size - 1}")
+            raise self._bad(
+                str(indices.tolist()),
+                f"at most {most} distinct indices from 0 to {size - 1}",
+            )
         return indices.astype(np.int64)
 
     def _array(self, result: Any) -> NDArray[Any]:
         try:
             return np.asarray(result)
         except Exception as error:  # ragged lists, tensors with gradients or on another device
-            raise self._bad(f"a {type(result).__name__} ({error})", "what NumPy can make an array of") from error
+            raise self._bad(
+                f"a {type(result).__name__} ({error})",
+                "what NumPy can make an array of",
+            ) from error
 
     def _bad(self, shown: str, wanted: str) -> ResultError:
         return ResultError(f"{self._giver} returned {shown} at update {self._update}; it must return {wanted}.")

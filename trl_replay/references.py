@@ -43,6 +43,9 @@ def made(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not inspect.isclass(found) and not kwargs:
         try:
             inspect.signature(found).bind(*args)
-        except (TypeError, ValueError):  # it takes other arguments, or is a builtin that does not tell
+        except (
+            TypeError,
+            ValueError,
+        ):  # it takes other arguments, or is a builtin that does not tell
             return found
     return found(*args, **kwargs)

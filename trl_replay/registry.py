@@ -72,7 +72,12 @@ class Registry:
         self._seen: set[tuple[str, str, str]] = set()
         self._offers: dict[tuple[str, str], list[Any]] = {}
 
-    def register(self, plugin: Any, name: str, distribution: str = "registered in this process") -> None:
+    def register(
+        self,
+        plugin: Any,
+        name: str,
+        distribution: str = "registered in this process",
+    ) -> None:
         """Adds a plugin object under `name`.
 
         Raises:
@@ -133,7 +138,9 @@ class Registry:
             reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             self.failures[name] = Failure(name, sources, reason)
             warnings.warn(
-                f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}", RuntimeWarning, stacklevel=4
+                f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}",
+                RuntimeWarning,
+                stacklevel=4,
             )
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
@@ -148,7 +155,11 @@ class Registry:
     def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
         others = [other for other in self._manager.get_plugins() if other is not plugin]
         caller = self._manager.subset_hook_caller(f"{PROJECT}_{hook}", others)
-        wanted = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}[hook]
+        wanted = {
+            "strategies": StrategySpec,
+            "presets": Preset,
+            "fields": FieldSpec,
+        }[hook]
         offers = [offer for result in caller() for offer in result]
         for offer in offers:
             if not isinstance(offer, wanted) or type(offer) is StrategySpec:
@@ -210,7 +221,11 @@ class Registry:
         """
         if not isinstance(name, str):
             label = getattr(name, "__qualname__", type(name).__qualname__)
-            return Resolved(label, lambda *args, **kwargs: given(name, kwargs, setting), None)
+            return Resolved(
+                label,
+                lambda *args, **kwargs: given(name, kwargs, setting),
+                None,
+            )
         if ":" in name:
             found = imported(name, setting)
             if isinstance(found, StrategySpec) and not isinstance(found, SPECS[kind]):
@@ -219,7 +234,13 @@ class Registry:
                 )
             return Resolved(name, lambda *args, **kwargs: made(found, args, kwargs), None)
         return Resolved(
-            name, *self._find(name, setting, kind, [(p, s.name, s.factory) for p, s in self.strategies(kind)])
+            name,
+            *self._find(
+                name,
+                setting,
+                kind,
+                [(p, s.name, s.factory) for p, s in self.strategies(kind)],
+            ),
         )
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
@@ -228,7 +249,13 @@ class Registry:
         preset, plugin = self._find(name, "replay_preset", "preset", offers)
         return plugin, preset
 
-    def _find(self, name: str, setting: str, kind: str, offers: list[tuple[Plugin, str, Any]]) -> tuple[Any, Plugin]:
+    def _find(
+        self,
+        name: str,
+        setting: str,
+        kind: str,
+        offers: list[tuple[Plugin, str, Any]],
+    ) -> tuple[Any, Plugin]:
         owner, _, short = name.rpartition("/")
         if owner:
             self.plugin(owner, setting)

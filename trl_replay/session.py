@@ -15,7 +15,13 @@ import torch
 from . import compat
 from .batch.compose import padding
 from .batch.group_view import view
-from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, collect_candidates
+from .buffer.candidates import (
+    STALE,
+    Candidate,
+    PendingGroups,
+    StepCarry,
+    collect_candidates,
+)
 from .components import Components
 from .config import ReplayConfig
 from .counters import NO_ROOM, Tally, Totals, metrics
@@ -27,7 +33,15 @@ from .loss.micro_batch import ROWS
 from .loss.tap import Tap
 from .offline.export import export
 from .step.decisions import Decisions
-from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows
+from .types import (
+    Batch,
+    Context,
+    Corrected,
+    Groups,
+    Ints,
+    Placement,
+    ReplayedRows,
+)
 
 
 class Session:
@@ -46,7 +60,13 @@ class Session:
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
     """
 
-    def __init__(self, trainer: Any, config: ReplayConfig, components: Components, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        config: ReplayConfig,
+        components: Components,
+        enabled: bool = True,
+    ) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
         self.config = config
@@ -64,7 +84,9 @@ class Session:
             components.processes > 1,
         )
         self.communicator = Communicator(
-            components, self.tap, int(trainer.accelerator.process_index) if enabled else 0
+            components,
+            self.tap,
+            int(trainer.accelerator.process_index) if enabled else 0,
         )
         self.decide = Decisions(components, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
@@ -149,9 +171,20 @@ class Session:
             self.carry.drawn = dict(zip(sampled.slots, sampled.serials, strict=True))
             placements = rows.placements(sampled, groups)
             mask_of_dead = self._dead_mask(fresh, rows, sampled, total)
-            composed = self._compose(batch, placements, duplicates(batch, rows, pairs, self.components.fields), total)
+            composed = self._compose(
+                batch,
+                placements,
+                duplicates(batch, rows, pairs, self.components.fields),
+                total,
+            )
             waiting = self._collect(batch, fresh, rows, noteworthy)
-            ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, mask_of_dead)
+            ids = self.tap.expect(
+                rows.count,
+                waiting,
+                placements,
+                composed is not batch,
+                mask_of_dead,
+            )
             self._log(composed, tally, total, started)
         except Exception as caught:
             self.communicator.keep(caught)
@@ -163,7 +196,11 @@ class Session:
         if not self.carry.unfinished:
             return
         self.carry.unfinished = False
-        tally, admitted, pending, drawn = Tally(), Admitted(), *self.carry.take()
+        tally, admitted, pending, drawn = (
+            Tally(),
+            Admitted(),
+            *self.carry.take(),
+        )
         rows, error = self.communicator.share(None, compat.local_rows(self.trainer), pending)
         self.tap.stats.clear()
         try:
@@ -214,16 +251,35 @@ class Session:
     def _view(self, rows: RowLayout) -> Groups:
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
-        rewards, self.rewards = self.rewards.detach().double().cpu().numpy(), None
+        rewards, self.rewards = (
+            self.rewards.detach().double().cpu().numpy(),
+            None,
+        )
         rows.check(len(rewards), self.components.processes)
-        return view(rows.columns, rewards, compat.reward_setup(self.trainer), rows.size, self.update)
+        return view(
+            rows.columns,
+            rewards,
+            compat.reward_setup(self.trainer),
+            rows.size,
+            self.update,
+        )
 
-    def _settle(self, pending: PendingGroups | None, rows: RowLayout, solved: Ints, tally: Tally) -> Admitted:
+    def _settle(
+        self,
+        pending: PendingGroups | None,
+        rows: RowLayout,
+        solved: Ints,
+        tally: Tally,
+    ) -> Admitted:
         tally.refuse(self.buffer.withdraw(rows.overflowed()), NO_ROOM)
         return self.decide.settle(pending, rows, self.components.processes, solved, tally)
 
     def _compose(
-        self, batch: Batch, placements: list[Placement], copies: list[Placement], total: dict[str, float]
+        self,
+        batch: Batch,
+        placements: list[Placement],
+        copies: list[Placement],
+        total: dict[str, float],
     ) -> Batch:
         """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
         placements = placements + copies
@@ -237,7 +293,13 @@ class Session:
         items = items + torch.as_tensor(delta, dtype=items.dtype, device=items.device)
         return {**composed, "num_items_in_batch": items}
 
-    def _dead_mask(self, fresh: Groups, rows: RowLayout, sampled: Sampled, total: dict[str, float]) -> DeadGroupMask:
+    def _dead_mask(
+        self,
+        fresh: Groups,
+        rows: RowLayout,
+        sampled: Sampled,
+        total: dict[str, float],
+    ) -> DeadGroupMask:
         choice = self.config.replay_unfilled
         if choice not in ("mask", "exclude") or self.config.replay_dry_run:
             return NOTHING_MASKED
@@ -254,13 +316,28 @@ class Session:
         stored = self.components.fields.stored_keys(batch) | {compat.OLD_LOGPS}
         keys = [rows.holds(stored, slot) for slot in slots]
         candidates = collect_candidates(
-            batch, self.components.fields, fresh, local, keys, self.carry.serial, self.update
+            batch,
+            self.components.fields,
+            fresh,
+            local,
+            keys,
+            self.carry.serial,
+            self.update,
         )
         self.carry.serial += len(candidates)
-        self.carry.pending_groups, self.carry.collected_at = PendingGroups(fresh, candidates), self.update
+        self.carry.pending_groups, self.carry.collected_at = (
+            PendingGroups(fresh, candidates),
+            self.update,
+        )
         return [] if compat.OLD_LOGPS in batch else [each for each in candidates if each.group is not None]
 
-    def _log(self, batch: Batch, tally: Tally, total: dict[str, float], started: float) -> None:
+    def _log(
+        self,
+        batch: Batch,
+        tally: Tally,
+        total: dict[str, float],
+        started: float,
+    ) -> None:
         self.totals.add(tally)
         self.metrics = {}
         self._record({**metrics(total), "replay/padding": padding(batch)})

@@ -20,5 +20,8 @@ def parse_bytes(value: object) -> int | None:
 
 def format_bytes(nbytes: float) -> str:
     """`nbytes` in the largest decimal unit that leaves a number of at least 1."""
-    unit = next((unit for unit in ("TB", "GB", "MB", "KB") if nbytes >= UNITS[unit]), "B")
+    unit = next(
+        (unit for unit in ("TB", "GB", "MB", "KB") if nbytes >= UNITS[unit]),
+        "B",
+    )
     return f"{nbytes / UNITS[unit]:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"

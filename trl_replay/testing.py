@@ -57,10 +57,19 @@ def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
     )
 
 
-def make_context(table: Table | None = None, update: int = 100, seed: int = 0, **overrides: Any) -> Context:
+def make_context(
+    table: Table | None = None,
+    update: int = 100,
+    seed: int = 0,
+    **overrides: Any,
+) -> Context:
     """A context as strategies get it."""
     table = make_table([]) if table is None else table
-    settings: dict[str, Any] = {"capacity": max(len(table), 1), "num_generations": 4, **overrides}
+    settings: dict[str, Any] = {
+        "capacity": max(len(table), 1),
+        "num_generations": 4,
+        **overrides,
+    }
     return Context(update=update, rng=np.random.default_rng(seed), table=table, **settings)
 
 
@@ -167,7 +176,10 @@ class SelectorContract:
 
     def test_selects_distinct_groups(self) -> None:
         """Indices lie in the batch and none comes twice."""
-        for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
+        for rewards in (
+            [[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]],
+            [[0, 1, 0, 0]],
+        ):
             slots = np.asarray(self.strategy(make_groups(rewards), make_context())).tolist()
             assert len(set(slots)) == len(slots), f"{slots} holds a group twice"
             assert all(0 <= slot < len(rewards) for slot in slots), f"{slots} is outside the batch"
@@ -179,7 +191,11 @@ def _copy(table: Table) -> dict[str, Floats]:
 
 def _assert_same(table: Table, before: dict[str, Floats]) -> None:
     for name, column in before.items():
-        np.testing.assert_array_equal(getattr(table, name), column, err_msg=f"the column {name} was changed")
+        np.testing.assert_array_equal(
+            getattr(table, name),
+            column,
+            err_msg=f"the column {name} was changed",
+        )
 
 
 def make_tokenizer() -> Any:
@@ -192,11 +208,21 @@ def make_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
     )
 
 
-def make_model(tokenizer: Any, hidden_size: int = 32, layers: int = 2, seed: int = 0, **overrides: Any) -> Any:
+def make_model(
+    tokenizer: Any,
+    hidden_size: int = 32,
+    layers: int = 2,
+    seed: int = 0,
+    **overrides: Any,
+) -> Any:
     """A random Qwen2 on the CPU, without dropout."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -12,7 +12,15 @@ from .specs import Kind
 if TYPE_CHECKING:
     from .config import ReplayConfig
 
-STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
+STRATEGY_KINDS: tuple[Kind, ...] = (
+    "scorer",
+    "evictor",
+    "sampler",
+    "selector",
+    "scope",
+    "storage",
+    "correction",
+)
 
 ADAPTIVE = "adaptive"
 """The value of `replay_start` that looks at how sparse rewards are."""
@@ -31,12 +39,22 @@ RANGES: dict[str, tuple[float, float, bool, str]] = {
     "replay_max_fraction": (0.0, 1.0, True, "a share between 0 and 1"),
     "replay_start_pass_rate": (0.0, 1.0, True, "a share between 0 and 1"),
     "replay_min_ess": (0.0, 1.0, True, "a share between 0 and 1"),
-    "replay_half_life": (0.0, float("inf"), False, "a number of updates above 0"),
+    "replay_half_life": (
+        0.0,
+        float("inf"),
+        False,
+        "a number of updates above 0",
+    ),
     "replay_samples_per_insert": (0.0, float("inf"), False, "a number above 0"),
     "replay_max_log_ratio": (0.0, float("inf"), False, "a number above 0"),
     "replay_max_weight": (0.0, float("inf"), False, "a number above 0"),
     "replay_weight": (0.0, float("inf"), True, "a finite number of at least 0"),
-    "replay_pass_reward": (-float("inf"), float("inf"), False, "a finite number"),
+    "replay_pass_reward": (
+        -float("inf"),
+        float("inf"),
+        False,
+        "a finite number",
+    ),
 }
 """Numbers: the least and the most, whether the least itself is allowed, and what to say. Infinity never is."""
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -74,19 +92,35 @@ def validate(config: ReplayConfig) -> None:
     for kind in STRATEGY_KINDS:
         name = getattr(config, f"replay_{kind}")
         if name is None or name == "":
-            raise unusable(f"replay_{kind}", name, f"name a {kind}; `trl-replay list` shows all")
+            raise unusable(
+                f"replay_{kind}",
+                name,
+                f"name a {kind}; `trl-replay list` shows all",
+            )
     plugins = config.replay_plugins
     if plugins is not None and not (isinstance(plugins, list | tuple) and all(isinstance(p, str) for p in plugins)):
-        raise unusable("replay_plugins", plugins, "leave it out or give a list of plugin names")
+        raise unusable(
+            "replay_plugins",
+            plugins,
+            "leave it out or give a list of plugin names",
+        )
     if config.replay_preset is not None and not isinstance(config.replay_preset, str):
-        raise unusable("replay_preset", config.replay_preset, "leave it out or give the name of a preset")
+        raise unusable(
+            "replay_preset",
+            config.replay_preset,
+            "leave it out or give the name of a preset",
+        )
     for name in ("use_replay", "replay_dry_run"):
         if not isinstance(getattr(config, name), bool):
             raise unusable(name, getattr(config, name), "give true or false")
     for name, least in LEAST.items():
         value = getattr(config, name)
         if not (_absent(name, value) or (_is_whole(value) and value >= least)):
-            raise unusable(name, value, f"{_either(name)}give a whole number of at least {least}")
+            raise unusable(
+                name,
+                value,
+                f"{_either(name)}give a whole number of at least {least}",
+            )
     for name, (least_, most, closed, words) in RANGES.items():
         value = getattr(config, name)
         if not (_absent(name, value) or (_is_number(value) and _within(float(value), least_, most, closed))):
@@ -97,10 +131,18 @@ def validate(config: ReplayConfig) -> None:
             given = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
             raise unusable(name, value, f"{_either(name)}give {given}")
     if config.replay_max_bytes is not None and parse_bytes(config.replay_max_bytes) is None:
-        raise unusable("replay_max_bytes", config.replay_max_bytes, "leave it out or give bytes, '512MB' or '2GiB'")
+        raise unusable(
+            "replay_max_bytes",
+            config.replay_max_bytes,
+            "leave it out or give bytes, '512MB' or '2GiB'",
+        )
     start = config.replay_start
     if start not in (None, ADAPTIVE) and not (_is_whole(start) and start >= 0):
-        raise unusable("replay_start", start, f"give {ADAPTIVE!r} or a number of updates of at least 0")
+        raise unusable(
+            "replay_start",
+            start,
+            f"give {ADAPTIVE!r} or a number of updates of at least 0",
+        )
     if 0 < config.replay_buffer_size < config.replay_min_size:
         raise unusable(
             "replay_min_size",

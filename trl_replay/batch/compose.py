@@ -20,7 +20,11 @@ def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[torch.Tens
 
     A completion whose mask is all zero (`mask_truncated_completions`) ends before its trailing pad tokens.
     """
-    prompt_mask, mask, ids = batch["prompt_mask"], batch["completion_mask"], batch["completion_ids"]
+    prompt_mask, mask, ids = (
+        batch["prompt_mask"],
+        batch["completion_mask"],
+        batch["completion_ids"],
+    )
     prompt_positions = torch.arange(prompt_mask.size(1), 0, -1, device=prompt_mask.device)
     positions = torch.arange(1, mask.size(1) + 1, device=mask.device)
     prompt_lengths = (prompt_mask.ne(0) * prompt_positions).amax(dim=1, keepdim=False)
@@ -85,7 +89,14 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     specs = check(batch, fields)
     prompt_lengths, completion_lengths = (lengths.cpu().numpy() for lengths in row_lengths(batch, fields.pad_token_id))
     return [
-        _cut_one(batch, specs, cut_images(batch, fields, rows), rows, prompt_lengths[rows], completion_lengths[rows])
+        _cut_one(
+            batch,
+            specs,
+            cut_images(batch, fields, rows),
+            rows,
+            prompt_lengths[rows],
+            completion_lengths[rows],
+        )
         for rows in parts
     ]
 
@@ -113,9 +124,10 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
         for part, size, prompt in zip(parts, sizes, prompts, strict=True):
             tensor = part.tensors.get(key)
             if tensor is None:  # its values are all implied
-                lengths = {"prompt": prompt, "sequence": prompt + part.completion_lengths}.get(
-                    spec.layout, part.completion_lengths
-                )
+                lengths = {
+                    "prompt": prompt,
+                    "sequence": prompt + part.completion_lengths,
+                }.get(spec.layout, part.completion_lengths)
                 like = next(other.tensors[key] for other in parts if key in other.tensors)
                 tensor = like.new_full((int(lengths.sum()),), spec.implied or 0)
             elif spec.layout == "prompt" and len(part.prompt_lengths) < size:
@@ -174,18 +186,29 @@ def _cut_one(
 
 
 def _real(
-    spec: FieldSpec, prompts: Ints, completions: Ints, widths: tuple[int, int], device: torch.device
+    spec: FieldSpec,
+    prompts: Ints,
+    completions: Ints,
+    widths: tuple[int, int],
+    device: torch.device,
 ) -> torch.Tensor:
     """`(rows, width)` bool: the real positions of a field whose batch is padded to `widths`."""
     prompt_width, completion_width = widths
     left = np.arange(prompt_width)[None] >= prompt_width - prompts[:, None]
     right = np.arange(completion_width)[None] < completions[:, None]
-    parts = {"prompt": [left], "completion": [right], "sequence": [left, right]}[spec.layout]
+    parts = {
+        "prompt": [left],
+        "completion": [right],
+        "sequence": [left, right],
+    }[spec.layout]
     return torch.from_numpy(np.concatenate(parts, axis=1)).to(device)
 
 
 def compose(
-    batch: Batch, fields: FieldTable, placements: Sequence[Placement], multiple_of: int | None = None
+    batch: Batch,
+    fields: FieldTable,
+    placements: Sequence[Placement],
+    multiple_of: int | None = None,
 ) -> Batch:
     """The batch with each placed group in its slot, widened where a stored row needs it. Nothing is cut off.
 
@@ -209,7 +232,10 @@ def compose(
         max(int(placed.group.prompt_lengths.max()) for placed in placements),
         max(int(placed.group.completion_lengths[placed.part].max()) for placed in placements),
     )
-    new = (_wider(old[0], longest[0], multiple_of), _wider(old[1], longest[1], multiple_of))
+    new = (
+        _wider(old[0], longest[0], multiple_of),
+        _wider(old[1], longest[1], multiple_of),
+    )
     composed = dict(batch)
     for key, spec in specs.items():
         if spec.layout == "scalar" or spec.layout in IMAGE_LAYOUTS:
@@ -229,7 +255,11 @@ def _wider(width: int, needed: int, multiple_of: int | None) -> int:
 
 
 def _widen(
-    tensor: torch.Tensor, spec: FieldSpec, old: tuple[int, int], new: tuple[int, int], pad: float
+    tensor: torch.Tensor,
+    spec: FieldSpec,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    pad: float,
 ) -> torch.Tensor:
     """A copy of `tensor`, padded from the widths `old` to `new`: prompts on the left, completions on the right."""
     left, right = new[0] - old[0], new[1] - old[1]
@@ -242,7 +272,13 @@ def _widen(
     return tensor.clone()
 
 
-def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, like: torch.Tensor) -> torch.Tensor:
+def _block(
+    group: Group,
+    spec: FieldSpec,
+    widths: tuple[int, int],
+    pad: float,
+    like: torch.Tensor,
+) -> torch.Tensor:
     """All rows of one field of the group, padded to `widths`, of the dtype and on the device of `like`.
 
     Rows longer than `widths` are cut: none of those that are placed here (the rest of the group is on other ranks).
@@ -260,7 +296,13 @@ def _block(group: Group, spec: FieldSpec, widths: tuple[int, int], pad: float, l
     count = len(group.prompt_lengths) if spec.layout == "prompt" else size
     prompts = group.prompt_lengths if spec.layout == "prompt" else np.broadcast_to(group.prompt_lengths, size)
     beyond = max(int(group.completion_lengths.max()) - widths[1], 0)
-    real = _real(spec, prompts, group.completion_lengths, (widths[0], widths[1] + beyond), like.device)
+    real = _real(
+        spec,
+        prompts,
+        group.completion_lengths,
+        (widths[0], widths[1] + beyond),
+        like.device,
+    )
     block = like.new_full((count, real.size(1)), pad)
     block[real] = stored.to(like) if stored is not None else like.new_full((), spec.implied or 0)
     return block[:, : block.size(1) - (beyond if spec.layout != "prompt" else 0)].expand(size, -1)

@@ -63,7 +63,16 @@ def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> di
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
     """All columns that scopes share of `count` rows, without any information in them."""
-    whole = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "overflow")
+    whole = (
+        "lengths",
+        "trainable",
+        "items",
+        "images",
+        "prompt",
+        "recorded",
+        "nbytes",
+        "overflow",
+    )
     return {
         "row": np.arange(first_row, first_row + count),
         "advantages": np.zeros(count),
@@ -72,7 +81,13 @@ def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def view(rows: Mapping[str, NDArray[Any]], rewards: Floats, setup: RewardSetup, size: int, step: int) -> Groups:
+def view(
+    rows: Mapping[str, NDArray[Any]],
+    rewards: Floats,
+    setup: RewardSetup,
+    size: int,
+    step: int,
+) -> Groups:
     """The fresh groups that a scope shares.
 
     Args:
@@ -123,7 +138,11 @@ def advantage_noise(rewards: Floats, setup: RewardSetup) -> Floats:
     error = NOISE * weighted.sum(axis=2).max(axis=1)
     if setup.scale == "none":
         return np.asarray(error)
-    sums = np.where(np.isnan(rewards).all(axis=2), np.nan, np.nansum(rewards * setup.weights, axis=2))
+    sums = np.where(
+        np.isnan(rewards).all(axis=2),
+        np.nan,
+        np.nansum(rewards * setup.weights, axis=2),
+    )
     std = _bessel_std(sums.ravel()) if setup.scale == "batch" else _std(sums[:, :, None])[:, 0]
     return np.asarray(error / (std + STD_EPSILON))
 

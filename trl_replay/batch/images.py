@@ -131,7 +131,12 @@ def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
     return [key for key, value in batch.items() if value is not None and key not in COUNTS and fields.is_image(key)]
 
 
-def _counts(batch: Mapping[str, Any], keys: Sequence[str], fields: FieldTable, tiled: bool) -> dict[str, Ints]:
+def _counts(
+    batch: Mapping[str, Any],
+    keys: Sequence[str],
+    fields: FieldTable,
+    tiled: bool,
+) -> dict[str, Ints]:
     """Per image field, how many entries each row has."""
     images = np.asarray(batch["num_images"], np.int64)
     tiles = np.asarray(batch["num_tiles"], np.int64) if tiled else images
@@ -140,7 +145,13 @@ def _counts(batch: Mapping[str, Any], keys: Sequence[str], fields: FieldTable, t
 
 
 def _entries(
-    key: str, held: Mapping[str, Any], images: Ints, tiles: Ints, fields: FieldTable, tiled: bool, per_row: bool
+    key: str,
+    held: Mapping[str, Any],
+    images: Ints,
+    tiles: Ints,
+    fields: FieldTable,
+    tiled: bool,
+    per_row: bool,
 ) -> Ints:
     """How many entries of field `key` each row has, by TRL's rules; `held` are all fields."""
     layout = fields.spec(key).layout
@@ -161,14 +172,22 @@ def _entries(
 
 def _is_per_row(group: Group) -> bool:
     """Whether the pixels can only be one entry a row: their number is that of the rows, and not that of the images."""
-    if PIXELS not in group.tensors or set(group.tensors) & {"image_grid_thw", "image_position_ids", "num_tiles"}:
+    if PIXELS not in group.tensors or set(group.tensors) & {
+        "image_grid_thw",
+        "image_position_ids",
+        "num_tiles",
+    }:
         return False
     count = group.tensors[PIXELS].size(0)
     return count == len(group.tensors["num_images"]) and count != int(group.tensors["num_images"].sum())
 
 
 def _sections(
-    group: Group, like: Group, keys: Sequence[str], fields: FieldTable, per_row: bool | None = None
+    group: Group,
+    like: Group,
+    keys: Sequence[str],
+    fields: FieldTable,
+    per_row: bool | None = None,
 ) -> dict[str, list[torch.Tensor]]:
     """Per image field and counts, the section of each row of `group`; of a group without images they are empty."""
     rows = len(group.completion_lengths)
@@ -221,4 +240,8 @@ def _grow(part: torch.Tensor, sizes: Sequence[int], pad: float) -> torch.Tensor:
     if part.size(0) == 0:
         return part.new_zeros((0, *sizes))
     missing = [size - have for size, have in zip(sizes, part.shape[1:], strict=True)]
-    return functional.pad(part, [amount for right in reversed(missing) for amount in (0, right)], value=pad)
+    return functional.pad(
+        part,
+        [amount for right in reversed(missing) for amount in (0, right)],
+        value=pad,
+    )

@@ -57,9 +57,17 @@ class Candidate:
         rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
         if len(rows) < len(lengths):
             return False
-        tensors = {**group.tensors, OLD_LOGPS: torch.cat(rows).to(self.logps_dtype)}
+        tensors = {
+            **group.tensors,
+            OLD_LOGPS: torch.cat(rows).to(self.logps_dtype),
+        }
         fill_missing(tensors)
-        self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
+        self.group = Group(
+            tensors,
+            group.keys | {OLD_LOGPS},
+            group.prompt_lengths,
+            group.completion_lengths,
+        )
         self.records = []
         return True
 
@@ -88,7 +96,11 @@ class PendingGroups:
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, what its local rows take when packed.
         """
-        recorded, logps, nbytes = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
+        recorded, logps, nbytes = (
+            np.zeros(count, np.int64),
+            np.zeros(count),
+            np.zeros(count, np.int64),
+        )
         for candidate in self.candidates:
             if candidate.group is not None and candidate.complete():
                 recorded[candidate.rows] = 1
@@ -112,10 +124,16 @@ class PendingGroups:
         size = self.groups.advantages.shape[1]
         slots = np.array([candidate.slot for candidate in self.candidates], np.int64)
         complete = columns["recorded"].reshape(-1, size)[slots].all(axis=1)
-        tally.refuse(int((~complete).sum()), "a row's first forward was missing or came after an update")
+        tally.refuse(
+            int((~complete).sum()),
+            "a row's first forward was missing or came after an update",
+        )
         sums = columns["logps"].reshape(-1, size)[slots]
         finite = np.isfinite(sums).all(axis=1)
-        tally.refuse(int((complete & ~finite).sum()), "a trainable token's log-prob is not finite")
+        tally.refuse(
+            int((complete & ~finite).sum()),
+            "a trainable token's log-prob is not finite",
+        )
         chosen = np.flatnonzero(complete & finite)
         if len(chosen) == 0:
             return [], None
@@ -183,7 +201,15 @@ def collect_candidates(
     groups = [with_rewards(next(cuts), fresh.rewards[slot, first:]) if rows.stop else None
               for slot, rows, first in local]  # fmt: skip
     return [
-        Candidate(serial + number, slot, group, held, rows, update, logps_dtype=logps_dtype(fields))
+        Candidate(
+            serial + number,
+            slot,
+            group,
+            held,
+            rows,
+            update,
+            logps_dtype=logps_dtype(fields),
+        )
         for number, ((slot, rows, _), group, held) in enumerate(zip(local, groups, keys, strict=True))
     ]
 
@@ -197,7 +223,12 @@ def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
         key (`str`, *optional*): `REWARD` if they are not of the trainer's functions.
     """
     kept = torch.from_numpy(rewards[: len(group.completion_lengths)].astype(np.float32))
-    return Group({**group.tensors, key: kept}, group.keys, group.prompt_lengths, group.completion_lengths)
+    return Group(
+        {**group.tensors, key: kept},
+        group.keys,
+        group.prompt_lengths,
+        group.completion_lengths,
+    )
 
 
 def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:

@@ -77,7 +77,10 @@ class RateLimiter:
         config = self._config
         if config.replay_start == ADAPTIVE:
             if self._inserted < min(ENOUGH, self._capacity // 4) and self._sparse():
-                return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
+                return (
+                    0,
+                    "replay_start='adaptive' (sparse rewards, too few entries yet)",
+                )
         elif update < int(config.replay_start or 0):
             return 0, "replay_start"
         start_rate = config.replay_start_pass_rate
@@ -114,7 +117,11 @@ class RateLimiter:
         """Takes what `state_dict` gave."""
         self.fraction, self._pass_rate = state["share"], state["pass_rate"]
         self._inserted, self._drawn = state["inserted"], state["drawn"]
-        self._seen, self._live, self._seen_at_live = state["seen"], state["live"], state["seen_at_live"]
+        self._seen, self._live, self._seen_at_live = (
+            state["seen"],
+            state["live"],
+            state["seen_at_live"],
+        )
 
 
 def _share(fraction: float, groups: int) -> int:

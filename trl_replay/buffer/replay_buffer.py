@@ -48,7 +48,13 @@ class ReplayBuffer:
         unrestored (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
     """
 
-    def __init__(self, capacity: int, storage: Storage, limits: Limits, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        storage: Storage,
+        limits: Limits,
+        max_bytes: int | None = None,
+    ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
         self.storage = storage
@@ -108,7 +114,10 @@ class ReplayBuffer:
         return self._keysets.index(keys)
 
     def offer(
-        self, columns: Mapping[str, NDArray[Any]], rank: Callable[[Table], NDArray[Any]], rng: np.random.Generator
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        rank: Callable[[Table], NDArray[Any]],
+        rng: np.random.Generator,
     ) -> tuple[list[int], int]:
         """Offers newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
 
@@ -188,7 +197,11 @@ class ReplayBuffer:
         """Serials of the entries whose payload is on this process, in the order of the table."""
         return [serial for serial in self.table.serial.tolist() if serial in self._here]
 
-    def restore(self, columns: Mapping[str, NDArray[Any]], keysets: Sequence[frozenset[str]]) -> None:
+    def restore(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        keysets: Sequence[frozenset[str]],
+    ) -> None:
         """Takes saved columns in the place of its own entries; the payload that belongs here follows by `receive`.
 
         Columns of plugins that are absent now are left out, and new plugins' columns get their fill.

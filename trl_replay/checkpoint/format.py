@@ -32,10 +32,24 @@ from ..types import Group, Groups
 
 FORMAT = 1
 FOLDER = "trl_replay"
-STATE, TABLE, CANDIDATES, PLUGINS = "state.json", "table.safetensors", "candidates.safetensors", "plugins"
+STATE, TABLE, CANDIDATES, PLUGINS = (
+    "state.json",
+    "table.safetensors",
+    "candidates.safetensors",
+    "plugins",
+)
 SHARD_BYTES = 64 << 20
 SHARD_GROUPS = 1024
-VIEWS = ("rewards", "reward_weights", "advantages", "lengths", "trainable", "dead", "step", "prompt")
+VIEWS = (
+    "rewards",
+    "reward_weights",
+    "advantages",
+    "lengths",
+    "trainable",
+    "dead",
+    "step",
+    "prompt",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +141,10 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 
 def write(
-    folder: Path, saved: RankState, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]
+    folder: Path,
+    saved: RankState,
+    payload: Iterable[tuple[int, Group]],
+    plugins: Callable[[Path], None],
 ) -> None:
     """Writes one rank's folder, which must not exist; `state.json` comes last.
 
@@ -139,7 +156,10 @@ def write(
     """
     mine = rank_folder(folder, saved.rank)
     mine.mkdir(parents=True)
-    save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
+    save_arrays(
+        {name: np.ascontiguousarray(column) for name, column in saved.columns.items()},
+        mine / TABLE,
+    )
     for number, groups in enumerate(_shards(payload)):
         group_files.write(mine / f"payload-{number:05d}.safetensors", groups)
     if saved.noted is not None:
@@ -284,5 +304,15 @@ def _noted(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Pen
             )
         records = [tensors[f"{serial}@{row}"] if known else None for row, known in enumerate(told["records"])]
         holds, rows = frozenset(told["holds"]), slice(*told["rows"])
-        candidates.append(Candidate(serial, told["slot"], group, holds, rows, told["update"], records))
+        candidates.append(
+            Candidate(
+                serial,
+                told["slot"],
+                group,
+                holds,
+                rows,
+                told["update"],
+                records,
+            )
+        )
     return PendingGroups(groups, candidates, bool(description["stale"]))

@@ -91,9 +91,15 @@ def reshard(states: Sequence[RankState], shares: RankShard, fields: FieldTable) 
     columns["keys"] = np.concatenate(
         [np.array([keysets.index(k) for k in s.keysets], np.int64)[s.columns["keys"]] for s in tables]
     )
-    source = np.repeat(np.arange(len(tables)), [len(state.columns["serial"]) for state in tables])
+    source = np.repeat(
+        np.arange(len(tables)),
+        [len(state.columns["serial"]) for state in tables],
+    )
     order = np.lexsort((columns["serial"], source, columns["step"])) if own else np.arange(len(source))
-    columns, source = {name: column[order] for name, column in columns.items()}, source[order]
+    columns, source = (
+        {name: column[order] for name, column in columns.items()},
+        source[order],
+    )
     old = list(zip(source.tolist(), columns["serial"].tolist(), strict=True))
     owners = np.array([shares.owner(number) for number in range(len(old))], np.int64)
     start = len(old)
@@ -116,7 +122,13 @@ def reshard(states: Sequence[RankState], shares: RankShard, fields: FieldTable) 
 
     kept = owners == shares.rank if own else np.ones(len(old), bool)
     waiting = _waiting(states, shares, fields, start if own else None)
-    return Resharded({name: c[kept] for name, c in columns.items()}, keysets, payload, start + _count(states), waiting)
+    return Resharded(
+        {name: c[kept] for name, c in columns.items()},
+        keysets,
+        payload,
+        start + _count(states),
+        waiting,
+    )
 
 
 def _count(states: Sequence[RankState]) -> int:
@@ -124,7 +136,10 @@ def _count(states: Sequence[RankState]) -> int:
 
 
 def _waiting(
-    states: Sequence[RankState], shares: RankShard, fields: FieldTable, renumbered: int | None
+    states: Sequence[RankState],
+    shares: RankShard,
+    fields: FieldTable,
+    renumbered: int | None,
 ) -> ReadyGroups:
     """The candidates of all ranks, put together from their parts."""
     waiting, views = ReadyGroups(), list[Groups]()
@@ -135,7 +150,10 @@ def _waiting(
         if stale or not parts or not all(candidate.complete() for candidate in parts):
             waiting.dropped += 1
             continue
-        group = join([candidate.group for candidate in parts if candidate.group is not None], fields)
+        group = join(
+            [candidate.group for candidate in parts if candidate.group is not None],
+            fields,
+        )
         serial = parts[0].serial if renumbered is None else renumbered + number
         sums = trainable_sums(group)
         if len(sums) < view.advantages.shape[1] or not np.isfinite(sums).all():
@@ -164,4 +182,8 @@ def _candidates(states: Sequence[RankState], own: bool) -> Iterator[tuple[Groups
         return
     for position in range(len(noted[0].candidates) if noted else 0):
         parts = [each.candidates[position] for each in noted]
-        yield noted[0].groups, noted[0].stale, [part for part in parts if part.group is not None]
+        yield (
+            noted[0].groups,
+            noted[0].stale,
+            [part for part in parts if part.group is not None],
+        )

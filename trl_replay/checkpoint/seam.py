@@ -21,7 +21,14 @@ from .format import FOLDER, RankState
 MISSING = "no buffer"
 
 
-def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
+def save(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    model: Any,
+    trial: Any,
+    **kwargs: Any,
+) -> Any:
     """Writes our part of a checkpoint on every process, and only then lets stock write its own.
 
     Stock writes `trainer_state.json` last: where it is, all of ours is. Of a folder that is written again it goes
@@ -62,7 +69,10 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
         error = caught
     told = gather_object([str(error or "") if folder.is_dir() else MISSING])
     if all(text == MISSING for text in told):
-        warnings.warn(f"{path} holds no replay buffer: training resumes with an empty one.", stacklevel=2)
+        warnings.warn(
+            f"{path} holds no replay buffer: training resumes with an empty one.",
+            stacklevel=2,
+        )
         checkpoint.empty(session)
     elif not any(told):
         run_on_all_ranks(lambda: checkpoint.apply(session, states, folder), CheckpointError)
@@ -70,6 +80,9 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
     elif session.config.replay_on_mismatch == "refuse":
         raise error or CheckpointError(join_errors(told))
     else:
-        warnings.warn(f"Training resumes with an empty replay buffer. {join_errors(told)}", stacklevel=2)
+        warnings.warn(
+            f"Training resumes with an empty replay buffer. {join_errors(told)}",
+            stacklevel=2,
+        )
         checkpoint.empty(session)
     return result

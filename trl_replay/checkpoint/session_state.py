@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype, with_named_rewards
+from ..buffer.candidates import (
+    Candidate,
+    PendingGroups,
+    StepCarry,
+    logps_dtype,
+    with_named_rewards,
+)
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
 from ..session import Session
@@ -59,7 +65,12 @@ def write(session: Session, folder: Path) -> None:
         log=compat.log_digest(session.trainer.state.log_history) if args.should_save else None,
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
-    saved.write(folder, state, payload, lambda directory: session.components.hooks.save(session, directory))
+    saved.write(
+        folder,
+        state,
+        payload,
+        lambda directory: session.components.hooks.save(session, directory),
+    )
 
 
 def read(session: Session, folder: Path) -> list[RankState]:
@@ -69,7 +80,10 @@ def read(session: Session, folder: Path) -> list[RankState]:
         CheckpointError: Files are damaged or missing.
         MismatchError: The run was another one; all differences are named, with both values.
     """
-    rank, ranks = int(session.trainer.accelerator.process_index), saved.ranks_in(folder)
+    rank, ranks = (
+        int(session.trainer.accelerator.process_index),
+        saved.ranks_in(folder),
+    )
     if not ranks:
         raise CheckpointError(f"{folder} holds no rank's files.")
     found = saved.read(folder, rank if rank in ranks else ranks[0])
@@ -85,12 +99,18 @@ def read(session: Session, folder: Path) -> list[RankState]:
 
 def apply(session: Session, states: list[RankState], folder: Path) -> None:
     """Puts a session in the state that `read` found, in place of its own."""
-    buffer, rank = session.buffer, int(session.trainer.accelerator.process_index)
+    buffer, rank = (
+        session.buffer,
+        int(session.trainer.accelerator.process_index),
+    )
     mine = states[rank % len(states)]
     same = _layout(mine.identity) == _layout(identity(session))
     alone, take = kind_of(session) == "process", _taking(session, mine)
     _take_numbers(session, mine.session, own=same or rank < len(states), shared=not alone)
-    _take_totals(session, states[rank :: session.components.processes] if alone and not same else [mine])
+    _take_totals(
+        session,
+        states[rank :: session.components.processes] if alone and not same else [mine],
+    )
     if same:
         buffer.restore(mine.columns, mine.keysets)
         _fill(session, mine.payload(), take)
@@ -113,7 +133,11 @@ def empty(session: Session) -> None:
     session.carry = StepCarry()
 
 
-def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
+def _fill(
+    session: Session,
+    payload: Iterable[tuple[int, Group]],
+    take: Callable[[Group], Group],
+) -> None:
     """Lets entries leave that a smaller buffer than then has no room for, and takes the payload of the others."""
     session.decide.trim()
     kept = set(session.buffer.table.serial.tolist())
@@ -131,14 +155,20 @@ def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -
     """
     mine = [unrestored[session.trainer.accelerator.process_index]] if kind_of(session) == "process" else unrestored
     tally = Tally()
-    tally.refuse(session.buffer.withdraw([serial for part in mine for serial in part]), NO_ROOM)
+    tally.refuse(
+        session.buffer.withdraw([serial for part in mine for serial in part]),
+        NO_ROOM,
+    )
     session.totals.add(tally, batches=0)
 
 
 def _settle(session: Session, waiting: ReadyGroups, take: Callable[[Group], Group]) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally, table = Tally(), session.buffer.table
-    tally.refuse(waiting.dropped, "a row's log-probs were missing when the number of processes changed")
+    tally.refuse(
+        waiting.dropped,
+        "a row's log-probs were missing when the number of processes changed",
+    )
     if waiting.groups is not None:
         kept = session.decide.offer(waiting.groups, waiting.serials, waiting.sizes, waiting.keys, tally)
         for serial in kept:
@@ -153,8 +183,15 @@ def _layout(run: Identity) -> tuple[int, int]:
 
 def kind_of(session: Session) -> str | None:
     """How the ranks' buffers belong together; None for a scope that is not ours."""
-    kinds = ((ShardedScope, "sharded"), (GatheredScope, "gathered"), (ProcessScope, "process"))
-    return next((kind for scope, kind in kinds if isinstance(session.scope, scope)), None)
+    kinds = (
+        (ShardedScope, "sharded"),
+        (GatheredScope, "gathered"),
+        (ProcessScope, "process"),
+    )
+    return next(
+        (kind for scope, kind in kinds if isinstance(session.scope, scope)),
+        None,
+    )
 
 
 def _refuse_differences(then: Identity, now: Identity, session: Session) -> None:
@@ -194,7 +231,11 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
 
 def _numbers(session: Session) -> dict[str, Any]:
     """What JSON holds of a session."""
-    components, carry, totals = session.components, session.carry, session.totals
+    components, carry, totals = (
+        session.components,
+        session.carry,
+        session.totals,
+    )
     measured = session.tap.stats.columns(compat.local_rows(session.trainer)) if carry.drawn else {}
     return {
         "update": session.tap.update,
@@ -232,7 +273,13 @@ def _take_numbers(session: Session, state: Mapping[str, Any], own: bool, shared:
     components = session.components
     session.tap.update = state["update"]
     session.tap.verified = state["verified"]
-    session.carry = StepCarry(state["serial"], None, state["noted_at"], state["pending"], state["warmed"])
+    session.carry = StepCarry(
+        state["serial"],
+        None,
+        state["noted_at"],
+        state["pending"],
+        state["warmed"],
+    )
     if own or shared:
         components.rng.bit_generator.state = state["generators"]["shared"]
     if own:
@@ -256,7 +303,10 @@ def _take_totals(session: Session, states: list[RankState]) -> None:
 def _taking(session: Session, then: RankState) -> Callable[[Group], Group]:
     """What makes a saved group this run's: on its device, with its reward functions' names."""
     device = session.trainer.accelerator.device
-    names = then.session["reward_functions"], list(session.trainer.reward_func_names)
+    names = (
+        then.session["reward_functions"],
+        list(session.trainer.reward_func_names),
+    )
     return lambda group: with_named_rewards(group.map(lambda tensor: tensor.to(device)), *names)
 
 

@@ -19,7 +19,14 @@ from rich.text import Text
 
 from ..errors import ReplayError
 
-PACKAGES = ("trl-replay", "trl", "torch", "transformers", "accelerate", "pluggy")
+PACKAGES = (
+    "trl-replay",
+    "trl",
+    "torch",
+    "transformers",
+    "accelerate",
+    "pluggy",
+)
 
 
 class Command(NamedTuple):
@@ -36,9 +43,25 @@ def _json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=_positive, default=400, help="updates a run, each of 64 completions")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run of each arm a seed")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder of the picture and the figures")
+    parser.add_argument(
+        "--steps",
+        type=_positive,
+        default=400,
+        help="updates a run, each of 64 completions",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2],
+        help="one run of each arm a seed",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/demo"),
+        help="folder of the picture and the figures",
+    )
 
 
 def _positive(text: str) -> int:
@@ -67,11 +90,19 @@ def offers() -> dict[str, list[dict[str, Any]]]:
         for plugin, spec in known.strategies(kind)
     ]
     presets = [
-        {**origin(plugin, preset.name), "summary": preset.summary, "settings": dict(preset.settings)}
+        {
+            **origin(plugin, preset.name),
+            "summary": preset.summary,
+            "settings": dict(preset.settings),
+        }
         for plugin, preset in known.presets()
     ]
     failures = [
-        {"name": failure.name, "distribution": failure.distribution, "reason": failure.reason}
+        {
+            "name": failure.name,
+            "distribution": failure.distribution,
+            "reason": failure.reason,
+        }
         for failure in known.failures.values()
     ]
     return {"strategies": strategies, "presets": presets, "failures": failures}
@@ -85,16 +116,31 @@ def _list(options: argparse.Namespace) -> int:
     console = _console()
     rows = [[row["kind"], row["name"], row["summary"], row["distribution"]] for row in found["strategies"]]
     rows += [["preset", row["name"], row["summary"], row["distribution"]] for row in found["presets"]]
-    console.print(_table("Strategies and presets", ("kind", "name", "what it does", "distribution"), rows))
+    console.print(
+        _table(
+            "Strategies and presets",
+            ("kind", "name", "what it does", "distribution"),
+            rows,
+        )
+    )
     if found["failures"]:
         rows = [[row["name"], row["distribution"], row["reason"]] for row in found["failures"]]
-        console.print(_table("Plugins that were not loaded", ("plugin", "distribution", "why"), rows))
+        console.print(
+            _table(
+                "Plugins that were not loaded",
+                ("plugin", "distribution", "why"),
+                rows,
+            )
+        )
     return 0
 
 
 def diagnosis() -> dict[str, Any]:
     """Versions, the tested TRL releases, and everything that makes the installed TRL unusable."""
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    versions = {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+    }
     problems = [f"{name} is not installed" for name, found in versions.items() if found is None]
     tested, drifted = None, list[str]()
     if not problems:
@@ -109,9 +155,19 @@ def diagnosis() -> dict[str, Any]:
 
             problems += compat.contract_problems(GRPOTrainer)
             drifted = canary.drift(Path(trl.__path__[0]))
-        except (ContractError, ImportError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
+        except (
+            ContractError,
+            ImportError,
+            RuntimeError,
+        ) as error:  # TRL's lazy modules raise RuntimeError
             problems.append(str(error))
-    return {"versions": versions, "tested": tested, "problems": problems, "drift": drifted, "usable": not problems}
+    return {
+        "versions": versions,
+        "tested": tested,
+        "problems": problems,
+        "drift": drifted,
+        "usable": not problems,
+    }
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -168,7 +224,12 @@ def _export(options: argparse.Namespace) -> int:
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="folder of a checkpoint: …/checkpoint-12")
-    parser.add_argument("--entries", type=_positive, default=3, help="entries shown from the top and from the bottom")
+    parser.add_argument(
+        "--entries",
+        type=_positive,
+        default=3,
+        help="entries shown from the top and from the bottom",
+    )
     _json_option(parser)
 
 
@@ -183,11 +244,23 @@ def _inspect(options: argparse.Namespace) -> int:
     console.print(_table(found["checkpoint"], ("", ""), facts(found)))
     for name, title in (("top", "Highest scores"), ("bottom", "Lowest scores")):
         rows = [
-            [entry["prompt"], f"{entry['score']:.4g}", str(entry["age"]), str(entry["uses"]), _completions(entry)]
+            [
+                entry["prompt"],
+                f"{entry['score']:.4g}",
+                str(entry["age"]),
+                str(entry["uses"]),
+                _completions(entry),
+            ]
             for entry in found[name]
         ]
         if rows:
-            columns = ("prompt", "score", "age", "uses", "completions, advantage first")
+            columns = (
+                "prompt",
+                "score",
+                "age",
+                "uses",
+                "completions, advantage first",
+            )
             console.print(_table(title, columns, rows))
     return 0
 
@@ -197,8 +270,16 @@ def _completions(entry: Mapping[str, Any]) -> str:
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="the trainer's output_dir, or one of its checkpoints")
-    parser.add_argument("--out", type=Path, help="file to write; report.html in the run's folder if not given")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="the trainer's output_dir, or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="file to write; report.html in the run's folder if not given",
+    )
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -228,12 +309,42 @@ def _console() -> Console:
 
 
 COMMANDS = (
-    Command("list", "every strategy and preset, with the distribution it comes from", _json_option, _list),
-    Command("check", "versions, and whether the installed TRL can be used", _json_option, _check),
-    Command("export", "writes a checkpoint's buffer to Parquet, one row a completion", _export_options, _export),
-    Command("inspect", "what is in a checkpoint's buffer", _inspect_options, _inspect),
-    Command("report", "a run's log and buffer as one HTML page", _report_options, _report),
-    Command("demo", "trains a tiny task with stock GRPO and with replay, in about a minute", _demo_options, _demo),
+    Command(
+        "list",
+        "every strategy and preset, with the distribution it comes from",
+        _json_option,
+        _list,
+    ),
+    Command(
+        "check",
+        "versions, and whether the installed TRL can be used",
+        _json_option,
+        _check,
+    ),
+    Command(
+        "export",
+        "writes a checkpoint's buffer to Parquet, one row a completion",
+        _export_options,
+        _export,
+    ),
+    Command(
+        "inspect",
+        "what is in a checkpoint's buffer",
+        _inspect_options,
+        _inspect,
+    ),
+    Command(
+        "report",
+        "a run's log and buffer as one HTML page",
+        _report_options,
+        _report,
+    ),
+    Command(
+        "demo",
+        "trains a tiny task with stock GRPO and with replay, in about a minute",
+        _demo_options,
+        _demo,
+    ),
 )
 
 
@@ -253,7 +364,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except (ReplayError, OSError) as error:  # the latter where a file can't be read or written
+    except (
+        ReplayError,
+        OSError,
+    ) as error:  # the latter where a file can't be read or written
         print(f"trl-replay: {error}", file=sys.stderr)
         return 1
     return status

@@ -53,7 +53,12 @@ def taught(seed: int, steps: int = 300, rows: int = 256) -> Mapping[str, torch.T
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, HIDDEN_SIZE, seed=seed)
     ids = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789"[:KEYS], *LETTERS, "=", tokenizer.eos_token]))
-    keys, letters, sign, end = ids[:KEYS], ids[KEYS:-2], ids[-2].expand(rows), ids[-1].expand(rows)
+    keys, letters, sign, end = (
+        ids[:KEYS],
+        ids[KEYS:-2],
+        ids[-2].expand(rows),
+        ids[-1].expand(rows),
+    )
     generator = torch.Generator().manual_seed(seed)
 
     def draw(among: torch.Tensor) -> torch.Tensor:
@@ -127,4 +132,9 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(seed, learning_rate, steps, folder)
-        return train(trainer, Record(arm, seed, learning_rate, settings), on_window, window)
+        return train(
+            trainer,
+            Record(arm, seed, learning_rate, settings),
+            on_window,
+            window,
+        )

@@ -38,7 +38,8 @@ def show(steps: int, seeds: Sequence[int], out: Path) -> int:
     picture = _has_matplotlib()
     if not picture:
         console.print(
-            "No picture: matplotlib is not installed. Get it with: pip install 'trl-replay[demo]'", markup=False
+            "No picture: matplotlib is not installed. Get it with: pip install 'trl-replay[demo]'",
+            markup=False,
         )
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -91,7 +92,10 @@ def _train_all(console: Console, steps: int, seeds: Sequence[int]) -> list[Recor
                 row = progress.add_task(f"{LABELS[arm]}, seed {seed}", total=steps, shown="")
 
                 def advance(record: Record, row: Any = row) -> None:
-                    dead, after = np.mean(record.dead[-10:]), np.mean(record.dead_after[-10:])
+                    dead, after = (
+                        np.mean(record.dead[-10:]),
+                        np.mean(record.dead_after[-10:]),
+                    )
                     shown = f"reward {record.final(10):.2f}  dead groups {dead:4.0%} → {after:4.0%}"
                     progress.update(row, completed=len(record.reward), shown=shown)
 
@@ -153,7 +157,13 @@ def draw(records: Sequence[Record], path: Path) -> None:
             curves = np.array([_smooth(getattr(run, name)) for run in runs])
             rollouts = np.linspace(0, runs[0].rollouts, curves.shape[1] + 1)[1:]
             axis.plot(rollouts, curves.T, color=COLORS[arm], alpha=0.3, linewidth=0.8)
-            axis.plot(rollouts, curves.mean(axis=0), color=COLORS[arm], linewidth=2, label=label)
+            axis.plot(
+                rollouts,
+                curves.mean(axis=0),
+                color=COLORS[arm],
+                linewidth=2,
+                label=label,
+            )
             axis.set_xlabel("rollouts generated")
             axis.set_ylim(0, 1)
     reward.set_title("mean reward of the generated completions")

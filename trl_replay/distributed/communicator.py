@@ -12,7 +12,14 @@ from ..counters import COUNTERS, Tally
 from ..errors import SeamError
 from ..loss.tap import Tap
 from ..types import Batch, Group
-from .row_layout import MISSING, Admitted, RowLayout, Sampled, reason_to_stop, unpacked
+from .row_layout import (
+    MISSING,
+    Admitted,
+    RowLayout,
+    Sampled,
+    reason_to_stop,
+    unpacked,
+)
 
 
 class Communicator:
@@ -58,13 +65,23 @@ class Communicator:
                 local |= pending.describe(count, components.fields.names)
             if batch is not None:
                 check(batch, components.fields)
-                local |= describe(batch, first, components.num_generations, components.fields.pad_token_id)
+                local |= describe(
+                    batch,
+                    first,
+                    components.num_generations,
+                    components.fields.pad_token_id,
+                )
         except Exception as caught:
             error = error or caught
         return RowLayout(components.scope.share(local), local, components.num_generations), error
 
     def agree(
-        self, rows: RowLayout, tally: Tally, error: Exception | None, admitted: Admitted, sampled: Sampled
+        self,
+        rows: RowLayout,
+        tally: Tally,
+        error: Exception | None,
+        admitted: Admitted,
+        sampled: Sampled,
     ) -> dict[str, float]:
         """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions.
 
@@ -73,7 +90,13 @@ class Communicator:
         buffer = self._components.buffer
         tally.size, tally.bytes = len(buffer), buffer.nbytes
         counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
-        vector = np.concatenate([counters, rows.identity(buffer.table, admitted, sampled), rows.filled(sampled)])
+        vector = np.concatenate(
+            [
+                counters,
+                rows.identity(buffer.table, admitted, sampled),
+                rows.filled(sampled),
+            ]
+        )
         agreement = self._components.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
         reason = reason_to_stop(agreement, len(counters))
         if reason:
@@ -84,7 +107,13 @@ class Communicator:
                 error.add_note(f"Replay stops on all processes. {reason}")
             raise error
         self.replaced = unpacked(agreement.vectors[:, len(counters) + 2 :], rows.count)
-        return dict(zip(COUNTERS, agreement.vectors.sum(axis=0).tolist()[: len(counters)], strict=True))
+        return dict(
+            zip(
+                COUNTERS,
+                agreement.vectors.sum(axis=0).tolist()[: len(counters)],
+                strict=True,
+            )
+        )
 
     def move(self, rows: RowLayout, admitted: Admitted, sampled: Sampled) -> dict[int, Group]:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""

@@ -65,7 +65,12 @@ class RowLayout:
         first (`int`): Index of this process's first row among those of all processes.
     """
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]], local: Mapping[str, NDArray[Any]], size: int) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        local: Mapping[str, NDArray[Any]],
+        size: int,
+    ) -> None:
         self.columns = columns
         self.size = size
         self.count = len(local["row"])
@@ -105,10 +110,21 @@ class RowLayout:
 
         Equal on all processes that share a buffer, or payload would go astray.
         """
-        decided: list[Any] = [table.serial, admitted.serials, sampled.slots, sampled.serials]
+        decided: list[Any] = [
+            table.serial,
+            admitted.serials,
+            sampled.slots,
+            sampled.serials,
+        ]
         numbers = np.concatenate([np.append(len(part), np.asarray(part, np.int64)) for part in decided])
         digest = hashlib.blake2b(numbers.tobytes(), digest_size=6).digest()
-        return np.array([int(self.columns["row"][0]) // self.count, int.from_bytes(digest, "little")], np.float64)
+        return np.array(
+            [
+                int(self.columns["row"][0]) // self.count,
+                int.from_bytes(digest, "little"),
+            ],
+            np.float64,
+        )
 
     def takes(self, keys: frozenset[str]) -> frozenset[str]:
         """`keys`, and that of images if the batches of all processes hold some."""
@@ -127,7 +143,10 @@ class RowLayout:
     def local(self, slot: int) -> tuple[slice, int]:
         """The slot's rows in this process's batch (empty if it has none), and which row of the group comes first."""
         span = self.span(slot)
-        begin, end = max(span.start, self.first), min(span.stop, self.first + self.count)
+        begin, end = (
+            max(span.start, self.first),
+            min(span.stop, self.first + self.count),
+        )
         if begin >= end:
             return slice(0, 0), 0
         return slice(begin - self.first, end - self.first), begin - span.start
@@ -140,7 +159,10 @@ class RowLayout:
 
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
-        owners, nbytes = self.columns["row"] // self.count, self.columns["nbytes"]
+        owners, nbytes = (
+            self.columns["row"] // self.count,
+            self.columns["nbytes"],
+        )
         arrivals = []
         for serial, slot in zip(serials, slots, strict=True):
             rows = slice(slot * self.size, (slot + 1) * self.size)
@@ -181,14 +203,27 @@ class RowLayout:
         """
         placements = []
         for slot, serial, age, priority in zip(
-            sampled.slots, sampled.serials, sampled.ages, sampled.priorities, strict=True
+            sampled.slots,
+            sampled.serials,
+            sampled.ages,
+            sampled.priorities,
+            strict=True,
         ):
             rows, first = self.local(slot)
             if rows.stop:
                 if not groups[serial].keys:
                     raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
                 placements.append(
-                    Placement(slot, groups[serial], serial, age, rows.start, first, rows.stop - rows.start, priority)
+                    Placement(
+                        slot,
+                        groups[serial],
+                        serial,
+                        age,
+                        rows.start,
+                        first,
+                        rows.stop - rows.start,
+                        priority,
+                    )
                 )
         return placements
 
@@ -223,7 +258,12 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
     )
 
 
-def duplicates(batch: Batch, rows: RowLayout, pairs: Sequence[tuple[int, int]], fields: FieldTable) -> list[Placement]:
+def duplicates(
+    batch: Batch,
+    rows: RowLayout,
+    pairs: Sequence[tuple[int, int]],
+    fields: FieldTable,
+) -> list[Placement]:
     """This process's live groups that are copied into dead groups' slots; serial -1, since they are no entries.
 
     Args:

@@ -43,11 +43,18 @@ class DeadGroupMask:
         if self.denominator == "tokens" and bool((flags > 1).any()):
             mask = loss_mask(micro)
             live = mask[(flags <= 1).to(mask.device)].sum()
-            return torch.where(live > 0, mask.sum() / live.clamp(min=1), torch.ones_like(live, dtype=torch.float32))
+            return torch.where(
+                live > 0,
+                mask.sum() / live.clamp(min=1),
+                torch.ones_like(live, dtype=torch.float32),
+            )
         return None
 
     def returned(
-        self, result: tuple[Any, ...], masked: torch.Tensor | None, scale: torch.Tensor | float | None
+        self,
+        result: tuple[Any, ...],
+        masked: torch.Tensor | None,
+        scale: torch.Tensor | float | None,
     ) -> tuple[Any, ...]:
         """The log-prob method's result, with no entropy gradient where `masked` (`(b, C)` or `(b, 1)` bool) is set,
         and with an auxiliary loss that `scale` leaves as it was."""

@@ -53,11 +53,18 @@ class Gates:
         return {"replay/capped_fraction": capped / count} if count else {}
 
     def _cap(
-        self, rows: ReplayedRows, old_logps: torch.Tensor, weights: torch.Tensor | None, most: float
+        self,
+        rows: ReplayedRows,
+        old_logps: torch.Tensor,
+        weights: torch.Tensor | None,
+        most: float,
     ) -> torch.Tensor:
         logs, mask = rows.logps - old_logps, rows.mask
         if self.sequence_level:
-            logs, mask = (logs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1), mask.any(dim=1)
+            logs, mask = (
+                (logs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1),
+                mask.any(dim=1),
+            )
         if weights is not None and weights.dim() == 2 and self.sequence_level:  # one ratio a row, weights of tokens
             logs, mask = logs.unsqueeze(1), rows.mask
         ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

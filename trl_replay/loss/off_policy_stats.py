@@ -29,7 +29,12 @@ class OffPolicyStats:
         self._rows: list[tuple[list[int], torch.Tensor]] = []
         self._restored: dict[str, Floats] = {}
 
-    def add(self, positions: Sequence[int], rows: ReplayedRows, weights: torch.Tensor | None) -> None:
+    def add(
+        self,
+        positions: Sequence[int],
+        rows: ReplayedRows,
+        weights: torch.Tensor | None,
+    ) -> None:
         """Notes one micro-batch.
 
         Args:
@@ -40,7 +45,13 @@ class OffPolicyStats:
         logs = (rows.logps.float() - rows.behaviour_logps.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         mask, ratios = rows.mask.double(), logs.exp()
         remaining_signal = ratios.clamp(max=1.0) * rows.advantages.double().abs().unsqueeze(1)
-        each = (torch.ones_like(ratios), ratios, ratios**2, logs.abs(), remaining_signal)
+        each = (
+            torch.ones_like(ratios),
+            ratios,
+            ratios**2,
+            logs.abs(),
+            remaining_signal,
+        )
         stats = torch.stack([(value * mask).sum(dim=1) for value in each], dim=1)
         self._rows.append((list(positions), stats))
         weightless = logs.new_zeros(()) if weights is None else weights.eq(0).view(len(positions), -1).all(dim=1).sum()
@@ -55,7 +66,10 @@ class OffPolicyStats:
         self._since_log = []
         values = {"replay/gated_fraction": weightless / rows}
         if seen:
-            values |= {"replay/ratio_mean": ratio / seen, "replay/ess": ratio * ratio / (seen * squares)}
+            values |= {
+                "replay/ratio_mean": ratio / seen,
+                "replay/ess": ratio * ratio / (seen * squares),
+            }
             values["replay/drift_mean"] = drift / seen
         return values
 

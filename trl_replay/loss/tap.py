@@ -95,10 +95,19 @@ class Tap:
         for placed in placements:
             first = self._first_placed + len(self._placed)
             ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
-            tensors, lengths = placed.group.tensors, placed.group.completion_lengths.tolist()
+            tensors, lengths = (
+                placed.group.tensors,
+                placed.group.completion_lengths.tolist(),
+            )
             logps = torch.split(tensors[OLD_LOGPS].float(), lengths)[placed.part]
             self._placed += [
-                PlacedRow(row, placed.age, advantage, placed.priority, placed.start + index)
+                PlacedRow(
+                    row,
+                    placed.age,
+                    advantage,
+                    placed.priority,
+                    placed.start + index,
+                )
                 for index, (row, advantage) in enumerate(zip(logps, tensors["advantages"][placed.part], strict=True))
             ]
         return ids
@@ -204,8 +213,14 @@ class Tap:
         # counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
         real = {OLD_LOGPS: mask, REF_LOGPS: mask}
         if masked is not None:
-            real = {OLD_LOGPS: mask & ~masked.all(dim=1, keepdim=True), REF_LOGPS: mask & ~masked}
-        for key, value in ((OLD_LOGPS, old), (REF_LOGPS, dict.get(micro, REF_LOGPS))):
+            real = {
+                OLD_LOGPS: mask & ~masked.all(dim=1, keepdim=True),
+                REF_LOGPS: mask & ~masked,
+            }
+        for key, value in (
+            (OLD_LOGPS, old),
+            (REF_LOGPS, dict.get(micro, REF_LOGPS)),
+        ):
             if value is not None:
                 micro[key] = torch.where(real[key], value, logps.to(value.dtype))
         return masked
@@ -219,7 +234,12 @@ class Tap:
         return [self._placed[number] for number in numbers]
 
     def _replayed(
-        self, micro: MicroBatch, stored: list[PlacedRow], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
+        self,
+        micro: MicroBatch,
+        stored: list[PlacedRow],
+        index: torch.Tensor,
+        logps: torch.Tensor,
+        mask: torch.Tensor,
     ) -> ReplayedRows:
         for position, row in enumerate(stored):
             row.proximal = logps[position] if row.proximal is None else row.proximal
@@ -228,7 +248,11 @@ class Tap:
         padded = functional.pad(padded, (0, logps.size(1) - padded.size(1)))
         behaviour = torch.where(mask, padded, logps.float())
         ages = torch.tensor([row.age for row in stored], device=logps.device)
-        priorities = torch.tensor([row.priority for row in stored], device=logps.device, dtype=torch.float32)
+        priorities = torch.tensor(
+            [row.priority for row in stored],
+            device=logps.device,
+            dtype=torch.float32,
+        )
         advantages = micro["advantages"][index]
         if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
             advantages = torch.stack([row.advantage for row in stored]).to(advantages)
@@ -245,7 +269,11 @@ class Tap:
                 micro[key] = torch.where(mask, value, logps.to(value.dtype))
 
     def _weighted(
-        self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
+        self,
+        advantages: torch.Tensor,
+        index: torch.Tensor,
+        weights: torch.Tensor,
+        width: int,
     ) -> torch.Tensor:
         """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
         if weights.dim() == 2:

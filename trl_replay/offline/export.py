@@ -49,7 +49,11 @@ class Source(NamedTuple):
 
 def export(path: str | Path, trainer: Any, components: Components) -> Path:
     """What [`Session.export`] does."""
-    path, rank, ranks = Path(path), int(trainer.accelerator.process_index), components.processes
+    path, rank, ranks = (
+        Path(path),
+        int(trainer.accelerator.process_index),
+        components.processes,
+    )
     copies = isinstance(components.scope, GatheredScope) and not isinstance(components.scope, ShardedScope)
     if ranks > 1 and not copies:
         path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
@@ -65,10 +69,18 @@ def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
     def entries() -> Iterator[Entry]:
         for row, serial in enumerate(table.serial.tolist()):
             if serial in held:
-                yield Entry({name: getattr(table, name)[row].item() for name in table.names}, buffer.load(serial))
+                yield Entry(
+                    {name: getattr(table, name)[row].item() for name in table.names},
+                    buffer.load(serial),
+                )
 
     fingerprint = compat.tokenizer_fingerprint(trainer)
-    return Source(entries(), trainer._tokenizer, list(trainer.reward_func_names), fingerprint)
+    return Source(
+        entries(),
+        trainer._tokenizer,
+        list(trainer.reward_func_names),
+        fingerprint,
+    )
 
 
 def of_checkpoint(folder: str | Path) -> Source:
@@ -88,10 +100,18 @@ def of_checkpoint(folder: str | Path) -> Source:
         for state in states:
             rows = {serial: row for row, serial in enumerate(state.columns["serial"].tolist())}
             for serial, group in state.payload() if state.payload_rank == state.rank else ():
-                yield Entry({name: column[rows[serial]].item() for name, column in state.columns.items()}, group)
+                yield Entry(
+                    {name: column[rows[serial]].item() for name, column in state.columns.items()},
+                    group,
+                )
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return Source(entries(), tokenizer, states[0].session["reward_functions"], states[0].identity.tokenizer)
+    return Source(
+        entries(),
+        tokenizer,
+        states[0].session["reward_functions"],
+        states[0].identity.tokenizer,
+    )
 
 
 def write(path: str | Path, source: Source) -> int:
@@ -108,7 +128,10 @@ def write(path: str | Path, source: Source) -> int:
         raise ReplayError(f"{path} can't be written: give a path that ends in .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")  # what was there before stays until all is written
-    floats, ints = pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.int32())
+    floats, ints = (
+        pyarrow.list_(pyarrow.float32()),
+        pyarrow.list_(pyarrow.int32()),
+    )
     columns: dict[str, Any] = {
         "prompt": pyarrow.string(),
         "completion": pyarrow.string(),

@@ -52,7 +52,10 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     kind, tally, found = kind_of(session), Tally(), list[OfflineGroup]()
     if kind is None:
         raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
-    run_on_all_ranks(lambda: found.extend(read_groups(session, source, incomplete, tally)), ReplayError)
+    run_on_all_ranks(
+        lambda: found.extend(read_groups(session, source, incomplete, tally)),
+        ReplayError,
+    )
     advantages = _advantages(session, found)
     finite = [number for number, values in enumerate(advantages) if np.isfinite(values).all()]
     tally.refuse(len(found) - len(finite), "an advantage is not finite")
@@ -62,7 +65,10 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     known = [each for each in made if np.isfinite(trainable_sums(each.group)).all()]
     tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
     made = known
-    rank, ranks = int(session.trainer.accelerator.process_index), session.components.processes
+    rank, ranks = (
+        int(session.trainer.accelerator.process_index),
+        session.components.processes,
+    )
     if kind == "process":
         made = made[rank::ranks]
     before = set(session.buffer.table.serial.tolist())
@@ -75,7 +81,10 @@ def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> N
     if not made:
         return
     buffer, carry = session.buffer, session.carry
-    rank, ranks = int(session.trainer.accelerator.process_index), session.components.processes
+    rank, ranks = (
+        int(session.trainer.accelerator.process_index),
+        session.components.processes,
+    )
     serials = [carry.serial + number for number in range(len(made))]
     carry.serial += len(made)
     kept = session.decide.offer(
@@ -105,7 +114,11 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
 
 def _make(session: Session, offline: OfflineGroup, advantages: Floats) -> Made:
     """One group, through the same cutting as a batch of TRL's."""
-    trainer, fields, size = session.trainer, session.components.fields, session.components.num_generations
+    trainer, fields, size = (
+        session.trainer,
+        session.components.fields,
+        session.components.num_generations,
+    )
     batch = _batch(session, offline, advantages)
     origin = FROM_FILE if compat.OLD_LOGPS in batch else FROM_POLICY
     training = trainer.model.training
@@ -121,7 +134,12 @@ def _make(session: Session, offline: OfflineGroup, advantages: Floats) -> Made:
     (group,) = cut(batch, fields, [slice(0, size)])
     fill_missing(group.tensors)
     if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
-        group = Group(group.tensors, group.keys | {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
+        group = Group(
+            group.tensors,
+            group.keys | {"tool_mask"},
+            group.prompt_lengths,
+            group.completion_lengths,
+        )
     columns = describe(batch, 0, size, fields.pad_token_id)
     view = Groups(
         rewards=offline.rewards[None],
@@ -154,11 +172,20 @@ def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
 
 def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch:
     """A batch of one group, padded as TRL pads."""
-    device, fields = session.trainer.accelerator.device, session.components.fields
+    device, fields = (
+        session.trainer.accelerator.device,
+        session.components.fields,
+    )
     prompts, completions = offline.prompt_ids, offline.completion_ids
     widths = max(map(len, prompts)), max(map(len, completions))
 
-    def padded(rows: Sequence[NDArray[Any]], width: int, value: float, dtype: torch.dtype, left: bool) -> Any:
+    def padded(
+        rows: Sequence[NDArray[Any]],
+        width: int,
+        value: float,
+        dtype: torch.dtype,
+        left: bool,
+    ) -> Any:
         out = torch.full((len(rows), width), value, dtype=dtype)
         for row, values in enumerate(rows):
             place = slice(width - len(values), width) if left else slice(0, len(values))
@@ -168,9 +195,21 @@ def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch
     pad = fields.pad_token_id
     batch: Batch = {
         "prompt_ids": padded(prompts, widths[0], pad, torch.int64, left=True),
-        "prompt_mask": padded([np.ones_like(row) for row in prompts], widths[0], 0, torch.int64, left=True),
+        "prompt_mask": padded(
+            [np.ones_like(row) for row in prompts],
+            widths[0],
+            0,
+            torch.int64,
+            left=True,
+        ),
         "completion_ids": padded(completions, widths[1], pad, torch.int64, left=False),
-        "completion_mask": padded([np.ones_like(row) for row in completions], widths[1], 0, torch.int64, left=False),
+        "completion_mask": padded(
+            [np.ones_like(row) for row in completions],
+            widths[1],
+            0,
+            torch.int64,
+            left=False,
+        ),
         "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
     }
     for key, rows in offline.tokens.items():

@@ -55,9 +55,18 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
         ReplayError: The source can't be read, or a row lacks what is needed: names the row.
     """
     rows, fingerprint = _read(source)
-    same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(session.trainer))
-    size, rng = session.components.num_generations, np.random.default_rng(session.trainer.args.seed)
-    vocabulary, gathered = compat.vocabulary_size(session.trainer), dict[str, list[Row]]()
+    same_tokenizer = fingerprint in (
+        None,
+        compat.tokenizer_fingerprint(session.trainer),
+    )
+    size, rng = (
+        session.components.num_generations,
+        np.random.default_rng(session.trainer.args.seed),
+    )
+    vocabulary, gathered = (
+        compat.vocabulary_size(session.trainer),
+        dict[str, list[Row]](),
+    )
     for number, row in enumerate(rows):
         row = checked(row, f"Row {number} of {_name(source)}", vocabulary)
         key = row["group"] if row.get("group") is not None else row["prompt"]
@@ -71,9 +80,17 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
         parts = [members[start : start + size] for start in range(0, whole, size)]
         rest = members[whole:]
         if rest and incomplete == "resample":
-            parts.append([*rest, *(rest[index] for index in rng.integers(len(rest), size=size - len(rest)))])
+            parts.append(
+                [
+                    *rest,
+                    *(rest[index] for index in rng.integers(len(rest), size=size - len(rest))),
+                ]
+            )
         elif rest:
-            tally.refuse(1, f"it has fewer rows in {_name(source)} than num_generations={size}")
+            tally.refuse(
+                1,
+                f"it has fewer rows in {_name(source)} than num_generations={size}",
+            )
         groups += [_group(session, part, same_tokenizer) for part in parts]
     return groups
 
@@ -103,7 +120,10 @@ def _name(source: Any) -> str:
 
 
 def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
-    trainer, with_ids = session.trainer, same_tokenizer and all(_has_ids(row) for row in rows)
+    trainer, with_ids = (
+        session.trainer,
+        same_tokenizer and all(_has_ids(row) for row in rows),
+    )
     if with_ids:
         prompts, completions = (
             [array(row[key], np.int32) for row in rows] for key in ("prompt_ids", "completion_ids")
@@ -145,7 +165,10 @@ def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats, boo
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
     """`(G, names)`; NaN for None."""
-    return np.array([[np.nan if row.get(name) is None else row[name] for name in names] for row in rows], np.float64)
+    return np.array(
+        [[np.nan if row.get(name) is None else row[name] for name in names] for row in rows],
+        np.float64,
+    )
 
 
 def _prompt_ids(trainer: Any, prompt: Any) -> list[int]:
@@ -153,7 +176,11 @@ def _prompt_ids(trainer: Any, prompt: Any) -> list[int]:
     if isinstance(prompt, str):
         return list(trainer._tokenizer(prompt)["input_ids"])
     told = trainer._tokenizer.apply_chat_template(
-        list(prompt), add_generation_prompt=True, tokenize=True, return_dict=True, **trainer.chat_template_kwargs
+        list(prompt),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **trainer.chat_template_kwargs,
     )
     return list(told["input_ids"])
 
@@ -162,5 +189,8 @@ def _completion_ids(trainer: Any, completion: Any) -> list[int]:
     """A text, or messages of which the last one counts; the end token follows where there is room for it."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     ids = list(trainer._tokenizer(text, add_special_tokens=False)["input_ids"])
-    longest, end = trainer.max_completion_length, trainer._tokenizer.eos_token_id
+    longest, end = (
+        trainer.max_completion_length,
+        trainer._tokenizer.eos_token_id,
+    )
     return ids if ids[-1:] == [end] or (longest is not None and len(ids) >= longest) else [*ids, end]

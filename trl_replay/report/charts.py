@@ -29,7 +29,12 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-def line_chart(lines: Sequence[Line], x_label: str, percent: bool = False, low: float | None = None) -> str:
+def line_chart(
+    lines: Sequence[Line],
+    x_label: str,
+    percent: bool = False,
+    low: float | None = None,
+) -> str:
     """Lines over a common axis, each named in the legend above.
 
     Args:
@@ -74,7 +79,13 @@ def line_chart(lines: Sequence[Line], x_label: str, percent: bool = False, low: 
     return f'<p class="legend">{"".join(keys)}{note}</p>{_svg(parts, x_label, title)}'
 
 
-def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = False, bins: int = 16) -> str:
+def histogram(
+    values: Sequence[float],
+    x_label: str,
+    color: str,
+    whole: bool = False,
+    bins: int = 16,
+) -> str:
     """How often which values occur.
 
     Args:
@@ -93,7 +104,10 @@ def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = F
     span = HEIGHT - TOP - BOTTOM
     parts = [_grid([(round(HEIGHT - BOTTOM - value / top * span, 1), _shown(value)) for value in y_ticks])]
     parts.append('<text x="4" y="12" class="axis">groups</text>')
-    shown = max(math.ceil(len(heights) / 5), math.ceil(len(heights) * max(map(len, labels)) / 45))
+    shown = max(
+        math.ceil(len(heights) / 5),
+        math.ceil(len(heights) * max(map(len, labels)) / 45),
+    )
     for number, (label, height) in enumerate(zip(labels, heights, strict=True)):
         x, tall = LEFT + number * unit, height / top * span
         broad = min(max(unit - 2, 1), BROADEST)
@@ -143,7 +157,10 @@ def smoothed(points: Sequence[tuple[float, float]], span: int) -> list[tuple[flo
     """Each value's mean with its neighbours, `span` values in all and fewer at both ends."""
     values = np.array([y for _, y in points], dtype=np.float64)
     window = np.ones(max(span, 1))
-    sums, counts = np.convolve(values, window, "same"), np.convolve(np.ones_like(values), window, "same")
+    sums, counts = (
+        np.convolve(values, window, "same"),
+        np.convolve(np.ones_like(values), window, "same"),
+    )
     return [(x, float(mean)) for (x, _), mean in zip(points, sums / counts, strict=True)]
 
 
@@ -151,7 +168,13 @@ def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[floa
     """At most `most` points: the means of neighbours where there are more."""
     size = math.ceil(len(points) / most)
     parts = [points[at : at + size] for at in range(0, len(points), size)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+    return [
+        (
+            sum(x for x, _ in part) / len(part),
+            sum(y for _, y in part) / len(part),
+        )
+        for part in parts
+    ]
 
 
 def _shown(value: float, percent: bool = False) -> str:

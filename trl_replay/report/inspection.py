@@ -77,9 +77,15 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The numbers in words, for a table."""
     rows = [
         ("update", str(found["update"])),
-        ("groups", f"{found['groups']} of {found['num_generations']} completions, and {found['waiting']} waiting"),
+        (
+            "groups",
+            f"{found['groups']} of {found['num_generations']} completions, and {found['waiting']} waiting",
+        ),
         ("payload", format_bytes(found["bytes"])),
-        ("scope", f"{found['scope']}, number of processes {found['processes']}"),
+        (
+            "scope",
+            f"{found['scope']}, number of processes {found['processes']}",
+        ),
     ]
     for name, words in (
         ("age", "age in updates"),
@@ -90,7 +96,12 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     ):
         told = found[name]
         if told is not None:
-            rows.append((words, ", ".join(f"{key} {value:.4g}" for key, value in told.items())))
+            rows.append(
+                (
+                    words,
+                    ", ".join(f"{key} {value:.4g}" for key, value in told.items()),
+                )
+            )
     return rows
 
 

@@ -18,7 +18,12 @@ from ..sizes import format_bytes
 from .charts import Line, histogram, line_chart
 from .inspection import inspect
 
-GREY, BLUE, RED, GREEN = "var(--grey)", "var(--blue)", "var(--red)", "var(--green)"
+GREY, BLUE, RED, GREEN = (
+    "var(--grey)",
+    "var(--blue)",
+    "var(--red)",
+    "var(--green)",
+)
 STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2127;--soft:#4c535d;--faint:#6a717b;--rule:#e6e8ec;
 --grey:#767c86;--blue:#0b6bcb;--red:#c7452b;--green:#2a8a4a}
@@ -78,7 +83,11 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     return path
 
 
-def page(name: str, history: Sequence[Mapping[str, Any]], buffer: Mapping[str, Any] | None) -> str:
+def page(
+    name: str,
+    history: Sequence[Mapping[str, Any]],
+    buffer: Mapping[str, Any] | None,
+) -> str:
     """The page of a trainer's `log_history`, and of what `inspect` found."""
     log = [entry for entry in history if "frac_reward_zero_std" in entry and entry.get("step") is not None]
     replayed = any("replay/size" in entry for entry in log)
@@ -119,7 +128,12 @@ def _lead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
             f"training signal that replay could fill with groups worth learning from.{course}"
         )
     before, after, replaced = (
-        _percent(_mean(log, key)) for key in ("replay/dead_fraction", "replay/dead_fraction_after", _REPLACED)
+        _percent(_mean(log, key))
+        for key in (
+            "replay/dead_fraction",
+            "replay/dead_fraction_after",
+            _REPLACED,
+        )
     )
     return (
         f"<b>{before}</b> of the generated groups were dead: all completions got the same reward, right or wrong, and "
@@ -161,14 +175,24 @@ def _dead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
 
 
 def _reward(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
-    lines = [Line("mean reward of generated completions", GREEN, _points(log, "reward"))]
+    lines = [
+        Line(
+            "mean reward of generated completions",
+            GREEN,
+            _points(log, "reward"),
+        )
+    ]
     text = "What the policy itself earns; replayed completions do not count." if replayed else "What the policy earns."
     return _section("Reward", text, line_chart(lines, "step", low=0.0))
 
 
 def _share(log: Sequence[Mapping[str, Any]]) -> str:
     lines = [Line("replayed groups", BLUE, _points(log, _REPLACED))]
-    return _section("Replayed share", "Of all groups that were trained on.", line_chart(lines, "step", percent=True))
+    return _section(
+        "Replayed share",
+        "Of all groups that were trained on.",
+        line_chart(lines, "step", percent=True),
+    )
 
 
 def _ratios(log: Sequence[Mapping[str, Any]]) -> str:
@@ -201,10 +225,26 @@ def _buffer(buffer: Mapping[str, Any]) -> str:
     old = "Updates since each group was generated: the older, the more the policy has changed since."
     hard = "Of each group's completions: how hard its prompt was when they were generated."
     charts = [
-        _section("Ages", old, histogram(columns["age"], "age in updates", GREY, whole=True)),
-        _section("Uses", "How often each group was replayed.", histogram(columns["uses"], "uses", BLUE, whole=True)),
-        _section("Scores", "What each group is worth to the scorer.", histogram(columns["score"], "score", GREEN)),
-        _section("Mean rewards", hard, histogram(columns["pass_rate"], "mean reward", RED)),
+        _section(
+            "Ages",
+            old,
+            histogram(columns["age"], "age in updates", GREY, whole=True),
+        ),
+        _section(
+            "Uses",
+            "How often each group was replayed.",
+            histogram(columns["uses"], "uses", BLUE, whole=True),
+        ),
+        _section(
+            "Scores",
+            "What each group is worth to the scorer.",
+            histogram(columns["score"], "score", GREEN),
+        ),
+        _section(
+            "Mean rewards",
+            hard,
+            histogram(columns["pass_rate"], "mean reward", RED),
+        ),
     ]
     return (
         f'<section class="wide"><h2>In the buffer now</h2><p>{text}</p>{table}</section>'

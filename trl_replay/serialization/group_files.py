@@ -18,7 +18,10 @@ PROMPTS, COMPLETIONS = "#prompt_lengths", "#completion_lengths"
 def named(serial: int, group: Group) -> dict[str, torch.Tensor]:
     """The group's tensors and lengths under names that start with its serial; on the CPU, in memory of their own."""
     tensors = {f"{serial}/{key}": tensor for key, tensor in group.tensors.items()}
-    lengths = {PROMPTS: group.prompt_lengths, COMPLETIONS: group.completion_lengths}
+    lengths = {
+        PROMPTS: group.prompt_lengths,
+        COMPLETIONS: group.completion_lengths,
+    }
     tensors |= {f"{serial}/{name}": torch.from_numpy(array) for name, array in lengths.items()}
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
@@ -45,5 +48,11 @@ def read(path: Path) -> Iterator[tuple[int, Group]]:
             names.setdefault(serial, []).append(key)
         for serial, keys in json.loads(file.metadata()["keys"]).items():
             tensors = {key: file.get_tensor(f"{serial}/{key}").clone() for key in names[serial]}
-            prompts, completions = tensors.pop(PROMPTS).numpy(), tensors.pop(COMPLETIONS).numpy()
-            yield int(serial), Group(tensors, frozenset(keys), prompts, completions)
+            prompts, completions = (
+                tensors.pop(PROMPTS).numpy(),
+                tensors.pop(COMPLETIONS).numpy(),
+            )
+            yield (
+                int(serial),
+                Group(tensors, frozenset(keys), prompts, completions),
+            )

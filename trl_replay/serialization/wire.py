@@ -59,7 +59,12 @@ def pack(group: Group, names: Sequence[str]) -> torch.Tensor:
     """
     head = torch.frombuffer(bytearray(_header(group, names)), dtype=torch.uint8)
     held = [group.tensors[name] for name in names if name in group.tensors and group.tensors[name].numel()]
-    return torch.cat([head, *(tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in held)])
+    return torch.cat(
+        [
+            head,
+            *(tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in held),
+        ]
+    )
 
 
 def unpack(data: torch.Tensor, names: Sequence[str]) -> list[Group]:
@@ -87,7 +92,12 @@ def _header(group: Group, names: Sequence[str]) -> bytes:
     lengths = np.concatenate([group.prompt_lengths, group.completion_lengths])
     wide = len(lengths) > 0 and int(lengths.max()) > np.iinfo(SMALL).max
     shapes = [
-        _shape(name, group.tensors[name], group.prompt_lengths, group.completion_lengths)
+        _shape(
+            name,
+            group.tensors[name],
+            group.prompt_lengths,
+            group.completion_lengths,
+        )
         for name in names
         if name in group.tensors
     ]
@@ -96,7 +106,10 @@ def _header(group: Group, names: Sequence[str]) -> bytes:
             bytes([wide]),
             _mask(group.keys, names),
             _mask(group.tensors, names),
-            np.array([len(group.prompt_lengths), len(group.completion_lengths)], SMALL).tobytes(),
+            np.array(
+                [len(group.prompt_lengths), len(group.completion_lengths)],
+                SMALL,
+            ).tobytes(),
             lengths.astype(LARGE if wide else SMALL).tobytes(),
             *shapes,
         ]

@@ -37,7 +37,13 @@ class Decisions:
         config ([`ReplayConfig`]): Limits, and how scores change.
     """
 
-    def __init__(self, components: Components, tap: Tap, context: Callable[[], Context], config: ReplayConfig) -> None:
+    def __init__(
+        self,
+        components: Components,
+        tap: Tap,
+        context: Callable[[], Context],
+        config: ReplayConfig,
+    ) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
         self._rate_limiter = components.rate_limiter
@@ -46,7 +52,12 @@ class Decisions:
         self._context = context
         self._config = config
 
-    def record_replay_stats(self, drawn: Mapping[int, int], columns: Mapping[str, NDArray[Any]], tally: Tally) -> None:
+    def record_replay_stats(
+        self,
+        drawn: Mapping[int, int],
+        columns: Mapping[str, NDArray[Any]],
+        tally: Tally,
+    ) -> None:
         """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
 
         Args:
@@ -54,7 +65,11 @@ class Decisions:
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
-        config, table, size = self._config, self._buffer.table, self._context().num_generations
+        config, table, size = (
+            self._config,
+            self._buffer.table,
+            self._context().num_generations,
+        )
         self._rate_limiter.measured(effective_share(columns))
         gone = []
         for slot, serial in drawn.items():
@@ -70,13 +85,19 @@ class Decisions:
                 table.score[row] = sums["remaining_signal"] / sums["seen"]
             if config.replay_max_log_ratio is not None and drift > config.replay_max_log_ratio:
                 gone.append(serial)
-        tally.retire(self._buffer.withdraw(gone), "its mean |log ratio| passed replay_max_log_ratio")
+        tally.retire(
+            self._buffer.withdraw(gone),
+            "its mean |log ratio| passed replay_max_log_ratio",
+        )
 
     def solve(self, fresh: Groups, tally: Tally) -> Ints:
         """Takes note of how the fresh groups went; returns the prompts that are solved, whose entries leave."""
         self._rate_limiter.observe(fresh)
         prompts = fresh.prompt[self._solved(fresh)]
-        tally.retire(self._buffer.forget_prompts(prompts), "its prompt was solved (replay_retire_passes)")
+        tally.retire(
+            self._buffer.forget_prompts(prompts),
+            "its prompt was solved (replay_retire_passes)",
+        )
         return prompts
 
     def _solved(self, fresh: Groups) -> Bools:
@@ -86,7 +107,12 @@ class Decisions:
         return np.asarray((fresh.reward >= self._config.replay_pass_reward).sum(axis=1) >= needed)
 
     def settle(
-        self, pending: PendingGroups | None, rows: RowLayout, ranks: int, solved: Ints, tally: Tally
+        self,
+        pending: PendingGroups | None,
+        rows: RowLayout,
+        ranks: int,
+        solved: Ints,
+        tally: Tally,
     ) -> Admitted:
         """The last batch's candidates have their log-probs now: score them and offer them to the buffer."""
         self._buffer.retire(self._tap.update)  # not counted: these limits are the entries' ordinary end
@@ -95,7 +121,10 @@ class Decisions:
             return Admitted()
         due = np.flatnonzero(~np.isin(groups.prompt, solved))
         tally.refuse(len(usable) - len(due), SOLVED)
-        usable, groups = [usable[row] for row in due], groups.take(due, _rows(groups.behaviour_logps, due))
+        usable, groups = (
+            [usable[row] for row in due],
+            groups.take(due, _rows(groups.behaviour_logps, due)),
+        )
         slots = [candidate.slot for candidate in usable]
         serials = [candidate.serial for candidate in usable]
         keys = [candidate.keys for candidate in usable]
@@ -123,10 +152,16 @@ class Decisions:
             tally ([`Tally`]): Counts what is refused, stored and evicted.
         """
         context = self._context()
-        scores, nbytes = self._hooks.score(groups, context), np.asarray(sizes, np.int64)
+        scores, nbytes = (
+            self._hooks.score(groups, context),
+            np.asarray(sizes, np.int64),
+        )
         finite, fitting = np.isfinite(scores), self._buffer.fits(nbytes)
         tally.refuse(int((~finite).sum()), "its score is not finite")
-        tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
+        tally.refuse(
+            int((finite & ~fitting).sum()),
+            "it alone is larger than replay_max_bytes",
+        )
         chosen = np.flatnonzero(finite & fitting)
         groups = groups.take(chosen)
         columns: dict[str, NDArray[Any]] = {
@@ -139,10 +174,15 @@ class Decisions:
             "items": groups.counted.sum(axis=1),
             "prompt": groups.prompt,
             "nbytes": nbytes[chosen],
-            "keys": np.array([self._buffer.keyset(keys[row]) for row in chosen.tolist()], np.int64),
+            "keys": np.array(
+                [self._buffer.keyset(keys[row]) for row in chosen.tolist()],
+                np.int64,
+            ),
         }
         stored, tally.evicted = self._buffer.offer(
-            columns, lambda table: self._hooks.rank(self._aged(table), context), context.rng
+            columns,
+            lambda table: self._hooks.rank(self._aged(table), context),
+            context.rng,
         )
         tally.stored = len(stored)
         self._rate_limiter.inserted(len(stored))
@@ -165,7 +205,12 @@ class Decisions:
         return list(slots[:most])
 
     def sample(
-        self, slots: list[int], fresh: Groups, keys: frozenset[str], collected_at: int | None, tally: Tally
+        self,
+        slots: list[int],
+        fresh: Groups,
+        keys: frozenset[str],
+        collected_at: int | None,
+        tally: Tally,
     ) -> Sampled:
         """Eligible entries for the slots, never one twice.
 
@@ -183,17 +228,30 @@ class Decisions:
         drawn, priorities = self._draw(len(slots), keys, collected_at, tally) if slots else (np.empty(0, np.int64), [])
         filled = slots[: len(drawn)]
         ages = (update - table.step[drawn]).tolist()
-        sampled = Sampled(filled, table.serial[drawn].tolist(), ages, drawn.tolist(), priorities)
+        sampled = Sampled(
+            filled,
+            table.serial[drawn].tolist(),
+            ages,
+            drawn.tolist(),
+            priorities,
+        )
         self._rate_limiter.drawn(len(drawn))
         self._buffer.use(drawn, update)
         tally.replaced, tally.age = len(drawn), float(sum(sampled.ages))
-        tally.score, tally.uses = float(table.score[drawn].sum()), float(table.uses[drawn].sum())
+        tally.score, tally.uses = (
+            float(table.score[drawn].sum()),
+            float(table.uses[drawn].sum()),
+        )
         tally.items_delta = float(table.items[drawn].sum() - fresh.counted[filled].sum())
         tally.dead_after = int(np.delete(fresh.dead, filled).sum())
         return sampled
 
     def _draw(
-        self, count: int, keys: frozenset[str], collected_at: int | None, tally: Tally
+        self,
+        count: int,
+        keys: frozenset[str],
+        collected_at: int | None,
+        tally: Tally,
     ) -> tuple[Ints, list[float]]:
         """Table rows for `count` slots, as many as are eligible, and their priorities."""
         buffer, update = self._buffer, self._tap.update
@@ -262,7 +320,10 @@ class Decisions:
             return pairs
         if choice == "exclude":
             left = dead_slots(fresh, sampled.slots)
-            tally.excluded, tally.excluded_items = len(left), float(fresh.counted[left].sum())
+            tally.excluded, tally.excluded_items = (
+                len(left),
+                float(fresh.counted[left].sum()),
+            )
         return []
 
 

@@ -75,7 +75,10 @@ class SamplingWeights:
         """Weights of the rows' groups."""
         done = min(context.update / self.updates, 1.0)
         beta = self.beta + (self.final_beta - self.beta) * done
-        return Corrected(rows.behaviour_logps, None if rows.priorities is None else rows.priorities**-beta)
+        return Corrected(
+            rows.behaviour_logps,
+            None if rows.priorities is None else rows.priorities**-beta,
+        )
 
 
 def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
@@ -108,7 +111,10 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
 
     def sequence_mask(rows: ReplayedRows, context: Context) -> Corrected:
         mean = (_sequence_log_ratio(rows) / rows.mask.sum(dim=1).clamp(min=1)).clamp(-LOG_LIMIT, LOG_LIMIT).exp()
-        return Corrected(rows.behaviour_logps, ((mean >= low) & (mean <= high)).to(rows.logps.dtype))
+        return Corrected(
+            rows.behaviour_logps,
+            ((mean >= low) & (mean <= high)).to(rows.logps.dtype),
+        )
 
     return sequence_mask
 

@@ -28,7 +28,11 @@ class DiskStorage:
         max_bytes (`int` or `str`, *optional*): Most bytes of files; `"20GB"`. No limit but the disk's if not set.
     """
 
-    def __init__(self, folder: str | Path | None = None, max_bytes: int | str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        max_bytes: int | str | None = None,
+    ) -> None:
         if not folder:
             raise ConfigurationError("disk: name a folder on a disk with room: replay_storage_kwargs={'folder': …}.")
         if max_bytes is not None and parse_bytes(max_bytes) is None:

@@ -49,12 +49,20 @@ class ProcessScope:
     def agree(self, vector: Floats, error: str) -> Agreement:
         """Gathers every rank's vector and error text in one all-gather of bytes."""
         text = error.encode()[:ERROR_BYTES].ljust(ERROR_BYTES, b"\0")
-        gathered = self._gather("agree", np.frombuffer(vector.astype(np.float64).tobytes() + text, np.uint8))
+        gathered = self._gather(
+            "agree",
+            np.frombuffer(vector.astype(np.float64).tobytes() + text, np.uint8),
+        )
         vectors = np.ascontiguousarray(gathered[:, :-ERROR_BYTES]).view(np.float64)
         errors = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in gathered[:, -ERROR_BYTES:]]
         return Agreement(vectors, errors)
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(
+        self,
+        table: Table,
+        arrivals: Sequence[Arrival],
+        mine: Mapping[int, Group],
+    ) -> dict[int, list[Group]]:
         """This process's payload stays here."""
         table.owner[np.isin(table.serial, [arrival.serial for arrival in arrivals])] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
@@ -90,13 +98,21 @@ class GatheredScope(ProcessScope):
             for number, (name, column) in enumerate(columns.items())
         }
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(
+        self,
+        table: Table,
+        arrivals: Sequence[Arrival],
+        mine: Mapping[int, Group],
+    ) -> dict[int, list[Group]]:
         """Every process sends its rows of what was admitted to every other."""
         table.owner[np.isin(table.serial, [arrival.serial for arrival in arrivals])] = self.rank
         return self._move(arrivals, [range(self.ranks)] * len(arrivals), mine)
 
     def _move(
-        self, arrivals: Sequence[Arrival], targets: Sequence[Sequence[int]], mine: Mapping[int, Group]
+        self,
+        arrivals: Sequence[Arrival],
+        targets: Sequence[Sequence[int]],
+        mine: Mapping[int, Group],
     ) -> dict[int, list[Group]]:
         """Sends each arrival's parts to its target ranks; returns, in row order, the parts of those that live here."""
         outgoing = [[a.serial for a, to in zip(arrivals, targets, strict=True) if rank in to and a.sizes[self.rank]]
@@ -137,7 +153,12 @@ class GatheredScope(ProcessScope):
 
         sending = [[] if rank == self.rank else list(serials) for rank, serials in enumerate(outgoing)]
         packed = {s: pack(load(s), self.names) for s in dict.fromkeys(s for serials in sending for s in serials)}
-        flat = torch.cat([torch.empty(0, dtype=torch.uint8), *(packed[s] for serials in sending for s in serials)])
+        flat = torch.cat(
+            [
+                torch.empty(0, dtype=torch.uint8),
+                *(packed[s] for serials in sending for s in serials),
+            ]
+        )
         out_sizes = [sum(packed[s].numel() for s in serials) for serials in sending]
         if incoming is None:
             ones = [1] * self.ranks
@@ -173,7 +194,12 @@ class ShardedScope(GatheredScope):
             )
         self.slack = slack
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(
+        self,
+        table: Table,
+        arrivals: Sequence[Arrival],
+        mine: Mapping[int, Group],
+    ) -> dict[int, list[Group]]:
         """Chooses an owner for each arrival and moves what was generated elsewhere."""
         newcomers = np.isin(table.serial, [arrival.serial for arrival in arrivals])
         loads = np.bincount(table.owner[~newcomers], minlength=self.ranks)

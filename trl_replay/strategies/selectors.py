@@ -67,7 +67,11 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
         rate = (groups.reward >= threshold).mean(axis=1)
-        return _ordered(groups, groups.reward_std, groups.dead | (rate <= low) | (rate >= high))
+        return _ordered(
+            groups,
+            groups.reward_std,
+            groups.dead | (rate <= low) | (rate >= high),
+        )
 
     return pass_rate
 

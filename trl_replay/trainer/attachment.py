@@ -28,7 +28,13 @@ class SeamFunction:
     """What stands on the trainer in a method's place: looks the class's method up when called, and knows its
     session."""
 
-    def __init__(self, trainer: Any, name: str, session: Session, around: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        name: str,
+        session: Session,
+        around: Callable[..., Any],
+    ) -> None:
         self._trainer = weakref.ref(trainer)
         self._around = around
         self.name = name
@@ -61,18 +67,36 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         completions.mark(trainer, session.replaced)
 
 
-def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _rewards(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     rewards = stock(*args, **kwargs)
     if trainer.model.training and not session.paused:
         session.rewards = rewards
     return rewards
 
 
-def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any) -> Any:
+def _loss(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    model: Any,
+    inputs: Any,
+) -> Any:
     return session.tap.loss(lambda micro: stock(model, micro), inputs)
 
 
-def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _logps(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     return session.tap.logps(stock(*args, **kwargs))
 
 

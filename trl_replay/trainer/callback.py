@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from .. import compat
 from ..offline.prefill import begin
@@ -18,7 +23,11 @@ class ReplayCallback(TrainerCallback):
         self.session = session
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
     ) -> None:
         """Weights may have been loaded since: rows noted before are not recorded any more. The buffer is filled once
         from the file that is to start it, with the model in its place."""
@@ -26,13 +35,21 @@ class ReplayCallback(TrainerCallback):
         begin(self.session)
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
     ) -> None:
         """One update more."""
         self.session.tap.update += 1
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
     ) -> None:
         """Ratio metrics reach the trainer's metrics before it logs this step; a sync of the reference is noticed."""
         self.session.log_ratios()
@@ -40,7 +57,11 @@ class ReplayCallback(TrainerCallback):
             self.session.reference_synced()
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
     ) -> None:
         """The last candidates settle; the main process prints what happened."""
         self.session.finish()
