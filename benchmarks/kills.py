@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from resuming import SCOPES, differences, everything, train
 

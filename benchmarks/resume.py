@@ -3,7 +3,7 @@
     python benchmarks/resume.py
     torchrun --nproc_per_node 2 benchmarks/resume.py
 
-tests/test_checkpoint.py has the pairwise selection.
+tests/checkpoint/test_checkpoint.py has the pairwise selection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 from accelerate.utils import broadcast_object_list
 from resuming import EVICTORS, LAYOUTS, SAMPLERS, SCOPES, build, differences, everything, train

@@ -18,7 +18,7 @@ from trl_replay.checkpoint import format as saved
 from trl_replay.offline.export import of_checkpoint, write
 from trl_replay.report.inspection import inspect
 
-SCRIPT = Path(__file__).parent / "distributed" / "resuming_ranks.py"
+SCRIPT = Path(__file__).parent / "ranks" / "resuming_ranks.py"
 LIMIT = 400
 """Seconds after which a launch counts as hanging."""
 

@@ -16,7 +16,7 @@ from trl_replay import hookspecs
 from trl_replay.registry import new_manager, registry
 from trl_replay.testing import make_trainer
 
-PAGE = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
 HOOKS = {
     name: function
     for specs in (hookspecs.RegistryHooks, hookspecs.SessionHooks)
@@ -73,12 +73,12 @@ def test_links_within_the_page_and_to_files_lead_somewhere():
         if target.startswith("#"):
             assert target[1:] in slugs, f"{target} is no heading of docs/hooks.md"
         elif not target.startswith("http"):
-            assert (Path(__file__).parents[1] / "docs" / target).exists(), f"{target} does not exist"
+            assert (Path(__file__).parents[2] / "docs" / target).exists(), f"{target} does not exist"
 
 
 def test_the_readmes_plugin_works_as_it_stands(tmp_path, monkeypatch):
     """The very code of the README becomes an installed distribution's module, and trains."""
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     module = re.search(r"```python\n# my_replay\.py\n(.*?)```", readme, re.DOTALL)[1]
     entry_points = re.search(r"\[project\.entry-points\.trl_replay\]\n(.*?)\n```", readme, re.DOTALL)[1]
     (tmp_path / "my_replay.py").write_text(module)
@@ -100,13 +100,13 @@ def test_the_readmes_plugin_works_as_it_stands(tmp_path, monkeypatch):
 
 
 def test_the_readme_names_every_built_in_strategy_and_setting():
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     for plugin, spec in registry().strategies():
         if plugin.name == "builtin":
             assert f"`{spec.name}`" in readme, f"the README does not name {spec.name}"
 
 
-CHOOSING = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text()
+CHOOSING = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
 
 
 def settings_in(text):

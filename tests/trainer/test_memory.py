@@ -279,7 +279,7 @@ def test_memory_is_given_back_after_detach(tmp_path: Path) -> None:
 
 def test_100000_groups_on_disk_need_little_memory(tmp_path: Path) -> None:
     """A hundredth of benchmarks/disk.py."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
     try:
         import disk as benchmark
     finally:

@@ -96,7 +96,7 @@ def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable: Resumable, tmp_pa
 
 
 def load_benchmark(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "benchmarks" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "benchmarks" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

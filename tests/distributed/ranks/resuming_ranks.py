@@ -1,4 +1,4 @@
-"""One rank of a torchrun launch of tests/test_checkpoint_ranks.py: every case in turn, results as JSON."""
+"""One rank of a torchrun launch of tests/distributed/test_checkpoint_ranks.py: every case in turn, results as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 from ending import end
 from resuming import LAYOUTS, PAIRS, SCOPES, build, differences, everything, group_hash, restored, train

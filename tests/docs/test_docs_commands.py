@@ -19,7 +19,7 @@ from trl_replay.cli.commands import COMMANDS, main, parser
 from trl_replay.offline.export import TOKENS
 from trl_replay.testing import make_trainer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 OURS = ("README.md", "checkpoints.md", "files.md")
 

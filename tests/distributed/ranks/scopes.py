@@ -1,5 +1,4 @@
-"""One rank of a torchrun launch: every case of tests/test_scopes.py in turn; writes its results as JSON to a
-folder."""
+"""One rank of a torchrun launch: every case of tests/distributed/test_scopes.py in turn; results as JSON in a folder."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 from support import Spy, record
 

@@ -1,6 +1,6 @@
 """Buffers across processes: several ranks under torchrun, deliberately uneven, against each other and against one.
 
-Each number of processes is launched once (tests/distributed/scopes.py) and runs through all cases.
+Each number of processes is launched once (ranks/scopes.py) and runs through all cases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "distributed"))
+sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 
 from scripted import LIMITS, build, mixed, run
 
@@ -42,7 +42,7 @@ STEPS = 7
 def torchrun(processes: int, script: str, *arguments: str) -> None:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
-        str(HERE / "distributed" / script), *arguments,
+        str(HERE / "ranks" / script), *arguments,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ}, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
@@ -367,7 +367,7 @@ def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    script = str(HERE / "distributed" / "endless.py")
+    script = str(HERE / "ranks" / "endless.py")
     processes = [
         subprocess.Popen(
             [sys.executable, script, str(tmp_path)],
@@ -398,7 +398,7 @@ def wait_for(path: Path, processes: list[Any]) -> None:
 
 
 def test_the_example_trains_on_two_processes_with_each_scope(tmp_path: Path) -> None:
-    example = str(HERE.parent / "examples" / "lock_two_processes.py")
+    example = str(HERE.parents[1] / "examples" / "lock_two_processes.py")
     torchrun(
         2, example, "--scope", "process,gathered,sharded", "--steps", "12", "--json", str(tmp_path / "runs.jsonl")
     )

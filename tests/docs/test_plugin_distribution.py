@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
 
 SCRIPT = textwrap.dedent("""
