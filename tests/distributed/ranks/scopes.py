@@ -1,4 +1,4 @@
-"""One rank of a torchrun launch: every case of tests/distributed/test_scopes.py in turn; results as JSON in a folder."""
+"""One rank of a torchrun launch: every case of tests/distributed/test_scopes.py in turn; results as JSON files."""
 
 from __future__ import annotations
 
