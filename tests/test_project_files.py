@@ -28,7 +28,7 @@ PAGES = [
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md"))
 ]
-WIDTH = PROJECT["tool"]["ruff"]["line-length"]
+WIDTH = 119
 
 
 def inline(page: str, environment: dict[str, Any] | None = None) -> list[Token]:
