@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,18 @@ from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
 from .hooks import SessionHooks
 from .loss.gates import Gates
-from .protocols import Stateful
+from .protocols import Stateful, division_of
 from .registry import BUILTIN, Plugin, Registry, Resolved
 from .sizes import parse_bytes
 from .specs import Kind
-from .strategies.scopes import ProcessScope, ShardedScope
+from .strategies.scopes import ProcessScope
 from .strategies.storages import CpuStorage
 from .validation import STRATEGY_KINDS
 
 SCOPE_VERBS = ("share", "admit", "fetch", "agree")
 STORAGE_METHODS = ("put", "get", "remove", "nbytes")
+RATE_LIMITER = "allowance"
+"""The rate limiter's name in checkpoints: its first one."""
 
 
 def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[ReplayConfig, Components]:
@@ -48,51 +50,37 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         config = config.with_defaults(preset.settings, f"The preset {config.replay_preset!r}")
     for name in config.replay_plugins or []:
         plugins[name] = known.plugin(name, "replay_plugins")
-    resolved = {
-        kind: known.resolve(kind, getattr(config, f"replay_{kind}"), f"replay_{kind}") for kind in STRATEGY_KINDS
-    }
-    plugins |= {found.plugin.name: found.plugin for found in resolved.values() if found.plugin}
-    plugins.pop(BUILTIN, None)
+    resolved = _resolve_all(config, known)
+    for found in resolved.values():
+        if found.plugin is not None and found.plugin.name != BUILTIN:
+            plugins[found.plugin.name] = found.plugin
 
     fields = FieldTable(
-        trainer._tokenizer.pad_token_id,
+        compat.tokenizer(trainer).pad_token_id,
         compat.sequence_level_ratio(trainer),
         known.fields(set(plugins)),
         config.replay_logps_dtype,
     )
     scope = _make("scope", resolved["scope"], config, trainer.accelerator, fields.names)
     storage = _make("storage", resolved["storage"], config)
-    strategies: dict[str, Any] = {
-        kind: _make(kind, resolved[kind], config) for kind in STRATEGY_KINDS if kind not in ("scope", "storage")
-    }
-    if getattr(strategies["correction"], "token_weights", False) and not compat.allows_token_weights(trainer):
-        raise ConfigurationError(
-            f"replay_correction={config.replay_correction!r} weighs single tokens, which is exact only with "
-            f"importance_sampling_level='token' or loss_type='cispo'; this trainer has "
-            f"importance_sampling_level={trainer.args.importance_sampling_level!r}. Use a correction with one "
-            "weight a row (ratio, sequence_mask, topr, or truncated with level='sequence'), or change the level."
-        )
+    strategies: dict[str, Any] = {}
+    for kind in STRATEGY_KINDS:
+        if kind not in ("scope", "storage"):
+            strategies[kind] = _make(kind, resolved[kind], config)
+    _refuse_inexact_token_weights(trainer, config, strategies["correction"])
     multiple_of = trainer.pad_to_multiple_of
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
-    limits = Limits(
-        config.replay_min_size,
-        config.replay_max_age,
-        config.replay_max_uses,
-        config.replay_cooldown,
-    )
+
     capacity, max_bytes = _capacity(trainer, config, scope)
-    stateful = {kind: made for kind, made in strategies.items() if isinstance(made, Stateful)}
+    rate_limiter = RateLimiter(config, capacity)
+    stateful = {kind: strategy for kind, strategy in strategies.items() if isinstance(strategy, Stateful)}
+    stateful[RATE_LIMITER] = rate_limiter
     return config, Components(
-        buffer=ReplayBuffer(capacity, storage, limits, max_bytes),
+        buffer=ReplayBuffer(capacity, storage, _limits(config), max_bytes),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),
-        rate_limiter=(rate_limiter := RateLimiter(config, capacity)),
-        gates=Gates(
-            config.replay_weight,
-            config.replay_max_weight,
-            config.replay_max_log_ratio,
-            trainer.args.importance_sampling_level == "sequence",
-        ),
+        rate_limiter=rate_limiter,
+        gates=_gates(trainer, config),
         fields=fields,
         rng=np.random.default_rng(_seed(trainer, config, scope)),
         num_generations=trainer.num_generations,
@@ -101,12 +89,12 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
         weigh=_weights(config, strategies, plugins.values()),
-        stateful={**stateful, "allowance": rate_limiter},
+        stateful=stateful,
     )
 
 
 def idle_components() -> Components:
-    """The parts of a disabled session: an empty buffer without room, and no plugins."""
+    """What a disabled session is made of: an empty buffer without room, and no plugins."""
     return Components(
         buffer=ReplayBuffer(0, CpuStorage(), Limits()),
         scope=ProcessScope(None),
@@ -121,32 +109,88 @@ def idle_components() -> Components:
     )
 
 
+def _resolve_all(config: ReplayConfig, known: Registry) -> dict[Kind, Resolved]:
+    """What each kind's setting names."""
+    resolved: dict[Kind, Resolved] = {}
+    for kind in STRATEGY_KINDS:
+        setting = f"replay_{kind}"
+        resolved[kind] = known.resolve(kind, getattr(config, setting), setting)
+    return resolved
+
+
+def _refuse_inexact_token_weights(trainer: Any, config: ReplayConfig, correction: Any) -> None:
+    if not getattr(correction, "token_weights", False) or compat.allows_token_weights(trainer):
+        return
+    raise ConfigurationError(
+        f"replay_correction={config.replay_correction!r} weighs single tokens, which is exact only with "
+        f"importance_sampling_level='token' or loss_type='cispo'; this trainer has "
+        f"importance_sampling_level={trainer.args.importance_sampling_level!r}. Use a correction with one "
+        "weight a row (ratio, sequence_mask, topr, or truncated with level='sequence'), or change the level."
+    )
+
+
+def _limits(config: ReplayConfig) -> Limits:
+    return Limits(
+        config.replay_min_size,
+        config.replay_max_age,
+        config.replay_max_uses,
+        config.replay_cooldown,
+    )
+
+
+def _gates(trainer: Any, config: ReplayConfig) -> Gates:
+    return Gates(
+        config.replay_weight,
+        config.replay_max_weight,
+        config.replay_max_log_ratio,
+        sequence_level=trainer.args.importance_sampling_level == "sequence",
+    )
+
+
 def preflight(trainer: Any, config: ReplayConfig, components: Components) -> None:
     """Refuses with all reasons at once: our own and those of the plugins that take part.
 
     Raises:
         RefusedError: There is at least one reason.
     """
-    reasons = []
-    rows, size = compat.local_rows(trainer), trainer.num_generations
-    if type(components.scope) is ProcessScope and rows % size:
-        reasons.append(
+    reasons = [*_misfits(trainer, config, components)]
+    if components.forward:
+        reasons += _beside_the_tap(config)
+    for result in components.hooks.call("preflight", 0, trainer=trainer, config=config):
+        reasons += [str(reason) for reason in result]
+    if reasons:
+        raise RefusedError("Replay was not attached:\n" + "\n".join(f"- {reason}" for reason in reasons))
+
+
+def _misfits(trainer: Any, config: ReplayConfig, components: Components) -> Iterator[str]:
+    """Settings that don't fit the trainer's numbers."""
+    rows = compat.local_rows(trainer)
+    size = trainer.num_generations
+    division = division_of(components.scope)
+    alone = division is not None and not division.one_buffer
+    if alone and rows % size:
+        yield (
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
             f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
-            f"change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
+            "change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
         )
-    window = trainer.args.steps_per_generation * trainer.num_iterations / trainer.args.gradient_accumulation_steps
+    generations = trainer.args.steps_per_generation * trainer.num_iterations
+    window = generations / trainer.args.gradient_accumulation_steps
     if config.replay_max_age is not None and config.replay_max_age < window:
-        reasons.append(
+        yield (
             f"replay_max_age={config.replay_max_age} is less than the {window:g} updates between two generations, "
             "so that every entry is too old when it is first offered: raise it, or generate more often"
         )
     if (config.replay_retire_passes or 0) > size:
-        reasons.append(
+        yield (
             f"replay_retire_passes={config.replay_retire_passes} is more than a group has rows (num_generations="
             f"{size}), so that no prompt would ever count as solved: lower it"
         )
-    closed = {
+
+
+def _beside_the_tap(config: ReplayConfig) -> Iterator[str]:
+    """Settings that a loss which goes around the log-prob method leaves without effect."""
+    inside = {
         "replay_unfilled": config.replay_unfilled in ("mask", "exclude"),
         "replay_weight": config.replay_weight != 1.0,
         "replay_max_weight": config.replay_max_weight is not None,
@@ -154,22 +198,17 @@ def preflight(trainer: Any, config: ReplayConfig, components: Components) -> Non
         "replay_min_ess": config.replay_min_ess is not None,
         "replay_refresh": config.replay_refresh is not None,
     }
-    reasons += [
-        f"{name}={getattr(config, name)!r} acts inside {compat.LOGPS}, which use_liger_kernel=True goes around: leave "
-        "it out, or use use_liger_kernel=False"
-        for name, used in closed.items()
-        if components.forward and used
-    ]
-    if components.forward and config.replay_correction != "ratio":
-        reasons.append(
+    for name, used in inside.items():
+        if used:
+            yield (
+                f"{name}={getattr(config, name)!r} acts inside {compat.LOGPS}, which use_liger_kernel=True goes "
+                "around: leave it out, or use use_liger_kernel=False"
+            )
+    if config.replay_correction != "ratio":
+        yield (
             f"replay_correction={config.replay_correction!r} needs the loss to call {compat.LOGPS}, which "
-            f"use_liger_kernel=True "
-            "goes around: use replay_correction='ratio' or use_liger_kernel=False"
+            "use_liger_kernel=True goes around: use replay_correction='ratio' or use_liger_kernel=False"
         )
-    for result in components.hooks.call("preflight", 0, trainer=trainer, config=config):
-        reasons += [str(reason) for reason in result]
-    if reasons:
-        raise RefusedError("Replay was not attached:\n" + "\n".join(f"- {reason}" for reason in reasons))
 
 
 def dropout_modules(model: torch.nn.Module) -> list[str]:
@@ -210,18 +249,20 @@ def _weights(
 
 def _capacity(trainer: Any, config: ReplayConfig, scope: Any) -> tuple[int, int | None]:
     """Groups and bytes that the buffer may hold: each process's, gathered's one, or what sharded ones hold in all."""
-    shards = int(trainer.accelerator.num_processes) if isinstance(scope, ShardedScope) else 1
+    division = division_of(scope)
+    sharded = division is not None and division.one_buffer and not division.replicated
+    shards = int(trainer.accelerator.num_processes) if sharded else 1
     nbytes = parse_bytes(config.replay_max_bytes)
-    return (
-        config.replay_buffer_size * shards,
-        None if nbytes is None else nbytes * shards,
-    )
+    max_bytes = None if nbytes is None else nbytes * shards
+    return config.replay_buffer_size * shards, max_bytes
 
 
 def _seed(trainer: Any, config: ReplayConfig, scope: Any) -> int:
     if config.replay_seed is not None:
         return config.replay_seed
-    rank = trainer.accelerator.process_index if type(scope) is ProcessScope else 0
+    division = division_of(scope)
+    alone = division is not None and not division.one_buffer
+    rank = trainer.accelerator.process_index if alone else 0
     return int(trainer.args.seed + rank)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import os
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,6 +273,23 @@ def keeps_sampler(trainer: Any) -> bool:
 def local_rows(trainer: Any) -> int:
     """Rows of one rank's generation batch."""
     return int(trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
+
+
+def log_metrics(trainer: Any, values: Mapping[str, float]) -> None:
+    """Puts values of a training step where the trainer's log averages them."""
+    for key, value in values.items():
+        trainer._metrics["train"][key].append(value)
+
+
+def completions_table(trainer: Any) -> dict[str, Any]:
+    """The columns of the table of completions: deques of equal lengths, one a column; further ones in `"extra"`."""
+    columns: dict[str, Any] = trainer._logs
+    return columns
+
+
+def tokenizer(trainer: Any) -> Any:
+    """What turns texts into token ids: of a processor, its tokenizer."""
+    return trainer._tokenizer
 
 
 def checkpoint_folder(trainer: Any, trial: Any) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from .types import Context
 
 @dataclass(slots=True)
 class Components:
-    """The parts of one session.
+    """What one session is made of.
 
     Attributes:
         buffer ([`ReplayBuffer`]): Where groups are kept.
@@ -59,3 +59,29 @@ class Components:
 
     def __post_init__(self) -> None:
         self.local_rng = self.rng.spawn(1)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of generators and of strategies with running state."""
+        return {
+            "generators": {
+                "shared": self.rng.bit_generator.state,
+                "local": self.local_rng.bit_generator.state,
+            },
+            "strategies": {name: component.state_dict() for name, component in self.stateful.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], shared: bool = True, local: bool = True) -> None:
+        """Takes what `state_dict` gave.
+
+        Args:
+            state (`Mapping`): As read; strategies that are not here any more are passed over.
+            shared (`bool`): Whether to take the generator of all processes that share the buffer.
+            local (`bool`): Whether to take this process's own generator.
+        """
+        if shared:
+            self.rng.bit_generator.state = state["generators"]["shared"]
+        if local:
+            self.local_rng.bit_generator.state = state["generators"]["local"]
+        for name, component in self.stateful.items():
+            if name in state["strategies"]:
+                component.load_state_dict(state["strategies"][name])

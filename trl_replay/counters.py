@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -102,6 +103,23 @@ class Totals:
         for name in COUNTERS:
             self.counters[name] += getattr(tally, name)
         self.reasons.update(tally.reasons)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "batches": self.batches,
+            "counters": {name: float(count) for name, count in self.counters.items()},
+            "reasons": dict(self.reasons),
+        }
+
+    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave on one rank, or on several that this one follows; nothing if on none."""
+        self.batches = max((state["batches"] for state in states), default=0)
+        self.counters = Counter()
+        self.reasons = Counter()
+        for state in states:
+            self.counters.update(state["counters"])
+            self.reasons.update(state["reasons"])
 
     def explain(self, size: int, dry_run: bool = False) -> str:
         """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain

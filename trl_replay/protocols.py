@@ -103,9 +103,28 @@ class Request(NamedTuple):
     """Ranks on which the slot has rows."""
 
 
+class Division(NamedTuple):
+    """How a scope divides what is stored among the processes."""
+
+    one_buffer: bool
+    """Whether all processes decide for one buffer, in which a group's rows may come from several of them; otherwise
+    each has a buffer of its own, with groups of which it has all rows."""
+    replicated: bool
+    """Whether every process holds the payload of every entry."""
+
+
+def division_of(scope: Any) -> Division | None:
+    """What a scope says in its attribute `division`; None: nothing."""
+    division: Division | None = getattr(scope, "division", None)
+    return division
+
+
 class Scope(Protocol):
     """Who shares the buffer: all the communication there is. Every rank calls each verb once a generation batch, in
-    this order and whatever its numbers are, none included."""
+    this order and whatever its numbers are, none included.
+
+    A scope with an attribute `division` ([`Division`]) can be resumed by another number of processes, filled from
+    files, and has its capacity and seed chosen accordingly."""
 
     def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.

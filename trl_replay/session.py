@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 import warnings
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import compat
@@ -17,29 +17,27 @@ from .batch.compose import padding
 from .batch.group_view import view
 from .buffer.candidates import (
     STALE,
-    Candidate,
     PendingGroups,
     StepCarry,
-    collect_candidates,
 )
 from .components import Components
 from .config import ReplayConfig
-from .counters import NO_ROOM, Tally, Totals, metrics
+from .counters import Tally, Totals, metrics
 from .distributed.communicator import Communicator
-from .distributed.row_layout import Admitted, RowLayout, Sampled, duplicates
+from .distributed.row_layout import RowLayout
 from .errors import ReplayError, SeamError
-from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask, dead_slots
+from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .loss.micro_batch import ROWS
 from .loss.tap import Tap
-from .offline.export import export
+from .plan import Plan
 from .step.decisions import Decisions
+from .step.training_batch import collect, compose_batch, count_items, mask_dead_groups
 from .types import (
     Batch,
     Context,
     Corrected,
+    Group,
     Groups,
-    Ints,
-    Placement,
     ReplayedRows,
 )
 
@@ -56,8 +54,9 @@ class Session:
         enabled (`bool`): False if `use_replay=False` or the buffer has no room: then nothing is patched.
         paused (`bool`): Between `pause()` and `resume()`.
         components ([`Components`]): What the session is made of.
-        progress ([`StepCarry`]): What the last generation batch left for the next one.
+        carry ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
+        exporter (`Callable`, *optional*): What `export` calls; set at attach.
     """
 
     def __init__(
@@ -92,6 +91,7 @@ class Session:
         self.rewards: torch.Tensor | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
+        self.exporter: Callable[[str | Path], Path] | None = None
 
     @property
     def trainer(self) -> Any:
@@ -144,78 +144,124 @@ class Session:
 
     def step(self, batch: Batch) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out."""
-        started, self.carry.unfinished = time.perf_counter(), True
-        tally, pending, drawn = Tally(), *self.carry.take()
+        started = time.perf_counter()
+        self.carry.unfinished = True
+        pending, replayed = self.carry.take()
         rows, error = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
-        admitted, sampled, fresh = Admitted(), Sampled(), None
-        noteworthy, pairs = list[int](), list[tuple[int, int]]()
-        try:
-            fresh = self._view(rows)
-            self.decide.record_replay_stats(drawn, rows.columns, tally)
-            admitted = self._settle(pending, rows, self.decide.solve(fresh, tally), tally)
-            slots = self.decide.select(fresh, tally)
-            keys = rows.takes(self.components.fields.stored_keys(batch))
-            sampled = self.decide.sample(slots, fresh, keys, self.carry.collected_at, tally)
-            if self.config.replay_dry_run:
-                sampled, tally.items_delta = Sampled(), 0.0
-            else:
-                pairs = self.decide.leave(fresh, sampled, rows, tally)
-            noteworthy = self.decide.noteworthy(fresh, sampled, compat.OLD_LOGPS in batch, tally)
-        except Exception as caught:
-            error = error or caught
-        total = self.communicator.agree(rows, tally, error, admitted, sampled)
-        self.replaced = self.communicator.replaced
-        groups = self.communicator.move(rows, admitted, sampled)
-        try:
-            assert fresh is not None  # without a view, agree has raised
-            self.carry.drawn = dict(zip(sampled.slots, sampled.serials, strict=True))
-            placements = rows.placements(sampled, groups)
-            mask_of_dead = self._dead_mask(fresh, rows, sampled, total)
-            composed = self._compose(
-                batch,
-                placements,
-                duplicates(batch, rows, pairs, self.components.fields),
-                total,
-            )
-            waiting = self._collect(batch, fresh, rows, noteworthy)
-            ids = self.tap.expect(
-                rows.count,
-                waiting,
-                placements,
-                composed is not batch,
-                mask_of_dead,
-            )
-            self._log(composed, tally, total, started)
-        except Exception as caught:
-            self.communicator.keep(caught)
-            return batch
-        return {**composed, ROWS: ids}
+        plan = self._decide(batch, rows, pending, replayed, error)
+        total = self.communicator.agree(rows, plan)
+        groups = self.communicator.move(rows, plan)
+        return self._train_on(batch, rows, plan, groups, total, started)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
         if not self.carry.unfinished:
             return
         self.carry.unfinished = False
-        tally, admitted, pending, drawn = (
-            Tally(),
-            Admitted(),
-            *self.carry.take(),
-        )
+        pending, replayed = self.carry.take()
         rows, error = self.communicator.share(None, compat.local_rows(self.trainer), pending)
         self.tap.stats.clear()
+        plan = Plan(error=error)
+        with plan.keeping_errors():
+            self.decide.settle_last_batch(plan, rows, pending, replayed)
+        self.communicator.agree(rows, plan)
+        self.communicator.move(rows, plan)
+        self.communicator.agree(rows, Plan(error=self.tap.take_error()))
+        self.totals.add(plan.tally, batches=0)
+
+    def _decide(
+        self,
+        batch: Batch,
+        rows: RowLayout,
+        pending: PendingGroups | None,
+        replayed: dict[int, int],
+        error: Exception | None,
+    ) -> Plan:
+        """Settle, select and sample, from columns alone; what fails is kept for `agree`."""
+        plan = Plan(error=error)
+        with plan.keeping_errors():
+            plan.fresh = self._view(rows)
+            self.decide.settle_last_batch(plan, rows, pending, replayed)
+            keys = rows.takes(self.components.fields.stored_keys(batch))
+            self.decide.fill_batch(plan, rows, self.carry, keys, known=compat.OLD_LOGPS in batch)
+        return plan
+
+    def _train_on(
+        self,
+        batch: Batch,
+        rows: RowLayout,
+        plan: Plan,
+        groups: dict[int, Group],
+        total: dict[str, float],
+        started: float,
+    ) -> Batch:
+        """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
+        self.replaced = self.communicator.replaced
+        fresh = plan.fresh
         try:
-            self.decide.record_replay_stats(drawn, rows.columns, tally)
-            admitted = self._settle(pending, rows, np.empty(0, np.int64), tally)
+            assert fresh is not None  # without a view, agree has raised
+            self.carry.drawn = dict(zip(plan.sampled.slots, plan.sampled.serials, strict=True))
+            dead_mask = self._dead_mask(plan, fresh, rows, total)
+            composed, placements = compose_batch(batch, rows, plan, groups, self.components, self._local_context())
+            composed = count_items(batch, composed, total)
+            waiting = collect(batch, plan, fresh, rows, self.components, self.carry, self.update)
+            ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, dead_mask)
+            self._log(composed, plan.tally, total, started)
         except Exception as caught:
-            error = error or caught
-        self.communicator.agree(rows, tally, error, admitted, Sampled())
-        self.communicator.move(rows, admitted, Sampled())
-        self.communicator.agree(rows, Tally(), self.tap.take_error(), Admitted(), Sampled())
-        self.totals.add(tally, batches=0)
+            self.communicator.keep(caught)
+            return batch
+        return {**composed, ROWS: ids}
+
+    def _dead_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> DeadGroupMask:
+        if self.config.replay_dry_run:
+            return NOTHING_MASKED
+        denominator = compat.denominator(self.trainer)
+        return mask_dead_groups(plan, fresh, rows, total, self.config.replay_unfilled, denominator)
 
     def export(self, path: str | Path) -> Path:
-        """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path."""
-        return export(path, self.trainer, self.components)
+        """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path.
+
+        Raises:
+            ReplayError: The path does not end in `.parquet`.
+        """
+        assert self.exporter is not None  # attach gives one
+        return self.exporter(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
+        rows = compat.local_rows(self.trainer)
+        return {
+            **self.tap.state_dict(),
+            **self.carry.state_dict(),
+            "measured": self.tap.stats.state_dict(rows) if self.carry.drawn else {},
+            "metrics": self.metrics,
+            "totals": self.totals.state_dict(),
+            **self.components.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = False) -> None:
+        """Takes what `state_dict` gave, but for what belongs to the last generation batch and the totals.
+
+        Args:
+            state (`Mapping`): As read.
+            own (`bool`): Whether this rank existed then; if not, it keeps the generators that it was made with.
+            shared (`bool`): Whether ranks that share a buffer draw alike.
+        """
+        self.tap.load_state_dict(state)
+        self.carry.load_state_dict(state)
+        self.metrics = dict(state["metrics"])
+        self.components.load_state_dict(state, shared=own or shared, local=own)
+
+    def load_last_batch(self, state: Mapping[str, Any], pending: PendingGroups | None) -> None:
+        """Takes what the last generation batch left: its candidates, and the figures of its replayed rows.
+
+        Args:
+            state (`Mapping`): What `state_dict` gave on this very rank.
+            pending ([`PendingGroups`], *optional*): The candidates, on the training device.
+        """
+        self.carry.pending_groups = pending
+        self.carry.drawn = dict(state["drawn"])
+        self.tap.stats.load_state_dict(state["measured"])
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
@@ -241,7 +287,7 @@ class Session:
         )
 
     def _local_context(self) -> Context:
-        """The same, with a generator from which this process may sampled as often as its own rows need."""
+        """The same, with a generator from which this process may draw as often as its own rows need."""
         return replace(self.context(), rng=self.components.local_rng)
 
     def notify(self, hook: str) -> None:
@@ -251,85 +297,11 @@ class Session:
     def _view(self, rows: RowLayout) -> Groups:
         if self.rewards is None:
             raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
-        rewards, self.rewards = (
-            self.rewards.detach().double().cpu().numpy(),
-            None,
-        )
+        rewards = self.rewards.detach().double().cpu().numpy()
+        self.rewards = None
         rows.check(len(rewards), self.components.processes)
-        return view(
-            rows.columns,
-            rewards,
-            compat.reward_setup(self.trainer),
-            rows.size,
-            self.update,
-        )
-
-    def _settle(
-        self,
-        pending: PendingGroups | None,
-        rows: RowLayout,
-        solved: Ints,
-        tally: Tally,
-    ) -> Admitted:
-        tally.refuse(self.buffer.withdraw(rows.overflowed()), NO_ROOM)
-        return self.decide.settle(pending, rows, self.components.processes, solved, tally)
-
-    def _compose(
-        self,
-        batch: Batch,
-        placements: list[Placement],
-        copies: list[Placement],
-        total: dict[str, float],
-    ) -> Batch:
-        """The batch with the drawn groups in their slots, and its token count corrected by all ranks' exchanges."""
-        placements = placements + copies
-        composed = self.components.hooks.compose(batch, placements, self._local_context()) if placements else batch
-        delta = total["items_delta"]
-        if total["excluded"] < total["groups"]:  # a batch without any live group keeps its count: nothing is trained
-            delta -= total["excluded_items"]
-        if not delta:
-            return composed
-        items = batch["num_items_in_batch"]
-        items = items + torch.as_tensor(delta, dtype=items.dtype, device=items.device)
-        return {**composed, "num_items_in_batch": items}
-
-    def _dead_mask(
-        self,
-        fresh: Groups,
-        rows: RowLayout,
-        sampled: Sampled,
-        total: dict[str, float],
-    ) -> DeadGroupMask:
-        choice = self.config.replay_unfilled
-        if choice not in ("mask", "exclude") or self.config.replay_dry_run:
-            return NOTHING_MASKED
-        masked = [rows.local(slot)[0] for slot in dead_slots(fresh, sampled.slots)]
-        masked = [part for part in masked if part.stop]
-        if choice == "mask" or total["excluded"] == total["groups"]:
-            return DeadGroupMask(masked)
-        factor = total["groups"] / (total["groups"] - total["excluded"])
-        return DeadGroupMask(masked, factor, compat.denominator(self.trainer))
-
-    def _collect(self, batch: Batch, fresh: Groups, rows: RowLayout, slots: list[int]) -> list[Candidate]:
-        """Live groups become candidates; returns those whose rows here still need log-probs."""
-        local = [(slot, *rows.local(slot)) for slot in slots]
-        stored = self.components.fields.stored_keys(batch) | {compat.OLD_LOGPS}
-        keys = [rows.holds(stored, slot) for slot in slots]
-        candidates = collect_candidates(
-            batch,
-            self.components.fields,
-            fresh,
-            local,
-            keys,
-            self.carry.serial,
-            self.update,
-        )
-        self.carry.serial += len(candidates)
-        self.carry.pending_groups, self.carry.collected_at = (
-            PendingGroups(fresh, candidates),
-            self.update,
-        )
-        return [] if compat.OLD_LOGPS in batch else [each for each in candidates if each.group is not None]
+        setup = compat.reward_setup(self.trainer)
+        return view(rows.columns, rewards, setup, rows.size, self.update)
 
     def _log(
         self,
@@ -347,8 +319,7 @@ class Session:
 
     def _record(self, values: dict[str, float]) -> None:
         """Puts values where the trainer's log averages them, and into `metrics`."""
-        for key, value in values.items():
-            self.trainer._metrics["train"][key].append(value)
+        compat.log_metrics(self.trainer, values)
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:

@@ -70,7 +70,7 @@ def payload_of(checkpoint: Path) -> set[str]:
     for rank in saved.ranks_in(checkpoint / "trl_replay"):
         state = saved.read(checkpoint / "trl_replay", rank)
         hashes |= {group_hash(group) for _, group in state.payload()}
-        for candidate in state.noted.candidates if state.noted else []:
+        for candidate in state.pending.candidates if state.pending else []:
             assert candidate.complete()
             if candidate.group is not None:
                 hashes.add(group_hash(candidate.group))

@@ -95,7 +95,7 @@ def state(session: Any) -> dict[str, Any]:
     noted = carry.pending_groups
     return {
         "columns": {name: getattr(buffer.table, name).tolist() for name in buffer.table.names},
-        "keysets": [sorted(keys) for keys in buffer.keysets],
+        "keysets": [sorted(keys) for keys in buffer.state_dict()["keysets"]],
         "payload": {serial: group_hash(buffer.storage.get(serial)) for serial in buffer.held()},
         "generators": [str(components.rng.bit_generator.state), str(components.local_rng.bit_generator.state)],
         "update": session.update,

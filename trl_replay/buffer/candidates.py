@@ -171,9 +171,30 @@ class StepCarry:
 
     def take(self) -> tuple[PendingGroups | None, dict[int, int]]:
         """The candidates and what was drawn, for the batch that settles and measures them; both are forgotten here."""
-        pending, drawn = self.pending_groups, self.drawn
-        self.pending_groups, self.drawn = None, {}
+        pending = self.pending_groups
+        drawn = self.drawn
+        self.pending_groups = None
+        self.drawn = {}
         return pending, drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, candidates apart."""
+        return {
+            "serial": self.serial,
+            "noted_at": self.collected_at,
+            "pending": self.unfinished,
+            "warmed": self.warmed,
+            "drawn": sorted(self.drawn.items()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave, without candidates and what was drawn: these are of one rank's last batch."""
+        self.serial = state["serial"]
+        self.collected_at = state["noted_at"]
+        self.unfinished = state["pending"]
+        self.warmed = state["warmed"]
+        self.pending_groups = None
+        self.drawn = {}
 
 
 def collect_candidates(

@@ -130,30 +130,37 @@ class ReplayBuffer:
             `(stored, evicted)`: serials of the newcomers that stayed, whose payload is expected by `receive`, and the
             number of old entries that left.
         """
+        table = self.table
         serials: list[int] = columns["serial"].tolist()
         count = len(serials)
+        new = slice(len(table), len(table) + count)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
-        new = slice(len(self), len(self) + count)
-        self.table.append({"last_used": np.full(count, -1), **columns, "tag": tags}, count)
-        self.table.first_score[new] = self.table.score[new]
-        self.table.count_peers(self.table.prompt[new])
+        never = np.full(count, -1)
+        table.append({"last_used": never, **columns, "tag": tags}, count)
+        table.first_score[new] = table.score[new]
+        table.count_peers(table.prompt[new])
         left = self.trim(rank)
-        present = set(self.table.serial[np.isin(self.table.serial, serials)].tolist())
-        stored = [serial for serial in serials if serial in present]
-        return stored, left - (count - len(stored))
+        stayed = np.isin(serials, table.serial)
+        stored = [serial for serial, stays in zip(serials, stayed, strict=True) if stays]
+        newcomers_lost = count - len(stored)
+        return stored, left - newcomers_lost
 
     def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
         """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
-        table, excess = self.table, len(self.table) - self.capacity
+        table = self.table
+        excess = max(len(table) - self.capacity, 0)
         costs = table.nbytes + table.row_bytes
-        if self.max_bytes is not None and int(costs.sum()) > self.max_bytes:
-            ranks = rank(table)
-            order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
-            over = int(np.argmax(costs.sum() - np.cumsum(costs[order]) <= self.max_bytes)) + 1
+        total = int(costs.sum())
+        if self.max_bytes is not None and total > self.max_bytes:
+            order = np.lexsort((table.serial, rank(table)))  # the lowest first, of equal ranks the older
+            left = total - np.cumsum(costs[order])
+            over = int(np.argmax(left <= self.max_bytes)) + 1
             if over > excess:
                 self._warn_of_bytes(costs)
             return self._forget(order[: max(over, excess)])
-        return self._forget(_lowest_ranks(rank(table), table.serial, excess)) if excess > 0 else 0
+        if excess == 0:
+            return 0
+        return self._forget(_lowest_ranks(rank(table), table.serial, excess))
 
     def fits(self, nbytes: Ints) -> Bools:
         """Whether groups of `nbytes` payload would fit into the buffer alone."""
@@ -188,33 +195,29 @@ class ReplayBuffer:
             self._warned.add(kind)
             warnings.warn(text, stacklevel=3)
 
-    @property
-    def keysets(self) -> list[frozenset[str]]:
-        """What the table's column `keys` counts in."""
-        return list(self._keysets)
-
     def held(self) -> list[int]:
         """Serials of the entries whose payload is on this process, in the order of the table."""
         return [serial for serial in self.table.serial.tolist() if serial in self._here]
 
-    def restore(
-        self,
-        columns: Mapping[str, NDArray[Any]],
-        keysets: Sequence[frozenset[str]],
-    ) -> None:
-        """Takes saved columns in the place of its own entries; the payload that belongs here follows by `receive`.
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, the sets of batch
+        keys that its column `keys` counts in."""
+        columns = {name: getattr(self.table, name).copy() for name in self.table.names}
+        return {"columns": columns, "keysets": list(self._keysets)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave in the place of its own entries; the payload that belongs here follows by
+        `receive`.
 
         Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
-
-        Args:
-            columns (`Mapping[str, NDArray]`): All of `COLUMNS`, and plugins' own.
-            keysets (`Sequence[frozenset[str]]`): What the column `keys` counts in.
         """
         self.clear()
         self.unrestored = []
-        numbers = np.array([self.keyset(keys) for keys in keysets], np.int64)
+        columns = state["columns"]
+        numbers = np.array([self.keyset(keys) for keys in state["keysets"]], np.int64)
         known = {name: columns[name] for name in self.table.names if name in columns}
-        self.table.append({**known, "keys": numbers[columns["keys"]]}, len(columns["serial"]))
+        known["keys"] = numbers[columns["keys"]]
+        self.table.append(known, len(columns["serial"]))
         self.table.count_peers(self.table.prompt)
 
     def receive(self, groups: Mapping[int, Group], keep: bool = True) -> None:

@@ -72,6 +72,11 @@ class Identity:
     processes: int
     rows: int
 
+    @property
+    def layout(self) -> tuple[int, int]:
+        """How the rows of a generation batch lie on ranks."""
+        return self.processes, self.rows
+
 
 def plain(value: Any, owner: str) -> Any:
     """The same in values that JSON brings back as they were: lists for tuples, Python's numbers for NumPy's.
@@ -111,7 +116,7 @@ class RankState:
         session (`dict[str, Any]`): Counters, generators and what else JSON holds.
         columns (`dict[str, NDArray]`): The table's.
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
-        noted ([`PendingGroups`], *optional*): Candidates that have not settled.
+        pending ([`PendingGroups`], *optional*): Candidates that have not settled.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
         log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
@@ -123,7 +128,7 @@ class RankState:
     session: dict[str, Any]
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
-    noted: PendingGroups | None = None
+    pending: PendingGroups | None = None
     beside: list[str] = field(default_factory=list)
     log: str | None = None
     files: list[Path] = field(default_factory=list)
@@ -162,8 +167,8 @@ def write(
     )
     for number, groups in enumerate(_shards(payload)):
         group_files.write(mine / f"payload-{number:05d}.safetensors", groups)
-    if saved.noted is not None:
-        save_file(_tensors_of(saved.noted), mine / CANDIDATES)
+    if saved.pending is not None:
+        save_file(_tensors_of(saved.pending), mine / CANDIDATES)
     plugins(mine / PLUGINS)
     files = sorted(path for path in mine.rglob("*") if path.is_file())
     content = {
@@ -172,7 +177,7 @@ def write(
         "payload_rank": saved.payload_rank,
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
-        "noted": saved.noted and _description(saved.noted),
+        "noted": saved.pending and _description(saved.pending),
         "beside": saved.beside,
         "log": saved.log,
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
@@ -205,7 +210,7 @@ def read(folder: Path, rank: int) -> RankState:
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
             log=content["log"],
-            noted=content["noted"] and _noted(content["noted"], load_file(mine / CANDIDATES)),
+            pending=content["noted"] and _pending(content["noted"], load_file(mine / CANDIDATES)),
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
 
@@ -260,7 +265,7 @@ def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
         yield shard
 
 
-def _description(noted: PendingGroups) -> dict[str, Any]:
+def _description(pending: PendingGroups) -> dict[str, Any]:
     """What JSON holds of candidates."""
     candidates = [
         {
@@ -273,15 +278,15 @@ def _description(noted: PendingGroups) -> dict[str, Any]:
             "tensors": [] if candidate.group is None else sorted(candidate.group.tensors),
             "records": [record is not None for record in candidate.records],
         }
-        for candidate in noted.candidates
+        for candidate in pending.candidates
     ]
-    return {"stale": noted.stale, "candidates": candidates}
+    return {"stale": pending.stale, "candidates": candidates}
 
 
-def _tensors_of(noted: PendingGroups) -> dict[str, torch.Tensor]:
-    tensors = {name: torch.from_numpy(np.array(getattr(noted.groups, name))) for name in VIEWS}
-    tensors["items"] = torch.from_numpy(np.array(noted.groups.counted))
-    for candidate in noted.candidates:
+def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
+    tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
+    tensors["items"] = torch.from_numpy(np.array(pending.groups.counted))
+    for candidate in pending.candidates:
         if candidate.group is not None:
             tensors |= group_files.named(candidate.serial, candidate.group)
         for row, record in enumerate(candidate.records):
@@ -290,7 +295,7 @@ def _tensors_of(noted: PendingGroups) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _noted(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> PendingGroups:
+def _pending(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> PendingGroups:
     groups = Groups(**{name: tensors[name].numpy() for name in (*VIEWS, "items")})
     candidates = []
     for told in description["candidates"]:

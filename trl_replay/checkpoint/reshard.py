@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..batch.compose import join
-from ..buffer.candidates import logps_dtype, trainable_sums
+from ..buffer.candidates import Candidate, PendingGroups, logps_dtype, trainable_sums
 from ..fields import FieldTable
-from ..types import Group, Groups
+from ..protocols import Division
+from ..types import Group, Groups, Ints
 from .format import RankState
 
 
@@ -21,19 +22,18 @@ class RankShard:
     """Which part of everything a rank gets.
 
     Attributes:
-        kind (`str`): `"process"`: every rank some entries; `"gathered"`: every rank everything; `"sharded"`: every
-            rank all metadata and some payload.
+        division ([`Division`]): Whether there is one buffer, and whether every rank holds all of it.
         rank (`int`): This rank.
         ranks (`int`): How many there are now.
     """
 
-    kind: str | None
+    division: Division
     rank: int
     ranks: int
 
     def owner(self, number: int) -> int:
-        """The rank that gets the entry with this number; for gathered, this one."""
-        return self.rank if self.kind == "gathered" else number % self.ranks
+        """The rank that gets the entry with this number; where every rank gets all, this one."""
+        return self.rank if self.division.replicated else number % self.ranks
 
 
 @dataclass(slots=True)
@@ -68,122 +68,157 @@ class Resharded:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         payload (`Callable`): Yields `(serial, group)`.
         next_serial (`int`): Of the next fresh group.
-        waiting ([`ReadyGroups`]): Candidates.
+        ready ([`ReadyGroups`]): Candidates.
     """
 
     columns: dict[str, NDArray[Any]]
     keysets: list[frozenset[str]]
     payload: Callable[[], Iterator[tuple[int, Group]]]
     next_serial: int
-    waiting: ReadyGroups
+    ready: ReadyGroups
 
 
-def reshard(states: Sequence[RankState], shares: RankShard, fields: FieldTable) -> Resharded:
-    """Deals entries in the order of their generation to the ranks in turn, the same way on every rank.
+class _WholeCandidate(NamedTuple):
+    """A candidate put together: the view of its batch, and the parts that ranks had, in row order."""
 
-    Buffers that each rank had alone have serial numbers of their own, and get new ones, in the order of generation.
-    """
-    own = shares.kind == "process"
-    tables = states if own else states[:1]
-    keysets = list(dict.fromkeys(keys for state in tables for keys in state.keysets))
-    names = set.intersection(*(set(state.columns) for state in tables))
-    columns = {name: np.concatenate([state.columns[name] for state in tables]) for name in sorted(names)}
-    columns["keys"] = np.concatenate(
-        [np.array([keysets.index(k) for k in s.keysets], np.int64)[s.columns["keys"]] for s in tables]
-    )
-    source = np.repeat(
-        np.arange(len(tables)),
-        [len(state.columns["serial"]) for state in tables],
-    )
-    order = np.lexsort((columns["serial"], source, columns["step"])) if own else np.arange(len(source))
-    columns, source = (
-        {name: column[order] for name, column in columns.items()},
-        source[order],
-    )
-    old = list(zip(source.tolist(), columns["serial"].tolist(), strict=True))
-    owners = np.array([shares.owner(number) for number in range(len(old))], np.int64)
-    start = len(old)
-    if own:
-        columns["serial"] = np.arange(len(old))
-    else:
-        start = max(state.session["serial"] for state in states)
-    columns["owner"] = owners
-    serials = columns["serial"].tolist()
-    wanted = {key: serial for key, serial, owner in zip(old, serials, owners, strict=True) if owner == shares.rank}
+    pending: PendingGroups
+    parts: list[Candidate]
+
+
+def reshard(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
+    """Deals entries in the order of their generation to the ranks in turn, the same way on every rank."""
+    if shard.division.one_buffer:
+        return _reshard_one_buffer(states, shard, fields)
+    return _reshard_private_buffers(states, shard, fields)
+
+
+def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
+    """Buffers that each rank had alone: serial numbers were each one's own, and new ones are given, in the order of
+    generation."""
+    columns, keysets = _concatenated(states)
+    lengths = [len(state.columns["serial"]) for state in states]
+    source = np.repeat(np.arange(len(states)), lengths)
+    order = np.lexsort((columns["serial"], source, columns["step"]))
+    columns = {name: column[order] for name, column in columns.items()}
+    former = list(zip(source[order].tolist(), columns["serial"].tolist(), strict=True))
+    count = len(former)
+    columns["serial"] = np.arange(count)
+    columns["owner"] = _owners(count, shard)
+    mine = columns["owner"] == shard.rank
+    wanted = {former[number]: number for number in np.flatnonzero(mine).tolist()}
 
     def payload() -> Iterator[tuple[int, Group]]:
         for number, state in enumerate(states):
-            if shares.kind == "gathered" and number:
-                return
             for serial, group in state.payload():
-                key = (number if own else 0, serial)
-                if key in wanted:
-                    yield wanted[key], group
+                if (number, serial) in wanted:
+                    yield wanted[number, serial], group
 
-    kept = owners == shares.rank if own else np.ones(len(old), bool)
-    waiting = _waiting(states, shares, fields, start if own else None)
-    return Resharded(
-        {name: c[kept] for name, c in columns.items()},
-        keysets,
-        payload,
-        start + _count(states),
-        waiting,
-    )
-
-
-def _count(states: Sequence[RankState]) -> int:
-    return sum(len(state.noted.candidates) for state in states if state.noted is not None)
+    candidates = [
+        _WholeCandidate(pending, [candidate]) for pending in _pending(states) for candidate in pending.candidates
+    ]
+    ready = ReadyGroups()
+    for number, whole in enumerate(candidates):
+        owner = shard.owner(number)
+        _add(ready, whole, count + number, owner, owner == shard.rank, owner == shard.rank, fields)
+    columns = {name: column[mine] for name, column in columns.items()}
+    return Resharded(columns, keysets, payload, count + len(candidates), ready)
 
 
-def _waiting(
-    states: Sequence[RankState],
-    shares: RankShard,
+def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
+    """One buffer of which every rank had the table: serial numbers stay."""
+    columns, keysets = _concatenated(states[:1])
+    serials = columns["serial"]
+    columns["owner"] = _owners(len(serials), shard)
+    wanted = set(serials[columns["owner"] == shard.rank].tolist())
+    holders = states[:1] if shard.division.replicated else states
+
+    def payload() -> Iterator[tuple[int, Group]]:
+        for state in holders:
+            for serial, group in state.payload():
+                if serial in wanted:
+                    yield serial, group
+
+    pending = _pending(states)
+    next_serial = max(state.session["serial"] for state in states)
+    ready = ReadyGroups()
+    for number in range(len(pending[0].candidates) if pending else 0):
+        parts = [each.candidates[number] for each in pending]
+        held = [part for part in parts if part.group is not None]
+        owner = shard.owner(number)
+        _add(ready, _WholeCandidate(pending[0], held), parts[0].serial, owner, True, owner == shard.rank, fields)
+    left = sum(len(each.candidates) for each in pending)
+    return Resharded(columns, keysets, payload, next_serial + left, ready)
+
+
+def _concatenated(states: Sequence[RankState]) -> tuple[dict[str, NDArray[Any]], list[frozenset[str]]]:
+    """The columns that all states have, one state after the other, and the sets of keys that `keys` counts in."""
+    keysets = list(dict.fromkeys(keys for state in states for keys in state.keysets))
+    names = set.intersection(*(set(state.columns) for state in states))
+    columns = {name: np.concatenate([state.columns[name] for state in states]) for name in sorted(names)}
+    renumbered = []
+    for state in states:
+        numbers = np.array([keysets.index(keys) for keys in state.keysets], np.int64)
+        renumbered.append(numbers[state.columns["keys"]])
+    columns["keys"] = np.concatenate(renumbered)
+    return columns, keysets
+
+
+def _owners(count: int, shard: RankShard) -> Ints:
+    return np.array([shard.owner(number) for number in range(count)], np.int64)
+
+
+def _pending(states: Sequence[RankState]) -> list[PendingGroups]:
+    return [state.pending for state in states if state.pending is not None]
+
+
+def _add(
+    ready: ReadyGroups,
+    whole: _WholeCandidate,
+    serial: int,
+    owner: int,
+    seen: bool,
+    held: bool,
     fields: FieldTable,
-    renumbered: int | None,
-) -> ReadyGroups:
-    """The candidates of all ranks, put together from their parts."""
-    waiting, views = ReadyGroups(), list[Groups]()
-    for number, told in enumerate(_candidates(states, own=renumbered is not None)):
-        view, stale, parts = told
-        for candidate in parts:
-            candidate.logps_dtype = logps_dtype(fields)
-        if stale or not parts or not all(candidate.complete() for candidate in parts):
-            waiting.dropped += 1
-            continue
-        group = join(
-            [candidate.group for candidate in parts if candidate.group is not None],
-            fields,
-        )
-        serial = parts[0].serial if renumbered is None else renumbered + number
-        sums = trainable_sums(group)
-        if len(sums) < view.advantages.shape[1] or not np.isfinite(sums).all():
-            waiting.dropped += 1
-            continue
-        owner = shares.owner(number)
-        if renumbered is None or owner == shares.rank:
-            views.append(view.take([parts[0].slot], sums[None]))
-            waiting.serials.append(serial)
-            waiting.owners[serial] = owner
-            waiting.sizes.append(group.nbytes)
-            waiting.keys.append(parts[0].keys)
-            if owner == shares.rank:
-                waiting.payload[serial] = group
-    waiting.groups = Groups.concatenate(views) if views else None
-    return waiting
+) -> None:
+    """Adds a candidate that has all its log-probs; others are counted.
 
-
-def _candidates(states: Sequence[RankState], own: bool) -> Iterator[tuple[Groups, bool, list[Any]]]:
-    """Of each candidate its view, whether it is stale, and the parts that ranks have, in row order."""
-    noted = [state.noted for state in states if state.noted is not None]
-    if own:
-        for each in noted:
-            for candidate in each.candidates:
-                yield each.groups, each.stale, [candidate]
+    Args:
+        ready ([`ReadyGroups`]): Where to.
+        whole ([`_WholeCandidate`]): The candidate.
+        serial (`int`): Its serial number from now on.
+        owner (`int`): The rank that gets its payload.
+        seen (`bool`): Whether this rank's table is offered it.
+        held (`bool`): Whether this rank gets the payload.
+        fields ([`FieldTable`]): How to join its parts.
+    """
+    group = _joined(whole, fields)
+    if group is None:
+        ready.dropped += 1
         return
-    for position in range(len(noted[0].candidates) if noted else 0):
-        parts = [each.candidates[position] for each in noted]
-        yield (
-            noted[0].groups,
-            noted[0].stale,
-            [part for part in parts if part.group is not None],
-        )
+    if not seen:
+        return
+    first = whole.parts[0]
+    sums = trainable_sums(group)
+    view = whole.pending.groups.take([first.slot], sums[None])
+    ready.groups = view if ready.groups is None else Groups.concatenate([ready.groups, view])
+    ready.serials.append(serial)
+    ready.owners[serial] = owner
+    ready.sizes.append(group.nbytes)
+    ready.keys.append(first.keys)
+    if held:
+        ready.payload[serial] = group
+
+
+def _joined(whole: _WholeCandidate, fields: FieldTable) -> Group | None:
+    """The candidate's group with all rows; None if a row or a log-prob is missing."""
+    if whole.pending.stale or not whole.parts:
+        return None
+    for candidate in whole.parts:
+        candidate.logps_dtype = logps_dtype(fields)
+    complete = [candidate.complete() for candidate in whole.parts]
+    if not all(complete):
+        return None
+    group = join([part.group for part in whole.parts if part.group is not None], fields)
+    sums = trainable_sums(group)
+    size = whole.pending.groups.advantages.shape[1]
+    return group if len(sums) == size and bool(np.isfinite(sums).all()) else None

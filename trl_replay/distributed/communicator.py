@@ -11,15 +11,9 @@ from ..components import Components
 from ..counters import COUNTERS, Tally
 from ..errors import SeamError
 from ..loss.tap import Tap
+from ..plan import Plan
 from ..types import Batch, Group
-from .row_layout import (
-    MISSING,
-    Admitted,
-    RowLayout,
-    Sampled,
-    reason_to_stop,
-    unpacked,
-)
+from .row_layout import IDENTITY, MISSING, RowLayout, reason_to_stop, unpacked
 
 
 class Communicator:
@@ -54,78 +48,73 @@ class Communicator:
             batch (`dict`, *optional*): As TRL returned it; None at the end of training.
             count (`int`): Rows of this process's batches.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
+
+        Returns:
+            Where the rows lie, and what failed on this process.
         """
-        components, error = self._components, self._tap.take_error()
+        components = self._components
+        fields = components.fields
+        size = components.num_generations
+        error = self._tap.take_error()
         first = self._rank * count
         local = blank(first, count) | self._tap.stats.columns(count)
         for row, serial in enumerate(components.buffer.overflow[:count]):
             local["overflow"][row] = serial + 1
         try:
             if pending is not None:
-                local |= pending.describe(count, components.fields.names)
+                local |= pending.describe(count, fields.names)
             if batch is not None:
-                check(batch, components.fields)
-                local |= describe(
-                    batch,
-                    first,
-                    components.num_generations,
-                    components.fields.pad_token_id,
-                )
+                check(batch, fields)
+                local |= describe(batch, first, size, fields.pad_token_id)
         except Exception as caught:
             error = error or caught
-        return RowLayout(components.scope.share(local), local, components.num_generations), error
+        shared = components.scope.share(local)
+        return RowLayout(shared, local, size), error
 
-    def agree(
-        self,
-        rows: RowLayout,
-        tally: Tally,
-        error: Exception | None,
-        admitted: Admitted,
-        sampled: Sampled,
-    ) -> dict[str, float]:
+    def agree(self, rows: RowLayout, plan: Plan) -> dict[str, float]:
         """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
         """
         buffer = self._components.buffer
-        tally.size, tally.bytes = len(buffer), buffer.nbytes
+        tally = plan.tally
+        tally.size = len(buffer)
+        tally.bytes = buffer.nbytes
         counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
-        vector = np.concatenate(
-            [
-                counters,
-                rows.identity(buffer.table, admitted, sampled),
-                rows.filled(sampled),
-            ]
-        )
-        agreement = self._components.scope.agree(vector, f"{type(error).__name__}: {error}" if error else "")
+        identity = rows.identity(buffer.table, plan.admitted, plan.sampled)
+        vector = np.concatenate([counters, identity, rows.filled(plan.sampled)])
+        text = f"{type(plan.error).__name__}: {plan.error}" if plan.error else ""
+        agreement = self._components.scope.agree(vector, text)
         reason = reason_to_stop(agreement, len(counters))
         if reason:
-            buffer.withdraw(admitted.serials)
-            if error is None:
-                raise SeamError(f"Replay stops on all processes. {reason}")
-            if self._components.processes > 1:
-                error.add_note(f"Replay stops on all processes. {reason}")
-            raise error
-        self.replaced = unpacked(agreement.vectors[:, len(counters) + 2 :], rows.count)
-        return dict(
-            zip(
-                COUNTERS,
-                agreement.vectors.sum(axis=0).tolist()[: len(counters)],
-                strict=True,
-            )
-        )
+            self._stop(plan, reason)
+        self.replaced = unpacked(agreement.vectors[:, len(counters) + IDENTITY :], rows.count)
+        sums = agreement.vectors[:, : len(counters)].sum(axis=0)
+        return dict(zip(COUNTERS, sums.tolist(), strict=True))
 
-    def move(self, rows: RowLayout, admitted: Admitted, sampled: Sampled) -> dict[int, Group]:
+    def _stop(self, plan: Plan, reason: str) -> None:
+        """Takes back what was admitted, whose payload will not come, and raises."""
+        self._components.buffer.withdraw(plan.admitted.serials)
+        words = f"Replay stops on all processes. {reason}"
+        if plan.error is None:
+            raise SeamError(words)
+        if self._components.processes > 1:
+            plan.error.add_note(words)
+        raise plan.error
+
+    def move(self, rows: RowLayout, plan: Plan) -> dict[int, Group]:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
-        buffer, fields = self._components.buffer, self._components.fields
-        parts = self._components.scope.admit(buffer.table, admitted.arrivals, admitted.mine)
+        components = self._components
+        buffer = components.buffer
+        parts = components.scope.admit(buffer.table, plan.admitted.arrivals, plan.admitted.mine)
         try:
-            buffer.receive({serial: join(held, fields) for serial, held in parts.items()})
+            buffer.receive({serial: join(held, components.fields) for serial, held in parts.items()})
         except Exception as caught:
-            if self._components.processes == 1:  # several stop together, and until then must go on with the same table
+            if components.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw_missing(list(parts))
             self.keep(caught)
-        return self._components.scope.fetch(rows.requests(sampled, buffer.table.owner), self._load)
+        requests = rows.requests(plan.sampled, buffer.table.owner)
+        return components.scope.fetch(requests, self._load)
 
     def keep(self, error: Exception) -> None:
         """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""

@@ -1,21 +1,20 @@
-"""What was decided for one generation batch, and which payload has to move for it. No communication happens here."""
+"""Where the rows of one generation batch lie, and which payload has to move. No communication happens here."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.compose import cut
 from ..errors import BatchError, SeamError
-from ..fields import PIXELS, FieldTable
+from ..fields import PIXELS
+from ..plan import Admitted, Sampled
 from ..protocols import Agreement, Arrival, Request
 from ..table import Table
-from ..types import Batch, Floats, Group, Ints, Placement
+from ..types import Floats, Group, Ints, Placement
 
 MISSING = Group({}, frozenset(), np.empty(0, np.int64), np.empty(0, np.int64))
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
@@ -24,35 +23,10 @@ MISSING = Group({}, frozenset(), np.empty(0, np.int64), np.empty(0, np.int64))
 WORD = 48
 """Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
 BITS = 2.0 ** np.arange(WORD)
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """Newcomers that the table has taken.
-
-    Attributes:
-        arrivals (`list[Arrival]`): All of them, the same on all processes that share the buffer.
-        mine (`dict[int, Group]`): This process's rows of them, by serial.
-    """
-
-    arrivals: list[Arrival] = field(default_factory=list)
-    mine: dict[int, Group] = field(default_factory=dict)
-
-    @property
-    def serials(self) -> list[int]:
-        """Their serial numbers."""
-        return [arrival.serial for arrival in self.arrivals]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Entries drawn for slots, the same on all processes that share the buffer; the lists run in parallel."""
-
-    slots: list[int] = field(default_factory=list)
-    serials: list[int] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    priorities: list[float] = field(default_factory=list)
+IDENTITY = 2
+"""Numbers of [`RowLayout.identity`]."""
+LENGTHS_BYTES = 2 * 8
+"""What a stored row's prompt length and completion length take."""
 
 
 class RowLayout:
@@ -77,6 +51,11 @@ class RowLayout:
         self.first = int(local["row"][0])
 
     @property
+    def leader(self) -> int:
+        """The first of the processes that share this buffer."""
+        return int(self.columns["row"][0]) // self.count
+
+    @property
     def leads(self) -> bool:
         """Whether this process is the first of those that share a buffer."""
         return self.first == int(self.columns["row"][0])
@@ -97,43 +76,45 @@ class RowLayout:
                 "process(es) are known: a trainer that drops or adds rows after scoring them can't be replayed for."
             )
         rows: Ints = self.columns["row"]
-        groups = rows[: len(rows) // self.size * self.size].reshape(-1, self.size)
-        if len(rows) % self.size or (groups != groups[:, :1] // self.size * self.size + np.arange(self.size)).any():
+        if not self._are_whole_groups(rows):
             raise SeamError(
                 f"The scope shares rows {rows.min()} to {rows.max()}, which are not whole groups of {self.size}: with "
                 f"{self.count} rows a process groups straddle processes. Use a scope that puts them together "
                 "(gathered, sharded), or another batch size."
             )
 
+    def _are_whole_groups(self, rows: Ints) -> bool:
+        if len(rows) % self.size:
+            return False
+        groups = rows.reshape(-1, self.size)
+        first_of_group = groups[:, :1] // self.size * self.size
+        return bool((groups == first_of_group + np.arange(self.size)).all())
+
     def identity(self, table: Table, admitted: Admitted, sampled: Sampled) -> Floats:
         """`(2,)`: the first of the processes that share this buffer, and a 48-bit hash of what was decided for it.
 
         Equal on all processes that share a buffer, or payload would go astray.
         """
-        decided: list[Any] = [
-            table.serial,
-            admitted.serials,
-            sampled.slots,
-            sampled.serials,
-        ]
-        numbers = np.concatenate([np.append(len(part), np.asarray(part, np.int64)) for part in decided])
-        digest = hashlib.blake2b(numbers.tobytes(), digest_size=6).digest()
-        return np.array(
-            [
-                int(self.columns["row"][0]) // self.count,
-                int.from_bytes(digest, "little"),
-            ],
-            np.float64,
-        )
+        hashed = hashlib.blake2b(digest_size=6)
+        for numbers in (table.serial, admitted.serials, sampled.slots, sampled.serials):
+            with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
+            hashed.update(with_length.tobytes())
+        digest = int.from_bytes(hashed.digest(), "little")
+        return np.array([self.leader, digest], np.float64)
 
     def takes(self, keys: frozenset[str]) -> frozenset[str]:
         """`keys`, and that of images if the batches of all processes hold some."""
-        return keys | {PIXELS} if int(self.columns["images"].min()) >= 0 else keys
+        fewest = int(self.columns["images"].min())
+        return keys | {PIXELS} if fewest >= 0 else keys
 
     def holds(self, keys: frozenset[str], slot: int) -> frozenset[str]:
         """`keys`, and that of images if the slot's group has one."""
-        rows = self.columns["images"][slot * self.size : (slot + 1) * self.size]
-        return keys | {PIXELS} if int(rows.max()) > 0 else keys
+        images = self.columns["images"][self.rows_of(slot)]
+        return keys | {PIXELS} if int(images.max()) > 0 else keys
+
+    def rows_of(self, slot: int) -> slice:
+        """The slot's rows among those that are shared."""
+        return slice(slot * self.size, (slot + 1) * self.size)
 
     def span(self, slot: int) -> range:
         """Indices of the slot's rows among those of all processes."""
@@ -143,29 +124,31 @@ class RowLayout:
     def local(self, slot: int) -> tuple[slice, int]:
         """The slot's rows in this process's batch (empty if it has none), and which row of the group comes first."""
         span = self.span(slot)
-        begin, end = (
-            max(span.start, self.first),
-            min(span.stop, self.first + self.count),
-        )
+        begin = max(span.start, self.first)
+        end = min(span.stop, self.first + self.count)
         if begin >= end:
             return slice(0, 0), 0
         return slice(begin - self.first, end - self.first), begin - span.start
 
+    def ranks_of(self, slot: int) -> range:
+        """The processes that have rows of the slot."""
+        span = self.span(slot)
+        first = span.start // self.count
+        last = (span.stop - 1) // self.count
+        return range(first, last + 1)
+
     def home(self, slot: int) -> int | None:
         """The process that has all rows of the slot; None if they straddle."""
-        span = self.span(slot)
-        first, last = span.start // self.count, (span.stop - 1) // self.count
-        return first if first == last else None
+        ranks = self.ranks_of(slot)
+        return ranks[0] if len(ranks) == 1 else None
 
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
-        owners, nbytes = (
-            self.columns["row"] // self.count,
-            self.columns["nbytes"],
-        )
+        owners = self.columns["row"] // self.count
+        nbytes = self.columns["nbytes"]
         arrivals = []
         for serial, slot in zip(serials, slots, strict=True):
-            rows = slice(slot * self.size, (slot + 1) * self.size)
+            rows = self.rows_of(slot)
             sizes: Ints = np.zeros(ranks, np.int64)
             np.add.at(sizes, owners[rows], nbytes[rows])
             arrivals.append(Arrival(serial, sizes))
@@ -173,27 +156,34 @@ class RowLayout:
 
     def sizes(self, slots: Sequence[int]) -> list[int]:
         """Bytes of payload of the candidates in `slots`: what their parts take when packed, and their lengths."""
+        if not slots:
+            return []
         packed = self.columns["nbytes"].reshape(-1, self.size).sum(axis=1)
-        return (packed[list(slots)] + 2 * 8 * self.size).tolist() if slots else []
+        sizes: list[int] = (packed[list(slots)] + LENGTHS_BYTES * self.size).tolist()
+        return sizes
 
     def overflowed(self) -> list[int]:
         """Serials of the groups that some process's storage had no room for."""
         overflow = self.columns["overflow"]
-        return sorted(set((overflow[overflow > 0] - 1).tolist()))
+        serials = overflow[overflow > 0] - 1
+        return sorted(set(serials.tolist()))
 
     def requests(self, sampled: Sampled, owners: Ints) -> list[Request]:
         """Who needs what was drawn; `owners` is the table's column."""
-        spans = [self.span(slot) for slot in sampled.slots]
-        ranks = [tuple(range(span.start // self.count, (span.stop - 1) // self.count + 1)) for span in spans]
-        held = owners[sampled.rows].tolist()
-        return [Request(*request) for request in zip(sampled.serials, held, ranks, strict=True)]
+        requests = []
+        for slot, serial, row in zip(sampled.slots, sampled.serials, sampled.rows, strict=True):
+            ranks = tuple(self.ranks_of(slot))
+            requests.append(Request(serial, int(owners[row]), ranks))
+        return requests
 
     def filled(self, sampled: Sampled) -> Floats:
         """Which rows of this process something was drawn for, as numbers of `WORD` bits each: see `unpacked`."""
-        bits = np.zeros((-(-self.count // WORD), WORD))
+        words = -(-self.count // WORD)
+        bits = np.zeros(words * WORD)
         for slot in sampled.slots:
-            bits.ravel()[self.local(slot)[0]] = 1
-        return np.asarray(bits @ BITS)
+            rows, _ = self.local(slot)
+            bits[rows] = 1
+        return np.asarray(bits.reshape(words, WORD) @ BITS)
 
     def placements(self, sampled: Sampled, groups: Mapping[int, Group]) -> list[Placement]:
         """What was drawn for slots with rows on this process.
@@ -202,29 +192,16 @@ class RowLayout:
             BatchError: A group did not come.
         """
         placements = []
-        for slot, serial, age, priority in zip(
-            sampled.slots,
-            sampled.serials,
-            sampled.ages,
-            sampled.priorities,
-            strict=True,
-        ):
+        drawn = zip(sampled.slots, sampled.serials, sampled.ages, sampled.priorities, strict=True)
+        for slot, serial, age, priority in drawn:
             rows, first = self.local(slot)
-            if rows.stop:
-                if not groups[serial].keys:
-                    raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
-                placements.append(
-                    Placement(
-                        slot,
-                        groups[serial],
-                        serial,
-                        age,
-                        rows.start,
-                        first,
-                        rows.stop - rows.start,
-                        priority,
-                    )
-                )
+            if not rows.stop:
+                continue
+            group = groups[serial]
+            if not group.keys:
+                raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
+            count = rows.stop - rows.start
+            placements.append(Placement(slot, group, serial, age, rows.start, first, count, priority))
         return placements
 
 
@@ -236,7 +213,8 @@ def unpacked(words: Floats, count: int) -> list[bool]:
         count (`int`): Rows of each process.
     """
     bits = words.astype(np.int64)[:, :, None] // BITS.astype(np.int64) % 2
-    mask: list[bool] = bits.reshape(len(words), -1)[:, :count].ravel().astype(bool).tolist()
+    by_rank = bits.reshape(len(words), -1)[:, :count]
+    mask: list[bool] = by_rank.ravel().astype(bool).tolist()
     return mask
 
 
@@ -249,32 +227,13 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
         counters (`int`): How many numbers come first.
     """
     failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text)
-    identities = agreement.vectors[:, counters : counters + 2]
-    if failed or len(np.unique(identities, axis=0)) == len(np.unique(identities[:, 0])):
+    if failed:
         return failed
+    identities = agreement.vectors[:, counters : counters + IDENTITY]
+    buffers = np.unique(identities[:, 0])
+    if len(np.unique(identities, axis=0)) == len(buffers):
+        return ""
     return (
         "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
         "context.rng only; clear and pause a session on all ranks."
     )
-
-
-def duplicates(
-    batch: Batch,
-    rows: RowLayout,
-    pairs: Sequence[tuple[int, int]],
-    fields: FieldTable,
-) -> list[Placement]:
-    """This process's live groups that are copied into dead groups' slots; serial -1, since they are no entries.
-
-    Args:
-        batch (`dict`): As TRL returned it.
-        rows ([`RowLayout`]): Where the groups lie.
-        pairs (`Sequence`): `(dead slot, live slot)` of all processes that share the buffer.
-        fields ([`FieldTable`]): How to cut each key.
-    """
-    here = [(rows.local(dead)[0], rows.local(live)[0], dead) for dead, live in pairs if rows.local(dead)[0].stop]
-    groups = cut(batch, fields.exact(), [live for _, live, _ in here])
-    return [
-        Placement(slot, group, -1, 0, dead.start, 0, dead.stop - dead.start)
-        for (dead, _, slot), group in zip(here, groups, strict=True)
-    ]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..batch.compose import loss_mask
-from ..distributed.row_layout import RowLayout, Sampled
-from ..types import Groups
 
 CHOICES = ("keep", "mask", "exclude", "intra_batch")
 
@@ -73,24 +70,3 @@ class DeadGroupMask:
 
 NOTHING_MASKED = DeadGroupMask()
 """Dead groups stay as stock has them."""
-
-
-def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
-    """The dead groups that replay did not fill."""
-    return [slot for slot in np.flatnonzero(fresh.dead).tolist() if slot not in set(filled)]
-
-
-def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Pairs (dead slot, live slot of the same process that is copied there): every live group once before any twice.
-
-    A group whose rows lie on several processes is neither filled nor copied.
-    """
-    homes = [rows.home(slot) for slot in range(len(fresh))]
-    pairs = []
-    for home in sorted({home for home in homes if home is not None}):
-        here = [slot for slot in range(len(fresh)) if homes[slot] == home and slot not in sampled.slots]
-        live, empty = ([slot for slot in here if fresh.dead[slot] == dead] for dead in (False, True))
-        if live and empty:
-            order = np.concatenate([rng.permutation(live) for _ in range(-(-len(empty) // len(live)))])
-            pairs += list(zip(empty, order.tolist(), strict=False))
-    return pairs

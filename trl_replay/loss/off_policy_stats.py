@@ -85,10 +85,14 @@ class OffPolicyStats:
         """The next generation batch begins."""
         self._rows, self._restored = [], {}
 
-    def restore(self, columns: Mapping[str, Sequence[float]]) -> None:
-        """Takes what `columns` gave when a checkpoint was written."""
+    def state_dict(self, count: int) -> dict[str, list[float]]:
+        """What a checkpoint keeps of the last generation batch's `count` rows: see `columns`."""
+        return {name: column.tolist() for name, column in self.columns(count).items()}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Takes what `state_dict` gave."""
         self._rows = []
-        self._restored = {RENAMED.get(name, name): np.asarray(values, np.float64) for name, values in columns.items()}
+        self._restored = {RENAMED.get(name, name): np.asarray(column, np.float64) for name, column in state.items()}
 
 
 def effective_share(columns: Mapping[str, Any]) -> float | None:

@@ -8,7 +8,7 @@ micro-batch before the loss reads them. Rows that shall train nothing lose their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -172,6 +172,15 @@ class Tap:
     def forget(self) -> None:
         """Records nothing more of the present generation batch; what is recorded already stays."""
         self._candidates = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"update": self.update, "verified": self.verified}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        self.update = state["update"]
+        self.verified = state["verified"]
 
     def take_error(self) -> Exception | None:
         """The kept error, which is forgotten."""

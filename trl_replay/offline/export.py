@@ -15,7 +15,7 @@ from ..checkpoint import format as saved
 from ..components import Components
 from ..errors import CheckpointError, ReplayError
 from ..fields import FIELDS, REWARD, REWARDS
-from ..strategies.scopes import GatheredScope, ShardedScope
+from ..protocols import division_of
 from ..types import Group
 
 TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
@@ -54,7 +54,8 @@ def export(path: str | Path, trainer: Any, components: Components) -> Path:
         int(trainer.accelerator.process_index),
         components.processes,
     )
-    copies = isinstance(components.scope, GatheredScope) and not isinstance(components.scope, ShardedScope)
+    division = division_of(components.scope)
+    copies = division is not None and division.replicated
     if ranks > 1 and not copies:
         path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
     if rank == 0 or not copies:
@@ -77,7 +78,7 @@ def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
     fingerprint = compat.tokenizer_fingerprint(trainer)
     return Source(
         entries(),
-        trainer._tokenizer,
+        compat.tokenizer(trainer),
         list(trainer.reward_func_names),
         fingerprint,
     )

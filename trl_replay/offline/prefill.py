@@ -15,11 +15,11 @@ from .. import compat
 from ..batch.compose import cut
 from ..batch.group_view import STD_EPSILON, describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
-from ..checkpoint.session_state import kind_of
 from ..counters import Tally
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ConfigurationError, ReplayError
 from ..fields import REWARD, REWARDS, FieldTable
+from ..protocols import Division, division_of
 from ..session import Session
 from ..types import Batch, Floats, Group, Groups
 from .reader import OfflineGroup, read_groups
@@ -49,8 +49,10 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     """What [`ReplayBuffer.add`] does."""
     if incomplete not in ("refuse", "resample"):
         raise ConfigurationError(f"incomplete={incomplete!r} can't be used: give 'refuse' or 'resample'.")
-    kind, tally, found = kind_of(session), Tally(), list[OfflineGroup]()
-    if kind is None:
+    division = division_of(session.scope)
+    tally = Tally()
+    found: list[OfflineGroup] = []
+    if division is None:
         raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
     run_on_all_ranks(
         lambda: found.extend(read_groups(session, source, incomplete, tally)),
@@ -69,15 +71,15 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
         int(session.trainer.accelerator.process_index),
         session.components.processes,
     )
-    if kind == "process":
+    if not division.one_buffer:
         made = made[rank::ranks]
     before = set(session.buffer.table.serial.tolist())
-    _offer(session, made, kind, tally)
+    _offer(session, made, division, tally)
     session.totals.add(tally, batches=0)
     return len(set(session.buffer.table.serial.tolist()) - before)
 
 
-def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> None:
+def _offer(session: Session, made: Sequence[Made], division: Division, tally: Tally) -> None:
     if not made:
         return
     buffer, carry = session.buffer, session.carry
@@ -98,7 +100,7 @@ def _offer(session: Session, made: Sequence[Made], kind: str, tally: Tally) -> N
         if serial not in kept:
             continue
         row = buffer.table.serial == serial
-        owner = number % ranks if kind == "sharded" else rank
+        owner = rank if division.replicated or not division.one_buffer else number % ranks
         buffer.table.origin[row], buffer.table.owner[row] = each.origin, owner
         if owner == rank:
             buffer.receive({serial: each.group})

@@ -174,8 +174,8 @@ def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
 def _prompt_ids(trainer: Any, prompt: Any) -> list[int]:
     """A text, or messages in the trainer's chat template."""
     if isinstance(prompt, str):
-        return list(trainer._tokenizer(prompt)["input_ids"])
-    told = trainer._tokenizer.apply_chat_template(
+        return list(compat.tokenizer(trainer)(prompt)["input_ids"])
+    told = compat.tokenizer(trainer).apply_chat_template(
         list(prompt),
         add_generation_prompt=True,
         tokenize=True,
@@ -188,9 +188,9 @@ def _prompt_ids(trainer: Any, prompt: Any) -> list[int]:
 def _completion_ids(trainer: Any, completion: Any) -> list[int]:
     """A text, or messages of which the last one counts; the end token follows where there is room for it."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    ids = list(trainer._tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = list(compat.tokenizer(trainer)(text, add_special_tokens=False)["input_ids"])
     longest, end = (
         trainer.max_completion_length,
-        trainer._tokenizer.eos_token_id,
+        compat.tokenizer(trainer).eos_token_id,
     )
     return ids if ids[-1:] == [end] or (longest is not None and len(ids) >= longest) else [*ids, end]

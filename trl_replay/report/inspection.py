@@ -44,7 +44,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "num_generations": first.identity.num_generations,
         "groups": len(serials),
         "bytes": int(columns["nbytes"].sum()),
-        "waiting": max(len(state.noted.candidates) if state.noted else 0 for state in states),
+        "waiting": max(len(state.pending.candidates) if state.pending else 0 for state in states),
         "age": summary(update - columns["step"]),
         "uses": summary(columns["uses"]),
         "score": summary(columns["score"]),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..protocols import Agreement, Arrival, Request
+from ..protocols import Agreement, Arrival, Division, Request
 from ..table import Table
 from ..types import Floats, Group
 
@@ -18,115 +18,39 @@ if TYPE_CHECKING:
 
 ERROR_BYTES = 512
 """Room for an error's text in `agree`; longer ones are cut."""
+VERBS = ("share", "agree", "admit", "fetch")
 
 
-class ProcessScope:
-    """Each process keeps its own groups. The only communication is `agree`.
+class Collectives:
+    """What scopes say to other processes, as bytes. Holds no trainer and no accelerator.
 
     Attributes:
+        rank (`int`): This process.
+        ranks (`int`): Number of processes.
         received (`dict[str, int]`): Bytes that came from other processes so far, by verb.
     """
 
-    def __init__(self, accelerator: Any, names: Sequence[str] = ()) -> None:
-        self.accelerator = accelerator
-        self.names = names
-        self.received = dict.fromkeys(("share", "agree", "admit", "fetch"), 0)
+    def __init__(self, accelerator: Any, names: Sequence[str]) -> None:
+        alone = accelerator is None
+        self.rank = 0 if alone else int(accelerator.process_index)
+        self.ranks = 1 if alone else int(accelerator.num_processes)
+        self._device = None if alone else accelerator.device  # NCCL takes device tensors only
+        self._names = names
+        self.received = dict.fromkeys(VERBS, 0)
 
-    @property
-    def ranks(self) -> int:
-        """Number of processes."""
-        return int(self.accelerator.num_processes)
-
-    @property
-    def rank(self) -> int:
-        """This process."""
-        return int(self.accelerator.process_index)
-
-    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """This process's rows only."""
-        return columns
-
-    def agree(self, vector: Floats, error: str) -> Agreement:
-        """Gathers every rank's vector and error text in one all-gather of bytes."""
-        text = error.encode()[:ERROR_BYTES].ljust(ERROR_BYTES, b"\0")
-        gathered = self._gather(
-            "agree",
-            np.frombuffer(vector.astype(np.float64).tobytes() + text, np.uint8),
-        )
-        vectors = np.ascontiguousarray(gathered[:, :-ERROR_BYTES]).view(np.float64)
-        errors = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in gathered[:, -ERROR_BYTES:]]
-        return Agreement(vectors, errors)
-
-    def admit(
-        self,
-        table: Table,
-        arrivals: Sequence[Arrival],
-        mine: Mapping[int, Group],
-    ) -> dict[int, list[Group]]:
-        """This process's payload stays here."""
-        table.owner[np.isin(table.serial, [arrival.serial for arrival in arrivals])] = self.rank
-        return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
-
-    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
-        """Payload from this process's storage."""
-        return {request.serial: load(request.serial) for request in requests}
-
-    def _gather(self, verb: str, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def all_gather(self, verb: str, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """`(ranks, bytes)`: every rank's bytes, of the same number on all."""
         if self.ranks == 1:
             return mine[None]
         import torch
+        from accelerate.utils import gather
 
-        tensor = torch.from_numpy(mine.copy()).to(self.accelerator.device)
-        gathered: NDArray[np.uint8] = self.accelerator.gather(tensor[None]).cpu().numpy()
+        tensor = torch.from_numpy(mine.copy()).to(self._device)
+        gathered: NDArray[np.uint8] = gather(tensor[None]).cpu().numpy()
         self.received[verb] += gathered.nbytes - mine.nbytes
         return gathered
 
-
-class GatheredScope(ProcessScope):
-    """One buffer, the same on every process: all decide alike, and every process holds every group.
-
-    Only admitted payload travels, packed without padding: each process receives what was generated elsewhere.
-    """
-
-    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """One all-gather of this process's rows of all columns."""
-        packed = np.concatenate([np.ascontiguousarray(column).view(np.uint8) for column in columns.values()])
-        gathered = self._gather("share", packed).reshape(self.ranks, len(columns), -1)
-        return {
-            name: np.ascontiguousarray(gathered[:, number]).view(column.dtype).ravel()
-            for number, (name, column) in enumerate(columns.items())
-        }
-
-    def admit(
-        self,
-        table: Table,
-        arrivals: Sequence[Arrival],
-        mine: Mapping[int, Group],
-    ) -> dict[int, list[Group]]:
-        """Every process sends its rows of what was admitted to every other."""
-        table.owner[np.isin(table.serial, [arrival.serial for arrival in arrivals])] = self.rank
-        return self._move(arrivals, [range(self.ranks)] * len(arrivals), mine)
-
-    def _move(
-        self,
-        arrivals: Sequence[Arrival],
-        targets: Sequence[Sequence[int]],
-        mine: Mapping[int, Group],
-    ) -> dict[int, list[Group]]:
-        """Sends each arrival's parts to its target ranks; returns, in row order, the parts of those that live here."""
-        outgoing = [[a.serial for a, to in zip(arrivals, targets, strict=True) if rank in to and a.sizes[self.rank]]
-                    for rank in range(self.ranks)]  # fmt: skip
-        here = [arrival for arrival, to in zip(arrivals, targets, strict=True) if self.rank in to]
-        incoming = [int(sum(arrival.sizes[rank] for arrival in here)) for rank in range(self.ranks)]
-        received = self._exchange("admit", outgoing, mine.__getitem__, incoming)
-        parts: dict[int, list[Group]] = {}
-        for serial, sizes in here:
-            held = np.flatnonzero(sizes).tolist()
-            parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in held]
-        return parts
-
-    def _exchange(
+    def exchange(
         self,
         verb: str,
         outgoing: Sequence[Sequence[int]],
@@ -151,40 +75,163 @@ class GatheredScope(ProcessScope):
 
         from ..serialization.wire import pack, unpack
 
-        sending = [[] if rank == self.rank else list(serials) for rank, serials in enumerate(outgoing)]
-        packed = {s: pack(load(s), self.names) for s in dict.fromkeys(s for serials in sending for s in serials)}
-        flat = torch.cat(
-            [
-                torch.empty(0, dtype=torch.uint8),
-                *(packed[s] for serials in sending for s in serials),
-            ]
-        )
-        out_sizes = [sum(packed[s].numel() for s in serials) for serials in sending]
-        if incoming is None:
-            ones = [1] * self.ranks
-            incoming = self._all_to_all(torch.tensor(out_sizes), ones, ones).tolist()
-            self.received[verb] += 8 * (self.ranks - 1)
-        in_sizes = [0 if rank == self.rank else int(size) for rank, size in enumerate(incoming)]
+        serials = self._without_mine(outgoing)
+        in_order = [serial for those in serials for serial in those]
+        packed = {serial: pack(load(serial), self._names) for serial in dict.fromkeys(in_order)}
+        nothing = torch.empty(0, dtype=torch.uint8)
+        flat = torch.cat([nothing, *(packed[serial] for serial in in_order)])
+        out_sizes = [sum(packed[serial].numel() for serial in those) for those in serials]
+        in_sizes = self._sizes_from(verb, out_sizes) if incoming is None else [int(size) for size in incoming]
+        in_sizes[self.rank] = 0
         received = self._all_to_all(flat, out_sizes, in_sizes)
         self.received[verb] += sum(in_sizes)
-        return [unpack(part, self.names) for part in torch.split(received, in_sizes)]
+        return [unpack(part, self._names) for part in torch.split(received, in_sizes)]
+
+    def _without_mine(self, outgoing: Sequence[Sequence[int]]) -> list[list[int]]:
+        serials = [list(those) for those in outgoing]
+        serials[self.rank] = []
+        return serials
+
+    def _sizes_from(self, verb: str, out_sizes: list[int]) -> list[int]:
+        """What every rank is about to send to this one, in bytes."""
+        import torch
+
+        ones = [1] * self.ranks
+        sizes: list[int] = self._all_to_all(torch.tensor(out_sizes), ones, ones).tolist()
+        self.received[verb] += 8 * (self.ranks - 1)
+        return sizes
 
     def _all_to_all(self, flat: torch.Tensor, out_sizes: list[int], in_sizes: list[int]) -> torch.Tensor:
         import torch
         import torch.distributed as dist
 
-        device = self.accelerator.device  # NCCL takes device tensors only
-        received = torch.empty(sum(in_sizes), dtype=flat.dtype, device=device)
-        dist.all_to_all_single(received, flat.to(device), in_sizes, out_sizes)
+        received = torch.empty(sum(in_sizes), dtype=flat.dtype, device=self._device)
+        dist.all_to_all_single(received, flat.to(self._device), in_sizes, out_sizes)
         return received.cpu()
 
 
-class ShardedScope(GatheredScope):
+class _Scope:
+    """What all scopes have: collectives, and one all-gather to agree by."""
+
+    def __init__(self, accelerator: Any, names: Sequence[str] = ()) -> None:
+        self._collectives = Collectives(accelerator, names)
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+        return self._collectives.ranks
+
+    @property
+    def rank(self) -> int:
+        """This process."""
+        return self._collectives.rank
+
+    @property
+    def received(self) -> dict[str, int]:
+        """Bytes that came from other processes so far, by verb."""
+        return self._collectives.received
+
+    def agree(self, vector: Floats, error: str) -> Agreement:
+        """Gathers every rank's vector and error text in one all-gather of bytes."""
+        text = error.encode()[:ERROR_BYTES].ljust(ERROR_BYTES, b"\0")
+        mine = vector.astype(np.float64).tobytes() + text
+        gathered = self._collectives.all_gather("agree", np.frombuffer(mine, np.uint8))
+        vectors = np.ascontiguousarray(gathered[:, :-ERROR_BYTES]).view(np.float64)
+        texts = [row.tobytes().rstrip(b"\0") for row in gathered[:, -ERROR_BYTES:]]
+        return Agreement(vectors, [text.decode(errors="replace") for text in texts])
+
+
+class ProcessScope(_Scope):
+    """Each process keeps its own groups. The only communication is `agree`."""
+
+    division = Division(one_buffer=False, replicated=False)
+
+    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """This process's rows only."""
+        return columns
+
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+        """This process's payload stays here."""
+        table.owner[_newcomers(table, arrivals)] = self.rank
+        return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
+
+    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+        """Payload from this process's storage."""
+        return {request.serial: load(request.serial) for request in requests}
+
+
+class _CommonScope(_Scope):
+    """One buffer for all processes: all see all rows, and decide alike.
+
+    Only admitted payload travels, packed without padding.
+    """
+
+    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """One all-gather of this process's rows of all columns."""
+        packed = np.concatenate([np.ascontiguousarray(column).view(np.uint8) for column in columns.values()])
+        gathered = self._collectives.all_gather("share", packed)
+        by_column = gathered.reshape(self.ranks, len(columns), -1)
+        shared = {}
+        for number, (name, column) in enumerate(columns.items()):
+            rows = np.ascontiguousarray(by_column[:, number])
+            shared[name] = rows.view(column.dtype).ravel()
+        return shared
+
+    def _send(
+        self,
+        arrivals: Sequence[Arrival],
+        targets: Sequence[Iterable[int]],
+        mine: Mapping[int, Group],
+    ) -> dict[int, list[Group]]:
+        """Sends this rank's part of each arrival to the arrival's target ranks.
+
+        Returns:
+            Per serial that lives here, the parts of the group in row order.
+        """
+        outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
+        here = []
+        for arrival, ranks in zip(arrivals, targets, strict=True):
+            if self.rank in ranks:
+                here.append(arrival)
+            if arrival.sizes[self.rank]:
+                for rank in ranks:
+                    outgoing[rank].append(arrival.serial)
+        incoming = [int(sum(arrival.sizes[rank] for arrival in here)) for rank in range(self.ranks)]
+        received = self._collectives.exchange("admit", outgoing, mine.__getitem__, incoming)
+        parts: dict[int, list[Group]] = {}
+        for serial, sizes in here:
+            senders = np.flatnonzero(sizes).tolist()
+            parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in senders]
+        return parts
+
+
+class GatheredScope(_CommonScope):
+    """One buffer, the same on every process: every process holds every group.
+
+    Each process receives what was generated elsewhere.
+    """
+
+    division = Division(one_buffer=True, replicated=True)
+
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+        """Every process sends its rows of what was admitted to every other."""
+        table.owner[_newcomers(table, arrivals)] = self.rank
+        everybody = range(self.ranks)
+        return self._send(arrivals, [everybody] * len(arrivals), mine)
+
+    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+        """Payload from this process's storage."""
+        return {request.serial: load(request.serial) for request in requests}
+
+
+class ShardedScope(_CommonScope):
     """One buffer whose metadata every process has and whose payload is held once.
 
     A group's payload stays where it was generated, unless that process holds more than `slack` groups above the one
     that holds least; then that one takes it. Only groups that are drawn travel, to the slots that they fill.
     """
+
+    division = Division(one_buffer=True, replicated=False)
 
     def __init__(self, accelerator: Any, names: Sequence[str] = (), slack: int = 8) -> None:
         super().__init__(accelerator, names)
@@ -194,32 +241,38 @@ class ShardedScope(GatheredScope):
             )
         self.slack = slack
 
-    def admit(
-        self,
-        table: Table,
-        arrivals: Sequence[Arrival],
-        mine: Mapping[int, Group],
-    ) -> dict[int, list[Group]]:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
         """Chooses an owner for each arrival and moves what was generated elsewhere."""
-        newcomers = np.isin(table.serial, [arrival.serial for arrival in arrivals])
-        loads = np.bincount(table.owner[~newcomers], minlength=self.ranks)
+        held = table.owner[~_newcomers(table, arrivals)]
+        loads = np.bincount(held, minlength=self.ranks)
         owners = []
         for arrival in arrivals:
             born = int(np.argmax(arrival.sizes))
-            owner = born if loads[born] - loads.min() < self.slack else int(np.argmin(loads))
+            ahead = loads[born] - loads.min()
+            owner = born if ahead < self.slack else int(np.argmin(loads))
             loads[owner] += 1
-            owners.append(owner)
+            owners.append([owner])
             table.owner[table.serial == arrival.serial] = owner
-        return self._move(arrivals, [[owner] for owner in owners], mine)
+        return self._send(arrivals, owners, mine)
 
     def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
         """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.
 
         Only the owner knows what its storage gives out (a storage may compress), so sizes go before payload.
         """
-        outgoing = [
-            [r.serial for r in requests if r.owner == self.rank and rank in r.ranks] for rank in range(self.ranks)
-        ]
-        received = self._exchange("fetch", outgoing, load, incoming=None)
-        needed = [request for request in requests if self.rank in request.ranks]
-        return {r.serial: load(r.serial) if r.owner == self.rank else received[r.owner].pop(0) for r in needed}
+        outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
+        for request in requests:
+            if request.owner == self.rank:
+                for rank in request.ranks:
+                    outgoing[rank].append(request.serial)
+        received = self._collectives.exchange("fetch", outgoing, load, incoming=None)
+        groups = {}
+        for serial, owner, ranks in requests:
+            if self.rank in ranks:
+                groups[serial] = load(serial) if owner == self.rank else received[owner].pop(0)
+        return groups
+
+
+def _newcomers(table: Table, arrivals: Sequence[Arrival]) -> NDArray[np.bool_]:
+    """`(len(table),)`: which entries have just arrived."""
+    return np.isin(table.serial, [arrival.serial for arrival in arrivals])

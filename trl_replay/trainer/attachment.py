@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from .. import compat
@@ -16,6 +17,7 @@ from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..loss.micro_batch import ROWS
 from ..offline import prefill as warm_start
+from ..offline.export import export
 from ..registry import registry
 from ..session import Session
 from . import completions_table as completions
@@ -149,7 +151,9 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     if not config.use_replay or config.replay_buffer_size == 0:
-        _sessions[trainer] = session = Session(trainer, config, idle_components(), enabled=False)
+        session = Session(trainer, config, idle_components(), enabled=False)
+        session.exporter = _exporter(weakref.ref(session))
+        _sessions[trainer] = session
         return session
     compat.check_release()
     compat.check_contract(trainer)
@@ -162,6 +166,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     completions.begin(trainer)
     trainer.add_callback(ReplayCallback(session))
     session.buffer.adder = _adder(weakref.ref(session))
+    session.exporter = _exporter(weakref.ref(session))
     _sessions[trainer] = session
     try:
         _warn_of_dropout(trainer)
@@ -245,6 +250,17 @@ def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:
         return warm_start.add(found, source, incomplete)
 
     return add
+
+
+def _exporter(session: weakref.ref[Session]) -> Callable[[str | Path], Path]:
+    """What `session.export` calls; holds the session weakly, which holds it."""
+
+    def write(path: str | Path) -> Path:
+        found = session()
+        assert found is not None  # it is the caller
+        return export(path, found.trainer, found.components)
+
+    return write
 
 
 def _refuse_foreign_overrides(trainer: Any) -> None:

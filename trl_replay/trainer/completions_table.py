@@ -9,13 +9,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from .. import compat
+
 COLUMN = "replay/replaced"
 
 
 def begin(trainer: Any) -> None:
     """Adds the column: rows that were logged before were trained on themselves."""
-    logged = trainer._logs["prompt"]
-    trainer._logs["extra"][COLUMN] = deque([False] * len(logged), maxlen=logged.maxlen)
+    logged = compat.completions_table(trainer)["prompt"]
+    compat.completions_table(trainer)["extra"][COLUMN] = deque([False] * len(logged), maxlen=logged.maxlen)
 
 
 def mark(trainer: Any, replaced: Sequence[bool]) -> None:
@@ -23,11 +25,11 @@ def mark(trainer: Any, replaced: Sequence[bool]) -> None:
 
     Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
     """
-    column, rows = trainer._logs["extra"][COLUMN], len(trainer._logs["prompt"])
+    column, rows = compat.completions_table(trainer)["extra"][COLUMN], len(compat.completions_table(trainer)["prompt"])
     column.extend(replaced)
     column.extend([False] * (rows - len(column)))
 
 
 def end(trainer: Any) -> None:
     """Takes the column away again."""
-    trainer._logs["extra"].pop(COLUMN, None)
+    compat.completions_table(trainer)["extra"].pop(COLUMN, None)
