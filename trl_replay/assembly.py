@@ -73,8 +73,10 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
 
     capacity, max_bytes = _capacity(trainer, config, scope)
     rate_limiter = RateLimiter(config, capacity)
-    stateful = {kind: strategy for kind, strategy in strategies.items() if isinstance(strategy, Stateful)}
-    stateful[RATE_LIMITER] = rate_limiter
+    stateful: dict[str, Stateful] = {RATE_LIMITER: rate_limiter}
+    for kind, strategy in strategies.items():
+        if isinstance(strategy, Stateful):
+            stateful[kind] = strategy
     return config, Components(
         buffer=ReplayBuffer(capacity, storage, _limits(config), max_bytes),
         scope=scope,
@@ -159,7 +161,8 @@ def preflight(trainer: Any, config: ReplayConfig, components: Components) -> Non
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=config):
         reasons += [str(reason) for reason in result]
     if reasons:
-        raise RefusedError("Replay was not attached:\n" + "\n".join(f"- {reason}" for reason in reasons))
+        listed = [f"- {reason}" for reason in reasons]
+        raise RefusedError("\n".join(["Replay was not attached:", *listed]))
 
 
 def _misfits(trainer: Any, config: ReplayConfig, components: Components) -> Iterator[str]:
@@ -220,7 +223,8 @@ def _drops(module: torch.nn.Module) -> bool:
     """Whether it is a dropout, or keeps a rate for one (attention often applies it without a module)."""
     if isinstance(module, torch.nn.Dropout):
         return bool(module.p > 0)
-    return any(isinstance(rate, float) and rate > 0 for name, rate in vars(module).items() if "dropout" in name)
+    rates = [rate for name, rate in vars(module).items() if "dropout" in name]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _weights(
@@ -268,21 +272,19 @@ def _seed(trainer: Any, config: ReplayConfig, scope: Any) -> int:
 
 def _make(kind: Kind, resolved: Resolved, config: ReplayConfig, *given: Any) -> Any:
     """The strategy that `resolved` makes of the configured arguments, checked for its interface."""
+    setting = f"replay_{kind}={resolved.label!r}"
     kwargs = config.kwargs_of(kind)
     try:
         made = resolved.make(*given, **kwargs)
     except ReplayError:
         raise
     except Exception as error:
-        raise ConfigurationError(
-            f"replay_{kind}={resolved.label!r} can't be made with replay_{kind}_kwargs={kwargs!r}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"{setting} can't be made with replay_{kind}_kwargs={kwargs!r}: {reason}") from error
     required = {"scope": SCOPE_VERBS, "storage": STORAGE_METHODS}.get(kind, ("__call__",))
     missing = [name for name in required if not hasattr(made, name)]
-    if missing or isinstance(made, type):
-        raise ConfigurationError(
-            f"replay_{kind}={resolved.label!r} gives {made!r}, which is no {kind}: it lacks "
-            f"{', '.join(missing) or 'an instance'}."
-        )
+    if isinstance(made, type) and not missing:
+        missing = ["an instance"]
+    if missing:
+        raise ConfigurationError(f"{setting} gives {made!r}, which is no {kind}: it lacks {', '.join(missing)}.")
     return made

@@ -64,7 +64,7 @@ class Tally:
         return np.array([getattr(self, name) for name in COUNTERS], dtype=np.float64)
 
 
-COUNTERS = tuple(spec.name for spec in fields(Tally) if spec.name != "reasons")
+COUNTERS = tuple(counter.name for counter in fields(Tally) if counter.name != "reasons")
 
 
 def metrics(total: Mapping[str, float]) -> dict[str, float]:
@@ -127,21 +127,22 @@ class Totals:
         count = self.counters
         if not self.batches:
             return "replay: no generation batch was scored since attach (was trainer.train() called?)"
-        groups, dead, replaced = (
-            int(count["groups"]),
-            int(count["dead"]),
-            int(count["replaced"]),
-        )
+        number = {name: int(total) for name, total in count.items()}
+        dead_share = number["dead"] / number["groups"]
         replacing = "would have been replaced (dry run)" if dry_run else "replaced"
-        summary = (
-            f"replay: {self.batches} generation batches, {groups} groups, {dead} dead ({dead / groups:.0%}), "
-            f"{replaced} {replacing}; {int(count['stored'])} stored, {int(count['evicted'])} evicted, "
-            f"{int(count['refused'])} refused; {size} in the buffer"
-        )
-        lines = [summary]
-        if replaced == 0:
+        facts = [
+            f"{self.batches} generation batches",
+            f"{number['groups']} groups",
+            f"{number['dead']} dead ({dead_share:.0%})",
+            f"{number['replaced']} {replacing}; {number['stored']} stored",
+            f"{number['evicted']} evicted",
+            f"{number['refused']} refused; {size} in the buffer",
+        ]
+        lines = [f"replay: {', '.join(facts)}"]
+        if number["replaced"] == 0:
             lines.append("nothing was replayed:")
         elif self.reasons:
             lines.append("where less was replayed, or a group was refused:")
-        lines += [f"  {times} x {reason}" for reason, times in self.reasons.most_common()]
+        for reason, times in self.reasons.most_common():
+            lines.append(f"  {times} x {reason}")
         return "\n".join(lines)

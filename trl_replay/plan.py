@@ -47,6 +47,11 @@ class Sampled:
     rows: list[int] = field(default_factory=list)
     priorities: list[float] = field(default_factory=list)
 
+    @property
+    def by_slot(self) -> dict[int, int]:
+        """Serial number of the entry in each slot."""
+        return dict(zip(self.slots, self.serials, strict=True))
+
 
 @dataclass(slots=True)
 class Plan:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
 from .table import Table
 from .types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
+
+Columns: TypeAlias = dict[str, NDArray[Any]]
+"""Row columns by name, all of 8-byte items and of one length."""
+Load: TypeAlias = Callable[[int], Group]
+"""Gives a fresh copy of the payload with this serial number."""
 
 
 class Scorer(Protocol):
@@ -126,7 +131,7 @@ class Scope(Protocol):
     A scope with an attribute `division` ([`Division`]) can be resumed by another number of processes, filled from
     files, and has its capacity and seed chosen accordingly."""
 
-    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def share(self, columns: Columns) -> Columns:
         """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.
 
         All columns have 8-byte items and this rank's number of rows, which is the same on all ranks.
@@ -152,7 +157,7 @@ class Scope(Protocol):
             Per serial that lives here, the parts of the group in row order.
         """
 
-    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Brings drawn payload to the ranks that need it.
 
         Args:

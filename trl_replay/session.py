@@ -147,7 +147,8 @@ class Session:
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, replayed = self.carry.take()
-        rows, error = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
+        count = batch["prompt_ids"].size(0)
+        rows, error = self.communicator.share(batch, count, pending)
         plan = self._decide(batch, rows, pending, replayed, error)
         total = self.communicator.agree(rows, plan)
         groups = self.communicator.move(rows, plan)
@@ -159,7 +160,8 @@ class Session:
             return
         self.carry.unfinished = False
         pending, replayed = self.carry.take()
-        rows, error = self.communicator.share(None, compat.local_rows(self.trainer), pending)
+        count = compat.local_rows(self.trainer)
+        rows, error = self.communicator.share(None, count, pending)
         self.tap.stats.clear()
         plan = Plan(error=error)
         with plan.keeping_errors():
@@ -182,8 +184,9 @@ class Session:
         with plan.keeping_errors():
             plan.fresh = self._view(rows)
             self.decide.settle_last_batch(plan, rows, pending, replayed)
-            keys = rows.takes(self.components.fields.stored_keys(batch))
-            self.decide.fill_batch(plan, rows, self.carry, keys, known=compat.OLD_LOGPS in batch)
+            stored_keys = self.components.fields.stored_keys(batch)
+            known = compat.OLD_LOGPS in batch
+            self.decide.fill_batch(plan, rows, self.carry, rows.takes(stored_keys), known)
         return plan
 
     def _train_on(
@@ -200,9 +203,10 @@ class Session:
         fresh = plan.fresh
         try:
             assert fresh is not None  # without a view, agree has raised
-            self.carry.drawn = dict(zip(plan.sampled.slots, plan.sampled.serials, strict=True))
+            self.carry.drawn = plan.sampled.by_slot
             dead_mask = self._dead_mask(plan, fresh, rows, total)
-            composed, placements = compose_batch(batch, rows, plan, groups, self.components, self._local_context())
+            context = self._local_context()
+            composed, placements = compose_batch(batch, rows, plan, groups, self.components, context)
             composed = count_items(batch, composed, total)
             waiting = collect(batch, plan, fresh, rows, self.components, self.carry, self.update)
             ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, dead_mask)
@@ -265,7 +269,8 @@ class Session:
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
-        self._record({**self.tap.stats.metrics(), **self.components.gates.metrics()})
+        self._record(self.tap.stats.metrics())
+        self._record(self.components.gates.metrics())
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
@@ -323,7 +328,8 @@ class Session:
         self.metrics = {**self.metrics, **values}
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
-        return self.components.gates(rows, self.components.hooks.correct(rows, self._local_context()))
+        corrected = self.components.hooks.correct(rows, self._local_context())
+        return self.components.gates(rows, corrected)
 
 
 def _warn_of_rename(old: str, new: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,14 +53,15 @@ class Candidate:
         if OLD_LOGPS in self.group.tensors:
             fill_missing(self.group.tensors)
             return True
-        group, lengths = self.group, self.group.completion_lengths.tolist()
-        rows = [row[:length] for row, length in zip(self.records, lengths, strict=True) if row is not None]
-        if len(rows) < len(lengths):
-            return False
-        tensors = {
-            **group.tensors,
-            OLD_LOGPS: torch.cat(rows).to(self.logps_dtype),
-        }
+        group = self.group
+        lengths = group.completion_lengths.tolist()
+        rows = []
+        for record, length in zip(self.records, lengths, strict=True):
+            if record is None:
+                return False
+            rows.append(record[:length])
+        recorded = torch.cat(rows).to(self.logps_dtype)
+        tensors = {**group.tensors, OLD_LOGPS: recorded}
         fill_missing(tensors)
         self.group = Group(
             tensors,
@@ -88,7 +89,8 @@ class PendingGroups:
 
     def outdate(self, key: str) -> None:
         """What `key` was computed with has changed: candidates that hold it can't be stored any more."""
-        self.stale = self.stale or any(key in candidate.keys for candidate in self.candidates)
+        held = any(key in candidate.keys for candidate in self.candidates)
+        self.stale = self.stale or held
 
     def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
@@ -96,11 +98,9 @@ class PendingGroups:
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, what its local rows take when packed.
         """
-        recorded, logps, nbytes = (
-            np.zeros(count, np.int64),
-            np.zeros(count),
-            np.zeros(count, np.int64),
-        )
+        recorded = np.zeros(count, np.int64)
+        logps = np.zeros(count)
+        nbytes = np.zeros(count, np.int64)
         for candidate in self.candidates:
             if candidate.group is not None and candidate.complete():
                 recorded[candidate.rows] = 1
@@ -123,28 +123,29 @@ class PendingGroups:
             return [], None
         size = self.groups.advantages.shape[1]
         slots = np.array([candidate.slot for candidate in self.candidates], np.int64)
-        complete = columns["recorded"].reshape(-1, size)[slots].all(axis=1)
-        tally.refuse(
-            int((~complete).sum()),
-            "a row's first forward was missing or came after an update",
-        )
-        sums = columns["logps"].reshape(-1, size)[slots]
+        recorded = columns["recorded"].reshape(-1, size)
+        complete = recorded[slots].all(axis=1)
+        logps = columns["logps"].reshape(-1, size)
+        sums = logps[slots]
         finite = np.isfinite(sums).all(axis=1)
-        tally.refuse(
-            int((complete & ~finite).sum()),
-            "a trainable token's log-prob is not finite",
-        )
+        incomplete = int((~complete).sum())
+        infinite = int((complete & ~finite).sum())
+        tally.refuse(incomplete, "a row's first forward was missing or came after an update")
+        tally.refuse(infinite, "a trainable token's log-prob is not finite")
         chosen = np.flatnonzero(complete & finite)
         if len(chosen) == 0:
             return [], None
-        return [self.candidates[row] for row in chosen], self.groups.take(slots[chosen], sums[chosen])
+        usable = [self.candidates[row] for row in chosen]
+        return usable, self.groups.take(slots[chosen], sums[chosen])
 
 
 def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
     """Replaces what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
-    sampling, ratio = tensors.get(SAMPLING_LOGPS), tensors.get(IS_RATIO)
+    sampling = tensors.get(SAMPLING_LOGPS)
     if sampling is not None:
-        tensors[SAMPLING_LOGPS] = torch.where(sampling.isnan(), tensors[OLD_LOGPS].to(sampling), sampling)
+        policy = tensors[OLD_LOGPS].to(sampling)
+        tensors[SAMPLING_LOGPS] = torch.where(sampling.isnan(), policy, sampling)
+    ratio = tensors.get(IS_RATIO)
     if ratio is not None:
         tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
 
@@ -218,21 +219,18 @@ def collect_candidates(
         serial (`int`): The first one's serial number.
         update (`int`): Updates done.
     """
-    cuts = iter(cut(batch, fields, [rows for _, rows, _ in local if rows.stop]))
-    groups = [with_rewards(next(cuts), fresh.rewards[slot, first:]) if rows.stop else None
-              for slot, rows, first in local]  # fmt: skip
-    return [
-        Candidate(
-            serial + number,
-            slot,
-            group,
-            held,
-            rows,
-            update,
-            logps_dtype=logps_dtype(fields),
-        )
-        for number, ((slot, rows, _), group, held) in enumerate(zip(local, groups, keys, strict=True))
-    ]
+    dtype = logps_dtype(fields)
+    rows_here = [rows for _, rows, _ in local if rows.stop]
+    groups_here = iter(cut(batch, fields, rows_here))
+    candidates = []
+    for (slot, rows, first), keys_of_group in zip(local, keys, strict=True):
+        group = None
+        if rows.stop:
+            group = with_rewards(next(groups_here), fresh.rewards[slot, first:])
+        candidate = Candidate(serial, slot, group, keys_of_group, rows, update, logps_dtype=dtype)
+        candidates.append(candidate)
+        serial += 1
+    return candidates
 
 
 def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
@@ -243,13 +241,9 @@ def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
         rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
         key (`str`, *optional*): `REWARD` if they are not of the trainer's functions.
     """
-    kept = torch.from_numpy(rewards[: len(group.completion_lengths)].astype(np.float32))
-    return Group(
-        {**group.tensors, key: kept},
-        group.keys,
-        group.prompt_lengths,
-        group.completion_lengths,
-    )
+    rows = len(group.completion_lengths)
+    kept = torch.from_numpy(rewards[:rows].astype(np.float32))
+    return replace(group, tensors={**group.tensors, key: kept})
 
 
 def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:
@@ -257,10 +251,14 @@ def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) ->
     rewards = group.tensors.get(REWARDS)
     if rewards is None or list(then) == list(now):
         return group
-    missing = torch.full_like(rewards[:, 0], torch.nan)
-    columns = [rewards[:, then.index(name)] if name in then else missing for name in now]
-    tensors = {**group.tensors, REWARDS: torch.stack(columns, dim=1)}
-    return Group(tensors, group.keys, group.prompt_lengths, group.completion_lengths)
+    columns = []
+    for name in now:
+        if name in then:
+            columns.append(rewards[:, then.index(name)])
+        else:
+            columns.append(torch.full_like(rewards[:, 0], torch.nan))
+    named = torch.stack(columns, dim=1)
+    return replace(group, tensors={**group.tensors, REWARDS: named})
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:
@@ -276,6 +274,7 @@ def trainable_sums(group: Group) -> NDArray[Any]:
     for key in ("completion_mask", "tool_mask"):
         if key in group.tensors:
             mask &= group.tensors[key].bool()
-    rows = torch.split(torch.where(mask, logps, 0.0), group.completion_lengths.tolist())
-    sums: NDArray[Any] = torch.stack([row.sum() for row in rows]).double().cpu().numpy()
-    return sums
+    kept = torch.where(mask, logps, 0.0)
+    rows = torch.split(kept, group.completion_lengths.tolist())
+    sums = torch.stack([row.sum() for row in rows])
+    return np.asarray(sums.double().cpu().numpy())

@@ -45,19 +45,23 @@ class RateLimiter:
     def observe(self, fresh: Groups) -> None:
         """Takes note of how a fresh batch went."""
         rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
-        before = self._pass_rate
-        self._pass_rate = rate if before is None else before + (rate - before) / MEMORY
+        if self._pass_rate is None:
+            self._pass_rate = rate
+        self._pass_rate += (rate - self._pass_rate) / MEMORY
         self.fraction = max(self.fraction, 1 / len(fresh))  # without one group the floor is never left again
         self._seen += len(fresh)
         live = int((~fresh.dead).sum())
         if live:
-            self._live, self._seen_at_live = self._live + live, self._seen
+            self._live += live
+            self._seen_at_live = self._seen
 
     def measured(self, effective_share: float | None) -> None:
         """Takes note of the last replay's effective sample size; None: nothing was replayed."""
         floor = self._config.replay_min_ess
-        if floor is not None and effective_share is not None:
-            self.fraction = self.fraction / 2 if effective_share < floor else min(2 * self.fraction, 1.0)
+        if floor is None or effective_share is None:
+            return
+        factor = 0.5 if effective_share < floor else 2.0
+        self.fraction = min(factor * self.fraction, 1.0)
 
     def inserted(self, count: int) -> None:
         """Counts newcomers of the buffer."""
@@ -76,11 +80,9 @@ class RateLimiter:
         """
         config = self._config
         if config.replay_start == ADAPTIVE:
-            if self._inserted < min(ENOUGH, self._capacity // 4) and self._sparse():
-                return (
-                    0,
-                    "replay_start='adaptive' (sparse rewards, too few entries yet)",
-                )
+            enough = min(ENOUGH, self._capacity // 4)
+            if self._inserted < enough and self._sparse():
+                return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
         elif update < int(config.replay_start or 0):
             return 0, "replay_start"
         start_rate = config.replay_start_pass_rate
@@ -91,15 +93,19 @@ class RateLimiter:
             limits.append((_share(self.fraction, groups), "replay_min_ess"))
         per_insert = config.replay_samples_per_insert
         if per_insert is not None:
-            left = max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
+            allowed = int(per_insert * self._inserted + 1e-9)
+            left = max(allowed - self._drawn, 0)
             limits.append((left, "replay_samples_per_insert"))
         return min(limits)
 
     def _sparse(self) -> bool:
         """Whether live groups are rare and yet keep coming."""
-        if self._seen < EVIDENCE or self._live >= SPARSE * self._seen or not self._live:
+        rare = self._live < SPARSE * self._seen
+        if self._seen < EVIDENCE or not rare or not self._live:
             return False
-        return self._seen - self._seen_at_live <= PATIENCE * self._seen_at_live / self._live
+        since_live = self._seen - self._seen_at_live
+        mean_distance = self._seen_at_live / self._live
+        return since_live <= PATIENCE * mean_distance
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
@@ -115,13 +121,13 @@ class RateLimiter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-        self.fraction, self._pass_rate = state["share"], state["pass_rate"]
-        self._inserted, self._drawn = state["inserted"], state["drawn"]
-        self._seen, self._live, self._seen_at_live = (
-            state["seen"],
-            state["live"],
-            state["seen_at_live"],
-        )
+        self.fraction = state["share"]
+        self._pass_rate = state["pass_rate"]
+        self._inserted = state["inserted"]
+        self._drawn = state["drawn"]
+        self._seen = state["seen"]
+        self._live = state["live"]
+        self._seen_at_live = state["seen_at_live"]
 
 
 def _share(fraction: float, groups: int) -> int:

@@ -74,7 +74,8 @@ class ReplayBuffer:
     def nbytes(self) -> int:
         """Bytes held: payload, and the used rows of all columns."""
         overflow = sum(group.nbytes for group in self._overflow.values())
-        return self.storage.nbytes + overflow + len(self.table) * self.table.row_bytes
+        rows = len(self.table) * self.table.row_bytes
+        return self.storage.nbytes + overflow + rows
 
     def add(self, source: Any, incomplete: str = "refuse", short: str | None = None) -> int:
         """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
@@ -164,13 +165,15 @@ class ReplayBuffer:
 
     def fits(self, nbytes: Ints) -> Bools:
         """Whether groups of `nbytes` payload would fit into the buffer alone."""
-        limit = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
-        return np.asarray(nbytes <= limit)
+        if self.max_bytes is None:
+            return np.ones(len(nbytes), bool)
+        return np.asarray(nbytes <= self.max_bytes - self.table.row_bytes)
 
     def load(self, serial: int) -> Group:
         """A fresh copy of payload that is on this process."""
-        overflow = self._overflow.get(serial)
-        return self.storage.get(serial) if overflow is None else overflow.map(torch.clone)
+        if serial in self._overflow:
+            return self._overflow[serial].map(torch.clone)
+        return self.storage.get(serial)
 
     @property
     def overflow(self) -> list[int]:
@@ -180,12 +183,15 @@ class ReplayBuffer:
     def _warn_of_bytes(self, costs: Ints) -> None:
         limit = self.max_bytes or 0
         mean = float(costs.mean())
-        most = int(costs.max())
+        most = format_bytes(int(costs.max()))
+        reached = len(costs) - 1
+        fit = int(limit / mean)
+        needed = format_bytes(mean * self.capacity)
         self._warn(
-            f"replay_max_bytes ({format_bytes(limit)}) is reached with {len(costs) - 1} of "
+            f"replay_max_bytes ({format_bytes(limit)}) is reached with {reached} of "
             f"replay_buffer_size={self.capacity} groups, and evicts from now on. A group costs "
-            f"{format_bytes(mean)} on average and {format_bytes(most)} at most, so that about {int(limit / mean)} "
-            f"fit; all {self.capacity} would take {format_bytes(mean * self.capacity)}."
+            f"{format_bytes(mean)} on average and {most} at most, so that about {fit} fit; all {self.capacity} "
+            f"would take {needed}."
         )
 
     def _warn(self, text: str) -> None:
@@ -214,7 +220,8 @@ class ReplayBuffer:
         self.clear()
         self.unrestored = []
         columns = state["columns"]
-        numbers = np.array([self.keyset(keys) for keys in state["keysets"]], np.int64)
+        renumbered = [self.keyset(keys) for keys in state["keysets"]]
+        numbers = np.array(renumbered, np.int64)
         known = {name: columns[name] for name in self.table.names if name in columns}
         known["keys"] = numbers[columns["keys"]]
         self.table.append(known, len(columns["serial"]))
@@ -236,7 +243,7 @@ class ReplayBuffer:
                 if not keep:
                     self.unrestored.append(serial)
                     continue
-                self._overflow[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
+                self._overflow[serial] = group.map(_copy_to_cpu)
             self._here.add(serial)
 
     def withdraw_missing(self, serials: Sequence[int]) -> None:
@@ -245,7 +252,7 @@ class ReplayBuffer:
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Takes back entries whose payload will not come or has no place; returns their number."""
-        return self._forget(np.flatnonzero(np.isin(self.table.serial, serials))) if len(serials) else 0
+        return self._forget_where(np.isin(self.table.serial, serials)) if len(serials) else 0
 
     def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
         """Rows that may be replayed now, and how many entries each limit holds back.
@@ -269,22 +276,26 @@ class ReplayBuffer:
         if limits.max_uses is not None:
             reasons["replay_max_uses"] = table.uses >= limits.max_uses
         if limits.cooldown is not None:
-            reasons["replay_cooldown"] = (table.last_used >= 0) & (update - table.last_used < limits.cooldown)
-        lacking = [number for number, have in enumerate(self._keysets) if not keys - {PIXELS} <= have]
+            used = table.last_used >= 0
+            reasons["replay_cooldown"] = used & (update - table.last_used < limits.cooldown)
+        needed = keys - {PIXELS}
+        lacking = [number for number, have in enumerate(self._keysets) if not needed <= have]
         if lacking:
             reasons["lacks a tensor"] = np.isin(table.keys, lacking)
         if PIXELS not in keys:
             reasons["has images, the batch none"] = np.isin(table.keys, self._with(PIXELS))
         excluded = np.logical_or.reduce(list(reasons.values()))
-        return np.flatnonzero(~excluded), {name: int(mask.sum()) for name, mask in reasons.items() if mask.any()}
+        counts = {name: int(mask.sum()) for name, mask in reasons.items()}
+        held_back = {name: count for name, count in counts.items() if count}
+        return np.flatnonzero(~excluded), held_back
 
     def forget_with(self, key: str) -> int:
         """Drops the entries that hold the batch key `key`; returns their number."""
-        return self._forget(np.flatnonzero(np.isin(self.table.keys, self._with(key))))
+        return self._forget_where(np.isin(self.table.keys, self._with(key)))
 
     def forget_prompts(self, prompts: Ints) -> int:
         """Drops the entries of these prompts; returns their number."""
-        return self._forget(np.flatnonzero(np.isin(self.table.prompt, prompts))) if len(prompts) else 0
+        return self._forget_where(np.isin(self.table.prompt, prompts)) if len(prompts) else 0
 
     def _with(self, key: str) -> list[int]:
         return [number for number, have in enumerate(self._keysets) if key in have]
@@ -302,6 +313,9 @@ class ReplayBuffer:
             gone |= update - table.step > limits.max_age
         if limits.max_uses is not None:
             gone |= table.uses >= limits.max_uses
+        return self._forget_where(gone)
+
+    def _forget_where(self, gone: Bools) -> int:
         return self._forget(np.flatnonzero(gone))
 
     def _forget(self, rows: Sequence[int] | Ints) -> int:
@@ -323,5 +337,10 @@ def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
     border = np.partition(ranks, count - 1)[count - 1]
     below = np.flatnonzero(ranks < border)
     ties = np.flatnonzero(ranks == border)
-    older = ties[lowest(serials[ties].astype(np.float64), count - len(below))]
-    return np.concatenate([below, older])
+    left = count - len(below)
+    oldest = lowest(serials[ties].astype(np.float64), left)
+    return np.concatenate([below, ties[oldest]])
+
+
+def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)

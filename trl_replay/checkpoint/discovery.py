@@ -28,34 +28,48 @@ def last_complete_checkpoint(output_dir: str | Path) -> str | None:
         trainer.train(resume_from_checkpoint=trl_replay.last_complete_checkpoint(trainer.args.output_dir))
         ```
     """
-    folders = [path for path in Path(output_dir).glob("checkpoint-*") if path.name.split("-")[-1].isdecimal()]
-    newest_first = sorted(folders, key=lambda path: int(path.name.split("-")[-1]), reverse=True)
-    return next((str(path) for path in newest_first if _is_whole(path)), None)
+    folders = [path for path in Path(output_dir).glob("checkpoint-*") if _number(path).isdecimal()]
+    newest_first = sorted(folders, key=lambda path: int(_number(path)), reverse=True)
+    for folder in newest_first:
+        if _is_complete(folder):
+            return str(folder)
+    return None
 
 
-def _is_whole(folder: Path) -> bool:
+def _number(folder: Path) -> str:
+    """What stands at the end of a checkpoint's name."""
+    return folder.name.rpartition("-")[2]
+
+
+def _is_complete(folder: Path) -> bool:
     """Whether stock's last file is there, all files that ours know of are, and every file has its end."""
     if not (folder / TRAINER_STATE).is_file() or (folder / UNFINISHED).exists():
         return False
-    ours = list((folder / "trl_replay").glob("rank-*"))
-    return all(map(_has_all_files, ours)) and all(_has_its_end(path) for path in _files(folder))
+    ours = (folder / "trl_replay").glob("rank-*")
+    if not all(_has_all_files(rank) for rank in ours):
+        return False
+    return all(_has_its_end(path) for path in _files(folder))
 
 
 def _files(folder: Path) -> list[Path]:
     """All files in a checkpoint, and in its folders, which may be links."""
-    inside = [path for part in folder.iterdir() if part.is_dir() for path in part.rglob("*")]
-    return [path for path in (*folder.iterdir(), *inside) if path.is_file()]
+    paths = list(folder.iterdir())
+    for part in folder.iterdir():
+        if part.is_dir():
+            paths += part.rglob("*")
+    return [path for path in paths if path.is_file()]
 
 
 def _has_all_files(rank: Path) -> bool:
     """Whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
+    checkpoint = rank.parents[1]
     try:
         content = json.loads((rank / "state.json").read_bytes())["content"]
-        return all((rank / name).is_file() for name in content["files"]) and all(
-            (rank.parents[1] / name).is_file() for name in content["beside"]
-        )
+        paths = [rank / name for name in content["files"]]
+        paths += [checkpoint / name for name in content["beside"]]
     except (OSError, ValueError, KeyError, TypeError):
         return False
+    return all(path.is_file() for path in paths)
 
 
 def _has_its_end(path: Path) -> bool:
@@ -79,11 +93,13 @@ def _parses(path: Path) -> bool:
 
 def _has_all_tensors(path: Path) -> bool:
     """Whether the file is as long as its header says."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        header_length = int.from_bytes(file.read(8), "little")
         try:
-            header = json.loads(file.read(min(length, path.stat().st_size)))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            header = json.loads(file.read(min(header_length, size)))
+            header.pop("__metadata__", None)
+            ends = [tensor["data_offsets"][1] for tensor in header.values()]
         except (ValueError, KeyError, TypeError, AttributeError):
             return False
-    return path.stat().st_size == 8 + length + max(ends, default=0)
+    return size == 8 + header_length + max(ends, default=0)

@@ -88,9 +88,9 @@ def plain(value: Any, owner: str) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise _not_plain(owner, f"the key {key!r}")
-        return {key: plain(each, owner) for key, each in value.items()}
+        return {key: plain(part, owner) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, owner) for each in value]
+        return [plain(part, owner) for part in value]
     if isinstance(value, np.generic):
         return plain(value.item(), owner)
     if value is None or isinstance(value, str | int | float):
@@ -210,15 +210,16 @@ def read(folder: Path, rank: int) -> RankState:
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
             log=content["log"],
-            pending=content["noted"] and _pending(content["noted"], load_file(mine / CANDIDATES)),
+            pending=_read_pending(content["noted"], mine),
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
 
 
 def ranks_in(folder: Path) -> list[int]:
     """Ranks that have a folder, ascending."""
-    names = [path.name.removeprefix("rank-") for path in folder.glob("rank-*") if path.is_dir()]
-    return sorted(int(name) for name in names if name.isdecimal())
+    folders = [path for path in folder.glob("rank-*") if path.is_dir()]
+    numbers = [path.name.removeprefix("rank-") for path in folders]
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 @contextmanager
@@ -229,13 +230,15 @@ def _blaming(path: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except Exception as error:  # of safetensors, json, NumPy or ours: a damaged file may say anything
-        raise CheckpointError(f"{path} can't be read: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} can't be read: {reason}") from error
 
 
 def _content(path: Path) -> dict[str, Any]:
     text = json.loads(path.read_text())
-    if text["format"] != FORMAT:
-        raise MismatchError(f"{path} has the format version {text['format']!r}; this release reads version {FORMAT}.")
+    version = text["format"]
+    if version != FORMAT:
+        raise MismatchError(f"{path} has the format version {version!r}; this release reads version {FORMAT}.")
     if _digest(text["content"]) != text["checksum"]:
         raise CheckpointError(f"{path} is not what was saved: its checksum differs.")
     content: dict[str, Any] = text["content"]
@@ -267,57 +270,72 @@ def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
 
 def _description(pending: PendingGroups) -> dict[str, Any]:
     """What JSON holds of candidates."""
-    candidates = [
-        {
-            "serial": candidate.serial,
-            "slot": candidate.slot,
-            "holds": sorted(candidate.keys),
-            "rows": [candidate.rows.start, candidate.rows.stop],
-            "update": candidate.update,
-            "keys": None if candidate.group is None else sorted(candidate.group.keys),
-            "tensors": [] if candidate.group is None else sorted(candidate.group.tensors),
-            "records": [record is not None for record in candidate.records],
-        }
-        for candidate in pending.candidates
-    ]
+    candidates = [_describe(candidate) for candidate in pending.candidates]
     return {"stale": pending.stale, "candidates": candidates}
 
 
+def _describe(candidate: Candidate) -> dict[str, Any]:
+    group = candidate.group
+    return {
+        "serial": candidate.serial,
+        "slot": candidate.slot,
+        "holds": sorted(candidate.keys),
+        "rows": [candidate.rows.start, candidate.rows.stop],
+        "update": candidate.update,
+        "keys": None if group is None else sorted(group.keys),
+        "tensors": [] if group is None else sorted(group.tensors),
+        "records": [record is not None for record in candidate.records],
+    }
+
+
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
-    tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
-    tensors["items"] = torch.from_numpy(np.array(pending.groups.counted))
+    """What safetensors holds of candidates: their view, their payload, and log-probs recorded so far."""
+    arrays = {name: getattr(pending.groups, name) for name in VIEWS}
+    arrays["items"] = pending.groups.counted
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     for candidate in pending.candidates:
         if candidate.group is not None:
             tensors |= group_files.named(candidate.serial, candidate.group)
         for row, record in enumerate(candidate.records):
             if record is not None:
-                tensors[f"{candidate.serial}@{row}"] = record.detach().to("cpu", copy=True).contiguous()
+                on_cpu = record.detach().to("cpu", copy=True)
+                tensors[_record_name(candidate.serial, row)] = on_cpu.contiguous()
     return tensors
 
 
-def _pending(description: dict[str, Any], tensors: dict[str, torch.Tensor]) -> PendingGroups:
-    groups = Groups(**{name: tensors[name].numpy() for name in (*VIEWS, "items")})
-    candidates = []
-    for told in description["candidates"]:
-        serial, group = told["serial"], None
-        if told["keys"] is not None:
-            group = Group(
-                {key: tensors[f"{serial}/{key}"] for key in told["tensors"]},
-                frozenset(told["keys"]),
-                tensors[f"{serial}/{group_files.PROMPTS}"].numpy(),
-                tensors[f"{serial}/{group_files.COMPLETIONS}"].numpy(),
-            )
-        records = [tensors[f"{serial}@{row}"] if known else None for row, known in enumerate(told["records"])]
-        holds, rows = frozenset(told["holds"]), slice(*told["rows"])
-        candidates.append(
-            Candidate(
-                serial,
-                told["slot"],
-                group,
-                holds,
-                rows,
-                told["update"],
-                records,
-            )
+def _record_name(serial: int, row: int) -> str:
+    return f"{serial}@{row}"
+
+
+def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGroups | None:
+    """The candidates of one rank, if it had any."""
+    if not description:
+        return None
+    tensors = load_file(mine / CANDIDATES)
+    views = {name: tensors[name].numpy() for name in (*VIEWS, "items")}
+    candidates = [_read_candidate(described, tensors) for described in description["candidates"]]
+    return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
+
+
+def _read_candidate(described: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Candidate:
+    serial = described["serial"]
+    group = None
+    if described["keys"] is not None:
+        group = Group(
+            tensors={key: tensors[f"{serial}/{key}"] for key in described["tensors"]},
+            keys=frozenset(described["keys"]),
+            prompt_lengths=tensors[f"{serial}/{group_files.PROMPTS}"].numpy(),
+            completion_lengths=tensors[f"{serial}/{group_files.COMPLETIONS}"].numpy(),
         )
-    return PendingGroups(groups, candidates, bool(description["stale"]))
+    records = []
+    for row, known in enumerate(described["records"]):
+        records.append(tensors[_record_name(serial, row)] if known else None)
+    return Candidate(
+        serial=serial,
+        slot=described["slot"],
+        group=group,
+        keys=frozenset(described["holds"]),
+        rows=slice(*described["rows"]),
+        update=described["update"],
+        records=records,
+    )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..batch.compose import join
 from ..buffer.candidates import Candidate, PendingGroups, logps_dtype, trainable_sums
 from ..fields import FieldTable
-from ..protocols import Division
+from ..protocols import Columns, Division
 from ..types import Group, Groups, Ints
 from .format import RankState
 
@@ -71,7 +70,7 @@ class Resharded:
         ready ([`ReadyGroups`]): Candidates.
     """
 
-    columns: dict[str, NDArray[Any]]
+    columns: Columns
     keysets: list[frozenset[str]]
     payload: Callable[[], Iterator[tuple[int, Group]]]
     next_serial: int
@@ -79,10 +78,16 @@ class Resharded:
 
 
 class _WholeCandidate(NamedTuple):
-    """A candidate put together: the view of its batch, and the parts that ranks had, in row order."""
+    """A candidate, put together from what ranks had of it."""
 
     pending: PendingGroups
+    """Those of its batch."""
     parts: list[Candidate]
+    """In row order."""
+    serial: int
+    """From now on."""
+    owner: int
+    """The rank that gets its payload."""
 
 
 def reshard(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
@@ -100,7 +105,9 @@ def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fiel
     source = np.repeat(np.arange(len(states)), lengths)
     order = np.lexsort((columns["serial"], source, columns["step"]))
     columns = {name: column[order] for name, column in columns.items()}
-    former = list(zip(source[order].tolist(), columns["serial"].tolist(), strict=True))
+    former_rank = source[order].tolist()
+    former_serial = columns["serial"].tolist()
+    former = list(zip(former_rank, former_serial, strict=True))
     count = len(former)
     columns["serial"] = np.arange(count)
     columns["owner"] = _owners(count, shard)
@@ -113,15 +120,17 @@ def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fiel
                 if (number, serial) in wanted:
                     yield wanted[number, serial], group
 
-    candidates = [
-        _WholeCandidate(pending, [candidate]) for pending in _pending(states) for candidate in pending.candidates
-    ]
     ready = ReadyGroups()
-    for number, whole in enumerate(candidates):
-        owner = shard.owner(number)
-        _add(ready, whole, count + number, owner, owner == shard.rank, owner == shard.rank, fields)
+    number = 0
+    for pending in _pending(states):
+        for candidate in pending.candidates:
+            owner = shard.owner(number)
+            held = owner == shard.rank
+            whole = _WholeCandidate(pending, [candidate], count + number, owner)
+            _add(ready, whole, fields, seen=held, held=held)
+            number += 1
     columns = {name: column[mine] for name, column in columns.items()}
-    return Resharded(columns, keysets, payload, count + len(candidates), ready)
+    return Resharded(columns, keysets, payload, count + number, ready)
 
 
 def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
@@ -141,55 +150,49 @@ def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: F
     pending = _pending(states)
     next_serial = max(state.session["serial"] for state in states)
     ready = ReadyGroups()
-    for number in range(len(pending[0].candidates) if pending else 0):
-        parts = [each.candidates[number] for each in pending]
-        held = [part for part in parts if part.group is not None]
+    for number, parts in enumerate(zip(*(of_rank.candidates for of_rank in pending), strict=True)):
+        with_rows = [part for part in parts if part.group is not None]
         owner = shard.owner(number)
-        _add(ready, _WholeCandidate(pending[0], held), parts[0].serial, owner, True, owner == shard.rank, fields)
-    left = sum(len(each.candidates) for each in pending)
+        whole = _WholeCandidate(pending[0], with_rows, parts[0].serial, owner)
+        _add(ready, whole, fields, seen=True, held=owner == shard.rank)
+    left = sum(len(of_rank.candidates) for of_rank in pending)
     return Resharded(columns, keysets, payload, next_serial + left, ready)
 
 
-def _concatenated(states: Sequence[RankState]) -> tuple[dict[str, NDArray[Any]], list[frozenset[str]]]:
+def _concatenated(states: Sequence[RankState]) -> tuple[Columns, list[frozenset[str]]]:
     """The columns that all states have, one state after the other, and the sets of keys that `keys` counts in."""
     keysets = list(dict.fromkeys(keys for state in states for keys in state.keysets))
     names = set.intersection(*(set(state.columns) for state in states))
-    columns = {name: np.concatenate([state.columns[name] for state in states]) for name in sorted(names)}
+    columns = {}
+    for name in sorted(names):
+        columns[name] = np.concatenate([state.columns[name] for state in states])
     renumbered = []
     for state in states:
-        numbers = np.array([keysets.index(keys) for keys in state.keysets], np.int64)
-        renumbered.append(numbers[state.columns["keys"]])
+        numbers = [keysets.index(keys) for keys in state.keysets]
+        in_common = np.array(numbers, np.int64)
+        renumbered.append(in_common[state.columns["keys"]])
     columns["keys"] = np.concatenate(renumbered)
     return columns, keysets
 
 
 def _owners(count: int, shard: RankShard) -> Ints:
-    return np.array([shard.owner(number) for number in range(count)], np.int64)
+    owners = [shard.owner(number) for number in range(count)]
+    return np.array(owners, np.int64)
 
 
 def _pending(states: Sequence[RankState]) -> list[PendingGroups]:
     return [state.pending for state in states if state.pending is not None]
 
 
-def _add(
-    ready: ReadyGroups,
-    whole: _WholeCandidate,
-    serial: int,
-    owner: int,
-    seen: bool,
-    held: bool,
-    fields: FieldTable,
-) -> None:
+def _add(ready: ReadyGroups, whole: _WholeCandidate, fields: FieldTable, seen: bool, held: bool) -> None:
     """Adds a candidate that has all its log-probs; others are counted.
 
     Args:
         ready ([`ReadyGroups`]): Where to.
         whole ([`_WholeCandidate`]): The candidate.
-        serial (`int`): Its serial number from now on.
-        owner (`int`): The rank that gets its payload.
+        fields ([`FieldTable`]): How to join its parts.
         seen (`bool`): Whether this rank's table is offered it.
         held (`bool`): Whether this rank gets the payload.
-        fields ([`FieldTable`]): How to join its parts.
     """
     group = _joined(whole, fields)
     if group is None:
@@ -200,25 +203,29 @@ def _add(
     first = whole.parts[0]
     sums = trainable_sums(group)
     view = whole.pending.groups.take([first.slot], sums[None])
-    ready.groups = view if ready.groups is None else Groups.concatenate([ready.groups, view])
-    ready.serials.append(serial)
-    ready.owners[serial] = owner
+    ready.groups = Groups.concatenate([view] if ready.groups is None else [ready.groups, view])
+    ready.serials.append(whole.serial)
+    ready.owners[whole.serial] = whole.owner
     ready.sizes.append(group.nbytes)
     ready.keys.append(first.keys)
     if held:
-        ready.payload[serial] = group
+        ready.payload[whole.serial] = group
 
 
 def _joined(whole: _WholeCandidate, fields: FieldTable) -> Group | None:
     """The candidate's group with all rows; None if a row or a log-prob is missing."""
-    if whole.pending.stale or not whole.parts:
+    if whole.pending.stale:
         return None
+    groups = []
     for candidate in whole.parts:
         candidate.logps_dtype = logps_dtype(fields)
-    complete = [candidate.complete() for candidate in whole.parts]
-    if not all(complete):
+        if not candidate.complete() or candidate.group is None:
+            return None
+        groups.append(candidate.group)
+    if not groups:
         return None
-    group = join([part.group for part in whole.parts if part.group is not None], fields)
+    group = join(groups, fields)
     sums = trainable_sums(group)
     size = whole.pending.groups.advantages.shape[1]
-    return group if len(sums) == size and bool(np.isfinite(sums).all()) else None
+    is_whole = len(sums) == size and bool(np.isfinite(sums).all())
+    return group if is_whole else None

@@ -65,13 +65,15 @@ def write(session: Session, folder: Path) -> None:
         **buffer.state_dict(),
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
-    files.write(folder, state, payload, lambda directory: session.components.hooks.save(session, directory))
+    hooks = session.components.hooks
+    files.write(folder, state, payload, lambda directory: hooks.save(session, directory))
 
 
 def _json_state(session: Session) -> dict[str, Any]:
     """What JSON holds of a session."""
     state = session.state_dict()
-    state["strategies"] = {name: plain(value, name) for name, value in state["strategies"].items()}
+    strategies = state["strategies"]
+    state["strategies"] = {name: plain(strategy, name) for name, strategy in strategies.items()}
     state["reward_functions"] = list(session.trainer.reward_func_names)
     return state
 
@@ -122,7 +124,8 @@ def apply(session: Session, states: list[RankState], folder: Path) -> None:
         _apply_own(session, mine)
     else:
         _apply_resharded(session, states, mine)
-    session.components.hooks.load(session, files.rank_folder(folder, mine.rank) / files.PLUGINS)
+    written = files.rank_folder(folder, mine.rank)
+    session.components.hooks.load(session, written / files.PLUGINS)
 
 
 def _apply_own(session: Session, mine: RankState) -> None:
@@ -143,7 +146,8 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     take = _adapter(session, mine)
     rank = _rank(session)
     ranks = session.components.processes
-    session.load_state_dict(mine.session, own=rank < len(states), shared=division.one_buffer)
+    existed = rank < len(states)
+    session.load_state_dict(mine.session, own=existed, shared=division.one_buffer)
     followed = [mine] if division.one_buffer else states[rank::ranks]
     session.totals.load_state_dict(*(state.session["totals"] for state in followed))
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)
@@ -197,17 +201,19 @@ def _settle(session: Session, ready: ReadyGroups, take: Callable[[Group], Group]
         kept = session.decide.offer(ready.groups, ready.serials, ready.sizes, ready.keys, tally)
         for serial in kept:
             table.owner[table.serial == serial] = ready.owners[serial]
-        mine = {serial: take(group) for serial, group in ready.payload.items() if serial in kept}
-        session.buffer.receive(mine)
+        for serial, group in ready.payload.items():
+            if serial in kept:
+                session.buffer.receive({serial: take(group)})
     session.totals.add(tally, batches=0)
 
 
 def _refuse_differences(then: Identity, now: Identity, session: Session) -> None:
-    differences = [
-        f"{words} was {getattr(then, name)!r} and is {getattr(now, name)!r}"
-        for name, words in TOLD.items()
-        if getattr(then, name) != getattr(now, name)
-    ]
+    differences = []
+    for name, words in TOLD.items():
+        was = getattr(then, name)
+        is_now = getattr(now, name)
+        if was != is_now:
+            differences.append(f"{words} was {was!r} and is {is_now!r}")
     if then.layout != now.layout and division_of(session.scope) is None:
         differences.append(
             f"{then.processes} processes of {then.rows} rows each wrote it and {now.processes} of {now.rows} read it, "
@@ -257,7 +263,9 @@ def _on_training_device(
     device = session.trainer.accelerator.device
     candidates = []
     for saved in pending.candidates:
-        records = [None if record is None else record.to(device) for record in saved.records]
+        records = []
+        for record in saved.records:
+            records.append(None if record is None else record.to(device))
         candidate = Candidate(
             serial=saved.serial,
             slot=saved.slot,

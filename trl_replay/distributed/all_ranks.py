@@ -17,15 +17,17 @@ def run_on_all_ranks(action: Callable[[], None], failure: type[ReplayError]) -> 
         action()
     except Exception as caught:
         error = caught
-    told = gather_object([f"{type(error).__name__}: {error}" if error else ""])
+    text = f"{type(error).__name__}: {error}" if error else ""
+    errors = gather_object([text])
     if isinstance(error, ReplayError):
         raise error
-    if any(told):
-        raise failure(join_errors(told)) from error
+    if any(errors):
+        raise failure(join_errors(errors)) from error
 
 
-def join_errors(told: Sequence[str]) -> str:
-    """What every rank told, in one sentence; of one process alone, its own words."""
-    if len(told) == 1:
-        return told[0]
-    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text)
+def join_errors(errors: Sequence[str]) -> str:
+    """The errors of all ranks, empty where there was none, in one sentence; of one process alone, its own words."""
+    if len(errors) == 1:
+        return errors[0]
+    named = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text]
+    return "; ".join(named)

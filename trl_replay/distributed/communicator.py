@@ -80,17 +80,17 @@ class Communicator:
         tally = plan.tally
         tally.size = len(buffer)
         tally.bytes = buffer.nbytes
-        counters = tally.vector() if rows.leads else Tally(bytes=tally.bytes).vector()
+        counted = tally if rows.leads else Tally(bytes=tally.bytes)
+        counters = counted.vector()
         identity = rows.identity(buffer.table, plan.admitted, plan.sampled)
         vector = np.concatenate([counters, identity, rows.filled(plan.sampled)])
-        text = f"{type(plan.error).__name__}: {plan.error}" if plan.error else ""
-        agreement = self._components.scope.agree(vector, text)
+        agreement = self._components.scope.agree(vector, _words(plan.error))
         reason = reason_to_stop(agreement, len(counters))
         if reason:
             self._stop(plan, reason)
-        self.replaced = unpacked(agreement.vectors[:, len(counters) + IDENTITY :], rows.count)
-        sums = agreement.vectors[:, : len(counters)].sum(axis=0)
-        return dict(zip(COUNTERS, sums.tolist(), strict=True))
+        summed, _, filled = np.split(agreement.vectors, [len(counters), len(counters) + IDENTITY], axis=1)
+        self.replaced = unpacked(filled, rows.count)
+        return dict(zip(COUNTERS, summed.sum(axis=0).tolist(), strict=True))
 
     def _stop(self, plan: Plan, reason: str) -> None:
         """Takes back what was admitted, whose payload will not come, and raises."""
@@ -108,7 +108,8 @@ class Communicator:
         buffer = components.buffer
         parts = components.scope.admit(buffer.table, plan.admitted.arrivals, plan.admitted.mine)
         try:
-            buffer.receive({serial: join(held, components.fields) for serial, held in parts.items()})
+            groups = {serial: join(held, components.fields) for serial, held in parts.items()}
+            buffer.receive(groups)
         except Exception as caught:
             if components.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw_missing(list(parts))
@@ -128,3 +129,8 @@ class Communicator:
         except Exception as caught:
             self.keep(caught)
             return MISSING
+
+
+def _words(error: Exception | None) -> str:
+    """What an error tells other processes."""
+    return "" if error is None else f"{type(error).__name__}: {error}"

@@ -16,7 +16,8 @@ from ..protocols import Agreement, Arrival, Request
 from ..table import Table
 from ..types import Floats, Group, Ints, Placement
 
-MISSING = Group({}, frozenset(), np.empty(0, np.int64), np.empty(0, np.int64))
+NO_LENGTHS: Ints = np.empty(0, np.int64)
+MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
 
 
@@ -77,8 +78,10 @@ class RowLayout:
             )
         rows: Ints = self.columns["row"]
         if not self._are_whole_groups(rows):
+            first = rows.min()
+            last = rows.max()
             raise SeamError(
-                f"The scope shares rows {rows.min()} to {rows.max()}, which are not whole groups of {self.size}: with "
+                f"The scope shares rows {first} to {last}, which are not whole groups of {self.size}: with "
                 f"{self.count} rows a process groups straddle processes. Use a scope that puts them together "
                 "(gathered, sharded), or another batch size."
             )
@@ -128,7 +131,8 @@ class RowLayout:
         end = min(span.stop, self.first + self.count)
         if begin >= end:
             return slice(0, 0), 0
-        return slice(begin - self.first, end - self.first), begin - span.start
+        rows = slice(begin - self.first, end - self.first)
+        return rows, begin - span.start
 
     def ranks_of(self, slot: int) -> range:
         """The processes that have rows of the slot."""
@@ -158,8 +162,10 @@ class RowLayout:
         """Bytes of payload of the candidates in `slots`: what their parts take when packed, and their lengths."""
         if not slots:
             return []
-        packed = self.columns["nbytes"].reshape(-1, self.size).sum(axis=1)
-        sizes: list[int] = (packed[list(slots)] + LENGTHS_BYTES * self.size).tolist()
+        by_group = self.columns["nbytes"].reshape(-1, self.size)
+        packed = by_group[list(slots)].sum(axis=1)
+        lengths = LENGTHS_BYTES * self.size
+        sizes: list[int] = (packed + lengths).tolist()
         return sizes
 
     def overflowed(self) -> list[int]:
@@ -212,9 +218,11 @@ def unpacked(words: Floats, count: int) -> list[bool]:
         words (`(ranks, numbers)`): Every rank's [`RowLayout.filled`].
         count (`int`): Rows of each process.
     """
-    bits = words.astype(np.int64)[:, :, None] // BITS.astype(np.int64) % 2
-    by_rank = bits.reshape(len(words), -1)[:, :count]
-    mask: list[bool] = by_rank.ravel().astype(bool).tolist()
+    numbers = words.astype(np.int64)
+    powers = BITS.astype(np.int64)
+    bits = numbers[:, :, None] // powers % 2
+    by_rank = bits.reshape(len(words), -1)
+    mask: list[bool] = by_rank[:, :count].ravel().astype(bool).tolist()
     return mask
 
 
@@ -226,9 +234,9 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
             others.
         counters (`int`): How many numbers come first.
     """
-    failed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text)
-    if failed:
-        return failed
+    failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
+    if failures:
+        return "; ".join(failures)
     identities = agreement.vectors[:, counters : counters + IDENTITY]
     buffers = np.unique(identities[:, 0])
     if len(np.unique(identities, axis=0)) == len(buffers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from ..fields import FieldTable
 from ..plan import Sampled
 from ..types import Batch, Groups, Placement
 
+Pair: TypeAlias = tuple[int, int]
+"""A dead slot, and the live slot of the same batch that is copied there."""
 NO_ENTRY = -1
 """Serial number of a copy."""
 
@@ -22,15 +25,18 @@ def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
     return [slot for slot in dead if slot not in set(filled)]
 
 
-def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Generator) -> list[tuple[int, int]]:
+def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Generator) -> list[Pair]:
     """Pairs (dead slot, live slot of the same process that is copied there): every live group once before any twice.
 
     A group whose rows lie on several processes is neither filled nor copied.
     """
-    homes = [rows.home(slot) for slot in range(len(fresh))]
-    pairs: list[tuple[int, int]] = []
-    for home in sorted({home for home in homes if home is not None}):
-        here = [slot for slot, at in enumerate(homes) if at == home and slot not in sampled.slots]
+    by_home: dict[int, list[int]] = {}
+    for slot in range(len(fresh)):
+        home = rows.home(slot)
+        if home is not None and slot not in sampled.slots:
+            by_home.setdefault(home, []).append(slot)
+    pairs: list[Pair] = []
+    for _, here in sorted(by_home.items()):
         live = [slot for slot in here if not fresh.dead[slot]]
         empty = [slot for slot in here if fresh.dead[slot]]
         if not (live and empty):
@@ -41,9 +47,7 @@ def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Gene
     return pairs
 
 
-def place_copies(
-    batch: Batch, rows: RowLayout, pairs: Sequence[tuple[int, int]], fields: FieldTable
-) -> list[Placement]:
+def place_copies(batch: Batch, rows: RowLayout, pairs: Sequence[Pair], fields: FieldTable) -> list[Placement]:
     """This process's live groups that are copied into dead groups' slots.
 
     Args:
@@ -52,14 +56,20 @@ def place_copies(
         pairs (`Sequence`): `(dead slot, live slot)` of all processes that share the buffer.
         fields ([`FieldTable`]): How to cut each key.
     """
-    here = []
+    slots = []
+    targets = []
+    sources = []
     for dead, live in pairs:
-        to, _ = rows.local(dead)
+        target, _ = rows.local(dead)
         source, _ = rows.local(live)
-        if to.stop:
-            here.append((dead, to, source))
-    groups = cut(batch, fields.exact(), [source for _, _, source in here])
+        if target.stop:
+            slots.append(dead)
+            targets.append(target)
+            sources.append(source)
+    groups = cut(batch, fields.exact(), sources)
     placements = []
-    for (slot, to, _), group in zip(here, groups, strict=True):
-        placements.append(Placement(slot, group, NO_ENTRY, 0, to.start, 0, to.stop - to.start))
+    for slot, target, group in zip(slots, targets, groups, strict=True):
+        count = target.stop - target.start
+        placed = Placement(slot, group, NO_ENTRY, age=0, start=target.start, first=0, count=count)
+        placements.append(placed)
     return placements

@@ -22,7 +22,7 @@ from ..loss.off_policy_stats import STATS, effective_share
 from ..loss.tap import Tap
 from ..plan import Admitted, Plan, Sampled
 from ..table import Table
-from ..types import Bools, Context, Floats, Groups, Ints
+from ..types import Bools, Context, Groups, Ints
 from .dead_groups import copies, dead_slots
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
@@ -121,7 +121,7 @@ class Decisions:
         for slot, serial in replayed.items():
             row = np.flatnonzero(table.serial == serial)
             rows = slice(slot * size, (slot + 1) * size)
-            sums = {name: float(columns[name][rows].sum()) for name in STATS}
+            sums = {name: columns[name][rows].sum().item() for name in STATS}
             if not len(row) or not sums["seen"]:
                 continue
             drift = sums["drift"] / sums["seen"]
@@ -135,7 +135,8 @@ class Decisions:
         """Changes an entry's score after its replay, as `replay_refresh` says."""
         refresh = self._config.replay_refresh
         if refresh == "ratio":
-            table.score[row] = table.first_score[row] * np.exp(-drift)
+            kept = np.exp(-drift)
+            table.score[row] = table.first_score[row] * kept
         elif refresh == "advantage":
             table.score[row] = sums["remaining_signal"] / sums["seen"]
 
@@ -235,12 +236,13 @@ class Decisions:
 
     def select(self, fresh: Groups, tally: Tally) -> list[int]:
         """The slots that replay may fill, most replaceable first, no more than the limits allow."""
-        tally.groups = len(fresh)
+        groups = len(fresh)
+        tally.groups = groups
         tally.dead = int(fresh.dead.sum())
         slots: list[int] = self._hooks.select(fresh, self._context()).tolist()
-        most, limit = self._rate_limiter.slots_allowed(len(fresh), self._tap.update)
+        most, limit = self._rate_limiter.slots_allowed(groups, self._tap.update)
         if len(slots) > most:
-            tally.reasons[f"{limit} allows {most} of {len(fresh)} groups"] += 1
+            tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
         elif not slots:
             tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
         return slots[:most]
@@ -278,9 +280,12 @@ class Decisions:
         tally.age = float(sum(ages))
         tally.score = float(table.score[drawn].sum())
         tally.uses = float(table.uses[drawn].sum())
-        tally.items_delta = float(table.items[drawn].sum() - fresh.counted[filled].sum())
+        put_in = table.items[drawn].sum()
+        taken_out = fresh.counted[filled].sum()
+        tally.items_delta = float(put_in - taken_out)
         tally.dead_after = int(np.delete(fresh.dead, filled).sum())
-        return Sampled(filled, table.serial[drawn].tolist(), ages, drawn.tolist(), priorities)
+        serials: list[int] = table.serial[drawn].tolist()
+        return Sampled(filled, serials, ages, drawn.tolist(), priorities)
 
     def _seam_has_run(self, collected_at: int | None, tally: Tally) -> bool:
         """Whether replayed rows would be corrected: nothing is drawn before the loss has been seen to do so."""
@@ -300,15 +305,14 @@ class Decisions:
         rows, held_back = buffer.eligible(self._tap.update, keys)
         drawn, priorities = rows[:0], list[float]()
         if len(rows):
-            aged = self._aged(buffer.table)
-            table = aged if len(rows) == len(buffer) else aged.take(rows)
+            table = self._aged(buffer.table)
+            if len(rows) < len(buffer):
+                table = table.take(rows)
             chosen = self._hooks.sample(table, min(count, len(rows)), self._context())
             drawn = rows[chosen]
             priorities = self._priorities(table, chosen)
         if len(drawn) < count:
-            reason = "the buffer held fewer eligible groups than slots" if len(buffer) else "the buffer was empty"
-            held = ", ".join(sorted(held_back))
-            tally.reasons[f"{reason} (held back: {held})" if held else reason] += 1
+            tally.reasons[_shortage(len(buffer), held_back)] += 1
         return drawn, priorities
 
     def _priorities(self, table: Table, chosen: Ints) -> list[float]:
@@ -319,8 +323,8 @@ class Decisions:
         usable = weights[np.isfinite(weights) & (weights > 0)]
         least = usable.min() if len(usable) else 1.0
         relative = weights[chosen] / least  # entries without weight are drawn when no others are left
-        at_least_one = np.maximum(relative, 1.0)
-        priorities: list[float] = np.where(np.isfinite(relative), at_least_one, 1.0).tolist()
+        relative[~np.isfinite(relative)] = 1.0
+        priorities: list[float] = np.maximum(relative, 1.0).tolist()
         return priorities
 
     def _aged(self, table: Table) -> Table:
@@ -330,10 +334,11 @@ class Decisions:
             return table
         age = np.maximum(self._tap.update - table.step, 0)
         decay = np.exp2(-age / half_life)
+        divisor = np.maximum(decay, np.finfo(np.float64).tiny)
         with np.errstate(over="ignore"):  # a score below 0 may end at -inf, which ranks lowest
-            fallen = table.score / np.maximum(decay, np.finfo(np.float64).tiny)
-        scores: Floats = np.where(table.score > 0, table.score * decay, fallen)
-        return table.with_scores(scores)
+            fallen = table.score / divisor
+        positive = table.score > 0
+        return table.with_scores(np.where(positive, table.score * decay, fallen))
 
     def _noteworthy(self, fresh: Groups, sampled: Sampled, known: bool, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
@@ -360,5 +365,14 @@ class Decisions:
             return []
         pairs = copies(fresh, sampled, rows, self._context().rng)
         tally.dead_after -= len(pairs)
-        tally.items_delta += float(sum(tokens[live] - tokens[dead] for dead, live in pairs))
+        for dead, live in pairs:
+            tally.items_delta += float(tokens[live] - tokens[dead])
         return pairs
+
+
+def _shortage(size: int, held_back: Mapping[str, int]) -> str:
+    """Why fewer entries were drawn than there were slots."""
+    reason = "the buffer held fewer eligible groups than slots" if size else "the buffer was empty"
+    if not held_back:
+        return reason
+    return f"{reason} (held back: {', '.join(sorted(held_back))})"

@@ -58,7 +58,12 @@ def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Ba
 
 
 def mask_dead_groups(
-    plan: Plan, fresh: Groups, rows: RowLayout, total: Mapping[str, float], unfilled: str, denominator: str
+    plan: Plan,
+    fresh: Groups,
+    rows: RowLayout,
+    total: Mapping[str, float],
+    unfilled: str,
+    denominator: str,
 ) -> DeadGroupMask:
     """What the loss does about dead groups that nothing filled.
 
@@ -72,8 +77,11 @@ def mask_dead_groups(
     """
     if unfilled not in ("mask", "exclude"):
         return NOTHING_MASKED
-    local = [rows.local(slot)[0] for slot in dead_slots(fresh, plan.sampled.slots)]
-    masked = [part for part in local if part.stop]
+    masked = []
+    for slot in dead_slots(fresh, plan.sampled.slots):
+        local, _ = rows.local(slot)
+        if local.stop:
+            masked.append(local)
     if unfilled == "mask" or total["excluded"] == total["groups"]:
         return DeadGroupMask(masked)
     factor = total["groups"] / (total["groups"] - total["excluded"])
@@ -81,7 +89,13 @@ def mask_dead_groups(
 
 
 def collect(
-    batch: Batch, plan: Plan, fresh: Groups, rows: RowLayout, components: Components, carry: StepCarry, update: int
+    batch: Batch,
+    plan: Plan,
+    fresh: Groups,
+    rows: RowLayout,
+    components: Components,
+    carry: StepCarry,
+    update: int,
 ) -> list[Candidate]:
     """Live groups become candidates, which `carry` keeps; returns those whose rows here still need log-probs."""
     fields = components.fields

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..protocols import Agreement, Arrival, Division, Request
+from ..protocols import Agreement, Arrival, Columns, Division, Load, Request
 from ..table import Table
 from ..types import Floats, Group
 
 if TYPE_CHECKING:
     import torch
 
+Groups: TypeAlias = Mapping[int, Group]
+"""Payload by serial number."""
+Parts: TypeAlias = dict[int, list[Group]]
+"""Per serial number, the parts of a group in row order."""
 ERROR_BYTES = 512
 """Room for an error's text in `agree`; longer ones are cut."""
 VERBS = ("share", "agree", "admit", "fetch")
@@ -54,7 +58,7 @@ class Collectives:
         self,
         verb: str,
         outgoing: Sequence[Sequence[int]],
-        load: Callable[[int], Group],
+        load: Load,
         incoming: Sequence[int] | None,
     ) -> list[list[Group]]:
         """One `all_to_all_single` of packed groups.
@@ -75,22 +79,21 @@ class Collectives:
 
         from ..serialization.wire import pack, unpack
 
-        serials = self._without_mine(outgoing)
-        in_order = [serial for those in serials for serial in those]
-        packed = {serial: pack(load(serial), self._names) for serial in dict.fromkeys(in_order)}
-        nothing = torch.empty(0, dtype=torch.uint8)
-        flat = torch.cat([nothing, *(packed[serial] for serial in in_order)])
-        out_sizes = [sum(packed[serial].numel() for serial in those) for those in serials]
-        in_sizes = self._sizes_from(verb, out_sizes) if incoming is None else [int(size) for size in incoming]
+        packed: dict[int, torch.Tensor] = {}
+        sending = [torch.empty(0, dtype=torch.uint8)]
+        out_sizes = [0] * self.ranks
+        for rank, serials in enumerate(outgoing):
+            for serial in serials if rank != self.rank else ():
+                if serial not in packed:
+                    packed[serial] = pack(load(serial), self._names)
+                sending.append(packed[serial])
+                out_sizes[rank] += packed[serial].numel()
+        in_sizes = list(incoming) if incoming is not None else self._sizes_from(verb, out_sizes)
         in_sizes[self.rank] = 0
+        flat = torch.cat(sending)
         received = self._all_to_all(flat, out_sizes, in_sizes)
         self.received[verb] += sum(in_sizes)
         return [unpack(part, self._names) for part in torch.split(received, in_sizes)]
-
-    def _without_mine(self, outgoing: Sequence[Sequence[int]]) -> list[list[int]]:
-        serials = [list(those) for those in outgoing]
-        serials[self.rank] = []
-        return serials
 
     def _sizes_from(self, verb: str, out_sizes: list[int]) -> list[int]:
         """What every rank is about to send to this one, in bytes."""
@@ -136,9 +139,10 @@ class _Scope:
         text = error.encode()[:ERROR_BYTES].ljust(ERROR_BYTES, b"\0")
         mine = vector.astype(np.float64).tobytes() + text
         gathered = self._collectives.all_gather("agree", np.frombuffer(mine, np.uint8))
-        vectors = np.ascontiguousarray(gathered[:, :-ERROR_BYTES]).view(np.float64)
-        texts = [row.tobytes().rstrip(b"\0") for row in gathered[:, -ERROR_BYTES:]]
-        return Agreement(vectors, [text.decode(errors="replace") for text in texts])
+        numbers, texts = np.split(gathered, [-ERROR_BYTES], axis=1)
+        vectors = np.ascontiguousarray(numbers).view(np.float64)
+        errors = [row.tobytes().rstrip(b"\0") for row in texts]
+        return Agreement(vectors, [text.decode(errors="replace") for text in errors])
 
 
 class ProcessScope(_Scope):
@@ -146,16 +150,16 @@ class ProcessScope(_Scope):
 
     division = Division(one_buffer=False, replicated=False)
 
-    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def share(self, columns: Columns) -> Columns:
         """This process's rows only."""
         return columns
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """This process's payload stays here."""
         table.owner[_newcomers(table, arrivals)] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
 
-    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Payload from this process's storage."""
         return {request.serial: load(request.serial) for request in requests}
 
@@ -166,10 +170,10 @@ class _CommonScope(_Scope):
     Only admitted payload travels, packed without padding.
     """
 
-    def share(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def share(self, columns: Columns) -> Columns:
         """One all-gather of this process's rows of all columns."""
-        packed = np.concatenate([np.ascontiguousarray(column).view(np.uint8) for column in columns.values()])
-        gathered = self._collectives.all_gather("share", packed)
+        as_bytes = [np.ascontiguousarray(column).view(np.uint8) for column in columns.values()]
+        gathered = self._collectives.all_gather("share", np.concatenate(as_bytes))
         by_column = gathered.reshape(self.ranks, len(columns), -1)
         shared = {}
         for number, (name, column) in enumerate(columns.items()):
@@ -181,8 +185,8 @@ class _CommonScope(_Scope):
         self,
         arrivals: Sequence[Arrival],
         targets: Sequence[Iterable[int]],
-        mine: Mapping[int, Group],
-    ) -> dict[int, list[Group]]:
+        mine: Groups,
+    ) -> Parts:
         """Sends this rank's part of each arrival to the arrival's target ranks.
 
         Returns:
@@ -196,12 +200,14 @@ class _CommonScope(_Scope):
             if arrival.sizes[self.rank]:
                 for rank in ranks:
                     outgoing[rank].append(arrival.serial)
-        incoming = [int(sum(arrival.sizes[rank] for arrival in here)) for rank in range(self.ranks)]
+        sizes = np.array([arrival.sizes for arrival in here], np.int64).reshape(-1, self.ranks)
+        incoming: list[int] = sizes.sum(axis=0).tolist()
         received = self._collectives.exchange("admit", outgoing, mine.__getitem__, incoming)
-        parts: dict[int, list[Group]] = {}
-        for serial, sizes in here:
-            senders = np.flatnonzero(sizes).tolist()
-            parts[serial] = [mine[serial] if rank == self.rank else received[rank].pop(0) for rank in senders]
+        parts: Parts = {}
+        for arrival in here:
+            held = parts[arrival.serial] = []
+            for rank in np.flatnonzero(arrival.sizes).tolist():
+                held.append(mine[arrival.serial] if rank == self.rank else received[rank].pop(0))
         return parts
 
 
@@ -213,13 +219,13 @@ class GatheredScope(_CommonScope):
 
     division = Division(one_buffer=True, replicated=True)
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Every process sends its rows of what was admitted to every other."""
         table.owner[_newcomers(table, arrivals)] = self.rank
         everybody = range(self.ranks)
         return self._send(arrivals, [everybody] * len(arrivals), mine)
 
-    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Payload from this process's storage."""
         return {request.serial: load(request.serial) for request in requests}
 
@@ -241,7 +247,7 @@ class ShardedScope(_CommonScope):
             )
         self.slack = slack
 
-    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Chooses an owner for each arrival and moves what was generated elsewhere."""
         held = table.owner[~_newcomers(table, arrivals)]
         loads = np.bincount(held, minlength=self.ranks)
@@ -255,7 +261,7 @@ class ShardedScope(_CommonScope):
             table.owner[table.serial == arrival.serial] = owner
         return self._send(arrivals, owners, mine)
 
-    def fetch(self, requests: Sequence[Request], load: Callable[[int], Group]) -> dict[int, Group]:
+    def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.
 
         Only the owner knows what its storage gives out (a storage may compress), so sizes go before payload.
@@ -268,8 +274,12 @@ class ShardedScope(_CommonScope):
         received = self._collectives.exchange("fetch", outgoing, load, incoming=None)
         groups = {}
         for serial, owner, ranks in requests:
-            if self.rank in ranks:
-                groups[serial] = load(serial) if owner == self.rank else received[owner].pop(0)
+            if self.rank not in ranks:
+                continue
+            if owner == self.rank:
+                groups[serial] = load(serial)
+            else:
+                groups[serial] = received[owner].pop(0)
         return groups
 
 
