@@ -74,9 +74,9 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     capacity, max_bytes = _capacity(trainer, config, scope)
     rate_limiter = RateLimiter(config, capacity)
     stateful: dict[str, Stateful] = {RATE_LIMITER: rate_limiter}
-    for kind, strategy in strategies.items():
+    for name, strategy in strategies.items():
         if isinstance(strategy, Stateful):
-            stateful[kind] = strategy
+            stateful[name] = strategy
     return config, Components(
         buffer=ReplayBuffer(capacity, storage, _limits(config), max_bytes),
         scope=scope,
