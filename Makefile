@@ -21,6 +21,7 @@ test: .venv/.installed
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 
 compat: .venv/.installed # trains and replays on seven TRL releases; needs a package index
