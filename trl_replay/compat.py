@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from .errors import ContractError
+from .types import Floats
 
 if TYPE_CHECKING:
     import torch
-
-    from .batch.group_view import RewardSetup
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
@@ -84,6 +84,21 @@ SAMPLING_LOGPS = "sampling_per_token_logps"
 """Batch key of the log-probs that the sampler (vLLM, a rollout function) reported."""
 IS_RATIO = "importance_sampling_ratio"
 """Batch key of the ratio between trainer and sampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSetup:
+    """How the trainer turns rewards into advantages.
+
+    Attributes:
+        weights (`(functions,)` float64): The trainer's `reward_weights`.
+        scale (`str`): `args.scale_rewards`: `"group"`, `"batch"` or `"none"`.
+        aggregation (`str`): `args.multi_objective_aggregation`.
+    """
+
+    weights: Floats
+    scale: str
+    aggregation: str
 
 
 def check_release() -> None:
@@ -152,8 +167,6 @@ def check_contract(trainer: Any) -> None:
 
 def reward_setup(trainer: Any) -> RewardSetup:
     """How this trainer turns rewards into advantages."""
-    from .batch.group_view import RewardSetup
-
     weights = trainer.reward_weights.detach().double().cpu().numpy()
     return RewardSetup(
         np.asarray(weights),

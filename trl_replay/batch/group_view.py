@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,21 +20,6 @@ NOISE = 8 * float(np.finfo(np.float32).eps)
 sizes."""
 STD_EPSILON = 1e-4
 """TRL adds this to a standard deviation before dividing."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardSetup:
-    """How the trainer turns rewards into advantages.
-
-    Attributes:
-        weights (`(functions,)` float64): The trainer's `reward_weights`.
-        scale (`str`): `args.scale_rewards`: `"group"`, `"batch"` or `"none"`.
-        aggregation (`str`): `args.multi_objective_aggregation`.
-    """
-
-    weights: Floats
-    scale: str
-    aggregation: str
 
 
 def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> dict[str, NDArray[Any]]:
@@ -84,7 +68,7 @@ def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
 def view(
     rows: Mapping[str, NDArray[Any]],
     rewards: Floats,
-    setup: RewardSetup,
+    setup: compat.RewardSetup,
     size: int,
     step: int,
 ) -> Groups:
@@ -113,7 +97,7 @@ def view(
     )
 
 
-def advantage_noise(rewards: Floats, setup: RewardSetup) -> Floats:
+def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
     """How far apart float noise alone can put the advantages of a group with equal rewards, `(n,)`.
 
     TRL subtracts means in float32 and divides by a standard deviation plus `STD_EPSILON`, so that rounding errors of
