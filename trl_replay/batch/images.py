@@ -220,6 +220,9 @@ def join_images(
     if not pictured:
         return {}
     like = {key: tensor for key, tensor in pictured[0].items() if fields.is_image(key)}
+    for tensors in pictured:
+        if "num_tiles" in tensors:  # TRL leaves it out of a batch in which every image has one tile
+            like.setdefault("num_tiles", tensors["num_tiles"])
     layout = ImageLayout.of(like, pictured, fields)
     joined: dict[str, Sections] = {key: [] for key in like}
     for part in parts:
