@@ -157,6 +157,32 @@ def test_a_part_without_images_joins_one_with_images(layout: str) -> None:
         assert_rows(out, without, [(SIZE + row, row) for row in range(1, SIZE)])
 
 
+def test_a_part_that_counts_no_tiles_joins_one_that_does() -> None:
+    """TRL leaves `num_tiles` out of a batch in which every image has one tile."""
+    plain = next(batch for seed in range(99) if "num_tiles" not in (batch := make("num_tiles", (1, 0, 0), seed)))
+    tiled = next(batch for seed in range(99) if batch_tiles(batch := make("num_tiles", (1, 0, 0), seed)) == 2)
+    group = join([*cut(plain, FIELDS, [slice(0, 1)]), *cut(tiled, FIELDS, [slice(1, SIZE)])], FIELDS)
+    assert group.tensors["num_tiles"].tolist() == [1] + [2] * (SIZE - 1)
+    out = compose(make("num_tiles", (1, 3, 2), 6), FIELDS, [place(1, group)])
+    assert_rows(out, plain, [(SIZE, 0)])
+    assert_rows(out, tiled, [(SIZE + row, row) for row in range(1, SIZE)])
+
+
+def batch_tiles(batch: dict[str, Any]) -> int:
+    """Tiles of the first row."""
+    return batch.get("num_tiles", [1])[0]
+
+
+def test_parts_join_by_what_any_of_them_tells_of_the_layout() -> None:
+    """One image a row in the first part may be one entry a row or one an image; the second part tells."""
+    first, second = make("one entry a row", (1, 3, 3), 1), make("one entry a row", (3, 3, 3), 1)
+    without = make("one entry a row", (0, 3, 3), 1)
+    parts = [batch_part for batch in (first, without, second) for batch_part in cut(batch, FIELDS, [slice(0, 1)])]
+    group = join(parts, FIELDS)
+    assert group.tensors["num_images"].tolist() == [1, 0, 3]
+    assert group.tensors["pixel_values"].size(0) == 3, "one entry a row, of zeros for the row without images"
+
+
 def test_a_group_without_images_takes_no_room_for_them_and_fits_in_any_batch() -> None:
     batch = make("image_grid_thw", (0, 2, 1), 1)
     (group,) = cut(batch, FIELDS, [rows_of(0)])

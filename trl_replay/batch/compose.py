@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,27 +16,40 @@ from ..types import Batch, Group, Ints, Placement
 from .images import check_images, compose_images, cut_images, join_images
 
 
-def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+class Widths(NamedTuple):
+    """To how many positions a batch pads prompts and completions."""
+
+    prompt: int
+    completion: int
+
+
+def row_lengths(
+    batch: Mapping[str, Any],
+    pad_token_id: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Real tokens of each row: `(prompt_lengths, completion_lengths)`, both `(B,)` int64.
 
     A completion whose mask is all zero (`mask_truncated_completions`) ends before its trailing pad tokens.
     """
-    prompt_mask, mask, ids = (
-        batch["prompt_mask"],
-        batch["completion_mask"],
-        batch["completion_ids"],
-    )
-    prompt_positions = torch.arange(prompt_mask.size(1), 0, -1, device=prompt_mask.device)
-    positions = torch.arange(1, mask.size(1) + 1, device=mask.device)
-    prompt_lengths = (prompt_mask.ne(0) * prompt_positions).amax(dim=1, keepdim=False)
-    real = torch.where(mask.ne(0).any(dim=1, keepdim=True), mask.ne(0), ids.ne(pad_token_id))
-    return prompt_lengths, (real * positions).amax(dim=1)
+    prompt_mask = batch["prompt_mask"].ne(0)  # (B, P)
+    mask = batch["completion_mask"].ne(0)  # (B, C)
+    unpadded = batch["completion_ids"].ne(pad_token_id)
+    masked_out = ~mask.any(dim=1, keepdim=True)
+    real = torch.where(masked_out, unpadded, mask)
+    device = mask.device
+    from_right = torch.arange(prompt_mask.size(1), 0, -1, device=device)
+    from_left = torch.arange(1, mask.size(1) + 1, device=device)
+    prompt_lengths = (prompt_mask * from_right).amax(dim=1)
+    completion_lengths = (real * from_left).amax(dim=1)
+    return prompt_lengths, completion_lengths
 
 
 def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     """`(B, C)`: the tokens that the loss trains on."""
     mask: torch.Tensor = batch["completion_mask"]
-    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+    if "tool_mask" in batch:
+        mask = mask * batch["tool_mask"]
+    return mask
 
 
 def padding(batch: Mapping[str, Any]) -> float:
@@ -53,30 +67,51 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
         BatchError: An unknown key, or a shape that its layout does not allow.
     """
     specs = fields.of(batch)
-    if next(iter(batch)) != "prompt_ids":
-        raise BatchError(
-            f"The batch's first key is {next(iter(batch))!r}, not 'prompt_ids', from which TRL takes its size."
-        )
-    rows, width = batch["prompt_ids"].shape
-    columns = {"prompt": width, "completion": batch["completion_ids"].size(1)}
-    columns["sequence"] = columns["prompt"] + columns["completion"]
+    first = next(iter(batch))
+    if first != "prompt_ids":
+        raise BatchError(f"The batch's first key is {first!r}, not 'prompt_ids', from which TRL takes its size.")
+    rows = batch["prompt_ids"].size(0)
+    widths = _widths(batch)
     for key, spec in specs.items():
         if spec.layout in IMAGE_LAYOUTS:
             continue
         shape = tuple(batch[key].shape)
-        expected = () if spec.layout == "scalar" else (rows, columns[spec.layout]) if spec.layout in columns else None
-        if (
-            shape != expected
-            if expected is not None
-            else shape[:1] != (rows,) or (key == "advantages" and len(shape) != 1)
-        ):
-            want = expected if expected is not None else f"({rows},)"
-            raise BatchError(f"The batch's {key!r} has shape {shape}; the layout {spec.layout!r} asks for {want}.")
+        expected = _expected_shape(spec, rows, widths)
+        if shape == expected:
+            continue
+        if spec.layout == "row" and key != "advantages" and shape[:1] == expected:
+            continue  # a row's value may have dimensions of its own
+        raise BatchError(f"The batch's {key!r} has shape {shape}; the layout {spec.layout!r} asks for {expected}.")
     check_images(batch, fields)
     return specs
 
 
-def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:
+def _widths(batch: Batch) -> Widths:
+    return Widths(batch["prompt_ids"].size(1), batch["completion_ids"].size(1))
+
+
+def _expected_shape(
+    spec: FieldSpec,
+    rows: int,
+    widths: Widths,
+) -> tuple[int, ...]:
+    """The shape of a field's tensor; of the layout `"row"` the first dimension alone."""
+    if spec.layout == "scalar":
+        return ()
+    if spec.layout == "prompt":
+        return (rows, widths.prompt)
+    if spec.layout == "completion":
+        return (rows, widths.completion)
+    if spec.layout == "sequence":
+        return (rows, widths.prompt + widths.completion)
+    return (rows,)
+
+
+def cut(
+    batch: Batch,
+    fields: FieldTable,
+    parts: Sequence[slice],
+) -> list[Group]:
     """Unpadded copies of some rows of the batch, on the batch's device; nothing is shared with it.
 
     Args:
@@ -87,70 +122,22 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
     if not parts:
         return []
     specs = check(batch, fields)
-    prompt_lengths, completion_lengths = (lengths.cpu().numpy() for lengths in row_lengths(batch, fields.pad_token_id))
-    return [
-        _cut_one(
+    prompt_lengths, completion_lengths = row_lengths(batch, fields.pad_token_id)
+    prompts = prompt_lengths.cpu().numpy()
+    completions = completion_lengths.cpu().numpy()
+    groups = []
+    for rows in parts:
+        images = cut_images(batch, fields, rows)
+        group = _cut_one(
             batch,
             specs,
-            cut_images(batch, fields, rows),
+            images,
             rows,
-            prompt_lengths[rows],
-            completion_lengths[rows],
+            prompts[rows],
+            completions[rows],
         )
-        for rows in parts
-    ]
-
-
-def join(parts: Sequence[Group], fields: FieldTable) -> Group:
-    """One group of the rows of all `parts`, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    if (
-        len({tensor.device for part in parts for tensor in part.tensors.values()}) > 1
-    ):  # some came from other processes
-        parts = [part.map(lambda tensor: tensor.cpu()) for part in parts]
-    sizes = [len(part.completion_lengths) for part in parts]
-    first = parts[0]
-    shared = all(len(part.prompt_lengths) == 1 and _same_prompt(part, first, fields) for part in parts)
-    prompts = [np.broadcast_to(part.prompt_lengths, size) for part, size in zip(parts, sizes, strict=True)]
-    completions = [part.completion_lengths for part in parts]
-    tensors: dict[str, torch.Tensor] = {}
-    for key in dict.fromkeys(key for part in parts for key in part.tensors if not fields.is_image(key)):
-        spec = fields.spec(key)
-        if spec.layout == "prompt" and shared:
-            tensors[key] = first.tensors[key]
-            continue
-        flat = []
-        for part, size, prompt in zip(parts, sizes, prompts, strict=True):
-            tensor = part.tensors.get(key)
-            if tensor is None:  # its values are all implied
-                lengths = {
-                    "prompt": prompt,
-                    "sequence": prompt + part.completion_lengths,
-                }.get(spec.layout, part.completion_lengths)
-                like = next(other.tensors[key] for other in parts if key in other.tensors)
-                tensor = like.new_full((int(lengths.sum()),), spec.implied or 0)
-            elif spec.layout == "prompt" and len(part.prompt_lengths) < size:
-                tensor = tensor.repeat(size)
-            flat.append(tensor)
-        tensors[key] = torch.cat(flat)
-    keys = frozenset.intersection(*(part.keys for part in parts))
-    images = join_images(parts, fields)
-    if images:  # a part without images lacks these keys
-        keys |= frozenset(images) | frozenset(key for part in parts for key in part.keys & TOKEN_TYPES)
-    return Group(
-        {**tensors, **images},
-        keys,
-        first.prompt_lengths if shared else np.concatenate(prompts),
-        np.concatenate(completions),
-    )
-
-
-def _same_prompt(one: Group, other: Group, fields: FieldTable) -> bool:
-    """Whether two groups, each with one prompt for all rows, have the same prompt tensors."""
-    keys = [key for key in one.keys if fields.spec(key).layout == "prompt"]
-    pairs = [(one.tensors.get(key), other.tensors.get(key)) for key in keys]
-    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+        groups.append(group)
+    return groups
 
 
 def _cut_one(
@@ -161,47 +148,190 @@ def _cut_one(
     prompts: Ints,
     completions: Ints,
 ) -> Group:
-    if not images:  # in a batch that has some, a row without images is all zeros
-        specs = {key: spec for key, spec in specs.items() if key not in TOKEN_TYPES}
-    specs = {key: spec for key, spec in specs.items() if spec.layout not in IMAGE_LAYOUTS}
+    """The group in `rows`; `prompts` and `completions` are the lengths of these rows."""
+    keys = set(images)
     tensors = dict(images)
-    widths = (batch["prompt_ids"].size(1), batch["completion_ids"].size(1))
-    prompt_blocks = [batch[key][rows] for key, spec in specs.items() if spec.layout == "prompt"]
-    shared = all(bool((block == block[:1]).all()) for block in prompt_blocks)
-    prompt_lengths = prompts[:1] if shared else prompts
+    widths = _widths(batch)
+    shared = _share_prompt(batch, specs, rows)
+    kept_prompts = prompts[:1] if shared else prompts
     for key, spec in specs.items():
-        if spec.layout == "scalar":
+        if not _is_text(spec):
             continue
-        block = flat = batch[key][rows]
+        if key in TOKEN_TYPES and not images:
+            continue  # a row without images, in a batch that has some: all zeros
+        keys.add(key)
+        block = batch[key][rows]
         if spec.layout == "prompt":
-            flat = block[: len(prompt_lengths)][_real(spec, prompt_lengths, completions, widths, block.device)]
-        elif spec.layout != "row":
-            flat = block[_real(spec, prompts, completions, widths, block.device)]
-        if spec.implied is not None and bool((flat == spec.implied).all()):
+            block = block[: len(kept_prompts)]
+        flat = _without_padding(block, spec, prompts, completions, widths)
+        if spec.implied is not None and _all_equal(flat, spec.implied):
             continue
         dtype = getattr(torch, spec.dtype) if spec.dtype else flat.dtype
-        tensors[key] = flat.detach().to(dtype, copy=True).contiguous()
-    keys = frozenset(images) | frozenset(key for key, spec in specs.items() if spec.layout != "scalar")
-    return Group(tensors, keys, prompt_lengths.copy(), completions.copy())
+        copied = flat.detach().to(dtype, copy=True)
+        tensors[key] = copied.contiguous()
+    return Group(
+        tensors,
+        frozenset(keys),
+        kept_prompts.copy(),
+        completions.copy(),
+    )
+
+
+def _is_text(spec: FieldSpec) -> bool:
+    """Whether the field is a row tensor of tokens or values: neither of images nor the same for all rows."""
+    return spec.layout != "scalar" and spec.layout not in IMAGE_LAYOUTS
+
+
+def _share_prompt(
+    batch: Batch,
+    specs: dict[str, FieldSpec],
+    rows: slice,
+) -> bool:
+    """Whether these rows have the same prompt."""
+    for key, spec in specs.items():
+        if spec.layout == "prompt":
+            block = batch[key][rows]
+            if not _all_equal(block, block[:1]):
+                return False
+    return True
+
+
+def _all_equal(values: torch.Tensor, expected: torch.Tensor | int) -> bool:
+    equal = values == expected
+    return bool(equal.all())
+
+
+def _without_padding(
+    block: torch.Tensor,
+    spec: FieldSpec,
+    prompts: Ints,
+    completions: Ints,
+    widths: Widths,
+) -> torch.Tensor:
+    """The real values of the rows of `block`, flat; of the layout `"row"` the block itself."""
+    if spec.layout == "row":
+        return block
+    real = _real(spec, prompts[: len(block)], completions, widths)
+    return block[real.to(block.device)]
+
+
+def join(parts: Sequence[Group], fields: FieldTable) -> Group:
+    """One group of the rows of all `parts`, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    parts = _on_one_device(parts)
+    first = parts[0]
+    shared = all(_same_prompt(part, first, fields) for part in parts)
+    tensors: dict[str, torch.Tensor] = {}
+    for key in _text_keys(parts, fields):
+        spec = fields.spec(key)
+        if spec.layout == "prompt" and shared:
+            tensors[key] = first.tensors[key]
+            continue
+        like = next(part.tensors[key] for part in parts if key in part.tensors)
+        tensors[key] = torch.cat([_flat(part, spec, like) for part in parts])
+    images = join_images(parts, fields)
+    keys = _joined_keys(parts, images)
+    prompts = [first.prompt_lengths] if shared else [_prompt_lengths(part) for part in parts]
+    completions = [part.completion_lengths for part in parts]
+    return Group(
+        tensors | images,
+        keys,
+        np.concatenate(prompts),
+        np.concatenate(completions),
+    )
+
+
+def _on_one_device(parts: Sequence[Group]) -> Sequence[Group]:
+    """The parts, on the CPU if some came from other processes."""
+    devices = {tensor.device for part in parts for tensor in part.tensors.values()}
+    if len(devices) <= 1:
+        return parts
+    return [part.map(torch.Tensor.cpu) for part in parts]
+
+
+def _joined_keys(
+    parts: Sequence[Group],
+    images: Mapping[str, torch.Tensor],
+) -> frozenset[str]:
+    """What the joined group can restore: what all parts can, and whatever belongs to images."""
+    keys = [part.keys for part in parts]
+    joined = frozenset.intersection(*keys)
+    if not images:
+        return joined
+    token_types = frozenset.union(*keys) & TOKEN_TYPES  # a part without images lacks them
+    return joined | frozenset(images) | token_types
+
+
+def _text_keys(parts: Sequence[Group], fields: FieldTable) -> list[str]:
+    """The fields that some of the parts hold as tensors, images apart."""
+    keys: dict[str, None] = {}
+    for part in parts:
+        keys |= dict.fromkeys(part.tensors)
+    return [key for key in keys if not fields.is_image(key)]
+
+
+def _has_one_prompt(group: Group) -> bool:
+    return len(group.prompt_lengths) == 1
+
+
+def _same_prompt(one: Group, other: Group, fields: FieldTable) -> bool:
+    """Whether the rows of `one` share a prompt, and it is that of `other`."""
+    if not _has_one_prompt(one):
+        return False
+    keys = [key for key in one.keys if fields.spec(key).layout == "prompt"]
+    return all(_same(one, other, key) for key in keys)
+
+
+def _same(group: Group, other_group: Group, key: str) -> bool:
+    """Whether two groups hold the same values of one field, or neither holds any."""
+    one = group.tensors.get(key)
+    other = other_group.tensors.get(key)
+    if one is other:
+        return True
+    if one is None or other is None:
+        return False
+    return bool(torch.equal(one, other))
+
+
+def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
+    """One field's values of all rows of `part`; those that are all implied are made of the dtype of `like`."""
+    tensor = part.tensors.get(spec.name)
+    if tensor is None:
+        count = int(_value_counts(part, spec).sum())
+        return like.new_full((count,), spec.implied or 0)
+    if spec.layout == "prompt" and _has_one_prompt(part):
+        return tensor.repeat(len(part.completion_lengths))
+    return tensor
+
+
+def _value_counts(part: Group, spec: FieldSpec) -> Ints:
+    """How many values of a padded field each row has."""
+    if spec.layout == "prompt":
+        return _prompt_lengths(part)
+    if spec.layout == "sequence":
+        return _prompt_lengths(part) + part.completion_lengths
+    return part.completion_lengths
+
+
+def _prompt_lengths(group: Group) -> Ints:
+    """The prompt length of each row, `(G,)`, also where all rows share one prompt."""
+    return np.broadcast_to(group.prompt_lengths, len(group.completion_lengths))
 
 
 def _real(
     spec: FieldSpec,
     prompts: Ints,
     completions: Ints,
-    widths: tuple[int, int],
-    device: torch.device,
+    widths: Widths,
 ) -> torch.Tensor:
     """`(rows, width)` bool: the real positions of a field whose batch is padded to `widths`."""
-    prompt_width, completion_width = widths
-    left = np.arange(prompt_width)[None] >= prompt_width - prompts[:, None]
-    right = np.arange(completion_width)[None] < completions[:, None]
-    parts = {
-        "prompt": [left],
-        "completion": [right],
-        "sequence": [left, right],
-    }[spec.layout]
-    return torch.from_numpy(np.concatenate(parts, axis=1)).to(device)
+    pads = widths.prompt - prompts
+    left = np.arange(widths.prompt) >= pads[:, None]
+    right = np.arange(widths.completion) < completions[:, None]
+    sides = {"prompt": [left], "completion": [right], "sequence": [left, right]}
+    real = np.concatenate(sides[spec.layout], axis=1)
+    return torch.from_numpy(real)
 
 
 def compose(
@@ -227,55 +357,73 @@ def compose(
     if not placements:
         return batch
     specs = check(batch, fields)
-    old = (batch["prompt_ids"].size(1), batch["completion_ids"].size(1))
-    longest = (
-        max(int(placed.group.prompt_lengths.max()) for placed in placements),
-        max(int(placed.group.completion_lengths[placed.part].max()) for placed in placements),
-    )
-    new = (
-        _wider(old[0], longest[0], multiple_of),
-        _wider(old[1], longest[1], multiple_of),
-    )
+    old = _widths(batch)
+    new = _wider(old, placements, multiple_of)
     composed = dict(batch)
     for key, spec in specs.items():
-        if spec.layout == "scalar" or spec.layout in IMAGE_LAYOUTS:
+        if not _is_text(spec):
             continue
         pad = fields.pad_value(spec)
         out = _widen(batch[key], spec, old, new, pad)
         for placed in placements:
-            out[placed.rows] = _block(placed.group, spec, new, pad, out)[placed.part]
+            block = _block(placed.group, spec, new, pad, out)
+            out[placed.rows] = block[placed.part]
         composed[key] = out
     return composed | compose_images(batch, fields, placements)
 
 
-def _wider(width: int, needed: int, multiple_of: int | None) -> int:
+def _wider(
+    old: Widths,
+    placements: Sequence[Placement],
+    multiple_of: int | None,
+) -> Widths:
+    """The widths that hold the batch and all placed rows."""
+    longest_prompt = 0
+    longest_completion = 0
+    for placed in placements:
+        prompts = placed.group.prompt_lengths
+        completions = placed.group.completion_lengths[placed.part]
+        longest_prompt = max(longest_prompt, int(prompts.max()))
+        longest_completion = max(longest_completion, int(completions.max()))
+    return Widths(
+        _rounded_up(old.prompt, longest_prompt, multiple_of),
+        _rounded_up(old.completion, longest_completion, multiple_of),
+    )
+
+
+def _rounded_up(width: int, needed: int, multiple_of: int | None) -> int:
     """`width`, or the next multiple that holds `needed`."""
+    if needed <= width:
+        return width
     multiple = multiple_of or 1
-    return width if needed <= width else -(-needed // multiple) * multiple
+    return math.ceil(needed / multiple) * multiple
 
 
 def _widen(
     tensor: torch.Tensor,
     spec: FieldSpec,
-    old: tuple[int, int],
-    new: tuple[int, int],
+    old: Widths,
+    new: Widths,
     pad: float,
 ) -> torch.Tensor:
     """A copy of `tensor`, padded from the widths `old` to `new`: prompts on the left, completions on the right."""
-    left, right = new[0] - old[0], new[1] - old[1]
-    if spec.layout == "prompt" and left:
-        return functional.pad(tensor, (left, 0), value=pad)
-    if spec.layout == "completion" and right:
-        return functional.pad(tensor, (0, right), value=pad)
-    if spec.layout == "sequence" and (left or right):
-        return functional.pad(tensor, (left, right), value=pad)
-    return tensor.clone()
+    left = new.prompt - old.prompt
+    right = new.completion - old.completion
+    if spec.layout == "prompt":
+        right = 0
+    elif spec.layout == "completion":
+        left = 0
+    elif spec.layout == "row":
+        left = right = 0
+    if left == 0 and right == 0:
+        return tensor.clone()
+    return functional.pad(tensor, (left, right), value=pad)
 
 
 def _block(
     group: Group,
     spec: FieldSpec,
-    widths: tuple[int, int],
+    widths: Widths,
     pad: float,
     like: torch.Tensor,
 ) -> torch.Tensor:
@@ -287,22 +435,29 @@ def _block(
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     stored = group.tensors.get(spec.name)
     if spec.layout == "row" and stored is not None:
-        if stored.shape[1:] != like.shape[1:]:
-            raise BatchError(
-                f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch has {tuple(like.shape)}."
-            )
-        return stored.to(like)
-    size = len(group.completion_lengths)
-    count = len(group.prompt_lengths) if spec.layout == "prompt" else size
-    prompts = group.prompt_lengths if spec.layout == "prompt" else np.broadcast_to(group.prompt_lengths, size)
-    beyond = max(int(group.completion_lengths.max()) - widths[1], 0)
-    real = _real(
-        spec,
-        prompts,
-        group.completion_lengths,
-        (widths[0], widths[1] + beyond),
-        like.device,
-    )
-    block = like.new_full((count, real.size(1)), pad)
-    block[real] = stored.to(like) if stored is not None else like.new_full((), spec.implied or 0)
-    return block[:, : block.size(1) - (beyond if spec.layout != "prompt" else 0)].expand(size, -1)
+        return _row_block(stored, spec, like)
+    prompts = group.prompt_lengths if spec.layout == "prompt" else _prompt_lengths(group)
+    completions = group.completion_lengths
+    longest = int(completions.max())
+    room = Widths(widths.prompt, max(widths.completion, longest))
+    real = _real(spec, prompts, completions, room).to(like.device)
+    block = like.new_full(real.shape, pad)
+    if stored is None:
+        block[real] = spec.implied or 0
+    else:
+        block[real] = stored.to(like)
+    width = like.size(1)
+    return block[:, :width].expand(len(completions), -1)
+
+
+def _row_block(
+    stored: torch.Tensor,
+    spec: FieldSpec,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """A field of one value a row, of the dtype and on the device of `like`."""
+    if stored.shape[1:] != like.shape[1:]:
+        raise BatchError(
+            f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch has {tuple(like.shape)}."
+        )
+    return stored.to(like)

@@ -20,6 +20,17 @@ NOISE = 8 * float(np.finfo(np.float32).eps)
 sizes."""
 STD_EPSILON = 1e-4
 """TRL adds this to a standard deviation before dividing."""
+WHOLE_COLUMNS = (
+    "lengths",
+    "trainable",
+    "items",
+    "images",
+    "prompt",
+    "recorded",
+    "nbytes",
+    "overflow",
+)
+"""Columns of whole numbers, shared by scopes."""
 
 
 def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> dict[str, NDArray[Any]]:
@@ -31,38 +42,37 @@ def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> di
         num_generations (`int`): Rows of a group.
         pad (`int`): The pad token's id.
     """
-    rows = np.arange(first_row, first_row + batch["advantages"].size(0))
-    lengths = row_lengths(batch, pad)[1]
+    advantages = batch["advantages"].detach().double()
+    rows = np.arange(first_row, first_row + len(advantages))
+    opens_group = rows % num_generations == 0
+    _, lengths = row_lengths(batch, pad)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
+    items = compat.counted_items(batch, lengths, trainable)
     return {
         "row": rows,
-        "advantages": batch["advantages"].detach().double().cpu().numpy(),
-        "lengths": lengths.cpu().numpy().astype(np.int64),
-        "trainable": trainable.cpu().numpy().astype(np.int64),
-        "items": compat.counted_items(batch, lengths, trainable).cpu().numpy().astype(np.int64),
+        "advantages": advantages.cpu().numpy(),
+        "lengths": _whole(lengths),
+        "trainable": _whole(trainable),
+        "items": _whole(items),
         "images": images_per_row(batch),
-        "prompt": _prompt_hashes(batch, rows % num_generations == 0),
+        "prompt": _prompt_hashes(batch, opens_group),
     }
+
+
+def _whole(numbers: torch.Tensor) -> Ints:
+    return numbers.cpu().numpy().astype(np.int64)
 
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
     """All columns that scopes share of `count` rows, without any information in them."""
-    whole = (
-        "lengths",
-        "trainable",
-        "items",
-        "images",
-        "prompt",
-        "recorded",
-        "nbytes",
-        "overflow",
-    )
-    return {
+    columns: dict[str, NDArray[Any]] = {
         "row": np.arange(first_row, first_row + count),
         "advantages": np.zeros(count),
         "logps": np.zeros(count),
-        **{name: np.zeros(count, np.int64) for name in whole},
     }
+    for name in WHOLE_COLUMNS:
+        columns[name] = np.zeros(count, np.int64)
+    return columns
 
 
 def view(
@@ -81,17 +91,22 @@ def view(
         size (`int`): Rows of a group.
         step (`int`): Updates done so far.
     """
-    everywhere = rewards.reshape(-1, size, rewards.shape[1])
-    advantages = rows["advantages"].reshape(-1, size)
-    mine = rows["row"][::size] // size
+    advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
+    by_group = rewards.reshape(
+        -1,
+        size,
+        rewards.shape[1],
+    )  # (groups of all processes, size, functions)
+    shared = rows["row"][::size] // size
+    noise = advantage_noise(by_group, setup)[shared]
     return Groups(
-        rewards=everywhere[mine],
+        rewards=by_group[shared],
         reward_weights=setup.weights,
         advantages=advantages,
         lengths=rows["lengths"].reshape(-1, size),
         trainable=rows["trainable"].reshape(-1, size),
         items=rows["items"].reshape(-1, size),
-        dead=np.ptp(advantages, axis=1) <= advantage_noise(everywhere, setup)[mine],
+        dead=np.ptp(advantages, axis=1) <= noise,
         step=np.full(len(advantages), step, np.int64),
         prompt=rows["prompt"][::size],
     )
@@ -107,53 +122,83 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
         rewards (`(n, G, functions)`): Raw rewards, NaN where None, of all groups that TRL scaled together.
         setup ([`RewardSetup`]): TRL's normalisation.
     """
-    weighted = np.nan_to_num(np.abs(rewards)) * np.abs(setup.weights)  # (n, G, functions)
+    sizes = np.nan_to_num(np.abs(rewards)) * np.abs(setup.weights)  # (n, G, functions)
     if setup.aggregation == "normalize_then_sum":
-        divisor = _std(rewards) + STD_EPSILON  # (n, functions)
-        normalised = (rewards - _mean(rewards)[:, None]) / divisor[:, None] * setup.weights
-        errors = NOISE * weighted.max(axis=1) / divisor
-        # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
-        varying = (divisor - STD_EPSILON > NOISE * weighted.max(axis=1)).sum(axis=1, keepdims=True)
-        errors += (varying > 1) * 2 * np.nan_to_num(np.abs(normalised)).max(axis=1) * STD_EPSILON / divisor
-        sums = np.nansum(normalised, axis=2)  # (n, G); TRL divides them by their deviation over the whole batch
-        return np.asarray(
-            (errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)) / (_bessel_std(sums.ravel()) + STD_EPSILON)
-        )
-    error = NOISE * weighted.sum(axis=2).max(axis=1)
+        return _noise_of_normalised(rewards, setup.weights, sizes)
+    error = NOISE * sizes.sum(axis=2).max(axis=1)
     if setup.scale == "none":
         return np.asarray(error)
-    sums = np.where(
-        np.isnan(rewards).all(axis=2),
-        np.nan,
-        np.nansum(rewards * setup.weights, axis=2),
-    )
-    std = _bessel_std(sums.ravel()) if setup.scale == "batch" else _std(sums[:, :, None])[:, 0]
-    return np.asarray(error / (std + STD_EPSILON))
+    sums = weighted_rewards(rewards, setup.weights)  # (n, G)
+    if setup.scale == "batch":  # one deviation for all groups
+        sums = sums.reshape(1, -1)
+    divisor = bessel_std(sums) + STD_EPSILON
+    return np.asarray(error / divisor)
+
+
+def _noise_of_normalised(
+    rewards: Floats,
+    weights: Floats,
+    sizes: Floats,
+) -> Floats:
+    """The noise where TRL divides each function's rewards by their deviation, and the sum by that of the batch."""
+    largest = sizes.max(axis=1)  # (n, functions)
+    std = bessel_std(rewards)
+    divisor = std + STD_EPSILON
+    centred = rewards - _mean(rewards)[:, None]
+    normalised = centred / divisor[:, None] * weights  # (n, G, functions)
+    errors = NOISE * largest / divisor
+    # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
+    varying = (std > NOISE * largest).sum(axis=1, keepdims=True)
+    steepest = np.nan_to_num(np.abs(normalised)).max(axis=1)
+    errors += (varying > 1) * 2 * steepest * STD_EPSILON / divisor
+    sums = np.nansum(
+        normalised,
+        axis=2,
+    )  # (n, G); TRL divides them by their deviation over the whole batch
+    error = errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)
+    batch_std = bessel_std(sums.reshape(1, -1))
+    return np.asarray(error / (batch_std + STD_EPSILON))
+
+
+def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
+    """Weighted sum over the reward functions, the last axis; NaN where no function scored.
+
+    Args:
+        rewards (`(…, functions)`): Raw rewards, NaN where None.
+        weights (`(functions,)`): The trainer's `reward_weights`.
+    """
+    total = np.nansum(rewards * weights, axis=-1)
+    unscored = np.isnan(rewards).all(axis=-1)
+    return np.where(unscored, np.nan, total)
+
+
+def bessel_std(values: Floats) -> Floats:
+    """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values."""
+    scored = ~np.isnan(values)
+    centred = values - _mean(values)[:, None]
+    squares = np.where(scored, centred, 0.0) ** 2
+    degrees = np.maximum(scored.sum(axis=1) - 1, 1)
+    return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))
 
 
 def _mean(values: Floats) -> Floats:
     """Mean over axis 1 without NaN; 0 where there is nothing."""
-    return np.asarray(np.nansum(values, axis=1) / np.maximum((~np.isnan(values)).sum(axis=1), 1))
-
-
-def _std(values: Floats) -> Floats:
-    """Bessel-corrected standard deviation over axis 1 without NaN; 0 with fewer than two values."""
-    deviations = np.nan_to_num(values - _mean(values)[:, None])
-    return np.asarray(np.sqrt((deviations**2).sum(axis=1) / np.maximum((~np.isnan(values)).sum(axis=1) - 1, 1)))
-
-
-def _bessel_std(values: Floats) -> float:
-    return float(_std(values[None, :, None])[0, 0])
+    scored = ~np.isnan(values)
+    count = np.maximum(scored.sum(axis=1), 1)
+    return np.asarray(np.nansum(values, axis=1) / count)
 
 
 def _prompt_hashes(batch: Batch, wanted: Bools) -> Ints:
     """Per row a 63-bit hash of its prompt tokens, padding left out; 0 for rows that are not wanted."""
-    index = torch.from_numpy(np.flatnonzero(wanted)).to(batch["prompt_ids"].device)
-    ids: NDArray[np.int64] = batch["prompt_ids"][index].cpu().numpy().astype(np.int64)
+    index = torch.from_numpy(np.flatnonzero(wanted))
+    index = index.to(batch["prompt_ids"].device)
+    ids = _whole(batch["prompt_ids"][index])
     masks: Bools = batch["prompt_mask"][index].ne(0).cpu().numpy()
-    digests = [
-        hashlib.blake2b(row[mask].tobytes(), digest_size=8).digest() for row, mask in zip(ids, masks, strict=True)
-    ]
     hashes = np.zeros(len(wanted), np.int64)
-    hashes[wanted] = [int.from_bytes(digest, "little") >> 1 for digest in digests]
+    hashes[wanted] = [_hash(row[mask]) for row, mask in zip(ids, masks, strict=True)]
     return hashes
+
+
+def _hash(tokens: Ints) -> int:
+    digest = hashlib.blake2b(tokens.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -8,8 +8,9 @@ is the same five, and what a row has is cut, stored and put back as one section.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +21,109 @@ from ..fields import PIXELS, FieldTable
 from ..types import Batch, Group, Ints, Placement
 
 COUNTS = ("num_images", "num_tiles")
+TOLD_BY = frozenset({"image_grid_thw", "image_position_ids", "num_tiles"})
+"""Fields with which pixels are not one entry a row, whatever their number."""
+Sections: TypeAlias = list[torch.Tensor]
+"""One tensor a row: its entries of one field."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """How the rows of a batch, or of the parts of a group, lay out their images: decided once for all of them.
+
+    Attributes:
+        like (`dict[str, torch.Tensor]`): The image fields, counts included, each with a tensor of its shape and dtype.
+        units (`dict[str, str]`): What one entry of each field stands for: a `"count"` of a row, a `"patch"`, an
+            `"image"`, a `"tile"` or the whole `"row"`.
+    """
+
+    like: dict[str, torch.Tensor]
+    units: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        like: dict[str, torch.Tensor],
+        held: Sequence[Mapping[str, torch.Tensor]],
+        fields: FieldTable,
+    ) -> ImageLayout:
+        """The layout of the fields of `like`, as the tensors `held` by all groups tell it."""
+        tiled = any("num_tiles" in tensors for tensors in held)
+        per_row = any(_is_per_row(tensors) for tensors in held)
+        return cls(like, _units(like, fields, tiled, per_row))
+
+    def without_images(self, rows: int) -> dict[str, torch.Tensor]:
+        """The fields of rows without images: no entry, or one of zeros a row where every row has one."""
+        blank = {}
+        for key, tensor in self.like.items():
+            entries = rows if self.units[key] in ("count", "row") else 0
+            blank[key] = tensor.new_zeros((entries, *tensor.shape[1:]))
+        return blank
+
+
+def _units(
+    keys: Iterable[str],
+    fields: FieldTable,
+    tiled: bool,
+    per_row: bool,
+) -> dict[str, str]:
+    """What one entry of each field stands for, by TRL's rules.
+
+    Args:
+        keys (`Iterable[str]`): The image fields of a batch.
+        fields ([`FieldTable`]): Their specs.
+        tiled (`bool`): Whether the batch counts tiles.
+        per_row (`bool`): Whether pixels are one entry a row, if no other field tells what they are.
+    """
+    units: dict[str, str] = {key: fields.spec(key).layout for key in keys}
+    if "image_grid_thw" in units:
+        pixels = "patch"
+    elif "image_position_ids" in units:
+        pixels = "image"
+    elif tiled:
+        pixels = "tile"
+    else:
+        pixels = "row" if per_row else "image"
+    masks = "tile" if "spatial_shapes" in units else "row"
+    for key, layout in units.items():
+        if layout == "pixels":
+            units[key] = pixels if key == PIXELS else masks
+    return units
+
+
+def _is_per_row(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the pixels can only be one entry a row: their number is that of the rows, and not that of the images."""
+    if PIXELS not in tensors or not TOLD_BY.isdisjoint(tensors):
+        return False
+    images = tensors["num_images"]
+    entries = tensors[PIXELS].size(0)
+    return entries == len(images) and entries != int(images.sum())
+
+
+def _entries(
+    unit: str,
+    images: Ints,
+    tiles: Ints,
+    grids: torch.Tensor | None,
+) -> Ints:
+    """How many entries of a field each row has.
+
+    Args:
+        unit (`str`): What one entry stands for.
+        images (`(rows,)`): Images of each row.
+        tiles (`(rows,)`): Tiles of each row.
+        grids (`(images, 3)`, *optional*): The field `image_grid_thw`; the product is an image's number of patches.
+    """
+    if unit == "image":
+        return images
+    if unit == "tile":
+        return tiles
+    if unit != "patch" or grids is None:
+        return np.ones_like(images)
+    patches = grids.prod(dim=-1).cpu().numpy()
+    before = np.concatenate([[0], patches.cumsum()])  # patches before each image
+    first_images = np.concatenate([[0], images.cumsum()])
+    return np.asarray(np.diff(before[first_images]))
 
 
 def images_per_row(batch: Mapping[str, Any]) -> Ints:
@@ -40,22 +144,54 @@ def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
         return
     rows = batch["prompt_ids"].size(0)
     for key in COUNTS:
-        if batch.get(key) is not None and len(batch[key]) != rows:
-            raise BatchError(f"The batch's {key!r} has {len(batch[key])} entries for {rows} rows.")
+        counts = batch.get(key)
+        if counts is not None and len(counts) != rows:
+            raise BatchError(f"The batch's {key!r} has {len(counts)} entries for {rows} rows.")
     if PIXELS not in keys or batch.get("num_images") is None:
+        missing = PIXELS if PIXELS not in keys else "num_images"
         raise BatchError(
-            f"The batch holds {', '.join(map(repr, keys))}, but {PIXELS if PIXELS not in keys else 'num_images'!r} is "
-            "missing: which images belong to which row is not known. Set use_replay=False for this run."
+            f"The batch holds {', '.join(map(repr, keys))}, but {missing!r} is missing: which images belong to which "
+            "row is not known. Set use_replay=False for this run."
         )
-    for key, sections in _counts(batch, keys, fields, batch.get("num_tiles") is not None).items():
-        if int(sections.sum()) != batch[key].size(0):
+    for key, entries in _batch_entries(batch, keys, fields).items():
+        shape = tuple(batch[key].shape)
+        expected = int(entries.sum())
+        if shape[0] != expected:
             raise BatchError(
-                f"The batch's {key!r} has shape {tuple(batch[key].shape)}, but its rows have {int(sections.sum())} "
-                "entries: this layout of images is not known. Set use_replay=False for this run."
+                f"The batch's {key!r} has shape {shape}, but its rows have {expected} entries: this layout of images "
+                "is not known. Set use_replay=False for this run."
             )
 
 
-def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dict[str, torch.Tensor]:
+def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
+    """The image fields that hold tensors."""
+    keys = []
+    for key, value in batch.items():
+        if value is not None and key not in COUNTS and fields.is_image(key):
+            keys.append(key)
+    return keys
+
+
+def _batch_entries(
+    batch: Mapping[str, Any],
+    keys: Sequence[str],
+    fields: FieldTable,
+) -> dict[str, Ints]:
+    """Per image field, how many entries each row of a batch has."""
+    images = np.asarray(batch["num_images"], np.int64)
+    tiled = batch.get("num_tiles") is not None
+    tiles = np.asarray(batch["num_tiles"], np.int64) if tiled else images
+    per_row = batch[PIXELS].size(0) != images.sum()
+    units = _units(keys, fields, tiled, per_row)
+    grids = batch.get("image_grid_thw")
+    return {key: _entries(unit, images, tiles, grids) for key, unit in units.items()}
+
+
+def cut_images(
+    batch: Mapping[str, Any],
+    fields: FieldTable,
+    rows: slice,
+) -> dict[str, torch.Tensor]:
     """Copies of the image fields of some rows; empty if these rows have no image.
 
     Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where
@@ -64,184 +200,182 @@ def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dic
     numbers = images_per_row(batch)[rows]
     if not (numbers > 0).any():
         return {}
+    sections: dict[str, Sections] = {}
+    for key in COUNTS:
+        if batch.get(key) is not None:
+            sections[key] = _count_sections(batch[key][rows])
     keys = _keys(batch, fields)
-    sections: dict[str, list[torch.Tensor]] = {
-        key: [torch.tensor([number], dtype=torch.int32) for number in batch[key][rows]]
-        for key in COUNTS
-        if batch.get(key) is not None
-    }
-    for key, counts in _counts(batch, keys, fields, "num_tiles" in sections).items():
-        sections[key] = list(torch.split(batch[key].detach(), counts.tolist()))[rows]
-    return _together(sections, fields)
+    for key, entries in _batch_entries(batch, keys, fields).items():
+        every_row = torch.split(batch[key].detach(), entries.tolist())
+        sections[key] = list(every_row[rows])
+    return _merge_rows(sections, fields)
 
 
-def join_images(parts: Sequence[Group], fields: FieldTable) -> dict[str, torch.Tensor]:
+def join_images(
+    parts: Sequence[Group],
+    fields: FieldTable,
+) -> dict[str, torch.Tensor]:
     """The image fields of all rows of all `parts`, in order; a part without them has no images."""
-    pictured = [part for part in parts if PIXELS in part.tensors]
+    pictured = [part.tensors for part in parts if PIXELS in part.tensors]
     if not pictured:
         return {}
-    keys = [key for key in pictured[0].tensors if fields.is_image(key)]
-    sections: dict[str, list[torch.Tensor]] = {key: [] for key in keys}
+    like = {key: tensor for key, tensor in pictured[0].items() if fields.is_image(key)}
+    for tensors in pictured:
+        if "num_tiles" in tensors:  # TRL leaves it out of a batch in which every image has one tile
+            like.setdefault("num_tiles", tensors["num_tiles"])
+    layout = ImageLayout.of(like, pictured, fields)
+    joined: dict[str, Sections] = {key: [] for key in like}
     for part in parts:
-        for key, found in _sections(part, pictured[0], keys, fields).items():
-            sections[key] += found
-    return _together(sections, fields)
+        sections = _sections(part.tensors, len(part.completion_lengths), layout)
+        for key, rows in sections.items():
+            joined[key] += rows
+    return _merge_rows(joined, fields)
 
 
-def compose_images(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
+def compose_images(
+    batch: Batch,
+    fields: FieldTable,
+    placements: Sequence[Placement],
+) -> Batch:
     """The image fields of `batch` with those of the placed groups in their rows.
 
     Raises:
         BatchError: TRL could not tell the layout of the composed batch.
     """
     keys = _keys(batch, fields)
-    groups = [placed.group for placed in placements]
+    stored = [placed.group.tensors for placed in placements]
     if not keys:
-        if any(PIXELS in group.tensors for group in groups):
+        if any(PIXELS in tensors for tensors in stored):
             raise BatchError("A stored group has images and the batch has none; it must not be sampled.")
         return {}
-    tiled = batch.get("num_tiles") is not None or any("num_tiles" in group.tensors for group in groups)
-    columns = {"num_images": list(batch["num_images"])}
-    if tiled:  # TRL leaves it out where every image has one tile
-        columns["num_tiles"] = list(batch.get("num_tiles") or batch["num_images"])
-    like = Group(
-        {key: batch[key] for key in keys}
-        | {key: torch.tensor(values, dtype=torch.int32) for key, values in columns.items()},
-        frozenset(), np.zeros(0, np.int64), np.zeros(len(columns["num_images"]), np.int64),
-    )  # fmt: skip
-    per_row = any(_is_per_row(part) for part in (like, *groups))
-    sections = _sections(like, like, keys, fields, per_row)
+    counts = _counts(batch, stored)
+    fresh = {key: batch[key] for key in keys} | counts
+    layout = ImageLayout.of(fresh, [fresh, *stored], fields)
+    sections = _sections(fresh, len(batch["num_images"]), layout)
     for placed in placements:
-        for key, found in _sections(placed.group, like, keys, fields, per_row).items():
-            sections[key][placed.rows] = found[placed.part]
-    composed: Batch = {key: _merge([part.to(batch[key]) for part in sections[key]], fields, key) for key in keys}
-    for key in columns:
-        composed[key] = [int(part) for part in sections[key]]
-    numbers = composed["num_images"]
-    if per_row and sum(numbers) == len(numbers) and set(numbers) != {1}:
+        group = placed.group
+        stored_sections = _sections(
+            group.tensors,
+            len(group.completion_lengths),
+            layout,
+        )
+        for key, rows in stored_sections.items():
+            sections[key][placed.rows] = rows[placed.part]
+    composed: Batch = {}
+    for key in keys:
+        rows = [row.to(batch[key]) for row in sections[key]]
+        composed[key] = _merge(rows, fields, key)
+    for key in counts:
+        composed[key] = [int(count) for count in sections[key]]
+    if layout.units[PIXELS] == "row":
+        _refuse_ambiguous(composed["num_images"])
+    return composed
+
+
+def _refuse_ambiguous(numbers: Sequence[int]) -> None:
+    """TRL tells one entry a row from one entry an image by their number alone."""
+    if sum(numbers) == len(numbers) and set(numbers) != {1}:
         raise BatchError(
             f"Rows with {numbers} images, padded to one row of {PIXELS!r} each: TRL would take them for one entry an "
             "image. Mix no rows without images into this dataset, or set use_replay=False."
         )
-    return composed
-
-
-def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
-    """The image fields that hold tensors."""
-    return [key for key, value in batch.items() if value is not None and key not in COUNTS and fields.is_image(key)]
 
 
 def _counts(
-    batch: Mapping[str, Any],
-    keys: Sequence[str],
-    fields: FieldTable,
-    tiled: bool,
-) -> dict[str, Ints]:
-    """Per image field, how many entries each row has."""
-    images = np.asarray(batch["num_images"], np.int64)
-    tiles = np.asarray(batch["num_tiles"], np.int64) if tiled else images
-    flat = batch[PIXELS].size(0) == images.sum()
-    return {key: _entries(key, batch, images, tiles, fields, tiled, not flat) for key in keys}
-
-
-def _entries(
-    key: str,
-    held: Mapping[str, Any],
-    images: Ints,
-    tiles: Ints,
-    fields: FieldTable,
-    tiled: bool,
-    per_row: bool,
-) -> Ints:
-    """How many entries of field `key` each row has, by TRL's rules; `held` are all fields."""
-    layout = fields.spec(key).layout
-    if layout != "pixels":
-        return tiles if layout == "tile" else images
-    if key != PIXELS:
-        return tiles if "spatial_shapes" in held else np.ones_like(images)
-    if "image_grid_thw" in held:
-        patches = held["image_grid_thw"].prod(dim=-1).cpu().numpy()
-        ends = np.concatenate([[0], patches.cumsum()])[np.concatenate([[0], images.cumsum()])]
-        return np.asarray(np.diff(ends))
-    if "image_position_ids" in held:
-        return images
-    if tiled:
-        return tiles
-    return np.ones_like(images) if per_row else images
-
-
-def _is_per_row(group: Group) -> bool:
-    """Whether the pixels can only be one entry a row: their number is that of the rows, and not that of the images."""
-    if PIXELS not in group.tensors or set(group.tensors) & {
-        "image_grid_thw",
-        "image_position_ids",
-        "num_tiles",
-    }:
-        return False
-    count = group.tensors[PIXELS].size(0)
-    return count == len(group.tensors["num_images"]) and count != int(group.tensors["num_images"].sum())
+    batch: Batch,
+    stored: Sequence[Mapping[str, torch.Tensor]],
+) -> dict[str, torch.Tensor]:
+    """The batch's columns of counts as tensors; tiles too, if a stored group counts them."""
+    columns = {"num_images": batch["num_images"]}
+    tiled = any("num_tiles" in tensors for tensors in stored)
+    if batch.get("num_tiles") is not None:
+        columns["num_tiles"] = batch["num_tiles"]
+    elif tiled:  # TRL leaves it out where every image has one tile
+        columns["num_tiles"] = batch["num_images"]
+    return {key: torch.tensor(values, dtype=torch.int32) for key, values in columns.items()}
 
 
 def _sections(
-    group: Group,
-    like: Group,
-    keys: Sequence[str],
-    fields: FieldTable,
-    per_row: bool | None = None,
-) -> dict[str, list[torch.Tensor]]:
-    """Per image field and counts, the section of each row of `group`; of a group without images they are empty."""
-    rows = len(group.completion_lengths)
-    held = group.tensors if PIXELS in group.tensors else {}
-    per_row = any(map(_is_per_row, (group, like))) if per_row is None else per_row
-    images = held["num_images"].cpu().numpy() if held else np.zeros(rows, np.int64)
-    tiles = held["num_tiles"].cpu().numpy() if "num_tiles" in held else images
+    tensors: Mapping[str, torch.Tensor],
+    rows: int,
+    layout: ImageLayout,
+) -> dict[str, Sections]:
+    """Per image field and counts, the section of each of `rows` rows; of rows without images they are empty.
+
+    Raises:
+        BatchError: The tensors lack a field of the layout.
+    """
+    if PIXELS not in tensors:
+        tensors = layout.without_images(rows)
+    images = tensors["num_images"].cpu().numpy()
+    tiles = tensors["num_tiles"].cpu().numpy() if "num_tiles" in tensors else images
     counts = {"num_images": images, "num_tiles": tiles}
+    grids = tensors.get("image_grid_thw")
     sections = {}
-    for key in dict.fromkeys([*keys, *(key for key in COUNTS if key in like.tensors)]):
-        if key in COUNTS:
-            found = [torch.tensor([number], dtype=torch.int32) for number in counts[key].tolist()]
-        elif held and key not in held:
+    for key, unit in layout.units.items():
+        if unit == "count":
+            held = _count_sections(counts[key].tolist())
+        elif key not in tensors:
             raise BatchError(
                 f"A stored group with images lacks {key!r}, which the batch holds; its processor differs."
             )
-        elif held:
-            tiled = "num_tiles" in like.tensors or "num_tiles" in held
-            entries = _entries(key, held, images, tiles, fields, tiled, per_row)
-            found = list(torch.split(held[key], entries.tolist()))
-        else:  # a row without images has no entry, or one of zeros where every row has one
-            blank = like.tensors[key]
-            one = per_row if key == PIXELS else key == "pixel_attention_mask" and "spatial_shapes" not in like.tensors
-            found = [blank.new_zeros((int(one), *blank.shape[1:]))] * rows
-        sections[key] = found * rows if len(found) == 1 else found
+        else:
+            entries = _entries(unit, images, tiles, grids)
+            held = list(torch.split(tensors[key], entries.tolist()))
+        shared = len(held) == 1  # the same images for all rows
+        sections[key] = held * rows if shared else held
     return sections
 
 
-def _together(sections: Mapping[str, Sequence[torch.Tensor]], fields: FieldTable) -> dict[str, torch.Tensor]:
+def _count_sections(counts: Sequence[int]) -> Sections:
+    return [torch.tensor([count], dtype=torch.int32) for count in counts]
+
+
+def _merge_rows(
+    sections: Mapping[str, Sections],
+    fields: FieldTable,
+) -> dict[str, torch.Tensor]:
     """Sections of all rows as one tensor a field; only the first row's, where all rows have the same."""
-    same = all(_equal(part, parts[0]) for parts in sections.values() for part in parts)
-    return {key: _merge(parts[:1] if same else parts, fields, key) for key, parts in sections.items()}
+    shared = all(_all_same(rows) for rows in sections.values())
+    merged = {}
+    for key, rows in sections.items():
+        kept = rows[:1] if shared else rows
+        merged[key] = _merge(kept, fields, key)
+    return merged
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and bool(torch.equal(one, other))
+def _all_same(rows: Sections) -> bool:
+    first = rows[0]
+    return all(row.shape == first.shape and torch.equal(row, first) for row in rows)
 
 
-def _merge(parts: Sequence[torch.Tensor], fields: FieldTable, key: str) -> torch.Tensor:
+def _merge(rows: Sections, fields: FieldTable, key: str) -> torch.Tensor:
     """All entries in one new tensor; smaller ones are padded at the end of each dimension, as TRL's processors do."""
-    sizes = [part.shape[1:] for part in parts if part.size(0)] or [parts[0].shape[1:]]
+    sizes = [row.shape[1:] for row in rows if row.size(0)]
+    if not sizes:
+        sizes = [rows[0].shape[1:]]
     largest = [max(size) for size in zip(*sizes, strict=True)]
-    padded = [_grow(part, largest, fields.pad_value(fields.spec(key))) for part in parts]
+    pad = fields.pad_value(fields.spec(key))
+    padded = [_grow(row, largest, pad) for row in rows]
     return torch.cat(padded).contiguous()
 
 
-def _grow(part: torch.Tensor, sizes: Sequence[int], pad: float) -> torch.Tensor:
-    if list(part.shape[1:]) == list(sizes):
-        return part
-    if part.size(0) == 0:
-        return part.new_zeros((0, *sizes))
-    missing = [size - have for size, have in zip(sizes, part.shape[1:], strict=True)]
-    return functional.pad(
-        part,
-        [amount for right in reversed(missing) for amount in (0, right)],
-        value=pad,
-    )
+def _grow(
+    entries: torch.Tensor,
+    sizes: Sequence[int],
+    pad: float,
+) -> torch.Tensor:
+    """The entries, each padded at the end of its dimensions to `sizes`."""
+    old = list(entries.shape[1:])
+    if old == list(sizes):
+        return entries
+    if entries.size(0) == 0:
+        return entries.new_zeros((0, *sizes))
+    amounts = []
+    for size, have in zip(
+        reversed(sizes),
+        reversed(old),
+        strict=True,
+    ):  # torch counts dimensions from the last
+        amounts += [0, size - have]
+    return functional.pad(entries, amounts, value=pad)

@@ -8,17 +8,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-WIDTH, HEIGHT = 520, 264
-LEFT, RIGHT, TOP, BOTTOM = 56, 26, 30, 42
+WIDTH = 520
+HEIGHT = 264
+LEFT = 56
+RIGHT = 26
+TOP = 30
+BOTTOM = 42
+"""The picture and its margins, in the units of its `viewBox`."""
+INNER_WIDTH = WIDTH - LEFT - RIGHT
+INNER_HEIGHT = HEIGHT - TOP - BOTTOM
+BASE = HEIGHT - BOTTOM
+"""Where the x axis is."""
 BROADEST = 64
+"""Greatest width of a bar."""
 MANY = 120
 """Points from which on a line is drawn faint, with its running mean over it."""
 MOST = 600
 """Points of a line that are drawn; of more, the means of neighbours."""
+
+Point: TypeAlias = tuple[float, float]
 
 
 class Line(NamedTuple):
@@ -26,7 +38,26 @@ class Line(NamedTuple):
 
     label: str
     color: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[Point]
+
+
+class _Axes(NamedTuple):
+    """The values at the edges of the drawing area."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def x(self, value: float) -> float:
+        """How far from the left a value is drawn."""
+        share = (value - self.left) / (self.right - self.left)
+        return round(LEFT + share * INNER_WIDTH, 1)
+
+    def y(self, value: float) -> float:
+        """How far from above a value is drawn."""
+        share = (value - self.bottom) / (self.top - self.bottom)
+        return round(BASE - share * INNER_HEIGHT, 1)
 
 
 def line_chart(
@@ -46,37 +77,105 @@ def line_chart(
     lines = [line for line in lines if line.points]
     if not lines:
         return '<p class="none">nothing was logged</p>'
-    xs = [x for line in lines for x, _ in line.points]
-    ys = [y for line in lines for _, y in line.points]
-    bottom, top = (0.0, 1.0) if percent else (min(ys) if low is None else min(low, *ys), max(ys))
+    bottom, top = _y_range(lines, percent, low)
     y_ticks = ticks(bottom, top)
-    bottom, top = min(bottom, y_ticks[0]), max(top, y_ticks[-1])
-    x_low, x_high = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
-        up = HEIGHT - BOTTOM - (y - bottom) / (top - bottom) * (HEIGHT - TOP - BOTTOM)
-        return round(across, 1), round(up, 1)
-
-    parts = [_grid([(place(x_low, value)[1], _shown(value, percent)) for value in y_ticks])]
-    x_ticks = [value for value in ticks(x_low, x_high) if x_low <= value <= x_high]
-    if x_ticks[0] - x_low > 0.15 * (x_high - x_low):
-        x_ticks.insert(0, x_low)
-    parts += [_x_tick(place(value, bottom)[0], _shown(value)) for value in x_ticks]
-    span = 0
+    axes = _axes(lines, min(bottom, y_ticks[0]), max(top, y_ticks[-1]))
+    parts = [_grid(axes, y_ticks, percent)]
+    for value in _x_ticks(axes):
+        parts.append(_x_tick(axes.x(value), _shown(value)))
     for line in lines:
-        drawn = [place(*point) for point in thinned(line.points, MOST)]
-        if len(line.points) >= MANY:
-            span = len(line.points) // 30
-            parts.append(_polyline(drawn, line.color, "raw"))
-            drawn = [place(*point) for point in thinned(smoothed(line.points, span), MOST)]
-        parts.append(_polyline(drawn, line.color, "mean"))
-        if len(drawn) == 1:
-            parts.append(f'<circle cx="{drawn[0][0]}" cy="{drawn[0][1]}" r="3" style="fill:{line.color}"/>')
-    keys = [f'<span><i style="background:{line.color}"></i>{escape(line.label)}</span>' for line in lines]
-    note = f"<span>thick: means of {span} steps</span>" if span else ""
+        parts += _drawn(line, axes)
     title = ", ".join(line.label for line in lines)
-    return f'<p class="legend">{"".join(keys)}{note}</p>{_svg(parts, x_label, title)}'
+    return _legend(lines) + _svg(parts, x_label, title)
+
+
+def _y_range(
+    lines: Sequence[Line],
+    percent: bool,
+    low: float | None,
+) -> tuple[float, float]:
+    """The least and the greatest value that the y axis must show."""
+    if percent:
+        return 0.0, 1.0
+    values = [y for line in lines for _, y in line.points]
+    bottom = min(values)
+    if low is not None:
+        bottom = min(low, bottom)
+    return bottom, max(values)
+
+
+def _axes(lines: Sequence[Line], bottom: float, top: float) -> _Axes:
+    steps = [x for line in lines for x, _ in line.points]
+    left = min(steps)
+    right = max(steps)
+    if right == left:
+        right = left + 1
+    return _Axes(left, right, bottom, top)
+
+
+def _x_ticks(axes: _Axes) -> list[float]:
+    """Round numbers within the x axis; and its beginning, where they leave much room there."""
+    left = axes.left
+    right = axes.right
+    inside = [value for value in ticks(left, right) if left <= value <= right]
+    room = inside[0] - left
+    if room > 0.15 * (right - left):
+        inside.insert(0, left)
+    return inside
+
+
+def _drawn(line: Line, axes: _Axes) -> list[str]:
+    """A line as it is; one of many points faintly, and its running mean over it."""
+    parts = []
+    points = line.points
+    if len(points) >= MANY:
+        parts.append(_polyline(points, axes, line.color, "raw"))
+        points = smoothed(points, _span(line))
+    parts.append(_polyline(points, axes, line.color, "mean"))
+    if len(points) == 1:
+        x, y = points[0]
+        dot = _element(
+            "circle",
+            cx=axes.x(x),
+            cy=axes.y(y),
+            r=3,
+            style=f"fill:{line.color}",
+        )
+        parts.append(dot)
+    return parts
+
+
+def _span(line: Line) -> int:
+    """How many neighbours a running mean is over."""
+    return len(line.points) // 30
+
+
+def _polyline(
+    points: Sequence[Point],
+    axes: _Axes,
+    color: str,
+    kind: str,
+) -> str:
+    drawn = thinned(points, MOST)
+    places = [f"{axes.x(x)},{axes.y(y)}" for x, y in drawn]
+    return _element(
+        "polyline",
+        points=" ".join(places),
+        class_=kind,
+        style=f"stroke:{color}",
+    )
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    keys = []
+    note = ""
+    for line in lines:
+        color = escape(line.color)
+        label = escape(line.label)
+        keys.append(f'<span><i style="background:{color}"></i>{label}</span>')
+        if len(line.points) >= MANY:
+            note = f"<span>thick: means of {_span(line)} steps</span>"
+    return f'<p class="legend">{"".join(keys)}{note}</p>'
 
 
 def histogram(
@@ -98,47 +197,99 @@ def histogram(
     if not values:
         return '<p class="none">the buffer is empty</p>'
     labels, heights = _bars(values, whole, bins)
-    y_ticks = [value for value in ticks(0, max(heights)) if value == int(value)]
-    top = max(max(heights), y_ticks[-1])
-    unit = (WIDTH - LEFT - RIGHT) / len(heights)
-    span = HEIGHT - TOP - BOTTOM
-    parts = [_grid([(round(HEIGHT - BOTTOM - value / top * span, 1), _shown(value)) for value in y_ticks])]
-    parts.append('<text x="4" y="12" class="axis">groups</text>')
-    shown = max(
-        math.ceil(len(heights) / 5),
-        math.ceil(len(heights) * max(map(len, labels)) / 45),
-    )
-    for number, (label, height) in enumerate(zip(labels, heights, strict=True)):
-        x, tall = LEFT + number * unit, height / top * span
-        broad = min(max(unit - 2, 1), BROADEST)
+    highest = max(heights)
+    y_ticks = [value for value in ticks(0, highest) if value == int(value)]
+    top = max(highest, y_ticks[-1])
+    axes = _Axes(0, len(heights), 0, top)
+    parts = [_grid(axes, y_ticks), _axis_label(4, 12, "groups")]
+    every = _label_distance(labels)
+    unit = INNER_WIDTH / len(heights)
+    for number, label in enumerate(labels):
+        height = heights[number]
+        left = LEFT + number * unit
         parts.append(
-            f'<rect x="{x + (unit - broad) / 2:.1f}" y="{HEIGHT - BOTTOM - tall:.1f}" width="{broad:.1f}" '
-            f'height="{tall:.1f}" style="fill:{color}"><title>{label}: {height}</title></rect>'
+            _bar(
+                left,
+                unit,
+                height / top * INNER_HEIGHT,
+                color,
+                f"{label}: {height}",
+            )
         )
-        if len(heights) <= 6 or number % shown == 0:
-            parts.append(_x_tick(x + unit / 2, label))
+        if number % every == 0:
+            parts.append(_x_tick(left + unit / 2, label))
     return _svg(parts, x_label, f"how many groups have which {x_label}")
 
 
-def _bars(values: Sequence[float], whole: bool, bins: int) -> tuple[list[str], list[int]]:
+def _label_distance(labels: Sequence[str]) -> int:
+    """Of how many bars one is labelled, so that labels don't overlap."""
+    if len(labels) <= 6:
+        return 1
+    longest = max(len(label) for label in labels)
+    by_length = math.ceil(len(labels) * longest / 45)
+    return max(math.ceil(len(labels) / 5), by_length)
+
+
+def _bar(
+    left: float,
+    unit: float,
+    height: float,
+    color: str,
+    title: str,
+) -> str:
+    """A bar in the middle of its `unit` of the x axis, with a title that shows under the pointer."""
+    width = min(max(unit - 2, 1), BROADEST)
+    x = left + (unit - width) / 2
+    return _element(
+        "rect",
+        f"<title>{escape(title)}</title>",
+        x=f"{x:.1f}",
+        y=f"{BASE - height:.1f}",
+        width=f"{width:.1f}",
+        height=f"{height:.1f}",
+        style=f"fill:{color}",
+    )
+
+
+def _bars(
+    values: Sequence[float],
+    whole: bool,
+    bins: int,
+) -> tuple[list[str], list[int]]:
     """`(labels, heights)`: a bar for each value if they are few, and else for ranges of one breadth."""
-    low, high = min(values), max(values)
-    few = sorted({_shown(value) for value in values}, key=float)
+    shown = [_shown(value) for value in values]
+    few = sorted(set(shown), key=float)
     if not whole and len(few) <= 6:
-        shown = [_shown(value) for value in values]
         return few, [shown.count(label) for label in few]
-    if whole:
-        step = float(max(math.ceil((high - low + 1) / bins), 1))
-        count = math.ceil((high - low + 1) / step)
-    else:
-        count = 1 if high == low else bins
-        step = (high - low) / count if high > low else 1.0
+    low = min(values)
+    step, count = _ranges(low, max(values), whole, bins)
     heights = [0] * count
     for value in values:
-        heights[min(int((value - low) / step), count - 1)] += 1
-    starts = [low + number * step for number in range(count)]
-    labels = [_shown(at) if not whole or step == 1 else f"{at:.0f}–{at + step - 1:.0f}" for at in starts]
+        bar = int((value - low) / step)
+        heights[min(bar, count - 1)] += 1
+    labels = []
+    for number in range(count):
+        start = low + number * step
+        if whole and step > 1:
+            labels.append(f"{start:.0f}–{start + step - 1:.0f}")
+        else:
+            labels.append(_shown(start))
     return labels, heights
+
+
+def _ranges(
+    low: float,
+    high: float,
+    whole: bool,
+    bins: int,
+) -> tuple[float, int]:
+    """`(breadth, number)` of the ranges that cover `low` to `high`."""
+    if whole:
+        step = max(math.ceil((high - low + 1) / bins), 1)
+        return float(step), math.ceil((high - low + 1) / step)
+    if high == low:
+        return 1.0, 1
+    return (high - low) / bins, bins
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -147,59 +298,100 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
         high = low + 1
     raw = (high - low) / count
     unit = 10 ** math.floor(math.log10(raw))
-    step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if factor * unit >= raw * 0.999)
+    steps = [factor * unit for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in steps if step >= raw * 0.999)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
 
-def smoothed(points: Sequence[tuple[float, float]], span: int) -> list[tuple[float, float]]:
+def smoothed(points: Sequence[Point], span: int) -> list[Point]:
     """Each value's mean with its neighbours, `span` values in all and fewer at both ends."""
     values = np.array([y for _, y in points], dtype=np.float64)
     window = np.ones(max(span, 1))
-    sums, counts = (
-        np.convolve(values, window, "same"),
-        np.convolve(np.ones_like(values), window, "same"),
-    )
-    return [(x, float(mean)) for (x, _), mean in zip(points, sums / counts, strict=True)]
+    sums = np.convolve(values, window, "same")
+    counts = np.convolve(np.ones_like(values), window, "same")
+    means = (sums / counts).tolist()
+    return [(x, mean) for (x, _), mean in zip(points, means, strict=True)]
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """At most `most` points: the means of neighbours where there are more."""
     size = math.ceil(len(points) / most)
-    parts = [points[at : at + size] for at in range(0, len(points), size)]
-    return [
-        (
-            sum(x for x, _ in part) / len(part),
-            sum(y for _, y in part) / len(part),
-        )
-        for part in parts
-    ]
+    kept = []
+    for start in range(0, len(points), size):
+        neighbours = points[start : start + size]
+        x = sum(x for x, _ in neighbours) / len(neighbours)
+        y = sum(y for _, y in neighbours) / len(neighbours)
+        kept.append((x, y))
+    return kept
 
 
 def _shown(value: float, percent: bool = False) -> str:
     return f"{value:.0%}" if percent else f"{value:.4g}"
 
 
-def _polyline(points: Sequence[tuple[float, float]], color: str, kind: str) -> str:
-    path = " ".join(f"{x},{y}" for x, y in points)
-    return f'<polyline points="{path}" class="{kind}" style="stroke:{color}"/>'
-
-
-def _grid(rows: Sequence[tuple[float, str]]) -> str:
-    return "".join(
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" class="grid"/>'
-        f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{text}</text>'
-        for y, text in rows
-    )
+def _grid(axes: _Axes, values: Sequence[float], percent: bool = False) -> str:
+    """A labelled horizontal line at each value."""
+    parts = []
+    for value in values:
+        y = axes.y(value)
+        rule = _element(
+            "line",
+            x1=LEFT,
+            x2=WIDTH - RIGHT,
+            y1=y,
+            y2=y,
+            class_="grid",
+        )
+        label = _element(
+            "text",
+            escape(_shown(value, percent)),
+            x=LEFT - 6,
+            y=y + 4,
+            text_anchor="end",
+        )
+        parts += [rule, label]
+    return "".join(parts)
 
 
 def _x_tick(x: float, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>'
+    return _element(
+        "text",
+        escape(text),
+        x=f"{x:.1f}",
+        y=BASE + 16,
+        text_anchor="middle",
+    )
+
+
+def _axis_label(x: float, y: float, text: str, **attributes: str) -> str:
+    return _element("text", escape(text), x=x, y=y, **attributes, class_="axis")
 
 
 def _svg(parts: Sequence[str], x_label: str, title: str) -> str:
-    label = (
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle" class="axis">{escape(x_label)}</text>'
+    middle = (LEFT + WIDTH) / 2
+    label = _axis_label(middle, HEIGHT - 6, x_label, text_anchor="middle")
+    return _element(
+        "svg",
+        "".join(parts) + label,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        aria_label=title,
     )
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}{label}</svg>'
+
+
+def _element(name: str, content: str = "", **attributes: object) -> str:
+    """An element of SVG.
+
+    Args:
+        name (`str`): Of the element.
+        content (`str`): Markup inside it; texts in it are escaped.
+        **attributes: `_` stands for `-`, and `class_` for `class`. Their values are escaped here.
+    """
+    words = [name]
+    for key, value in attributes.items():
+        attribute = key.rstrip("_").replace("_", "-")
+        words.append(f'{attribute}="{escape(str(value))}"')
+    start = " ".join(words)
+    return f"<{start}>{content}</{name}>" if content else f"<{start}/>"

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
 from ..errors import CheckpointError
-from ..offline.export import PORTION, Source, of_checkpoint, rows_of
+from ..offline.export import PORTION, Entry, Source, of_checkpoint, rows_of
 from ..sizes import format_bytes
 
+SUMMARISED = {
+    "age": "age in updates",
+    "uses": "uses",
+    "score": "score",
+    "pass_rate": "mean reward",
+    "completion_tokens": "completion tokens",
+}
+"""What is summarised, and in which words `trl-replay inspect` names it."""
 SHOWN = 3
 """Entries that are shown with their texts from the top and from the bottom."""
 
@@ -32,32 +40,55 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
     states = [saved.read(folder, rank) for rank in saved.ranks_in(folder)]
     if not states:
         raise CheckpointError(f"{checkpoint} holds no replay buffer.")
-    own = [state for state in states if not _is_copy(state, states)]
-    columns = {name: np.concatenate([state.columns[name] for state in own]) for name in own[0].columns}
-    first = states[0]
-    update, serials = first.session["update"], columns["serial"]
+    columns = _columns(states)
+    identity = states[0].identity
+    update = states[0].session["update"]
+    age = update - columns["step"]
+    pass_rate = columns["reward_mean"].astype(float)
+    source = of_checkpoint(checkpoint)
     return {
         "checkpoint": str(checkpoint),
         "update": update,
-        "scope": first.identity.scope,
-        "processes": first.identity.processes,
-        "num_generations": first.identity.num_generations,
-        "groups": len(serials),
+        "scope": identity.scope,
+        "processes": identity.processes,
+        "num_generations": identity.num_generations,
+        "groups": len(columns["serial"]),
         "bytes": int(columns["nbytes"].sum()),
-        "waiting": max(len(state.pending.candidates) if state.pending else 0 for state in states),
-        "age": summary(update - columns["step"]),
+        "waiting": max(_waiting(state) for state in states),
+        "age": summary(age),
         "uses": summary(columns["uses"]),
         "score": summary(columns["score"]),
-        "pass_rate": summary(columns["reward_mean"]),
+        "pass_rate": summary(pass_rate),
         "completion_tokens": summary(columns["tokens"]),
         "columns": {
-            "age": (update - columns["step"]).tolist(),
+            "age": age.tolist(),
             "uses": columns["uses"].tolist(),
             "score": columns["score"].tolist(),
-            "pass_rate": columns["reward_mean"].astype(float).tolist(),
+            "pass_rate": pass_rate.tolist(),
         },
-        **_extremes(of_checkpoint(checkpoint), update, shown),
+        **_extremes(source, update, shown),
     }
+
+
+def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:
+    """The tables of all ranks as one; of a buffer that several ranks share, once."""
+    tables: list[dict[str, NDArray[Any]]] = []
+    for state in states:
+        if not any(_same_table(state.columns, table) for table in tables):
+            tables.append(state.columns)
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+def _same_table(
+    one: Mapping[str, NDArray[Any]],
+    other: Mapping[str, NDArray[Any]],
+) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in ("serial", "tag"))
+
+
+def _waiting(state: saved.RankState) -> int:
+    """Candidates that have not settled."""
+    return len(state.pending.candidates) if state.pending else 0
 
 
 def summary(values: NDArray[Any]) -> dict[str, float] | None:
@@ -73,72 +104,77 @@ def summary(values: NDArray[Any]) -> dict[str, float] | None:
     }
 
 
-def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The numbers in words, for a table."""
+    groups = inspected["groups"]
+    size = inspected["num_generations"]
+    waiting = inspected["waiting"]
     rows = [
-        ("update", str(found["update"])),
-        (
-            "groups",
-            f"{found['groups']} of {found['num_generations']} completions, and {found['waiting']} waiting",
-        ),
-        ("payload", format_bytes(found["bytes"])),
+        ("update", str(inspected["update"])),
+        ("groups", f"{groups} of {size} completions, and {waiting} waiting"),
+        ("payload", format_bytes(inspected["bytes"])),
         (
             "scope",
-            f"{found['scope']}, number of processes {found['processes']}",
+            f"{inspected['scope']}, number of processes {inspected['processes']}",
         ),
     ]
-    for name, words in (
-        ("age", "age in updates"),
-        ("uses", "uses"),
-        ("score", "score"),
-        ("pass_rate", "mean reward"),
-        ("completion_tokens", "completion tokens"),
-    ):
-        told = found[name]
-        if told is not None:
-            rows.append(
-                (
-                    words,
-                    ", ".join(f"{key} {value:.4g}" for key, value in told.items()),
-                )
-            )
+    for name, words in SUMMARISED.items():
+        numbers = inspected[name]
+        if numbers is not None:
+            rows.append((words, _in_words(numbers)))
     return rows
 
 
-def _is_copy(state: saved.RankState, states: Sequence[saved.RankState]) -> bool:
-    """Whether an earlier rank's table is the same: one buffer that several ranks share."""
-    earlier = states[: list(states).index(state)]
-    return any(
-        np.array_equal(state.columns["serial"], other.columns["serial"])
-        and np.array_equal(state.columns["tag"], other.columns["tag"])
-        for other in earlier
-        if len(state.columns["serial"])
-    )
+def _in_words(numbers: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
-def _extremes(source: Source, update: int, shown: int) -> dict[str, list[dict[str, Any]]]:
+def _extremes(
+    source: Source,
+    update: int,
+    shown: int,
+) -> dict[str, list[dict[str, Any]]]:
     """The entries with the highest and the lowest scores, with their texts; no others stay in memory."""
-    ranked: list[tuple[float, int, Any]] = []
+    ranked: list[_Ranked] = []
     for number, entry in enumerate(source.entries):
-        ranked.append((-entry.columns["score"], number, entry))
+        ranked.append(_Ranked(-entry.columns["score"], number, entry))
         if len(ranked) > 2 * shown + PORTION:
-            ranked.sort(key=lambda told: told[:2])
+            ranked.sort(key=_order)
             del ranked[shown : len(ranked) - shown]
-    ranked.sort(key=lambda told: told[:2])
-    top, bottom = ranked[:shown], ranked[shown:][-shown:] if shown else []
+    ranked.sort(key=_order)
+    top = ranked[:shown]
+    bottom = ranked[shown:][-shown:] if shown else []
     return {
-        name: [_told(number, entry, source, update) for _, number, entry in part]
-        for name, part in (("top", top), ("bottom", bottom))
+        "top": [_shown_entry(entry, source, update) for entry in top],
+        "bottom": [_shown_entry(entry, source, update) for entry in bottom],
     }
 
 
-def _told(number: int, entry: Any, source: Source, update: int) -> dict[str, Any]:
-    rows = list(rows_of(number, entry, source))
+class _Ranked(NamedTuple):
+    """An entry and its place: by falling score, then in the order of the file."""
+
+    minus_score: float
+    number: int
+    entry: Entry
+
+
+def _order(ranked: _Ranked) -> tuple[float, int]:
+    return ranked.minus_score, ranked.number
+
+
+def _shown_entry(
+    ranked: _Ranked,
+    source: Source,
+    update: int,
+) -> dict[str, Any]:
+    columns = ranked.entry.columns
+    rows = list(rows_of(ranked.number, ranked.entry, source))
+    completions = [{"text": row["completion"], "advantage": row["advantage"]} for row in rows]
     return {
         "prompt": rows[0]["prompt"],
-        "score": entry.columns["score"],
-        "age": update - entry.columns["step"],
-        "uses": entry.columns["uses"],
-        "mean_reward": entry.columns["reward_mean"],
-        "completions": [{"text": row["completion"], "advantage": row["advantage"]} for row in rows],
+        "score": columns["score"],
+        "age": update - columns["step"],
+        "uses": columns["uses"],
+        "mean_reward": columns["reward_mean"],
+        "completions": completions,
     }

@@ -18,12 +18,10 @@ from ..sizes import format_bytes
 from .charts import Line, histogram, line_chart
 from .inspection import inspect
 
-GREY, BLUE, RED, GREEN = (
-    "var(--grey)",
-    "var(--blue)",
-    "var(--red)",
-    "var(--green)",
-)
+GREY = "var(--grey)"
+BLUE = "var(--blue)"
+RED = "var(--red)"
+GREEN = "var(--green)"
 STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2127;--soft:#4c535d;--faint:#6a717b;--rule:#e6e8ec;
 --grey:#767c86;--blue:#0b6bcb;--red:#c7452b;--green:#2a8a4a}
@@ -57,6 +55,12 @@ WORDS = {
     "pass_rate": "mean reward",
     "completion_tokens": "tokens",
 }
+SUMMARY = ("least", "median", "mean", "greatest")
+DEAD = "frac_reward_zero_std"
+DEAD_BEFORE = "replay/dead_fraction"
+DEAD_AFTER = "replay/dead_fraction_after"
+REPLACED = "replay/replaced_fraction"
+"""Keys of the log: TRL's share of dead groups, and ours."""
 
 
 def write_report(run: str | Path, out: str | Path | None = None) -> Path:
@@ -71,16 +75,25 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Path(run)
     newest = last_complete_checkpoint(run)
-    folder = run if (run / TRAINER_STATE).is_file() else Path(newest) if newest else None
-    if folder is None:
+    if (run / TRAINER_STATE).is_file():
+        folder = run
+    elif newest is not None:
+        folder = Path(newest)
+    else:
         raise ReplayError(f"{run} holds neither {TRAINER_STATE} nor a whole checkpoint: there is no log to report.")
     history = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))["log_history"]
-    checkpoint = folder if (folder / saved.FOLDER).is_dir() else Path(newest) if newest else folder
-    buffer = inspect(checkpoint) if (checkpoint / saved.FOLDER).is_dir() else None
-    path = Path(out) if out is not None else run / "report.html"
+    buffer = None
+    checkpoint = folder if _has_buffer(folder) else Path(newest or folder)
+    if _has_buffer(checkpoint):
+        buffer = inspect(checkpoint)
+    path = run / "report.html" if out is None else Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page(run.resolve().name, history, buffer), encoding="utf-8")
     return path
+
+
+def _has_buffer(checkpoint: Path) -> bool:
+    return (checkpoint / saved.FOLDER).is_dir()
 
 
 def page(
@@ -89,26 +102,37 @@ def page(
     buffer: Mapping[str, Any] | None,
 ) -> str:
     """The page of a trainer's `log_history`, and of what `inspect` found."""
-    log = [entry for entry in history if "frac_reward_zero_std" in entry and entry.get("step") is not None]
+    log = [entry for entry in history if DEAD in entry and entry.get("step") is not None]
     replayed = any("replay/size" in entry for entry in log)
     sections = [_dead(log, replayed), _reward(log, replayed)]
     if replayed:
         sections += [_share(log), _ratios(log)]
-    body = [f'<div class="grid2">{"".join(sections)}</div>']
+    body = f'<div class="grid2">{"".join(sections)}</div>'
     if buffer is not None:
-        body += [_buffer(buffer), _entries(buffer)]
+        body += _buffer(buffer) + _entries(buffer)
+    did = "did" if replayed else "could do"
     steps = f", up to step {log[-1]['step']}" if log else ""
+    title = escape(name)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(name)}: replay</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}: replay</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f"<h1>What replay {'did' if replayed else 'could do'}</h1>"
-        f'<p class="path">{escape(name)}, {len(log)} logged steps{steps}</p>'
-        f'<p class="lead">{_lead(log, replayed)}</p>{"".join(body)}</main></body></html>\n'
+        f"<h1>What replay {did}</h1>"
+        f'<p class="path">{title}, {len(log)} logged steps{steps}</p>'
+        f'<p class="lead">{_lead(log, replayed)}</p>{body}</main></body></html>\n'
     )
 
 
-def _points(log: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    return [(entry["step"], entry[key]) for entry in log if isinstance(entry.get(key), int | float)]
+def _points(
+    log: Sequence[Mapping[str, Any]],
+    key: str,
+) -> list[tuple[float, float]]:
+    """`(step, value)` wherever the log holds a number."""
+    points = []
+    for entry in log:
+        value = entry.get(key)
+        if isinstance(value, int | float):
+            points.append((entry["step"], value))
+    return points
 
 
 def _mean(log: Sequence[Mapping[str, Any]], key: str) -> float:
@@ -121,20 +145,15 @@ def _lead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
         return "The log of this run holds no step of GRPO."
     course = _course(log)
     if not replayed:
-        dead = _mean(log, "frac_reward_zero_std")
+        dead = _percent(_mean(log, DEAD))
         return (
-            f"This run used no replay. <b>{_percent(dead)}</b> of its groups were dead: all completions got the same "
+            f"This run used no replay. <b>{dead}</b> of its groups were dead: all completions got the same "
             "reward, so that they were generated at full price and trained on for nothing. That is the share of the "
             f"training signal that replay could fill with groups worth learning from.{course}"
         )
-    before, after, replaced = (
-        _percent(_mean(log, key))
-        for key in (
-            "replay/dead_fraction",
-            "replay/dead_fraction_after",
-            _REPLACED,
-        )
-    )
+    before = _percent(_mean(log, DEAD_BEFORE))
+    after = _percent(_mean(log, DEAD_AFTER))
+    replaced = _percent(_mean(log, REPLACED))
     return (
         f"<b>{before}</b> of the generated groups were dead: all completions got the same reward, right or wrong, and "
         f"there was nothing to learn from them. Replay put stored groups in the place of <b>{replaced}</b> of all "
@@ -147,18 +166,19 @@ def _course(log: Sequence[Mapping[str, Any]]) -> str:
     tenth = len(log) // 10
     if tenth < 2:
         return ""
+    first = _mean(log[:tenth], "reward")
+    last = _mean(log[-tenth:], "reward")
     return (
-        f" The mean reward of generated completions went from <b>{_mean(log[:tenth], 'reward'):.3g}</b> in the first "
-        f"tenth of the run to <b>{_mean(log[-tenth:], 'reward'):.3g}</b> in the last."
+        f" The mean reward of generated completions went from <b>{first:.3g}</b> in the first tenth of the run to "
+        f"<b>{last:.3g}</b> in the last."
     )
 
 
 def _percent(share: float) -> str:
     """Rounded, but never to all or nothing."""
-    return f"{share:.0%}" if share in (0, 1) or 0.005 <= share < 0.995 else f"{share:.2%}"
-
-
-_REPLACED = "replay/replaced_fraction"
+    if share in (0, 1) or 0.005 <= share < 0.995:
+        return f"{share:.0%}"
+    return f"{share:.2%}"
 
 
 def _section(title: str, text: str, chart: str) -> str:
@@ -166,32 +186,33 @@ def _section(title: str, text: str, chart: str) -> str:
 
 
 def _dead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
-    key = "replay/dead_fraction" if replayed else "frac_reward_zero_std"
+    key = DEAD_BEFORE if replayed else DEAD
     lines = [Line("generated", GREY, _points(log, key))]
     if replayed:
-        lines.append(Line("trained on", BLUE, _points(log, "replay/dead_fraction_after")))
+        lines.append(Line("trained on", BLUE, _points(log, DEAD_AFTER)))
     text = "Share of groups whose completions all got the same reward: they teach nothing."
-    return _section("Dead groups", text, line_chart(lines, "step", percent=True))
+    return _section(
+        "Dead groups",
+        text,
+        line_chart(lines, "step", percent=True),
+    )
 
 
 def _reward(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
-    lines = [
-        Line(
-            "mean reward of generated completions",
-            GREEN,
-            _points(log, "reward"),
-        )
-    ]
-    text = "What the policy itself earns; replayed completions do not count." if replayed else "What the policy earns."
-    return _section("Reward", text, line_chart(lines, "step", low=0.0))
+    points = _points(log, "reward")
+    line = Line("mean reward of generated completions", GREEN, points)
+    text = "What the policy earns."
+    if replayed:
+        text = "What the policy itself earns; replayed completions do not count."
+    return _section("Reward", text, line_chart([line], "step", low=0.0))
 
 
 def _share(log: Sequence[Mapping[str, Any]]) -> str:
-    lines = [Line("replayed groups", BLUE, _points(log, _REPLACED))]
+    line = Line("replayed groups", BLUE, _points(log, REPLACED))
     return _section(
         "Replayed share",
         "Of all groups that were trained on.",
-        line_chart(lines, "step", percent=True),
+        line_chart([line], "step", percent=True),
     )
 
 
@@ -204,76 +225,98 @@ def _ratios(log: Sequence[Mapping[str, Any]]) -> str:
         "Replayed tokens under the policy of the step, against the policy that wrote them. Both are 1 where nothing "
         "has changed; the effective sample size is the share of them that still counts."
     )
-    return _section("How far the policy has moved", text, line_chart(lines, "step", low=0.0))
+    return _section(
+        "How far the policy has moved",
+        text,
+        line_chart(lines, "step", low=0.0),
+    )
 
 
 def _buffer(buffer: Mapping[str, Any]) -> str:
-    columns, count = buffer["columns"], buffer["processes"]
+    size = format_bytes(buffer["bytes"])
     text = (
-        f"{buffer['groups']} groups of {buffer['num_generations']} completions, {format_bytes(buffer['bytes'])} of "
-        f"payload, after {buffer['update']} updates; {buffer['waiting']} more groups wait for the next batch. Scope "
-        f"“{escape(buffer['scope'])}”, number of processes {count}."
+        f"{buffer['groups']} groups of {buffer['num_generations']} completions, {size} of payload, after "
+        f"{buffer['update']} updates; {buffer['waiting']} more groups wait for the next batch. Scope "
+        f"“{escape(buffer['scope'])}”, number of processes {buffer['processes']}."
     )
-    names = ("least", "median", "mean", "greatest")
-    head = "".join(f'<th class="num">{name}</th>' for name in names)
-    rows = "".join(
-        f"<tr><th>{words}</th>{''.join(f'<td class=num>{buffer[key][name]:.4g}</td>' for name in names)}</tr>"
-        for key, words in WORDS.items()
-        if buffer[key] is not None
-    )
-    table = f'<div class="scroll"><table><tr><th></th>{head}</tr>{rows}</table></div>' if rows else ""
-    old = "Updates since each group was generated: the older, the more the policy has changed since."
-    hard = "Of each group's completions: how hard its prompt was when they were generated."
-    charts = [
-        _section(
-            "Ages",
-            old,
-            histogram(columns["age"], "age in updates", GREY, whole=True),
-        ),
-        _section(
-            "Uses",
-            "How often each group was replayed.",
-            histogram(columns["uses"], "uses", BLUE, whole=True),
-        ),
-        _section(
-            "Scores",
-            "What each group is worth to the scorer.",
-            histogram(columns["score"], "score", GREEN),
-        ),
-        _section(
-            "Mean rewards",
-            hard,
-            histogram(columns["pass_rate"], "mean reward", RED),
-        ),
-    ]
     return (
-        f'<section class="wide"><h2>In the buffer now</h2><p>{text}</p>{table}</section>'
-        f'<div class="grid2 wide">{"".join(charts)}</div>'
+        f'<section class="wide"><h2>In the buffer now</h2><p>{text}</p>{_summary(buffer)}</section>'
+        f'<div class="grid2 wide">{_histograms(buffer["columns"])}</div>'
     )
+
+
+def _summary(buffer: Mapping[str, Any]) -> str:
+    """A table of the columns that have values; nothing if none has."""
+    head = "".join(f'<th class="num">{name}</th>' for name in SUMMARY)
+    rows = []
+    for key, words in WORDS.items():
+        numbers = buffer[key]
+        if numbers is not None:
+            cells = [f"<td class=num>{numbers[name]:.4g}</td>" for name in SUMMARY]
+            rows.append(f"<tr><th>{words}</th>{''.join(cells)}</tr>")
+    if not rows:
+        return ""
+    return _table(f"<tr><th></th>{head}</tr>", rows)
+
+
+def _table(head: str, rows: Sequence[str]) -> str:
+    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+
+
+def _histograms(columns: Mapping[str, Any]) -> str:
+    ages = _section(
+        "Ages",
+        "Updates since each group was generated: the older, the more the policy has changed since.",
+        histogram(columns["age"], "age in updates", GREY, whole=True),
+    )
+    uses = _section(
+        "Uses",
+        "How often each group was replayed.",
+        histogram(columns["uses"], "uses", BLUE, whole=True),
+    )
+    scores = _section(
+        "Scores",
+        "What each group is worth to the scorer.",
+        histogram(columns["score"], "score", GREEN),
+    )
+    rewards = _section(
+        "Mean rewards",
+        "Of each group's completions: how hard its prompt was when they were generated.",
+        histogram(columns["pass_rate"], "mean reward", RED),
+    )
+    return ages + uses + scores + rewards
 
 
 def _entries(buffer: Mapping[str, Any]) -> str:
-    parts = []
-    for name, title in (("top", "Highest scores"), ("bottom", "Lowest scores")):
-        rows = "".join(_entry(entry) for entry in buffer[name])
-        if rows:
-            head = (
-                "<tr><th>prompt</th><th>score</th><th>age</th><th>uses</th>"
-                "<th>completions, best advantage first</th></tr>"
-            )
-            table = f'<div class="scroll"><table>{head}{rows}</table></div>'
-            parts.append(f'<section class="wide"><h2>{title}</h2>{table}</section>')
-    return "".join(parts)
+    top = _entries_table("Highest scores", buffer["top"])
+    return top + _entries_table("Lowest scores", buffer["bottom"])
+
+
+def _entries_table(title: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    if not entries:
+        return ""
+    head = "<tr><th>prompt</th><th>score</th><th>age</th><th>uses</th><th>completions, best advantage first</th></tr>"
+    table = _table(head, [_entry(entry) for entry in entries])
+    return f'<section class="wide"><h2>{title}</h2>{table}</section>'
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
-    told = Counter((row["advantage"], row["text"]) for row in entry["completions"])
-    completions = "".join(
-        f'<div class="answer"><span class="num {"good" if advantage > 0 else "bad"}">{advantage:+.2f}</span>'
-        f"<code>{escape(text)}</code>{f'<span class=num>× {count}</span>' if count > 1 else ''}</div>"
-        for (advantage, text), count in sorted(told.items(), key=lambda item: -item[0][0])
+    """A row of the table; equal completions are told once, the best come first."""
+    counts = Counter((row["advantage"], row["text"]) for row in entry["completions"])
+    best_first = sorted(counts.items(), key=lambda item: -item[0][0])
+    completions = [_completion(advantage, text, count) for (advantage, text), count in best_first]
+    return (
+        f"<tr><td><code>{escape(entry['prompt'])}</code></td>"
+        f'<td class="num">{entry["score"]:.4g}</td>'
+        f'<td class="num">{entry["age"]}</td>'
+        f'<td class="num">{entry["uses"]}</td>'
+        f"<td>{''.join(completions)}</td></tr>"
     )
-    numbers = "".join(
-        f'<td class="num">{value}</td>' for value in (f"{entry['score']:.4g}", entry["age"], entry["uses"])
+
+
+def _completion(advantage: float, text: str, count: int) -> str:
+    kind = "good" if advantage > 0 else "bad"
+    times = f"<span class=num>× {count}</span>" if count > 1 else ""
+    return (
+        f'<div class="answer"><span class="num {kind}">{advantage:+.2f}</span><code>{escape(text)}</code>{times}</div>'
     )
-    return f"<tr><td><code>{escape(entry['prompt'])}</code></td>{numbers}<td>{completions}</td></tr>"

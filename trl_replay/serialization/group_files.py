@@ -12,18 +12,21 @@ from safetensors.torch import save_file
 
 from ..types import Group
 
-PROMPTS, COMPLETIONS = "#prompt_lengths", "#completion_lengths"
+PROMPTS = "#prompt_lengths"
+COMPLETIONS = "#completion_lengths"
 
 
 def named(serial: int, group: Group) -> dict[str, torch.Tensor]:
     """The group's tensors and lengths under names that start with its serial; on the CPU, in memory of their own."""
-    tensors = {f"{serial}/{key}": tensor for key, tensor in group.tensors.items()}
-    lengths = {
-        PROMPTS: group.prompt_lengths,
-        COMPLETIONS: group.completion_lengths,
+    tensors = group.tensors | {
+        PROMPTS: torch.from_numpy(group.prompt_lengths),
+        COMPLETIONS: torch.from_numpy(group.completion_lengths),
     }
-    tensors |= {f"{serial}/{name}": torch.from_numpy(array) for name, array in lengths.items()}
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    copies = {}
+    for name, tensor in tensors.items():
+        copied = tensor.detach().to("cpu", copy=True)
+        copies[f"{serial}/{name}"] = copied.contiguous()
+    return copies
 
 
 def write(path: Path, groups: Mapping[int, Group]) -> None:
@@ -46,13 +49,13 @@ def read(path: Path) -> Iterator[tuple[int, Group]]:
         for name in file.keys():  # noqa: SIM118 (not a mapping)
             serial, _, key = name.partition("/")
             names.setdefault(serial, []).append(key)
-        for serial, keys in json.loads(file.metadata()["keys"]).items():
-            tensors = {key: file.get_tensor(f"{serial}/{key}").clone() for key in names[serial]}
-            prompts, completions = (
-                tensors.pop(PROMPTS).numpy(),
-                tensors.pop(COMPLETIONS).numpy(),
-            )
-            yield (
-                int(serial),
-                Group(tensors, frozenset(keys), prompts, completions),
-            )
+        keys_of = json.loads(file.metadata()["keys"])
+        for serial, keys in keys_of.items():
+            tensors = {}
+            for name in names[serial]:
+                mapped = file.get_tensor(f"{serial}/{name}")
+                tensors[name] = mapped.clone()
+            prompts = tensors.pop(PROMPTS).numpy()
+            completions = tensors.pop(COMPLETIONS).numpy()
+            group = Group(tensors, frozenset(keys), prompts, completions)
+            yield int(serial), group

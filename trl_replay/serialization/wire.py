@@ -7,7 +7,8 @@ tensor its dtype and its shape (1 byte each, then 4 bytes a dimension where the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 
 import numpy as np
 import torch
@@ -32,9 +33,14 @@ DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-PER_COMPLETION_TOKEN, PER_PROMPT_TOKEN, PER_ROW = 255, 254, 253
+PER_COMPLETION_TOKEN = 255
+PER_PROMPT_TOKEN = 254
+PER_ROW = 253
 """Shape codes of flat tensors with one value a token or row; other codes are numbers of dimensions."""
-SMALL, LARGE, SIZE = np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u4")
+BYTE = np.dtype("u1")
+SMALL = np.dtype("<u2")
+LARGE = np.dtype("<u4")
+SIZE = np.dtype("<u4")
 
 
 def packed_size(group: Group, names: Sequence[str]) -> int:
@@ -43,8 +49,9 @@ def packed_size(group: Group, names: Sequence[str]) -> int:
     Raises:
         BatchError: As `pack`.
     """
+    header = _header(group, names)
     values = sum(tensor.numel() * tensor.element_size() for tensor in group.tensors.values())
-    return int(len(_header(group, names)) + values)
+    return int(len(header) + values)
 
 
 def pack(group: Group, names: Sequence[str]) -> torch.Tensor:
@@ -57,14 +64,14 @@ def pack(group: Group, names: Sequence[str]) -> torch.Tensor:
     Raises:
         BatchError: A tensor of a dtype that can't be sent, or a key that is not among `names`.
     """
-    head = torch.frombuffer(bytearray(_header(group, names)), dtype=torch.uint8)
-    held = [group.tensors[name] for name in names if name in group.tensors and group.tensors[name].numel()]
-    return torch.cat(
-        [
-            head,
-            *(tensor.detach().cpu().contiguous().flatten().view(torch.uint8) for tensor in held),
-        ]
-    )
+    header = bytearray(_header(group, names))
+    parts = [torch.frombuffer(header, dtype=torch.uint8)]
+    for name in names:
+        tensor = group.tensors.get(name)
+        if tensor is not None and tensor.numel():
+            values = tensor.detach().cpu().contiguous()
+            parts.append(values.flatten().view(torch.uint8))
+    return torch.cat(parts)
 
 
 def unpack(data: torch.Tensor, names: Sequence[str]) -> list[Group]:
@@ -74,79 +81,119 @@ def unpack(data: torch.Tensor, names: Sequence[str]) -> list[Group]:
         data (`(bytes,)` uint8 tensor on the CPU): Packed groups.
         names (`Sequence[str]`): As given to `pack`.
     """
-    groups, reader = [], _Reader(data)
+    groups = []
+    reader = _Reader(data)
     while reader.position < data.numel():
-        lengths_dtype = LARGE if reader.numbers(1, np.dtype("u1"))[0] else SMALL
-        keys, held = (_names(reader.numbers(_mask_bytes(names), np.dtype("u1")), names) for _ in range(2))
-        counts = reader.numbers(2, SMALL)
-        prompts, completions = (reader.numbers(int(count), lengths_dtype).astype(np.int64) for count in counts)
-        shapes = [(name, *_read_shape(reader, prompts, completions)) for name in held]
-        tensors = {name: reader.tensor(dtype, shape) for name, dtype, shape in shapes}
-        groups.append(Group(tensors, frozenset(keys), prompts, completions))
+        groups.append(_read_group(reader, names))
     return groups
 
 
+def _read_group(reader: _Reader, names: Sequence[str]) -> Group:
+    """The next group; reads in the order in which `_header` writes."""
+    (wide,) = reader.numbers(1, BYTE)
+    keys = _read_names(reader, names)
+    held = _read_names(reader, names)
+    prompt_count, completion_count = reader.numbers(2, SMALL).tolist()
+    prompts = _read_lengths(reader, prompt_count, bool(wide))
+    completions = _read_lengths(reader, completion_count, bool(wide))
+    shapes = [_read_shape(reader, prompts, completions) for _ in held]
+    tensors = {}
+    for name, (dtype, shape) in zip(held, shapes, strict=True):
+        tensors[name] = reader.tensor(dtype, shape)
+    return Group(tensors, frozenset(keys), prompts, completions)
+
+
 def _header(group: Group, names: Sequence[str]) -> bytes:
-    if not group.keys <= set(names):
-        raise BatchError(f"Nobody declared {sorted(group.keys - set(names))}: these batch keys can't be sent.")
-    lengths = np.concatenate([group.prompt_lengths, group.completion_lengths])
-    wide = len(lengths) > 0 and int(lengths.max()) > np.iinfo(SMALL).max
-    shapes = [
-        _shape(
-            name,
-            group.tensors[name],
-            group.prompt_lengths,
-            group.completion_lengths,
-        )
-        for name in names
-        if name in group.tensors
+    """All of a packed group but the values of its tensors."""
+    undeclared = group.keys - set(names)
+    if undeclared:
+        raise BatchError(f"Nobody declared {sorted(undeclared)}: these batch keys can't be sent.")
+    prompts = group.prompt_lengths
+    completions = group.completion_lengths
+    lengths = np.concatenate([prompts, completions])
+    wide = int(lengths.max(initial=0)) > np.iinfo(SMALL).max
+    lengths_dtype = LARGE if wide else SMALL
+    counts = np.array([len(prompts), len(completions)], SMALL)
+    parts = [
+        bytes([wide]),
+        _mask(group.keys, names),
+        _mask(group.tensors, names),
+        counts.tobytes(),
+        lengths.astype(lengths_dtype).tobytes(),
     ]
-    return b"".join(
-        [
-            bytes([wide]),
-            _mask(group.keys, names),
-            _mask(group.tensors, names),
-            np.array(
-                [len(group.prompt_lengths), len(group.completion_lengths)],
-                SMALL,
-            ).tobytes(),
-            lengths.astype(LARGE if wide else SMALL).tobytes(),
-            *shapes,
-        ]
-    )
+    for name in names:
+        if name in group.tensors:
+            parts.append(_shape(name, group.tensors[name], prompts, completions))
+    return b"".join(parts)
 
 
-def _shape(name: str, tensor: torch.Tensor, prompts: Ints, completions: Ints) -> bytes:
+def _shape(
+    name: str,
+    tensor: torch.Tensor,
+    prompts: Ints,
+    completions: Ints,
+) -> bytes:
+    """A tensor's dtype and shape."""
     if tensor.dtype not in DTYPES:
         raise BatchError(f"{name!r} of dtype {tensor.dtype} can't be sent: no code stands for it.")
-    flat = {len(completions): PER_ROW, int(prompts.sum()): PER_PROMPT_TOKEN}
-    flat[int(completions.sum())] = PER_COMPLETION_TOKEN
-    code = flat.get(tensor.numel()) if tensor.dim() == 1 else None
-    dimensions = b"" if code is not None else np.array(tensor.shape, SIZE).tobytes()
-    return bytes([DTYPES.index(tensor.dtype), tensor.dim() if code is None else code]) + dimensions
+    dtype = DTYPES.index(tensor.dtype)
+    code = _shape_code(tensor, prompts, completions)
+    if code is not None:
+        return bytes([dtype, code])
+    dimensions = np.array(tensor.shape, SIZE)
+    return bytes([dtype, tensor.dim()]) + dimensions.tobytes()
 
 
-def _read_shape(reader: _Reader, prompts: Ints, completions: Ints) -> tuple[torch.dtype, list[int]]:
-    dtype, code = reader.numbers(2, np.dtype("u1")).tolist()
-    sizes = {
+def _shape_code(
+    tensor: torch.Tensor,
+    prompts: Ints,
+    completions: Ints,
+) -> int | None:
+    """The code of a flat tensor whose size the lengths tell; None for any other shape."""
+    if tensor.dim() != 1:
+        return None
+    size = tensor.numel()
+    if size == completions.sum():
+        return PER_COMPLETION_TOKEN
+    if size == prompts.sum():
+        return PER_PROMPT_TOKEN
+    if size == len(completions):
+        return PER_ROW
+    return None
+
+
+def _read_shape(
+    reader: _Reader,
+    prompts: Ints,
+    completions: Ints,
+) -> tuple[torch.dtype, list[int]]:
+    """The next tensor's dtype and shape."""
+    dtype, code = reader.numbers(2, BYTE).tolist()
+    told_by_lengths = {
         PER_COMPLETION_TOKEN: int(completions.sum()),
         PER_PROMPT_TOKEN: int(prompts.sum()),
         PER_ROW: len(completions),
     }
-    return DTYPES[dtype], [sizes[code]] if code in sizes else reader.numbers(code, SIZE).tolist()
+    if code in told_by_lengths:
+        return DTYPES[dtype], [told_by_lengths[code]]
+    return DTYPES[dtype], reader.numbers(code, SIZE).tolist()
 
 
-def _mask_bytes(names: Sequence[str]) -> int:
-    return -(-len(names) // 8)
+def _read_lengths(reader: _Reader, count: int, wide: bool) -> Ints:
+    lengths = reader.numbers(count, LARGE if wide else SMALL)
+    return lengths.astype(np.int64)
 
 
-def _mask(held: object, names: Sequence[str]) -> bytes:
+def _mask(held: Container[str], names: Sequence[str]) -> bytes:
     """One bit a name: whether `held` contains it."""
-    return np.packbits([name in held for name in names]).tobytes()  # type: ignore[operator]
+    return np.packbits([name in held for name in names]).tobytes()
 
 
-def _names(mask: NDArray[np.uint8], names: Sequence[str]) -> list[str]:
-    return [name for name, bit in zip(names, np.unpackbits(mask), strict=False) if bit]
+def _read_names(reader: _Reader, names: Sequence[str]) -> list[str]:
+    """The names whose bits are set in the next mask."""
+    mask = reader.numbers(math.ceil(len(names) / 8), BYTE)
+    bits = np.unpackbits(mask.astype(BYTE))
+    return [name for name, bit in zip(names, bits, strict=False) if bit]
 
 
 class _Reader:
@@ -157,14 +204,20 @@ class _Reader:
         self._bytes = data.numpy()
         self.position = 0
 
-    def numbers(self, count: int, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    def numbers(
+        self,
+        count: int,
+        dtype: np.dtype[np.unsignedinteger],
+    ) -> NDArray[np.unsignedinteger]:
         """The next `count` numbers."""
         begin = self.position
         self.position += count * dtype.itemsize
-        return np.frombuffer(self._bytes[begin : self.position].tobytes(), dtype)
+        taken = self._bytes[begin : self.position]
+        return np.frombuffer(taken.tobytes(), dtype)
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """The next tensor, in memory of its own."""
         begin = self.position
-        self.position += int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return self._data[begin : self.position].clone().view(dtype).view(list(shape))
+        self.position += math.prod(shape) * dtype.itemsize
+        copied = self._data[begin : self.position].clone()
+        return copied.view(dtype).view(list(shape))
