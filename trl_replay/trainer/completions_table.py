@@ -15,7 +15,8 @@ COLUMN = "replay/replaced"
 def begin(trainer: Any) -> None:
     """Adds the column: rows that were logged before were trained on themselves."""
     logged = trainer._logs["prompt"]
-    trainer._logs["extra"][COLUMN] = deque([False] * len(logged), maxlen=logged.maxlen)
+    unmarked = [False] * len(logged)
+    trainer._logs["extra"][COLUMN] = deque(unmarked, maxlen=logged.maxlen)
 
 
 def mark(trainer: Any, replaced: Sequence[bool]) -> None:
@@ -23,7 +24,8 @@ def mark(trainer: Any, replaced: Sequence[bool]) -> None:
 
     Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
     """
-    column, rows = trainer._logs["extra"][COLUMN], len(trainer._logs["prompt"])
+    column = trainer._logs["extra"][COLUMN]
+    rows = len(trainer._logs["prompt"])
     column.extend(replaced)
     column.extend([False] * (rows - len(column)))
 
