@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,105 +11,20 @@ from typing import Any
 
 from .. import compat
 from ..assembly import assemble, dropout_modules, idle_components, preflight
-from ..checkpoint import seam as checkpoint_seam
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
-from ..loss.micro_batch import ROWS
-from ..offline import prefill as warm_start
+from ..offline import prefill
 from ..offline.export import export
 from ..registry import registry
 from ..session import Session
-from . import completions_table as completions
-from .callback import ReplayCallback
+from .seam import (
+    put_on,
+    refuse_foreign_overrides,
+    refuse_patches_on_top,
+    take_off,
+)
 
 _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
-
-
-class SeamFunction:
-    """What stands on the trainer in a method's place: looks the class's method up when called, and knows its
-    session."""
-
-    def __init__(
-        self,
-        trainer: Any,
-        name: str,
-        session: Session,
-        around: Callable[..., Any],
-    ) -> None:
-        self._trainer = weakref.ref(trainer)
-        self._around = around
-        self.name = name
-        self.session = session
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the trainer's own method, with the session around it."""
-        trainer = self._trainer()
-        if trainer is None:
-            raise AttachError(f"{self.name} was called through a trainer that no longer exists.")
-        stock = getattr(type(trainer), self.name).__get__(trainer)
-        return self._around(self.session, trainer, stock, *args, **kwargs)
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        raise TypeError(
-            "A trainer with replay attached can't be pickled or copied: call trl_replay.detach(trainer) first and "
-            "attach again afterwards."
-        )
-
-
-def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    session.replaced = []
-    try:
-        batch = stock(inputs)
-        session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
-        if not trainer.model.training or session.paused:
-            return batch
-        return session.step(compat.with_old_logps(trainer, batch) if session.tap.forward else batch)
-    finally:
-        completions.mark(trainer, session.replaced)
-
-
-def _rewards(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    rewards = stock(*args, **kwargs)
-    if trainer.model.training and not session.paused:
-        session.rewards = rewards
-    return rewards
-
-
-def _loss(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    model: Any,
-    inputs: Any,
-) -> Any:
-    return session.tap.loss(lambda micro: stock(model, micro), inputs)
-
-
-def _logps(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return session.tap.logps(stock(*args, **kwargs))
-
-
-_AROUND: dict[str, Callable[..., Any]] = {
-    compat.SCORE: _score,
-    compat.REWARDS: _rewards,
-    compat.LOSS: _loss,
-    compat.LOGPS: _logps,
-    compat.OTHER_LOSS: _loss,
-    compat.SAVE: checkpoint_seam.save,
-    compat.LOAD: checkpoint_seam.load,
-}
 
 
 def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Session:
@@ -157,14 +71,11 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         return session
     compat.check_release()
     compat.check_contract(trainer)
-    _refuse_foreign_overrides(trainer)
+    refuse_foreign_overrides(trainer)
     config, components = assemble(trainer, config, registry())
     preflight(trainer, config, components)
     session = Session(trainer, config, components)
-    for name in compat.seam(trainer):
-        trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
-    completions.begin(trainer)
-    trainer.add_callback(ReplayCallback(session))
+    put_on(trainer, session)
     session.buffer.adder = _adder(weakref.ref(session))
     session.exporter = _exporter(weakref.ref(session))
     _sessions[trainer] = session
@@ -173,7 +84,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         _warn_of_absolute_positions(trainer)
         session.notify("attached")
     except BaseException:
-        _take_off(trainer, session)
+        take_off(trainer, session)
+        del _sessions[trainer]
         raise
     return session
 
@@ -187,40 +99,13 @@ def detach(trainer: Any) -> None:
     session = _sessions.get(trainer)
     if session is None:
         raise AttachError("Replay is not attached to this trainer.")
-    if session.enabled:
-        for name in compat.seam(trainer):
-            found = trainer.__dict__.get(name)
-            if not (isinstance(found, SeamFunction) and found.session is session):
-                raise AttachError(
-                    f"{name} was replaced by {_origin(found)} after replay was attached. Undo that first, then detach."
-                )
-        _take_off(trainer, session)
-        session.notify("detached")
-    else:
+    if not session.enabled:
         del _sessions[trainer]
-
-
-def _take_off(trainer: Any, session: Session) -> None:
-    _forget_buffered(trainer)
-    for name in compat.seam(trainer):
-        del trainer.__dict__[name]
-    completions.end(trainer)
-    handler = trainer.callback_handler
-    # a new list: a callback may be detaching while the old one is walked
-    handler.callbacks = [
-        callback for callback in handler.callbacks if getattr(callback, "session", None) is not session
-    ]
+        return
+    refuse_patches_on_top(trainer, session)
+    take_off(trainer, session)
     del _sessions[trainer]
-
-
-def _forget_buffered(trainer: Any) -> None:
-    """Replayed rows left in the trainer's buffer can't be trained on without the tap: stock scores a new batch
-    instead."""
-    buffered = getattr(trainer, compat.BUFFERED, None) or []
-    if any(bool(micro[ROWS][:, 1].any()) for micro in buffered if ROWS in micro):
-        setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
-    for micro in buffered:
-        micro.pop(ROWS, None)
+    session.notify("detached")
 
 
 @contextmanager
@@ -247,7 +132,7 @@ def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:
         found = session()
         if found is None:
             raise AttachError("The session of this buffer no longer exists.")
-        return warm_start.add(found, source, incomplete)
+        return prefill.add(found, source, incomplete)
 
     return add
 
@@ -263,41 +148,24 @@ def _exporter(session: weakref.ref[Session]) -> Callable[[str | Path], Path]:
     return write
 
 
-def _refuse_foreign_overrides(trainer: Any) -> None:
-    for name in compat.seam(trainer):
-        found = trainer.__dict__.get(name)
-        if found is not None:
-            raise AttachError(
-                f"{name} of this trainer has been replaced by {_origin(found)}; wrapping it too could train on "
-                "the wrong values. Undo that replacement, or make it on the class."
-            )
-
-
 def _warn_of_dropout(trainer: Any) -> None:
     dropping = dropout_modules(trainer.model)
-    if dropping:
-        warnings.warn(
-            f"The model has dropout ({', '.join(dropping[:3])}{', …' if len(dropping) > 3 else ''}): the "
-            f"log-probs that replay "
-            "corrects with carry one draw of it, as TRL's own old log-probs do.",
-            stacklevel=3,
-        )
+    if not dropping:
+        return
+    more = ", …" if len(dropping) > 3 else ""
+    warnings.warn(
+        f"The model has dropout ({', '.join(dropping[:3])}{more}): the log-probs that replay corrects with carry one "
+        "draw of it, as TRL's own old log-probs do.",
+        stacklevel=3,
+    )
 
 
 def _warn_of_absolute_positions(trainer: Any) -> None:
-    if any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
-        warnings.warn(
-            "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position "
-            "ids: the "
-            "log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
-            "approximate. Prompts of one length, or a model with rotary positions, avoid this.",
-            stacklevel=3,
-        )
-
-
-def _origin(found: Any) -> str:
-    if found is None:
-        return "nothing"
-    function = inspect.unwrap(getattr(found, "__func__", found))
-    where = getattr(function, "__module__", None) or type(function).__module__
-    return f"{where}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    if not any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
+        return
+    warnings.warn(
+        "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position ids: the "
+        "log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
+        "approximate. Prompts of one length, or a model with rotary positions, avoid this.",
+        stacklevel=3,
+    )

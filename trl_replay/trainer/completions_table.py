@@ -16,8 +16,10 @@ COLUMN = "replay/replaced"
 
 def begin(trainer: Any) -> None:
     """Adds the column: rows that were logged before were trained on themselves."""
-    logged = compat.completions_table(trainer)["prompt"]
-    compat.completions_table(trainer)["extra"][COLUMN] = deque([False] * len(logged), maxlen=logged.maxlen)
+    columns = compat.completions_table(trainer)
+    logged = columns["prompt"]
+    unmarked = [False] * len(logged)
+    columns["extra"][COLUMN] = deque(unmarked, maxlen=logged.maxlen)
 
 
 def mark(trainer: Any, replaced: Sequence[bool]) -> None:
@@ -25,7 +27,9 @@ def mark(trainer: Any, replaced: Sequence[bool]) -> None:
 
     Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
     """
-    column, rows = compat.completions_table(trainer)["extra"][COLUMN], len(compat.completions_table(trainer)["prompt"])
+    columns = compat.completions_table(trainer)
+    column = columns["extra"][COLUMN]
+    rows = len(columns["prompt"])
     column.extend(replaced)
     column.extend([False] * (rows - len(column)))
 

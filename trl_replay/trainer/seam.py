@@ -1,0 +1,171 @@
+"""The seam: what `attach` puts on one trainer in the place of its methods, and `detach` takes off again."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from .. import compat
+from ..checkpoint import seam as checkpoint_seam
+from ..errors import AttachError
+from ..loss.micro_batch import ROWS
+from ..session import Session
+from . import completions_table
+from .callback import ReplayCallback
+
+
+class SeamFunction:
+    """What stands on the trainer in a method's place: looks the class's method up when called, and knows its
+    session."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        name: str,
+        session: Session,
+        around: Callable[..., Any],
+    ) -> None:
+        self._trainer = weakref.ref(trainer)
+        self._around = around
+        self.name = name
+        self.session = session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the trainer's own method, with the session around it."""
+        trainer = self._trainer()
+        if trainer is None:
+            raise AttachError(f"{self.name} was called through a trainer that no longer exists.")
+        stock = getattr(type(trainer), self.name).__get__(trainer)
+        return self._around(self.session, trainer, stock, *args, **kwargs)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(
+            "A trainer with replay attached can't be pickled or copied: call trl_replay.detach(trainer) first and "
+            "attach again afterwards."
+        )
+
+
+def put_on(trainer: Any, session: Session) -> None:
+    """Puts the seam on: wrapped methods, a callback, and a column in the table of completions."""
+    for name in compat.seam(trainer):
+        trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
+    completions_table.begin(trainer)
+    trainer.add_callback(ReplayCallback(session))
+
+
+def take_off(trainer: Any, session: Session) -> None:
+    """Takes the seam off: the trainer's methods are its class's."""
+    _forget_buffered(trainer)
+    for name in compat.seam(trainer):
+        del trainer.__dict__[name]
+    completions_table.end(trainer)
+    handler = trainer.callback_handler
+    # a new list: a callback may be detaching while the old one is walked
+    handler.callbacks = [
+        callback for callback in handler.callbacks if getattr(callback, "session", None) is not session
+    ]
+
+
+def refuse_foreign_overrides(trainer: Any) -> None:
+    """Refuses a trainer on which something else stands in the place of a method.
+
+    Raises:
+        AttachError: Names the method, and what replaced it.
+    """
+    for name in compat.seam(trainer):
+        found = trainer.__dict__.get(name)
+        if found is not None:
+            raise AttachError(
+                f"{name} of this trainer has been replaced by {_origin(found)}; wrapping it too could train on "
+                "the wrong values. Undo that replacement, or make it on the class."
+            )
+
+
+def refuse_patches_on_top(trainer: Any, session: Session) -> None:
+    """Refuses to take the seam off where something else stands in its place by now.
+
+    Raises:
+        AttachError: Names the method, and what replaced it.
+    """
+    for name in compat.seam(trainer):
+        found = trainer.__dict__.get(name)
+        if not (isinstance(found, SeamFunction) and found.session is session):
+            raise AttachError(
+                f"{name} was replaced by {_origin(found)} after replay was attached. Undo that first, then detach."
+            )
+
+
+def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
+    session.replaced = []
+    try:
+        batch = stock(inputs)
+        session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
+        if not trainer.model.training or session.paused:
+            return batch
+        return session.step(compat.with_old_logps(trainer, batch) if session.tap.forward else batch)
+    finally:
+        completions_table.mark(trainer, session.replaced)
+
+
+def _rewards(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    rewards = stock(*args, **kwargs)
+    if trainer.model.training and not session.paused:
+        session.rewards = rewards
+    return rewards
+
+
+def _loss(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    model: Any,
+    inputs: Any,
+) -> Any:
+    return session.tap.loss(lambda micro: stock(model, micro), inputs)
+
+
+def _logps(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    return session.tap.logps(stock(*args, **kwargs))
+
+
+_AROUND: dict[str, Callable[..., Any]] = {
+    compat.SCORE: _score,
+    compat.REWARDS: _rewards,
+    compat.LOSS: _loss,
+    compat.LOGPS: _logps,
+    compat.OTHER_LOSS: _loss,
+    compat.SAVE: checkpoint_seam.save,
+    compat.LOAD: checkpoint_seam.load,
+}
+
+
+def _forget_buffered(trainer: Any) -> None:
+    """Replayed rows left in the trainer's buffer can't be trained on without the tap: stock scores a new batch
+    instead."""
+    buffered = getattr(trainer, compat.BUFFERED, None) or []
+    if any(bool(micro[ROWS][:, 1].any()) for micro in buffered if ROWS in micro):
+        setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
+    for micro in buffered:
+        micro.pop(ROWS, None)
+
+
+def _origin(found: Any) -> str:
+    if found is None:
+        return "nothing"
+    function = inspect.unwrap(getattr(found, "__func__", found))
+    where = getattr(function, "__module__", None) or type(function).__module__
+    return f"{where}.{getattr(function, '__qualname__', type(function).__qualname__)}"
