@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .rewards import bessel_std, mean_of_scored, weighted_rewards
 from .table import Table
 
 if TYPE_CHECKING:
@@ -62,22 +63,17 @@ class Groups:
     @property
     def reward(self) -> Floats:
         """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
-        total = np.nansum(self.rewards * self.reward_weights, axis=-1)
-        return np.where(np.isnan(self.rewards).all(axis=-1), np.nan, total)
+        return weighted_rewards(self.rewards, self.reward_weights)
 
     @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
-        scored = ~np.isnan(self.reward)
-        return np.asarray(np.nansum(self.reward, axis=1) / np.maximum(scored.sum(axis=1), 1))
+        return mean_of_scored(self.reward)
 
     @property
     def reward_std(self) -> Floats:
         """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; 0 with fewer than two scored rows."""
-        reward = self.reward
-        scored = ~np.isnan(reward)
-        deviations = np.where(scored, reward - self.reward_mean[:, None], 0.0)
-        return np.asarray(np.sqrt((deviations**2).sum(axis=1) / np.maximum(scored.sum(axis=1) - 1, 1)))
+        return bessel_std(self.reward)
 
     def take(self, rows: Sequence[int] | Ints, behaviour_logps: Floats | None = None) -> Groups:
         """The groups at `rows`, with their behaviour log-probs where the caller knows them."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import compat
+from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
 from .images import images_per_row
@@ -144,7 +145,7 @@ def _noise_of_normalised(
     largest = sizes.max(axis=1)  # (n, functions)
     std = bessel_std(rewards)
     divisor = std + STD_EPSILON
-    centred = rewards - _mean(rewards)[:, None]
+    centred = rewards - mean_of_scored(rewards)[:, None]
     normalised = centred / divisor[:, None] * weights  # (n, G, functions)
     errors = NOISE * largest / divisor
     # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
@@ -158,34 +159,6 @@ def _noise_of_normalised(
     error = errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)
     batch_std = bessel_std(sums.reshape(1, -1))
     return np.asarray(error / (batch_std + STD_EPSILON))
-
-
-def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
-    """Weighted sum over the reward functions, the last axis; NaN where no function scored.
-
-    Args:
-        rewards (`(…, functions)`): Raw rewards, NaN where None.
-        weights (`(functions,)`): The trainer's `reward_weights`.
-    """
-    total = np.nansum(rewards * weights, axis=-1)
-    unscored = np.isnan(rewards).all(axis=-1)
-    return np.where(unscored, np.nan, total)
-
-
-def bessel_std(values: Floats) -> Floats:
-    """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values."""
-    scored = ~np.isnan(values)
-    centred = values - _mean(values)[:, None]
-    squares = np.where(scored, centred, 0.0) ** 2
-    degrees = np.maximum(scored.sum(axis=1) - 1, 1)
-    return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))
-
-
-def _mean(values: Floats) -> Floats:
-    """Mean over axis 1 without NaN; 0 where there is nothing."""
-    scored = ~np.isnan(values)
-    count = np.maximum(scored.sum(axis=1), 1)
-    return np.asarray(np.nansum(values, axis=1) / count)
 
 
 def _prompt_hashes(batch: Batch, wanted: Bools) -> Ints:

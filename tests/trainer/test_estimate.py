@@ -1,0 +1,127 @@
+"""`trl-replay estimate`: what a run's log says about replay, against counts by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay import ReplayError
+from trl_replay.report.estimate import estimate
+from trl_replay.testing import make_trainer
+
+RIGHT = [1.0, 1.0, 1.0, 1.0]
+SCRIPT = ([LIVE, DEAD, RIGHT], [DEAD, DEAD, HALF], [DEAD, RIGHT, DEAD], [LIVE, HALF, DEAD])
+"""Dead of three: 2, 2, 3, 1; all wrong 1, 2, 2, 1; all right 1, 0, 1, 0."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stock run of four steps that saves checkpoints and tables of completions."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer = make_trainer(folder, Rewards(*SCRIPT), save_strategy="steps", save_steps=2, log_completions=True)
+    trainer.train()
+    trainer.save_state()
+    return folder
+
+
+def test_the_dead_share_and_its_bound_are_those_of_the_log(run: Path) -> None:
+    found = estimate(run / "trainer_state.json")
+    assert [period.dead for period in found.periods] == pytest.approx([2 / 3, 2 / 3, 1, 1 / 3])
+    assert [(period.first, period.last) for period in found.periods] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert found.dead == pytest.approx(2 / 3)
+    assert found.bound == pytest.approx(3.0)
+
+
+def test_tables_of_completions_tell_all_wrong_from_all_right(run: Path) -> None:
+    found = estimate(run)
+    assert [period.dead for period in found.periods] == pytest.approx([2 / 3, 2 / 3, 1, 1 / 3])
+    assert [period.all_wrong for period in found.periods] == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1 / 3])
+    assert [period.all_right for period in found.periods] == pytest.approx([1 / 3, 0, 1 / 3, 0])
+
+
+def test_a_folder_of_tables_and_one_table_are_read(run: Path) -> None:
+    assert estimate(run / "completions").dead == pytest.approx(2 / 3)
+    (first, *_) = sorted((run / "completions").glob("*.parquet"))
+    assert estimate(first).dead == pytest.approx(2 / 3)
+    assert len(estimate(first).periods) == 1
+
+
+def test_a_run_with_replay_is_judged_by_replays_own_share(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    trainer.save_state()
+    assert estimate(tmp_path / "trainer_state.json").dead == pytest.approx(2 / 3)
+
+
+def test_the_bytes_of_a_group_are_those_of_a_real_buffer(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE]), max_steps=3, max_completion_length=64)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    table = session.buffer.table
+    tokens = float(table.tokens.mean()) / 4
+    found = estimate_of(tmp_path, session.buffer.capacity, tokens)
+    measured = session.buffer.nbytes / len(session.buffer)
+    assert found.group_bytes == pytest.approx(measured, rel=0.1)
+    assert found.buffer_bytes == found.group_bytes * session.buffer.capacity
+
+
+def estimate_of(folder: Path, size: int, tokens: float) -> Any:
+    log = {"log_history": [{"step": 1, "frac_reward_zero_std": 0.5}]}
+    (folder / "trainer_state.json").write_text(json.dumps(log))
+    return estimate(folder, buffer_size=size, num_generations=4, completion_tokens=tokens, prompt_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("dead", "ranks", "groups", "scope", "words"),
+    [
+        (0.1, 1, 8, "process", "few groups are dead (10%)"),
+        (0.5, 1, 8, "process", "the defaults fit"),
+        (0.95, 1, 8, "process", "rewards are sparse"),
+        (0.5, 8, 2, "sharded", "replay_scope='sharded'"),
+        (0.5, 8, 16, "process", "the defaults fit"),
+    ],
+)
+def test_the_advice_goes_by_the_dead_share_and_the_groups_of_a_process(
+    tmp_path: Path, dead: float, ranks: int, groups: int, scope: str, words: str
+) -> None:
+    log = {"log_history": [{"step": step, "frac_reward_zero_std": dead} for step in range(1, 9)]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
+    found = estimate(tmp_path, ranks=ranks, groups=groups)
+    assert found.scope == scope
+    assert any(words in advice for advice in found.advice)
+
+
+def test_where_all_groups_are_dead_there_is_no_bound(tmp_path: Path) -> None:
+    log = {"log_history": [{"step": 1, "frac_reward_zero_std": 1.0}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
+    assert estimate(tmp_path).bound is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "holds neither trainer_state.json"),
+        ("{", "is no trainer's state"),
+        ("[]", "is no trainer's state"),
+        ('{"log_history": [{"loss": 1.0, "step": 1}]}', "was never logged"),
+        ('{"log_history": [{"frac_reward_zero_std": "x", "step": 1}]}', "was never logged"),
+    ],
+)
+def test_what_is_no_log_of_grpo_is_refused_in_words(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(ReplayError, match=words):
+        estimate(tmp_path)
+
+
+def test_a_file_that_is_no_table_of_completions_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "completions_00001.parquet"
+    path.write_bytes(b"no parquet")
+    with pytest.raises(ReplayError, match="can't be read"):
+        estimate(path)

@@ -1,0 +1,295 @@
+"""`trl-replay estimate`: what replay could do for a run of GRPO, with or without replay, from what the run logged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
+from ..errors import ReplayError
+from ..table import Table
+
+DEAD = "frac_reward_zero_std"
+"""TRL's own key; a run with replay has an exacter one."""
+DEAD_EXACT = "replay/dead_fraction"
+LENGTH = "completions/mean_length"
+PERIODS = 4
+"""Parts of the run that are shown apart."""
+TOKEN_BYTES = 8
+"""A stored completion token: an int32 id and a float32 log-prob."""
+PROMPT_BYTES = 4
+"""A stored prompt token, once a group."""
+ROW_BYTES = 8
+"""A stored row beside its tokens: advantage and one reward, float32."""
+FEW_GROUPS = 4
+"""Groups a process below which one buffer for all processes finds more to replay."""
+LITTLE, SPARSE = 0.2, 0.9
+"""Dead shares below which there is little to replace, and above which rewards are sparse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A part of a run.
+
+    Attributes:
+        first, last (`int`): Its steps.
+        dead (`float`): Share of dead groups.
+        all_wrong, all_right (`float`, *optional*): Shares of groups without and with nothing but passing completions;
+            None where the log does not tell them apart.
+    """
+
+    first: int
+    last: int
+    dead: float
+    all_wrong: float | None = None
+    all_right: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a run's log says about replay.
+
+    Attributes:
+        source (`str`): Where it was read from.
+        periods (`list[Period]`): The run in parts, in their order.
+        dead (`float`): Share of dead groups over the whole run.
+        bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
+            1 / (1 − dead). None if all were dead.
+        completion_tokens (`float`, *optional*): Mean tokens of a completion.
+        group_bytes (`int`, *optional*): What a stored group takes.
+        buffer_bytes (`int`, *optional*): What the whole buffer takes on each process that holds it.
+        scope (`str`): The `replay_scope` that fits.
+        advice (`list[str]`): What to set, in words.
+    """
+
+    source: str
+    periods: list[Period]
+    dead: float
+    bound: float | None
+    completion_tokens: float | None
+    group_bytes: int | None
+    buffer_bytes: int | None
+    scope: str
+    advice: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One logged step."""
+
+    number: int
+    dead: float
+    all_wrong: float | None = None
+    all_right: float | None = None
+
+
+def estimate(
+    source: str | Path,
+    buffer_size: int = 64,
+    num_generations: int = 8,
+    ranks: int = 1,
+    groups: int = 8,
+    completion_tokens: float | None = None,
+    prompt_tokens: float = 128.0,
+    pass_reward: float = 0.5,
+) -> Estimate:
+    """What replay could do for a run.
+
+    Args:
+        source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, a `trainer_state.json`, or a
+            `completions_….parquet` of `log_completions=True` (or the folder that holds them).
+        buffer_size (`int`): Groups that a buffer would keep.
+        num_generations (`int`): Rows of a group; a Parquet file tells it itself.
+        ranks (`int`): Processes.
+        groups (`int`): Groups of a generation batch, on each process.
+        completion_tokens (`float`, *optional*): Mean tokens of a completion, where the log does not tell.
+        prompt_tokens (`float`): Mean tokens of a prompt.
+        pass_reward (`float`): A completion passes with a reward of at least this.
+
+    Raises:
+        ReplayError: There is nothing to read, or it is no log of GRPO.
+    """
+    path = Path(source)
+    tables = _parquet_files(path)
+    if tables:
+        steps, num_generations = _steps_of_tables(tables, pass_reward)
+    else:
+        history = _history(path)
+        steps = _steps_of_log(history)
+        completion_tokens = _mean(history, LENGTH) if completion_tokens is None else completion_tokens
+    if not steps:
+        raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
+    dead = float(np.mean([step.dead for step in steps]))
+    nbytes = None if completion_tokens is None else _group_bytes(num_generations, completion_tokens, prompt_tokens)
+    scope = "process" if ranks == 1 or groups >= FEW_GROUPS else "sharded"
+    return Estimate(
+        source=str(path),
+        periods=_periods(steps),
+        dead=dead,
+        bound=1 / (1 - dead) if dead < 1 else None,
+        completion_tokens=completion_tokens,
+        group_bytes=nbytes,
+        buffer_bytes=None if nbytes is None else nbytes * buffer_size,
+        scope=scope,
+        advice=_advice(dead, scope, ranks, groups),
+    )
+
+
+def _group_bytes(rows: int, completion_tokens: float, prompt_tokens: float) -> int:
+    """Payload and table row of one group whose prompt is shared by its rows."""
+    tokens = rows * (TOKEN_BYTES * completion_tokens + ROW_BYTES)
+    table_row = Table.preallocated(1).row_bytes
+    return round(tokens + PROMPT_BYTES * prompt_tokens + table_row)
+
+
+def _advice(dead: float, scope: str, ranks: int, groups: int) -> list[str]:
+    """Which settings fit."""
+    words = []
+    if dead < LITTLE:
+        words.append(f"few groups are dead ({dead:.0%}): replay has little to replace, and may not pay")
+    elif dead >= SPARSE:
+        words.append("rewards are sparse: the defaults (prompt_balanced, an adaptive start) are made for that")
+    else:
+        words.append("the defaults fit: dead groups are filled, off-policy rows corrected by their importance ratio")
+    if scope == "sharded":
+        words.append(
+            f"with {groups} groups on each of {ranks} processes one buffer for all finds more: replay_scope='sharded'"
+        )
+    words.append("replay_dry_run=True measures what would be replayed and leaves training as it is")
+    return words
+
+
+def _periods(steps: Sequence[_Step]) -> list[Period]:
+    periods = []
+    for part in np.array_split(np.arange(len(steps)), min(PERIODS, len(steps))):
+        of_part = [steps[index] for index in part.tolist()]
+        periods.append(
+            Period(
+                first=of_part[0].number,
+                last=of_part[-1].number,
+                dead=float(np.mean([step.dead for step in of_part])),
+                all_wrong=_mean_known([step.all_wrong for step in of_part]),
+                all_right=_mean_known([step.all_right for step in of_part]),
+            )
+        )
+    return periods
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _mean(history: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [entry[key] for entry in history if _is_number(entry.get(key))]
+    return float(np.mean(values)) if values else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _history(path: Path) -> list[Mapping[str, Any]]:
+    """A trainer's log.
+
+    Raises:
+        ReplayError: There is none, or it can't be read.
+    """
+    state = path
+    if path.is_dir():
+        state = path / TRAINER_STATE
+        newest = last_complete_checkpoint(path)
+        if not state.is_file() and newest is not None:
+            state = Path(newest) / TRAINER_STATE
+    if not state.is_file():
+        raise ReplayError(
+            f"{path} holds neither {TRAINER_STATE} nor a complete checkpoint nor completions_….parquet: give a run's "
+            "output_dir, one of its checkpoints, or such a file."
+        )
+    try:
+        history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReplayError(f"{state} is no trainer's state: {type(error).__name__}: {error}") from error
+    return [entry for entry in history if isinstance(entry, Mapping)]
+
+
+def _steps_of_log(history: Sequence[Mapping[str, Any]]) -> list[_Step]:
+    steps = []
+    for entry in history:
+        dead = entry.get(DEAD_EXACT, entry.get(DEAD))
+        if _is_number(dead) and _is_number(entry.get("step")):
+            steps.append(_Step(int(entry["step"]), float(dead)))
+    return steps
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    """Tables of completions, in the order of their steps."""
+    if path.suffix == ".parquet":
+        return [path] if path.is_file() else []
+    if not path.is_dir():
+        return []
+    here = sorted(path.glob("completions_*.parquet"))
+    return here or sorted((path / "completions").glob("completions_*.parquet"))
+
+
+def _steps_of_tables(paths: Sequence[Path], pass_reward: float) -> tuple[list[_Step], int]:
+    """The steps of tables of completions, and the rows of a group.
+
+    TRL's table has the columns `step`, `prompt`, `completion`, one for each reward function, and `advantage`.
+    """
+    from pyarrow import parquet
+
+    steps: dict[int, _Step] = {}
+    size = 1
+    for path in paths:
+        try:
+            rows = parquet.read_table(path).to_pylist()
+        except Exception as error:  # of pyarrow, which has many
+            raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
+        if not rows or not {"step", "prompt", "advantage"} <= rows[0].keys():
+            raise ReplayError(f"{path} is no table of completions: it lacks step, prompt or advantage.")
+        names = _reward_names(list(rows[0]))
+        size = max(size, _rows_of_a_group(rows))
+        groups = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        number = int(rows[0]["step"])
+        steps[number] = _judge(number, groups, names, pass_reward)
+    return [steps[number] for number in sorted(steps)], size
+
+
+def _reward_names(columns: Sequence[str]) -> list[str]:
+    """TRL puts the reward functions' columns between `completion` and what is extra; ours is `replay/replaced`."""
+    others = {"step", "prompt", "completion", "advantage", "images", "replay/replaced"}
+    return [name for name in columns if name not in others]
+
+
+def _rows_of_a_group(rows: Sequence[Mapping[str, Any]]) -> int:
+    """The shortest run of rows with one prompt: two groups of the same prompt may follow each other."""
+    prompts = [json.dumps(row["prompt"], sort_keys=True, default=str) for row in rows]
+    return min(len(list(run)) for _, run in groupby(prompts))
+
+
+def _judge(
+    number: int, groups: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], pass_reward: float
+) -> _Step:
+    """Dead, all-wrong and all-right shares of one step's groups."""
+    dead = wrong = right = 0
+    for group in groups:
+        totals = [sum(float(row[name]) for name in names if _is_number(row[name])) for row in group]
+        if max(totals) - min(totals) > 1e-9:
+            continue
+        dead += 1
+        passes = totals[0] >= pass_reward
+        right += passes
+        wrong += not passes
+    count = len(groups)
+    return _Step(number, dead / count, wrong / count, right / count)

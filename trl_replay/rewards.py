@@ -1,0 +1,36 @@
+"""Weighted sums, means and deviations of rewards, in which a missing value (NaN, for None) does not count."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
+    """Weighted sum over the reward functions, the last axis; NaN where no function scored.
+
+    Args:
+        rewards (`(…, functions)`): Raw rewards, NaN where None.
+        weights (`(functions,)`): The trainer's `reward_weights`.
+    """
+    total = np.nansum(rewards * weights, axis=-1)
+    unscored = np.isnan(rewards).all(axis=-1)
+    return np.where(unscored, np.nan, total)
+
+
+def mean_of_scored(values: Floats) -> Floats:
+    """Mean over axis 1 without NaN; 0 where there is nothing."""
+    scored = ~np.isnan(values)
+    count = np.maximum(scored.sum(axis=1), 1)
+    return np.asarray(np.nansum(values, axis=1) / count)
+
+
+def bessel_std(values: Floats) -> Floats:
+    """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values."""
+    scored = ~np.isnan(values)
+    centred = values - mean_of_scored(values)[:, None]
+    squares = np.where(scored, centred, 0.0) ** 2
+    degrees = np.maximum(scored.sum(axis=1) - 1, 1)
+    return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))
