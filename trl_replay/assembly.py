@@ -17,6 +17,7 @@ from .config import ReplayConfig
 from .errors import ConfigurationError, RefusedError, ReplayError
 from .fields import FieldTable
 from .hooks import SessionHooks
+from .loss.bounds import Bounds
 from .loss.gates import Gates
 from .protocols import Stateful, division_of
 from .registry import BUILTIN, Plugin, Registry, Resolved
@@ -83,6 +84,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
         hooks=SessionHooks(plugins.values(), resolved, strategies),
         rate_limiter=rate_limiter,
         gates=_gates(trainer, config),
+        bounds=_bounds(trainer),
         fields=fields,
         rng=np.random.default_rng(_seed(trainer, config, scope)),
         num_generations=trainer.num_generations,
@@ -103,6 +105,7 @@ def idle_components() -> Components:
         hooks=SessionHooks([], {}, {}),
         rate_limiter=RateLimiter(ReplayConfig(), 0),
         gates=Gates(),
+        bounds=Bounds(),
         fields=FieldTable(0),
         rng=np.random.default_rng(0),
         num_generations=1,
@@ -137,6 +140,15 @@ def _limits(config: ReplayConfig) -> Limits:
         config.replay_max_age,
         config.replay_max_uses,
         config.replay_cooldown,
+    )
+
+
+def _bounds(trainer: Any) -> Bounds:
+    """What this trainer's loss makes of ratios."""
+    return Bounds(
+        sequence_level=trainer.args.importance_sampling_level == "sequence",
+        sums_ratios=trainer.args.loss_type == "vespo",
+        weighs_kl=trainer.args.use_bias_correction_kl,
     )
 
 

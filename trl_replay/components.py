@@ -13,6 +13,7 @@ from .buffer.rate_limiter import RateLimiter
 from .buffer.replay_buffer import ReplayBuffer
 from .fields import FieldTable
 from .hooks import SessionHooks
+from .loss.bounds import Bounds
 from .loss.gates import Gates
 from .protocols import Scope, Stateful
 from .table import Table
@@ -31,6 +32,7 @@ class Components:
         rng (`numpy.random.Generator`): Private, and in the same state on all processes that share the buffer.
         rate_limiter ([`RateLimiter`]): How many slots replay may fill.
         gates ([`Gates`]): What replayed rows must pass in the loss.
+        bounds ([`Bounds`]): What no replayed row can pass there.
         num_generations (`int`): Rows of a group.
         token_weights (`bool`): Whether a correction may give one weight a token.
         forward (`bool`): Whether every batch gets a no-grad forward for its log-probs.
@@ -48,6 +50,7 @@ class Components:
     rng: np.random.Generator
     rate_limiter: RateLimiter
     gates: Gates
+    bounds: Bounds
     num_generations: int
     token_weights: bool
     forward: bool

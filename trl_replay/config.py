@@ -84,7 +84,7 @@ class ReplayConfig:
             whose group was beyond it when last replayed leaves. No limit if not set.
         replay_max_weight (`float`, *optional*):
             Largest factor on a replayed token's policy term: the importance ratio before the loss's clipping times all
-            weights. No limit if not set.
+            weights. If not set, only the ratio has a limit, of 20.
         replay_refresh (`str`, *optional*):
             How an entry's score changes once it was replayed: `"ratio"` (the score at admission × e^-(mean |log
             ratio|)) or `"advantage"` (mean of min(ratio, 1) × |advantage| over its tokens). Not at all if not set.

@@ -81,6 +81,7 @@ class Session:
             components.token_weights,
             components.forward,
             components.processes > 1,
+            components.bounds,
         )
         self.communicator = Communicator(
             components,
@@ -271,6 +272,7 @@ class Session:
         """Adds the importance ratios seen in the loss to the metrics."""
         self._record(self.tap.stats.metrics())
         self._record(self.components.gates.metrics())
+        self._record(self.components.bounds.metrics())
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
@@ -329,7 +331,8 @@ class Session:
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
         corrected = self.components.hooks.correct(rows, self._local_context())
-        return self.components.gates(rows, corrected)
+        bounded = self.components.bounds(rows, corrected)
+        return self.components.gates(rows, bounded)
 
 
 def _warn_of_rename(old: str, new: str) -> None:

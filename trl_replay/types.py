@@ -21,6 +21,9 @@ Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 Batch: TypeAlias = dict[str, Any]
 """What TRL's scoring step returns: row-aligned tensors by name, `prompt_ids` first."""
+LOG_RATIO_LIMIT = 20.0
+"""Log ratios are kept within ± this before they are exponentiated, as TRL does for its sequence ratios: the square of
+what comes out is finite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..types import Corrected, ReplayedRows
-from .off_policy_stats import LOG_RATIO_LIMIT
+from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
 
 
 @dataclass(slots=True)

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..types import Floats, ReplayedRows
+from ..types import LOG_RATIO_LIMIT, Floats, ReplayedRows
 
 STATS = ("seen", "ratio", "squares", "drift", "remaining_signal")
 """Sums over a replayed row's trained tokens: of 1, r, r², |log r| and min(r, 1) |A|, with r the importance ratio."""
 RENAMED = {"mass": "remaining_signal"}
 """Names in checkpoints of earlier releases."""
-LOG_RATIO_LIMIT = 20.0
-"""Log ratios are clamped to this here, so that their squares stay finite."""
 
 
 class OffPolicyStats:

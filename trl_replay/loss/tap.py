@@ -20,6 +20,7 @@ from ..buffer.candidates import Candidate
 from ..compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..errors import ResultError, SeamError
 from ..types import Batch, Corrected, Placement, ReplayedRows
+from .bounds import Bounds
 from .dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .micro_batch import COMPOSED, MASKED, ROWS, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
@@ -42,11 +43,13 @@ class Tap:
         token_weights: bool,
         forward: bool,
         keep_errors: bool,
+        bounds: Bounds,
     ) -> None:
         self._correct = correct
         self._generations = num_generations
         self._token_weights = token_weights
         self._keep_errors = keep_errors
+        self._bounds = bounds
         self.forward = forward
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
@@ -197,42 +200,75 @@ class Tap:
                 candidate.records[index] = logps[position]
 
     def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> torch.Tensor | None:
-        """Puts what the correction decides into a composed micro-batch; returns `(b, C)` bool, the replayed tokens
-        whose weight is 0, if weights were given."""
+        """Puts what the correction decides into a composed micro-batch, and the policy's own log-probs onto its pads.
+
+        Returns:
+            `(b, C)` bool, the replayed tokens whose weight is 0, if weights were given.
+        """
         mask = loss_mask(micro).bool()
-        old, masked = dict.get(micro, OLD_LOGPS), None
-        if placed:
-            index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
-            stored = self._stored(placed)
-            rows = self._replayed(micro, stored, index, logps[index], mask[index])
-            corrected = self._correct(rows)
-            self.stats.add([row.position for row in stored], rows, corrected.weights)
-            if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
-                sampling = (logps if old is None else old).clone()
-                sampling[index] = rows.behaviour_logps.to(sampling.dtype)
-                micro[SAMPLING_LOGPS] = torch.where(mask, sampling, logps.to(sampling.dtype))
-            old = (logps if old is None else old).clone()
-            old[index] = corrected.old_logps.to(old.dtype)
-            if corrected.weights is not None:
-                micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
-                masked = torch.zeros_like(mask)
-                masked[index] = corrected.weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
-        # Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
-        # the ratio of a row without weight that is far off. A token without weight among others keeps its ratio, which
-        # counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
+        masked = self._replace(micro, placed, logps, mask) if placed else None
+        self._fill_pads(micro, logps, mask, masked)
+        return masked
+
+    def _replace(
+        self,
+        micro: MicroBatch,
+        placed: list[int],
+        logps: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Gives the replayed rows of a micro-batch their old, sampling and reference log-probs, and their weights."""
+        index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
+        stored = self._stored(placed)
+        rows = self._replayed(micro, stored, index, logps[index], mask[index])
+        corrected = self._correct(rows)
+        weights = corrected.weights
+        self.stats.add([row.position for row in stored], rows, weights)
+        masked: torch.Tensor | None = None
+        trained = rows.mask
+        if weights is not None:
+            micro["advantages"] = self._weighted(micro["advantages"], index, weights, logps.size(1))
+            weightless = weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
+            masked = torch.zeros_like(mask)
+            masked[index] = weightless
+            trained = trained & ~weightless
+        old = dict.get(micro, OLD_LOGPS)
+        old = logps if old is None else old
+        if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
+            sampling = _with_rows(old, index, rows.behaviour_logps)
+            micro[SAMPLING_LOGPS] = torch.where(mask, sampling, logps.to(sampling.dtype))
+        micro[OLD_LOGPS] = _with_rows(old, index, corrected.old_logps)
+        reference = dict.get(micro, REF_LOGPS)
+        if reference is not None:
+            bounded = self._bounds.reference(rows, corrected.old_logps, reference[index], trained)
+            micro[REF_LOGPS] = _with_rows(reference, index, bounded)
+        return masked
+
+    def _fill_pads(
+        self,
+        micro: MicroBatch,
+        logps: torch.Tensor,
+        mask: torch.Tensor,
+        masked: torch.Tensor | None,
+    ) -> None:
+        """Puts the policy's own log-probs, `logps`, where the loss must not see the stored ones.
+
+        Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
+        the ratio of a row without weight that is far off. A token without weight among others keeps its ratio, which
+        counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
+
+        Args:
+            mask (`(b, C)` bool): Tokens that the loss trains on.
+            masked (`(b, C)` bool, *optional*): Those without weight.
+        """
         real = {OLD_LOGPS: mask, REF_LOGPS: mask}
         if masked is not None:
-            real = {
-                OLD_LOGPS: mask & ~masked.all(dim=1, keepdim=True),
-                REF_LOGPS: mask & ~masked,
-            }
-        for key, value in (
-            (OLD_LOGPS, old),
-            (REF_LOGPS, dict.get(micro, REF_LOGPS)),
-        ):
+            real[OLD_LOGPS] = mask & ~masked.all(dim=1, keepdim=True)
+            real[REF_LOGPS] = mask & ~masked
+        for key, tokens in real.items():
+            value = dict.get(micro, key)
             if value is not None:
-                micro[key] = torch.where(real[key], value, logps.to(value.dtype))
-        return masked
+                micro[key] = torch.where(tokens, value, logps.to(value.dtype))
 
     def _stored(self, placed: list[int]) -> list[PlacedRow]:
         numbers = [row - self._first_placed for row in placed]
@@ -297,3 +333,10 @@ class Tap:
         weighted = advantages.clone()
         weighted[index] = weighted[index] * weights.to(weighted)
         return weighted
+
+
+def _with_rows(values: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A copy of `values`, `(b, C)`, with `rows`, `(R, C)`, at the places `index`."""
+    copy = values.clone()
+    copy[index] = rows.to(copy.dtype)
+    return copy

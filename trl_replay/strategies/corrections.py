@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
 from ..protocols import Correction
-from ..types import Context, Corrected, ReplayedRows
+from ..types import LOG_RATIO_LIMIT, Context, Corrected, ReplayedRows
 
 if TYPE_CHECKING:
     import torch
-
-LOG_LIMIT = 20.0
-"""Log ratios are clamped to ±20 before they are exponentiated, as TRL does for its sequence ratios."""
 
 
 class TokenWeights:
@@ -40,7 +37,11 @@ class TokenWeights:
 
 
 def ratio(rows: ReplayedRows, context: Context) -> Corrected:
-    """The importance ratio to the policy that generated the tokens, clipped by the trainer's own loss (PPO)."""
+    """The importance ratio to the policy that generated the tokens, clipped by the trainer's own loss (PPO).
+
+    PPO does not clip the ratio of a negative advantage from above. With this and every other correction it is at most
+    20: see `trl_replay.loss.bounds`.
+    """
     return Corrected(old_logps=rows.behaviour_logps)
 
 
@@ -96,7 +97,7 @@ def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
 
     def truncated(rows: ReplayedRows, context: Context) -> Corrected:
         logs = _log_ratio(rows) if level == "token" else _sequence_log_ratio(rows)
-        return Corrected(rows.logps, logs.clamp(-LOG_LIMIT, LOG_LIMIT).exp().clamp(max=cap))
+        return Corrected(rows.logps, logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap))
 
     return TokenWeights(truncated) if level == "token" else truncated
 
@@ -110,11 +111,10 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
     _require("sequence_mask", "high", high, above=low)
 
     def sequence_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        mean = (_sequence_log_ratio(rows) / rows.mask.sum(dim=1).clamp(min=1)).clamp(-LOG_LIMIT, LOG_LIMIT).exp()
-        return Corrected(
-            rows.behaviour_logps,
-            ((mean >= low) & (mean <= high)).to(rows.logps.dtype),
-        )
+        mean_log = _sequence_log_ratio(rows) / rows.mask.sum(dim=1).clamp(min=1)
+        mean = mean_log.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        near = (mean >= low) & (mean <= high)
+        return Corrected(rows.behaviour_logps, near.to(rows.logps.dtype))
 
     return sequence_mask
 
@@ -124,7 +124,7 @@ def make_topr(cap: float = 1.0) -> Correction:
     _require("topr", "cap", cap, above=0.0)
 
     def topr(rows: ReplayedRows, context: Context) -> Corrected:
-        tapered = _sequence_log_ratio(rows).clamp(-LOG_LIMIT, LOG_LIMIT).exp().clamp(max=cap)
+        tapered = _sequence_log_ratio(rows).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
         return Corrected(rows.logps, tapered.where(rows.advantages < 0, tapered.new_ones(())))
 
     return topr
@@ -158,7 +158,7 @@ def make_decoupled(cap: float = 2.0) -> Correction:
     _require("decoupled", "cap", cap, above=0.0)
 
     def decoupled(rows: ReplayedRows, context: Context) -> Corrected:
-        logs = (rows.proximal_logps - rows.behaviour_logps).clamp(-LOG_LIMIT, LOG_LIMIT)
+        logs = (rows.proximal_logps - rows.behaviour_logps).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return Corrected(rows.proximal_logps, logs.exp().clamp(max=cap))
 
     return TokenWeights(decoupled)
@@ -173,7 +173,7 @@ def make_shaped(gamma: float = 0.1) -> Correction:
     _require("shaped", "gamma", gamma, above=0.0)
 
     def shaped(rows: ReplayedRows, context: Context) -> Corrected:
-        r = _log_ratio(rows).clamp(-LOG_LIMIT, LOG_LIMIT).exp()
+        r = _log_ratio(rows).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         return Corrected(rows.logps, gamma * r / (r + gamma) ** 2)
 
     return TokenWeights(shaped)

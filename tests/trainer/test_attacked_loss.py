@@ -1,0 +1,205 @@
+"""Defects that an attack found in the loss and in what reaches it, by number; each through a real GRPOTrainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis.extra.numpy as hn
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given
+from hypothesis import settings as hypothesis_settings
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
+from transformers import TrainerCallback
+
+import trl_replay
+from trl_replay.loss.bounds import Bounds
+from trl_replay.loss.tap import ROWS
+from trl_replay.registry import registry
+from trl_replay.testing import make_trainer
+
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "m2po", "decoupled", "shaped", "per"]
+TOKEN_WEIGHTS = {"truncated", "m2po", "decoupled", "shaped"}
+
+
+class Sharpen(TrainerCallback):
+    """After the first update the policy becomes all but deterministic, as many updates would make it."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            with torch.no_grad():
+                kwargs["model"].lm_head.weight.mul_(self.factor)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"replay_max_weight": 2.0}, {"replay_correction": "truncated"}, {"replay_correction": "none"}],
+    ids=str,
+)
+def test_37_a_policy_that_left_the_stored_tokens_behind_ruins_no_weight(
+    tmp_path: Any, settings: dict[str, Any]
+) -> None:
+    """The reference finds a replayed token e^88 times as likely as the policy does: exp(88) times a ratio of 0."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3, beta=0.04)
+    trainer.add_callback(Sharpen(300.0))
+    session = trl_replay.attach(trainer, **settings)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    norms = [log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log]
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+    assert all(np.isfinite(norm) for norm in norms)
+    dropped = [log["replay/kl_dropped_fraction"] for log in trainer.state.log_history if "replay/ess" in log]
+    assert all(0 < share <= 1 for share in dropped), "what was dropped is counted"
+
+
+def test_37_the_share_of_dropped_kl_is_logged_only_with_a_reference_and_is_0_where_nothing_is_far_off(
+    tmp_path: Any,
+) -> None:
+    for beta in (0.0, 0.1):
+        trainer = make_trainer(tmp_path / str(beta), Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3, beta=beta)
+        trl_replay.attach(trainer)
+        trainer.train()
+        shares = [log.get("replay/kl_dropped_fraction") for log in trainer.state.log_history if "replay/ess" in log]
+        assert shares == ([0.0, 0.0] if beta else [None, None])
+
+
+class Scripted(Spy):
+    """The stock trainer, whose loss is given log-probs instead of the model's."""
+
+    given: Any = None
+    others: tuple[Any, ...] = ()
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.given is None:
+            result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            self.others = (torch.zeros(()), *result[2:])
+            return result
+        return self.given, torch.zeros_like(self.given), *self.others[1:]
+
+
+class LateBinding:
+    """The correction that a test names last."""
+
+    def __init__(self) -> None:
+        self.name = "ratio"
+        self.made = {name: registry().resolve("correction", name, "replay_correction").make() for name in CORRECTIONS}
+
+    def __call__(self, rows: Any, context: Any) -> Any:
+        return self.made[self.name](rows, context)
+
+
+class Loss:
+    """The stock loss of one real micro-batch with replayed and fresh rows, for any log-probs."""
+
+    def __init__(self, folder: Any, **settings: Any) -> None:
+        script = Rewards([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
+        self.trainer = make_trainer(
+            folder, script, trainer_class=Scripted, max_steps=2, beta=0.04, max_completion_length=3, **settings
+        )
+        self.correction = LateBinding()
+        self.session = trl_replay.attach(self.trainer, replay_correction=self.correction, replay_sampler="newest")
+        self.trainer.train()
+        (self.micro,) = self.trainer._buffered_inputs
+        self.replayed = self.micro[ROWS][:, 0] < 0
+        assert int(self.replayed.sum()) == 8
+        self.mask = self.micro["completion_mask"].bool()
+        self.largest = float(self.micro["advantages"].abs().max())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.mask.shape)
+
+    def __call__(self, new: Any, behaviour: Any, reference: Any) -> tuple[float, torch.Tensor]:
+        """Loss and gradient, times the number of rows; fresh rows lie on the reference."""
+        logps = torch.from_numpy(new).clone().requires_grad_()
+        reference = torch.where(self.replayed.unsqueeze(1), torch.from_numpy(reference), logps.detach())
+        for number, row in zip(self.micro[ROWS][:, 0].tolist(), range(len(new)), strict=True):
+            if number < 0:
+                placed = self.session.tap._stored([-1 - number])[0]
+                placed.logps = torch.from_numpy(behaviour[row, : len(placed.logps)])
+                placed.proximal = None
+        self.trainer.given = logps
+        self.trainer.model.train()
+        loss = self.trainer._compute_loss(self.trainer.model, {**self.micro, "ref_per_token_logps": reference.float()})
+        loss.backward()
+        return float(loss.detach()) * len(new), logps.grad * len(new)
+
+
+LOG_PROBS = st.one_of(
+    st.sampled_from([0.0, -1.0, -3.5, -19.0, -21.0, -60.0, -88.0, -100.0, -1e3, -1e4]),
+    st.floats(-1e4, 0.0, width=32),
+    st.floats(-30.0, 0.0, width=32),
+)
+
+
+@pytest.mark.parametrize("bias_correction", [False, True], ids=["plain KL", "bias-corrected KL"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
+    tmp_path: Any, loss: str, level: str, bias_correction: bool
+) -> None:
+    """A fresh token's gradient is its advantage, and what KL to a reference it was sampled near to gives. A replayed
+    token's is at most 20 times its advantage, and 440 times beta."""
+    measured = Loss(tmp_path, loss_type=loss, importance_sampling_level=level, use_bias_correction_kl=bias_correction)
+    allowed = [name for name in CORRECTIONS if level == "token" or loss == "cispo" or name not in TOKEN_WEIGHTS]
+    arrays = hn.arrays(np.float32, measured.shape, elements=LOG_PROBS)
+
+    @hypothesis_settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    @given(new=arrays, behaviour=arrays, reference=arrays, correction=st.sampled_from(allowed))
+    def check(new: Any, behaviour: Any, reference: Any, correction: str) -> None:
+        measured.correction.name = correction
+        value, gradient = measured(new, behaviour, reference)
+        assert np.isfinite(value)
+        assert bool(gradient.isfinite().all())
+        assert float(gradient.abs().max()) <= 1.01 * (20 * measured.largest + 0.04 * 440)
+        sums = measured.shape[1] if loss == "luspo" else 1
+        by_log_prob = 1.3 * 1e4 * measured.largest if loss in ("cispo", "vespo") else 0.0
+        assert abs(value) <= len(new) * (sums * (20 * measured.largest + 0.04 * 440) + by_log_prob)
+
+    check()
+
+
+EXTREMES = {
+    "a ratio of e^60 against a negative advantage": (-1.0, -61.0, -1.0),
+    "a ratio of e^60 and a KL of 30": (-31.0, -91.0, -1.0),
+    "a reference e^20 times as likely": (-100.0, -100.0, -80.0),
+    "a reference e^95 times as likely": (-100.0, -5.0, -5.0),
+}
+
+
+@pytest.mark.parametrize("case", EXTREMES.values(), ids=EXTREMES)
+def test_37_the_largest_gradients_that_an_attack_found_are_bounded(
+    tmp_path: Any, case: tuple[float, float, float]
+) -> None:
+    measured = Loss(tmp_path, loss_type="grpo", use_bias_correction_kl=False)
+    value, gradient = measured(*(np.full(measured.shape, log_prob, np.float32) for log_prob in case))
+    assert np.isfinite(value)
+    assert float(gradient.abs().max()) <= 20 * measured.largest + 0.04 * 20
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 20.0), (torch.bfloat16, 20.0), (torch.float16, 5.545)])
+def test_37_log_ratios_stay_within_half_the_log_of_a_types_largest_number(dtype: torch.dtype, limit: float) -> None:
+    new = torch.tensor([[-30.0, -1.0, -1.0]], dtype=dtype)
+    old = torch.tensor([[-1.0, -30.0, -1.5]])
+    mask = torch.ones_like(old, dtype=torch.bool)
+    rows = trl_replay.ReplayedRows(new, old, new, mask, torch.tensor([-1.0]), torch.tensor([1]))
+    ratios = new.float() - Bounds()(rows, trl_replay.Corrected(old)).old_logps
+    torch.testing.assert_close(ratios, torch.tensor([[-limit, math.log(20.0), 0.5]]), rtol=0.01, atol=0.01)
+    summed = new.float() - Bounds(sums_ratios=True)(rows, trl_replay.Corrected(old)).old_logps
+    torch.testing.assert_close(summed, torch.tensor([[-limit, limit, 0.5]]), rtol=0.01, atol=0.01)
+
+
+def test_37_a_rows_ratio_is_bounded_by_moving_all_of_its_old_log_probs_alike() -> None:
+    new = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]])
+    old = torch.tensor([[-11.0, -4.0, -6.0], [-9.0, -2.0, -3.0]])  # means of log ratios: 5 and 8/3
+    mask = torch.ones_like(old, dtype=torch.bool)
+    rows = trl_replay.ReplayedRows(new, old, new, mask, torch.tensor([-1.0, 1.0]), torch.tensor([1, 1]))
+    bounded = Bounds(sequence_level=True)(rows, trl_replay.Corrected(old)).old_logps
+    assert torch.equal(bounded[1], old[1])
+    torch.testing.assert_close(bounded[0] - old[0], torch.full((3,), 5 - math.log(20.0)))

@@ -1,0 +1,104 @@
+"""Bounds on what a replayed token can do to an update, however far the policy has moved from it.
+
+A fresh token's importance ratio is 1, and its KL term is small, since the policy has just drawn it: a reference that
+finds it 20 times as likely meets fewer than one token in 20. Of a replayed token neither holds. PPO's clipping leaves
+the ratio of a negative advantage alone, so that its gradient grows with the ratio; the KL term's grows with
+exp(reference − log-prob), and where that is infinite and the ratio is 0, the gradient is NaN. Fresh rows keep the
+stock formulas as they are, and so do replayed ones within the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
+
+RATIO_LIMIT = 20.0
+"""Most that the importance ratio, or exp(reference − log-prob), multiplies a replayed token's gradient by.
+
+Trainers that bound the ratio of negative advantages do so at 3 (dual-clip PPO, arXiv 1912.09729), at 4 (INTELLECT-2's
+`delta`) or at 5 (CISPO). This is a last resort and no opinion of its own, so it stands well above: of 40,000 such
+tokens replayed in 500 updates of the sparse benchmark task, two were beyond it.
+"""
+
+
+@dataclass(slots=True)
+class Bounds:
+    """Keeps the ratio and the KL term of replayed tokens within bounds.
+
+    * The log ratio that the loss forms is kept between −20 and log 20, with sequence-level importance sampling that of
+      the row; within ±20 where the loss sums log ratios and damps the sum itself. In types with a small range 20 is
+      half the log of their largest number. That is done by moving the old log-prob.
+    * The KL term of a token is dropped where exp(reference − log-prob), times the ratio if the loss multiplies the KL
+      term by it, is more than 20. A clamp would not do: at its edge the gradient is exp(20). The other side, where the
+      reference finds the token less likely, is clamped to −20: there the gradient grows in a straight line at most.
+
+    Attributes:
+        sequence_level (`bool`): Whether the loss forms one ratio a row.
+        sums_ratios (`bool`): Whether it weighs rows by the product of their ratios, and bounds that weight (`vespo`).
+        weighs_kl (`bool`): Whether it multiplies the KL term by the ratio (`use_bias_correction_kl`).
+    """
+
+    sequence_level: bool = False
+    sums_ratios: bool = False
+    weighs_kl: bool = False
+    _counts: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
+        """What the correction decided, with old log-probs near enough to the new ones: unchanged where they are."""
+        logs = (rows.logps - corrected.old_logps).masked_fill(~rows.mask, 0.0)
+        limit = _log_limit(rows.logps.dtype)
+        per_token = not (self.sequence_level or self.sums_ratios)
+        bounded = logs.clamp(-limit, math.log(RATIO_LIMIT) if per_token else limit)
+        if self.sequence_level and not self.sums_ratios:
+            excess = _row_means(bounded, rows.mask) - math.log(RATIO_LIMIT)
+            bounded = bounded - excess.clamp(min=0.0)
+        old_logps = torch.where(bounded != logs, rows.logps - bounded, corrected.old_logps)
+        return replace(corrected, old_logps=old_logps)
+
+    def reference(
+        self,
+        rows: ReplayedRows,
+        old_logps: torch.Tensor,
+        reference_logps: torch.Tensor,
+        trained: torch.Tensor,
+    ) -> torch.Tensor:
+        """The reference's log-probs that the loss shall see; the new policy's own where the KL term is dropped.
+
+        Args:
+            rows ([`ReplayedRows`]): What the tap saw.
+            old_logps (`(R, C)`): What the loss takes as the old log-probs.
+            reference_logps (`(R, C)`): The reference model's.
+            trained (`(R, C)` bool): Tokens whose KL term counts.
+        """
+        limit = _log_limit(rows.logps.dtype)
+        gap = reference_logps - rows.logps
+        size = gap.clamp(min=0.0)  # of the KL term's gradient, as a logarithm
+        if self.weighs_kl:
+            logs = (rows.logps - old_logps).masked_fill(~rows.mask, 0.0)
+            size = size + (_row_means(logs, rows.mask) if self.sequence_level else logs)
+        kept = (gap <= limit) & (size <= math.log(RATIO_LIMIT))  # a gap of NaN is not kept
+        self._counts.append(torch.stack([(~kept & trained).sum(), trained.sum()]))
+        near = torch.where(gap < -limit, rows.logps - limit, reference_logps)
+        return torch.where(kept, near, rows.logps.to(near.dtype))
+
+    def metrics(self) -> dict[str, float]:
+        """The share of replayed tokens whose KL term was dropped since the last call; none without a reference."""
+        if not self._counts:
+            return {}
+        dropped, count = torch.stack(self._counts).sum(dim=0).tolist()
+        self._counts = []
+        return {"replay/kl_dropped_fraction": dropped / count} if count else {}
+
+
+def _log_limit(dtype: torch.dtype) -> float:
+    """Largest log ratio: the product of two such ratios is finite in this type."""
+    return min(LOG_RATIO_LIMIT, math.log(torch.finfo(dtype).max) / 2)
+
+
+def _row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`(R, 1)`: mean over a row's trained tokens."""
+    return (values * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
