@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from resuming import build, digits, train
 
 from trl_replay import ReplayError
+from trl_replay.checkpoint import format as saved
 from trl_replay.cli.commands import main
 from trl_replay.report.charts import Line, histogram, line_chart, smoothed, thinned, ticks
 from trl_replay.report.inspection import inspect
@@ -159,6 +161,79 @@ def test_texts_from_the_model_are_text_and_not_markup(run: Any) -> None:
     text = page("<b>", [], buffer)
     assert "<script>" not in text
     assert "&lt;script&gt;alert(1)" in text
+
+
+MARKUP = "<script>alert(1)</script>"
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag and attribute of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.names |= {tag, *(name for name, _ in attributes)}
+
+
+def test_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
+    keys = ("step", "frac_reward_zero_std", "reward", "replay/size", "replay/dead_fraction", "replay/ess")
+    hostile = [dict.fromkeys(keys, MARKUP), {**dict.fromkeys(keys, 0.5), "step": MARKUP, MARKUP: MARKUP}]
+    good = [{**dict.fromkeys(keys, 0.5), "step": step, "reward": MARKUP} for step in range(3)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [*good, *hostile, MARKUP, None]}))
+    text = write_report(tmp_path).read_text()
+    assert "script" not in text
+    assert "3 logged steps, up to step 2" in text
+    assert "nothing was logged" in text, "the rewards are no numbers"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), pytest.param(10**400, id="1e400"), 5e-324, -1e299])
+def test_a_number_that_no_axis_can_show_costs_no_more_than_its_point(number: float) -> None:
+    log = [{"step": step, "frac_reward_zero_std": 0.5, "reward": 1.0} for step in range(3)]
+    log += [{**log[0], "reward": number}, {**log[0], "step": number}]
+    text = page("run", log, None)
+    assert "<polyline" in text
+    assert "nan" not in text
+
+
+def test_a_log_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
+    for content in ("[]", "{}", "{", '{"log_history": 5}', "[" * 100_000):
+        (tmp_path / "trainer_state.json").write_text(content)
+        with pytest.raises(ReplayError, match="holds no log of a trainer"):
+            write_report(tmp_path)
+
+
+def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
+    folder, _ = run
+    buffer = inspect(folder / "checkpoint-12")
+    expected = Tags(page("run", [], buffer)).names
+    for key in ("update", "scope", "processes", "num_generations", "groups", "waiting"):
+        buffer[key] = MARKUP
+    buffer["top"][0] |= {"prompt": MARKUP, "age": MARKUP, "uses": MARKUP}
+    buffer["top"][0]["completions"][0]["text"] = MARKUP
+    buffer["columns"]["score"] = [MARKUP, float("nan"), 1.0]
+    text = page(MARKUP, [], buffer)
+    assert Tags(text).names == expected
+    assert text.count("&lt;script&gt;") == 12, "the name twice, six numbers, four values of an entry"
+
+
+def rewrite(checkpoint: Path, change: Any) -> None:
+    """Changes what a checkpoint says of itself, as somebody could who hands it on."""
+    path = checkpoint / "trl_replay" / "rank-00000" / "state.json"
+    state = json.loads(path.read_text())
+    change(state["content"])
+    state["checksum"] = saved._digest(state["content"])
+    path.write_text(json.dumps(state))
+
+
+def test_a_checkpoint_whose_counts_are_no_counts_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
+    for value in (MARKUP, None, 1.5, -1, 2**70):
+        rewrite(checkpoint, lambda content, value=value: content["session"].update(update=value))
+        assert main(["inspect", str(checkpoint)]) == 1
+        assert f"update is {value!r}, not a count" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: Any) -> None:

@@ -118,6 +118,8 @@ def _x_ticks(axes: _Axes) -> list[float]:
     left = axes.left
     right = axes.right
     inside = [value for value in ticks(left, right) if left <= value <= right]
+    if not inside:
+        return [left]
     room = inside[0] - left
     if room > 0.15 * (right - left):
         inside.insert(0, left)
@@ -287,15 +289,19 @@ def _ranges(
     if whole:
         step = max(math.ceil((high - low + 1) / bins), 1)
         return float(step), math.ceil((high - low + 1) / step)
-    if high == low:
+    breadth = (high - low) / bins
+    if breadth == 0:
         return 1.0, 1
-    return (high - low) / bins, bins
+    return breadth, bins
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers that cover `low` to `high`, about `count` steps of them."""
-    if not high > low:
-        high = low + 1
+    if not high - low > max(
+        abs(low) * 1e-12,
+        1e-300,
+    ):  # too little for a float to tell ticks apart
+        high = low + max(abs(low) * 1e-9, 1)
     raw = (high - low) / count
     unit = 10 ** math.floor(math.log10(raw))
     steps = [factor * unit for factor in (1, 2, 2.5, 5, 10)]

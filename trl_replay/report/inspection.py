@@ -42,16 +42,20 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         raise CheckpointError(f"{checkpoint} holds no replay buffer.")
     columns = _columns(states)
     identity = states[0].identity
-    update = states[0].session["update"]
+    update = _count(states[0].session["update"], "update", folder)
     age = update - columns["step"]
     pass_rate = columns["reward_mean"].astype(float)
     source = of_checkpoint(checkpoint)
     return {
         "checkpoint": str(checkpoint),
         "update": update,
-        "scope": identity.scope,
-        "processes": identity.processes,
-        "num_generations": identity.num_generations,
+        "scope": str(identity.scope),
+        "processes": _count(identity.processes, "processes", folder),
+        "num_generations": _count(
+            identity.num_generations,
+            "num_generations",
+            folder,
+        ),
         "groups": len(columns["serial"]),
         "bytes": int(columns["nbytes"].sum()),
         "waiting": max(_waiting(state) for state in states),
@@ -68,6 +72,13 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         },
         **_extremes(source, update, shown),
     }
+
+
+def _count(value: Any, name: str, folder: Path) -> int:
+    """A number from JSON, which may hold anything in its place."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise CheckpointError(f"{folder} can't be read: {name} is {value!r}, not a count.")
+    return value
 
 
 def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:

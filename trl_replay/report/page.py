@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -48,6 +48,11 @@ font-variant-numeric:tabular-nums}
 @media (max-width:620px){main{padding:18px 10px 40px} section{padding:14px 12px} svg text{font-size:17px}
 .lead{font-size:16px;padding:12px 14px} table{font-size:13px} td,th{padding:5px 3px}}
 """
+POLICY = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+"""Should some text come through as markup after all, then a browser runs and loads nothing of it."""
+LARGEST = 1e300
+LAST_STEP = 2**53
+"""Numbers beyond them have no place on an axis."""
 WORDS = {
     "age": "age in updates",
     "uses": "times replayed",
@@ -71,7 +76,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         out (`str` or `Path`, *optional*): `report.html` in `run` if not given.
 
     Raises:
-        ReplayError: There is no log of a run.
+        ReplayError: There is no log of a run, or it can't be read.
     """
     run = Path(run)
     newest = last_complete_checkpoint(run)
@@ -81,15 +86,25 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         folder = Path(newest)
     else:
         raise ReplayError(f"{run} holds neither {TRAINER_STATE} nor a whole checkpoint: there is no log to report.")
-    history = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))["log_history"]
+    history = _history(folder / TRAINER_STATE)
     buffer = None
     checkpoint = folder if _has_buffer(folder) else Path(newest or folder)
     if _has_buffer(checkpoint):
         buffer = inspect(checkpoint)
     path = run / "report.html" if out is None else Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(run.resolve().name, history, buffer), encoding="utf-8")
+    text = page(run.resolve().name, history, buffer)
+    path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
+
+
+def _history(path: Path) -> list[Mapping[str, Any]]:
+    """The entries of a trainer's log."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        return [entry for entry in entries if isinstance(entry, Mapping)]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ReplayError(f"{path} holds no log of a trainer: {type(error).__name__}: {error}") from error
 
 
 def _has_buffer(checkpoint: Path) -> bool:
@@ -101,8 +116,12 @@ def page(
     history: Sequence[Mapping[str, Any]],
     buffer: Mapping[str, Any] | None,
 ) -> str:
-    """The page of a trainer's `log_history`, and of what `inspect` found."""
-    log = [entry for entry in history if DEAD in entry and entry.get("step") is not None]
+    """The page of a trainer's `log_history`, and of what `inspect` found.
+
+    Both come from files that anybody may have written: what should be a number and is none is left out, and every
+    other value is escaped.
+    """
+    log = [entry for entry in history if DEAD in entry and _is_step(entry.get("step"))]
     replayed = any("replay/size" in entry for entry in log)
     sections = [_dead(log, replayed), _reward(log, replayed)]
     if replayed:
@@ -111,10 +130,10 @@ def page(
     if buffer is not None:
         body += _buffer(buffer) + _entries(buffer)
     did = "did" if replayed else "could do"
-    steps = f", up to step {log[-1]['step']}" if log else ""
-    title = escape(name)
+    steps = f", up to step {_text(log[-1]['step'])}" if log else ""
+    title = _text(name)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}: replay</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}<title>{title}: replay</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
         f"<h1>What replay {did}</h1>"
         f'<p class="path">{title}, {len(log)} logged steps{steps}</p>'
@@ -130,9 +149,27 @@ def _points(
     points = []
     for entry in log:
         value = entry.get(key)
-        if isinstance(value, int | float):
+        if _is_number(value):
             points.append((entry["step"], value))
     return points
+
+
+def _is_step(value: Any) -> bool:
+    return _is_number(value) and abs(value) < LAST_STEP
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether it can be drawn: neither a text nor NaN or infinite."""
+    return isinstance(value, int | float) and abs(value) < LARGEST
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [value for value in values if _is_number(value)]
+
+
+def _text(value: object) -> str:
+    """Whatever it is, as text of the page."""
+    return escape(str(value))
 
 
 def _mean(log: Sequence[Mapping[str, Any]], key: str) -> float:
@@ -237,10 +274,10 @@ def _buffer(buffer: Mapping[str, Any]) -> str:
     text = (
         f"{buffer['groups']} groups of {buffer['num_generations']} completions, {size} of payload, after "
         f"{buffer['update']} updates; {buffer['waiting']} more groups wait for the next batch. Scope "
-        f"“{escape(buffer['scope'])}”, number of processes {buffer['processes']}."
+        f"“{buffer['scope']}”, number of processes {buffer['processes']}."
     )
     return (
-        f'<section class="wide"><h2>In the buffer now</h2><p>{text}</p>{_summary(buffer)}</section>'
+        f'<section class="wide"><h2>In the buffer now</h2><p>{_text(text)}</p>{_summary(buffer)}</section>'
         f'<div class="grid2 wide">{_histograms(buffer["columns"])}</div>'
     )
 
@@ -267,22 +304,22 @@ def _histograms(columns: Mapping[str, Any]) -> str:
     ages = _section(
         "Ages",
         "Updates since each group was generated: the older, the more the policy has changed since.",
-        histogram(columns["age"], "age in updates", GREY, whole=True),
+        histogram(_numbers(columns["age"]), "age in updates", GREY, whole=True),
     )
     uses = _section(
         "Uses",
         "How often each group was replayed.",
-        histogram(columns["uses"], "uses", BLUE, whole=True),
+        histogram(_numbers(columns["uses"]), "uses", BLUE, whole=True),
     )
     scores = _section(
         "Scores",
         "What each group is worth to the scorer.",
-        histogram(columns["score"], "score", GREEN),
+        histogram(_numbers(columns["score"]), "score", GREEN),
     )
     rewards = _section(
         "Mean rewards",
         "Of each group's completions: how hard its prompt was when they were generated.",
-        histogram(columns["pass_rate"], "mean reward", RED),
+        histogram(_numbers(columns["pass_rate"]), "mean reward", RED),
     )
     return ages + uses + scores + rewards
 
@@ -306,10 +343,10 @@ def _entry(entry: Mapping[str, Any]) -> str:
     best_first = sorted(counts.items(), key=lambda item: -item[0][0])
     completions = [_completion(advantage, text, count) for (advantage, text), count in best_first]
     return (
-        f"<tr><td><code>{escape(entry['prompt'])}</code></td>"
+        f"<tr><td><code>{_text(entry['prompt'])}</code></td>"
         f'<td class="num">{entry["score"]:.4g}</td>'
-        f'<td class="num">{entry["age"]}</td>'
-        f'<td class="num">{entry["uses"]}</td>'
+        f'<td class="num">{_text(entry["age"])}</td>'
+        f'<td class="num">{_text(entry["uses"])}</td>'
         f"<td>{''.join(completions)}</td></tr>"
     )
 
@@ -318,5 +355,5 @@ def _completion(advantage: float, text: str, count: int) -> str:
     kind = "good" if advantage > 0 else "bad"
     times = f"<span class=num>× {count}</span>" if count > 1 else ""
     return (
-        f'<div class="answer"><span class="num {kind}">{advantage:+.2f}</span><code>{escape(text)}</code>{times}</div>'
+        f'<div class="answer"><span class="num {kind}">{advantage:+.2f}</span><code>{_text(text)}</code>{times}</div>'
     )

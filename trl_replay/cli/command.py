@@ -1,0 +1,40 @@
+"""What a command is, and options that several have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Attributes:
+        name (`str`): As it is typed.
+        summary (`str`): One line of help.
+        add_options (`Callable`): Adds its options to a parser.
+        run (`Callable`): Runs it; returns the exit status.
+    """
+
+    name: str
+    summary: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON instead of a table",
+    )
+
+
+def positive(text: str) -> int:
+    """The type of an option that is a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("give a whole number of at least 1")
+    return value

@@ -1,0 +1,118 @@
+"""`trl-replay export`, `inspect` and `report`: what reads the files of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .command import Command, add_json_option, positive
+from .tables import make_console, make_table
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        help="folder of a checkpoint: …/checkpoint-12",
+    )
+
+
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "out",
+        type=Path,
+        help="file to write: out.parquet",
+    )
+
+
+def _export(options: argparse.Namespace) -> int:
+    from ..offline.export import of_checkpoint, write
+
+    source = of_checkpoint(options.checkpoint)
+    count = write(options.out, source)
+    print(f"written: {options.out}, {count} completions")
+    return 0
+
+
+def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "--entries",
+        type=positive,
+        default=3,
+        help="entries shown from the top and from the bottom",
+    )
+    add_json_option(parser)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from ..report.inspection import facts, inspect
+
+    buffer = inspect(options.checkpoint, options.entries)
+    if options.json:
+        print(json.dumps(buffer, indent=2))
+        return 0
+    console = make_console()
+    console.print(make_table(buffer["checkpoint"], ("", ""), facts(buffer)))
+    columns = ("prompt", "score", "age", "uses", "completions, advantage first")
+    for name, title in (("top", "Highest scores"), ("bottom", "Lowest scores")):
+        rows = [_row(entry) for entry in buffer[name]]
+        if rows:
+            console.print(make_table(title, columns, rows))
+    return 0
+
+
+def _row(entry: Mapping[str, Any]) -> list[str]:
+    completions = [f"{row['advantage']:+.2f} {row['text']!r}" for row in entry["completions"]]
+    return [
+        entry["prompt"],
+        f"{entry['score']:.4g}",
+        str(entry["age"]),
+        str(entry["uses"]),
+        "\n".join(completions),
+    ]
+
+
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder",
+        type=Path,
+        help="the trainer's output_dir, or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="file to write; report.html in the run's folder if not given",
+    )
+
+
+def _report(options: argparse.Namespace) -> int:
+    from ..report.page import write_report
+
+    path = write_report(options.folder, options.out)
+    print(f"written: {path}")
+    return 0
+
+
+EXPORT = Command(
+    "export",
+    "writes a checkpoint's buffer to Parquet, one row a completion",
+    _add_export_options,
+    _export,
+)
+INSPECT = Command(
+    "inspect",
+    "what is in a checkpoint's buffer",
+    _add_inspect_options,
+    _inspect,
+)
+REPORT = Command(
+    "report",
+    "a run's log and buffer as one HTML page",
+    _add_report_options,
+    _report,
+)
