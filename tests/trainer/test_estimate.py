@@ -11,6 +11,7 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import ReplayError
+from trl_replay.cli import main
 from trl_replay.report.estimate import estimate
 from trl_replay.testing import make_trainer
 
@@ -125,3 +126,22 @@ def test_a_file_that_is_no_table_of_completions_is_refused(tmp_path: Path) -> No
     path.write_bytes(b"no parquet")
     with pytest.raises(ReplayError, match="can't be read"):
         estimate(path)
+
+
+def test_the_command_prints_a_table_json_and_a_page(run: Path, tmp_path: Path, capsys: Any) -> None:
+    page = tmp_path / "estimate.html"
+    assert main(["estimate", str(run), "--out", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "67%" in printed
+    assert "3.00 times the live groups a batch" in printed
+    assert "all wrong" in page.read_text()
+    assert "<script" not in page.read_text()
+    assert main(["estimate", str(run / "trainer_state.json"), "--json", "--tokens", "100"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dead"] == pytest.approx(2 / 3)
+    assert found["group_bytes"] > 8 * 8 * 100
+
+
+def test_the_command_says_what_it_can_not_read(tmp_path: Path, capsys: Any) -> None:
+    assert main(["estimate", str(tmp_path)]) == 1
+    assert "holds neither trainer_state.json" in capsys.readouterr().err

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from ..errors import ReplayError
 from .checking import CHECK
 from .demo import DEMO
+from .estimating import ESTIMATE
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
 
-COMMANDS = (LIST, CHECK, EXPORT, INSPECT, REPORT, DEMO)
+COMMANDS = (LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, DEMO)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,10 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except (
-        ReplayError,
-        OSError,
-    ) as error:  # the latter where a file can't be read or written
+    except (ReplayError, OSError) as error:  # the latter where a file can't be read or written
         print(f"trl-replay: {error}", file=sys.stderr)
         return 1
     return status
