@@ -12,7 +12,7 @@ from .tables import make_console, make_table
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run",
+        "source",
         type=Path,
         help="a run's output_dir, one of its checkpoints, a trainer_state.json, or a completions_….parquet",
     )
@@ -30,7 +30,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..report.estimate_page import HEAD, course, facts, write_page
 
     found = estimate(
-        options.run,
+        options.source,
         buffer_size=options.size,
         num_generations=options.generations,
         ranks=options.ranks,
