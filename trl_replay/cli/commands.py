@@ -11,6 +11,7 @@ from .checking import CHECK
 from .demo import DEMO
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
+from .tables import printable
 
 COMMANDS = (LIST, CHECK, EXPORT, INSPECT, REPORT, DEMO)
 
@@ -42,6 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ReplayError,
         OSError,
     ) as error:  # the latter where a file can't be read or written
-        print(f"trl-replay: {error}", file=sys.stderr)
+        print(f"trl-replay: {printable(str(error))}", file=sys.stderr)
         return 1
     return status
