@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 from . import compat
 from .fields import FIELDS
@@ -34,12 +35,21 @@ HELPERS = (
     "unsplit_pixel_values_by_grid",
 )
 """What TRL does with a scored batch, in this order; the id tensor and image fields have to survive it."""
+CALLS = (
+    (PREPARE, compat.SCORE, 1),
+    (compat.SCORE, compat.REWARDS, 4),
+    (OUTER_LOSS, compat.LOSS, 2),
+)
+"""Who calls the wrapped methods, and with how many arguments."""
+Methods: TypeAlias = dict[str, ast.FunctionDef]
 
 
 def installed() -> Path | None:
     """The folder of the TRL that `import trl` would take; None if there is none."""
     spec = find_spec("trl")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent
 
 
 def drift(folder: Path) -> list[str]:
@@ -51,78 +61,105 @@ def drift(folder: Path) -> list[str]:
     path = folder / TRAINER
     if not path.exists():
         return [f"{TRAINER} does not exist"]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    trainer = next(
-        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS),
-        None,
-    )
+    trainer = _class(path, CLASS)
     if trainer is None:
         return [f"{TRAINER} has no class {CLASS}"]
     methods = {node.name: node for node in trainer.body if isinstance(node, ast.FunctionDef)}
-    found = [
+    return [
         *_signatures(methods),
         *_callers(methods),
+        *_loss_paths(methods),
+        *_helpers(methods),
         *_order(methods),
         *_keys(methods),
         *_items(methods),
+        *_attributes(trainer),
+        *_reference_sync(folder),
     ]
-    assigned = {node.attr for node in ast.walk(trainer) if isinstance(node, ast.Attribute)}
-    found += [
-        f"{CLASS} has no attribute {name!r} any more ({reason})"
-        for name, reason in compat.ATTRIBUTES.items()
-        if name not in assigned and name not in compat.INHERITED
-    ]
-    return found + _reference_sync(folder)
 
 
-def _signatures(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
+def _class(path: Path, name: str) -> ast.ClassDef | None:
+    """A class of a module; None if it has none of that name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return next((node for node in classes if node.name == name), None)
+
+
+def _signatures(methods: Methods) -> Iterator[str]:
     for name, expected in compat.SEAM.items():
-        if name not in methods:
-            if name not in compat.INHERITED:
-                yield f"{CLASS} has no method {name} any more"
-            continue
-        arguments = methods[name].args
-        named = tuple(argument.arg for argument in [*arguments.posonlyargs, *arguments.args])[1:]
-        if not compat.accepts(named, arguments.vararg is not None, expected):
-            yield f"{name} takes ({', '.join(named)}) where it took ({', '.join(expected)})"
+        if name in methods:
+            yield from _signature(methods[name], expected)
+        elif name not in compat.INHERITED:
+            yield f"{CLASS} has no method {name} any more"
 
 
-def _callers(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
+def _signature(
+    method: ast.FunctionDef,
+    expected: tuple[str, ...],
+) -> Iterator[str]:
+    arguments = method.args
+    named = [argument.arg for argument in [*arguments.posonlyargs, *arguments.args]]
+    parameters = tuple(named[1:])  # without self
+    if not compat.accepts(parameters, arguments.vararg is not None, expected):
+        yield f"{method.name} takes ({', '.join(parameters)}) where it took ({', '.join(expected)})"
+
+
+def _callers(methods: Methods) -> Iterator[str]:
     """Who calls the wrapped methods, and with how many arguments."""
-    for caller, name, count in (
-        (PREPARE, compat.SCORE, 1),
-        (compat.SCORE, compat.REWARDS, 4),
-        (OUTER_LOSS, compat.LOSS, 2),
-    ):
-        if caller not in methods or name not in methods:
-            if caller not in methods:
-                yield f"{CLASS} has no method {caller} any more, which called {name}"
+    for caller, name, count in CALLS:
+        if caller not in methods:
+            yield f"{CLASS} has no method {caller} any more, which called {name}"
+            continue
+        if name not in methods:
             continue
         calls = _calls(methods[caller], name)
         if not calls:
             yield f"{caller} does not call self.{name} any more"
         for call in calls:
-            if len(call.args) + len(call.keywords) != count:
-                yield f"{caller} calls {name} with {len(call.args) + len(call.keywords)} arguments, not {count}"
-    if OUTER_LOSS in methods:
-        for call in _self_calls(methods[OUTER_LOSS]):
-            paths = {name for name in _loss_paths(call) if name not in (compat.LOSS, compat.OTHER_LOSS)}
-            for name in sorted(paths):
-                yield f"{OUTER_LOSS} has a loss path of its own: {name}"
-    if PREPARE in methods:
-        order = [name for name in _names_called(methods[PREPARE]) if name in HELPERS]
-        if [name for name in HELPERS if name in order] != list(HELPERS):
-            missing = ", ".join(name for name in HELPERS if name not in order)
-            yield f"{PREPARE} does not call {missing} any more: a scored batch is split some other way"
+            given = len(call.args) + len(call.keywords)
+            if given != count:
+                yield f"{caller} calls {name} with {given} arguments, not {count}"
 
 
-def _order(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
+def _loss_paths(methods: Methods) -> Iterator[str]:
+    """Whether the outer loss calls any loss but those that are known."""
+    if OUTER_LOSS not in methods:
+        return
+    for call in _self_calls(methods[OUTER_LOSS]):
+        paths = _loss_methods(call) - {compat.LOSS, compat.OTHER_LOSS}
+        for name in sorted(paths):
+            yield f"{OUTER_LOSS} has a loss path of its own: {name}"
+
+
+def _loss_methods(call: ast.Call) -> set[str]:
+    """Methods of `self` with "loss" in their names that a call reaches, directly or through a redirection."""
+    names = set()
+    for reached in [call.func, *call.args]:
+        if isinstance(reached, ast.Attribute) and isinstance(
+            reached.value,
+            ast.Name,
+        ):
+            names.add(reached.attr)
+    return {name for name in names if "loss" in name}
+
+
+def _helpers(methods: Methods) -> Iterator[str]:
+    """Whether a scored batch is shuffled and split as it was."""
+    if PREPARE not in methods:
+        return
+    called = [name for name in _names_called(methods[PREPARE]) if name in HELPERS]
+    missing = [name for name in HELPERS if name not in called]
+    if missing:
+        yield f"{PREPARE} does not call {', '.join(missing)} any more: a scored batch is split some other way"
+
+
+def _order(methods: Methods) -> Iterator[str]:
     """The loss computes log-probs before it reads the old ones."""
     loss = methods.get(compat.LOSS)
     if loss is None or compat.LOGPS not in methods:
         return
     calls = [call.lineno for call in _calls(loss, compat.LOGPS)]
-    reads = [node.lineno for node in ast.walk(loss) if isinstance(node, ast.expr) and _reads(node, compat.OLD_LOGPS)]
+    reads = _reads(loss, compat.OLD_LOGPS)
     if not calls:
         yield f"{compat.LOSS} does not call {compat.LOGPS} any more: the tap would see nothing"
     if not reads:
@@ -131,98 +168,154 @@ def _order(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
         yield f"{compat.LOSS} reads {compat.OLD_LOGPS!r} before it calls {compat.LOGPS}: the tap would write too late"
 
 
-def _keys(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
+def _keys(methods: Methods) -> Iterator[str]:
     """Which keys the scoring step returns."""
     score = methods.get(compat.SCORE)
     if score is None:
         return
-    values = [node.value for node in ast.walk(score) if isinstance(node, ast.Return)]
-    returned = {value.id for value in values if isinstance(value, ast.Name)}
-    keys: list[str] = []
-    for node in ast.walk(score):
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            name = target.value if isinstance(target, ast.Subscript) else target
-            if not isinstance(name, ast.Name) or name.id not in returned:
-                continue
-            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                keys.append(str(target.slice.value))
-            elif isinstance(node.value, ast.Dict):
-                keys = [str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)] + keys
+    keys = _returned_keys(score)
     known = {spec.name for spec in FIELDS}
     for key in REQUIRED_KEYS:
         if key not in keys:
             yield f"{compat.SCORE} does not return {key!r} any more"
-    for key in dict.fromkeys(keys):
+    for key in keys:
         if key not in known:
             yield f"{compat.SCORE} returns a new key: {key!r}"
     if keys and keys[0] != REQUIRED_KEYS[0]:
         yield f"{compat.SCORE} returns {keys[0]!r} first, not {REQUIRED_KEYS[0]!r}"
 
 
-def _items(methods: dict[str, ast.FunctionDef]) -> Iterator[str]:
+def _returned_keys(function: ast.FunctionDef) -> list[str]:
+    """The keys of the dictionary that a function returns by name, each once, in the order in which they are set."""
+    returned = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name):
+            returned.add(node.value.id)
+    visitor = _KeyVisitor(returned)
+    visitor.visit(function)
+    return list(dict.fromkeys(visitor.literal + visitor.added))
+
+
+class _KeyVisitor(ast.NodeVisitor):
+    """Collects the keys that are set in dictionaries of these names.
+
+    Attributes:
+        literal (`list[str]`): Keys of `name = {"key": …}`.
+        added (`list[str]`): Keys of `name["key"] = …`.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.literal: list[str] = []
+        self.added: list[str] = []
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Subscript):
+                self._add_item(target)
+            elif isinstance(node.value, ast.Dict) and self._is_named(target):
+                self._add_literal(node.value)
+
+    def _add_item(self, target: ast.Subscript) -> None:
+        if self._is_named(target.value) and isinstance(
+            target.slice,
+            ast.Constant,
+        ):
+            self.added.append(str(target.slice.value))
+
+    def _add_literal(self, value: ast.Dict) -> None:
+        for key in value.keys:
+            if isinstance(key, ast.Constant):
+                self.literal.append(str(key.value))
+
+    def _is_named(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id in self.names
+
+
+def _items(methods: Methods) -> Iterator[str]:
     """What `num_items_in_batch` counts: completion lengths before 1.9, the loss mask from then on."""
     score = methods.get(compat.SCORE)
-    for node in ast.walk(score) if score is not None else ():
-        if not isinstance(node, ast.Assign) or "num_items_in_batch" not in map(ast.unparse, node.targets):
-            continue
-        if "loss_mask" not in {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}:
-            yield f"num_items_in_batch counts something else: {ast.unparse(node.value)}"
+    if score is None:
+        return
+    for node in ast.walk(score):
+        if isinstance(node, ast.Assign) and _assigns(
+            node,
+            "num_items_in_batch",
+        ):
+            names = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+            if "loss_mask" not in names:
+                yield f"num_items_in_batch counts something else: {ast.unparse(node.value)}"
 
 
-def _reference_sync(folder: Path) -> list[str]:
+def _assigns(node: ast.Assign, name: str) -> bool:
+    return name in [ast.unparse(target) for target in node.targets]
+
+
+def _attributes(trainer: ast.ClassDef) -> Iterator[str]:
+    """Whether the trainer still has the attributes that are read."""
+    mentioned = {node.attr for node in ast.walk(trainer) if isinstance(node, ast.Attribute)}
+    for name, reason in compat.ATTRIBUTES.items():
+        if name not in mentioned and name not in compat.INHERITED:
+            yield f"{CLASS} has no attribute {name!r} any more ({reason})"
+
+
+def _reference_sync(folder: Path) -> Iterator[str]:
     """When the reference model is synced."""
     path = folder / CALLBACKS
-    source = path.read_text(encoding="utf-8") if path.exists() else ""
-    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
-    found = next((node for node in classes if node.name == compat.REFERENCE_SYNC), None)
-    if found is None:
-        return [f"{CALLBACKS} has no {compat.REFERENCE_SYNC} any more"]
+    callback = _class(path, compat.REFERENCE_SYNC) if path.exists() else None
+    if callback is None:
+        yield f"{CALLBACKS} has no {compat.REFERENCE_SYNC} any more"
+        return
     test = "state.global_step % args.ref_model_sync_steps == 0"
-    if test not in ast.unparse(found):
-        return [f"{compat.REFERENCE_SYNC} does not sync when {test} any more"]
-    return []
+    if test not in ast.unparse(callback):
+        yield f"{compat.REFERENCE_SYNC} does not sync when {test} any more"
 
 
 def _calls(function: ast.FunctionDef, name: str) -> list[ast.Call]:
     """Calls of `self.name` inside `function`."""
-    return [call for call in _self_calls(function) if isinstance(call.func, ast.Attribute) and call.func.attr == name]
+    return [call for call in _self_calls(function) if _name_of_self(call.func) == name]
 
 
 def _self_calls(function: ast.FunctionDef) -> list[ast.Call]:
     """Calls of methods of `self` inside `function`."""
-    return [
-        node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "self"
-    ]
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return [call for call in calls if _name_of_self(call.func) is not None]
 
 
-def _loss_paths(call: ast.Call) -> set[str]:
-    """Methods of `self` with "loss" in their names that a call reaches, directly or through a redirection."""
-    reached = [call.func, *call.args]
-    names = {node.attr for node in reached if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    return {name for name in names if "loss" in name}
+def _name_of_self(node: ast.expr) -> str | None:
+    """`x` of `self.x`; None for any other expression."""
+    if not isinstance(node, ast.Attribute) or not isinstance(
+        node.value,
+        ast.Name,
+    ):
+        return None
+    return node.attr if node.value.id == "self" else None
 
 
 def _names_called(function: ast.FunctionDef) -> list[str]:
-    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
-    return [called.id for called in calls if isinstance(called, ast.Name)]
+    """Names of the plain functions that are called inside `function`."""
+    names = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names.append(node.func.id)
+    return names
 
 
-def _reads(node: ast.expr, key: str) -> bool:
-    """Whether `node` is `x["key"]` or `x.get("key", …)`."""
+def _reads(function: ast.FunctionDef, key: str) -> list[int]:
+    """Lines of `function` with `x["key"]` or `x.get("key", …)`."""
+    expressions = [node for node in ast.walk(function) if isinstance(node, ast.expr)]
+    return [node.lineno for node in expressions if _key_read(node) == key]
+
+
+def _key_read(node: ast.expr) -> object:
+    """`"key"` of `x["key"]` and of `x.get("key", …)`; None for any other expression."""
+    key: ast.expr | None = None
     if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Constant) and node.slice.value == key
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "get"
-        and bool(node.args)
-        and isinstance(node.args[0], ast.Constant)
-        and node.args[0].value == key
-    )
+        key = node.slice
+    elif isinstance(node, ast.Call) and _is_get(node):
+        key = node.args[0]
+    return key.value if isinstance(key, ast.Constant) else None
+
+
+def _is_get(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and bool(call.args)

@@ -8,23 +8,29 @@ about once, and raised only when something asks for the failed plugin.
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 import pluggy
 
 from .errors import ConfigurationError, PluginError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
-from .references import given, imported, made
 from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
-_Offer = TypeVar("_Offer", StrategySpec, Preset, FieldSpec)
+OFFERS: dict[str, type] = {
+    "strategies": StrategySpec,
+    "presets": Preset,
+    "fields": FieldSpec,
+}
+"""The registry hooks, and what each yields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,8 @@ class Registry:
                 all, or an offer that is not what its hook asks for. Nothing is added then.
         """
         if name in self.plugins:
-            raise PluginError(
-                f"Two plugins claim the name {name!r}: {self.plugins[name].distribution} and {distribution}. "
-                f"Uninstall one."
-            )
+            other = self.plugins[name].distribution
+            raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. Uninstall one.")
         if inspect.isclass(plugin):
             raise PluginError(
                 f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {name}()."
@@ -97,7 +101,7 @@ class Registry:
             self._manager.register(plugin, name)
             self._manager.check_pending()
             self._require_marked_hooks(plugin, name)
-            for hook in ("strategies", "presets", "fields"):
+            for hook in OFFERS:
                 self._offers[name, hook] = self._collect(plugin, name, hook)
         except Exception as error:
             if self._manager.has_plugin(name):
@@ -115,16 +119,18 @@ class Registry:
 
     def discover(self) -> None:
         """Loads the entry points that have come since the last call; a broken one warns and is kept in `failures`."""
-        found = [(_distribution(point), point) for point in entry_points(group=PROJECT)]
-        for name in sorted({point.name for _, point in found}):
-            claims = {distribution: point for distribution, point in found if point.name == name}
+        claims_of: dict[str, dict[str, EntryPoint]] = {}
+        for point in entry_points(group=PROJECT):
+            claims = claims_of.setdefault(point.name, {})
+            claims[_distribution(point)] = point
+        for name, claims in sorted(claims_of.items()):
             key = (name, *_identity(claims))
-            if key in self._seen:
-                continue
-            self._seen.add(key)
-            self._load(name, claims)
+            if key not in self._seen:
+                self._seen.add(key)
+                self._load(name, claims)
 
     def _load(self, name: str, claims: dict[str, EntryPoint]) -> None:
+        """Registers the plugin that one distribution offers under `name`; keeps and tells why it can't be."""
         sources = " and ".join(sorted(claims))
         try:
             if len(claims) > 1:
@@ -133,7 +139,8 @@ class Registry:
                 raise PluginError(
                     f"Two distributions claim the plugin name {name!r}: {sources}. Uninstall one of them."
                 )
-            self.register(next(iter(claims.values())).load(), name, sources)
+            (point,) = claims.values()
+            self.register(point.load(), name, sources)
         except Exception as error:  # a plugin may raise anything at import
             reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             self.failures[name] = Failure(name, sources, reason)
@@ -145,34 +152,40 @@ class Registry:
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
         """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""
-        hooks = [*hook_names(RegistryHooks), *hook_names(SessionHooks)]
-        present = [hook for hook in hooks if callable(getattr(plugin, hook, None))]
-        unmarked = [hook for hook in present if self._manager.parse_hookimpl_opts(plugin, hook) is None]
-        if unmarked or not self._manager.get_hookcallers(plugin):
-            problem = f"has {', '.join(unmarked)} without" if unmarked else "has no function with"
-            raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so that it would do nothing.")
+        unmarked = []
+        for hook in [*hook_names(RegistryHooks), *hook_names(SessionHooks)]:
+            present = callable(getattr(plugin, hook, None))
+            if present and self._manager.parse_hookimpl_opts(plugin, hook) is None:
+                unmarked.append(hook)
+        if unmarked:
+            problem = f"has {', '.join(unmarked)} without"
+        elif not self._manager.get_hookcallers(plugin):
+            problem = "has no function with"
+        else:
+            return
+        raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so that it would do nothing.")
 
     def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
+        """What a plugin's registry hook yields."""
         others = [other for other in self._manager.get_plugins() if other is not plugin]
         caller = self._manager.subset_hook_caller(f"{PROJECT}_{hook}", others)
-        wanted = {
-            "strategies": StrategySpec,
-            "presets": Preset,
-            "fields": FieldSpec,
-        }[hook]
+        wanted = OFFERS[hook]
         offers = [offer for result in caller() for offer in result]
         for offer in offers:
             if not isinstance(offer, wanted) or type(offer) is StrategySpec:
                 raise PluginError(
                     f"Plugin {name!r}: {PROJECT}_{hook} yields {offer!r}, which is no {wanted.__name__}."
                 )
-        names = [(type(offer).__name__, offer.name) for offer in offers]
-        for kind, offered in names:
-            if names.count((kind, offered)) > 1:
+        counts = Counter((type(offer).__name__, offer.name) for offer in offers)
+        for (kind, offered), count in counts.items():
+            if count > 1:
                 raise PluginError(f"Plugin {name!r} offers the {kind} {offered!r} twice.")
         return offers
 
-    def strategies(self, kind: Kind | None = None) -> Iterator[tuple[Plugin, StrategySpec]]:
+    def strategies(
+        self,
+        kind: Kind | None = None,
+    ) -> Iterator[tuple[Plugin, StrategySpec]]:
         """All strategies on offer, of one kind or of all, built-in ones first."""
         wanted = SPECS[kind] if kind else StrategySpec
         for name, plugin in self.plugins.items():
@@ -188,7 +201,10 @@ class Registry:
 
     def fields(self, names: set[str]) -> list[FieldSpec]:
         """Batch keys declared by the plugins called `names`."""
-        return [spec for name in sorted(names & set(self.plugins)) for spec in self._offers[name, "fields"]]
+        specs: list[FieldSpec] = []
+        for name in sorted(names & set(self.plugins)):
+            specs += self._offers[name, "fields"]
+        return specs
 
     def plugin(self, name: str, setting: str) -> Plugin:
         """The plugin called `name`.
@@ -220,28 +236,12 @@ class Registry:
             ConfigurationError: Several plugins offer the name, or it is a spec of another kind.
         """
         if not isinstance(name, str):
-            label = getattr(name, "__qualname__", type(name).__qualname__)
-            return Resolved(
-                label,
-                lambda *args, **kwargs: given(name, kwargs, setting),
-                None,
-            )
+            return _given(name, setting)
         if ":" in name:
-            found = imported(name, setting)
-            if isinstance(found, StrategySpec) and not isinstance(found, SPECS[kind]):
-                raise ConfigurationError(
-                    f"{setting}={name!r} is a {type(found).__name__}, not a {SPECS[kind].__name__}."
-                )
-            return Resolved(name, lambda *args, **kwargs: made(found, args, kwargs), None)
-        return Resolved(
-            name,
-            *self._find(
-                name,
-                setting,
-                kind,
-                [(p, s.name, s.factory) for p, s in self.strategies(kind)],
-            ),
-        )
+            return _imported(name, kind, setting)
+        offers = [(plugin, spec.name, spec.factory) for plugin, spec in self.strategies(kind)]
+        factory, plugin = self._find(name, setting, kind, offers)
+        return Resolved(name, factory, plugin)
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
         """The preset that `replay_preset` names, and its plugin."""
@@ -256,24 +256,32 @@ class Registry:
         kind: str,
         offers: list[tuple[Plugin, str, Any]],
     ) -> tuple[Any, Plugin]:
+        """The value of the offer called `name`, with or without its plugin's name, and its plugin."""
         owner, _, short = name.rpartition("/")
         if owner:
             self.plugin(owner, setting)
-        matches = [
-            (value, plugin)
-            for plugin, offered, value in offers
-            if offered == short and (plugin.name == owner if owner else True)
-        ]
+        matches = []
+        for plugin, offered, value in offers:
+            if offered == short and owner in ("", plugin.name):
+                matches.append((value, plugin))
         builtin = [match for match in matches if match[1].name == BUILTIN]
-        if builtin or len(matches) == 1:
-            return (builtin or matches)[0]
+        if builtin:
+            return builtin[0]
+        if len(matches) == 1:
+            return matches[0]
         if matches:
             choices = ", ".join(f"{plugin.name}/{short}" for _, plugin in matches)
             raise ConfigurationError(f"{setting}={name!r} is offered by several plugins: name one of {choices}.")
         names = [offered if plugin.name == BUILTIN else f"{plugin.name}/{offered}" for plugin, offered, _ in offers]
         raise UnknownNameError(self._unknown(setting, name, kind, names))
 
-    def _unknown(self, setting: str, name: str, kind: str, names: list[str]) -> str:
+    def _unknown(
+        self,
+        setting: str,
+        name: str,
+        kind: str,
+        names: list[str],
+    ) -> str:
         near = difflib.get_close_matches(name, names, n=1)
         text = f"{setting}={name!r}: there is no {kind} of that name."
         if near:
@@ -284,12 +292,74 @@ class Registry:
         return text
 
 
+def _given(strategy: Any, setting: str) -> Resolved:
+    """A strategy that is an object already."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            raise ConfigurationError(f"{setting}_kwargs={kwargs!r} can't be used with an object: give it configured.")
+        return strategy
+
+    label = getattr(strategy, "__qualname__", type(strategy).__qualname__)
+    return Resolved(label, make, None)
+
+
+def _imported(reference: str, kind: Kind, setting: str) -> Resolved:
+    """What `package.module:Attribute` names."""
+    target = _import(reference, setting)
+    if isinstance(target, StrategySpec) and not isinstance(target, SPECS[kind]):
+        raise ConfigurationError(
+            f"{setting}={reference!r} is a {type(target).__name__}, not a {SPECS[kind].__name__}."
+        )
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return _make(target, args, kwargs)
+
+    return Resolved(reference, make, None)
+
+
+def _import(reference: str, setting: str) -> Any:
+    module, _, attribute = reference.partition(":")
+    try:
+        target: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownNameError(
+            f"{setting}={reference!r} can't be imported: {type(error).__name__}: {error}"
+        ) from error
+    return target
+
+
+def _make(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an imported attribute stands for: a spec, a factory that takes these arguments, or else the strategy
+    itself."""
+    if isinstance(target, StrategySpec):
+        return target.factory(*args, **kwargs)
+    if inspect.isclass(target) or kwargs or _takes(target, args):
+        return target(*args, **kwargs)
+    return target
+
+
+def _takes(target: Any, args: tuple[Any, ...]) -> bool:
+    """Whether `target` can be called with these arguments; a builtin that does not tell can't."""
+    try:
+        inspect.signature(target).bind(*args)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:
-    return " ".join(sorted(claims)), " ".join(sorted(point.value for point in claims.values()))
+    """Which distributions claim a name, and what for."""
+    values = [point.value for point in claims.values()]
+    return " ".join(sorted(claims)), " ".join(sorted(values))
 
 
 def _distribution(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    if point.dist is None:
+        return "an unknown distribution"
+    return f"{point.dist.name} {point.dist.version}"
 
 
 _registry: Registry | None = None

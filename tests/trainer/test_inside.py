@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,42 @@ def test_a_checkpoint_whose_counts_are_no_counts_is_refused(run: Any, tmp_path: 
         rewrite(checkpoint, lambda content, value=value: content["session"].update(update=value))
         assert main(["inspect", str(checkpoint)]) == 1
         assert f"update is {value!r}, not a count" in capsys.readouterr().err
+
+
+TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"
+
+
+def test_inspect_prints_no_character_that_a_terminal_acts_on(
+    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
+    rewrite(checkpoint, lambda content: content["identity"].update(scope=TERMINAL))
+    buffer = inspect(checkpoint)
+    buffer["top"][0]["prompt"] = f"two\nlines {TERMINAL} مرحبا"
+    monkeypatch.setattr("trl_replay.report.inspection.inspect", lambda *_: buffer)
+    assert main(["inspect", str(checkpoint)]) == 0
+    shown = capsys.readouterr().out
+    assert not {character for character in shown if unicodedata.category(character)[0] == "C"} - {"\n"}
+    assert "\\x1b[31mred" in shown.replace("\n", "")
+    assert "مرحبا" in shown
+    assert "\\n" not in shown[: shown.index("completions")], "the prompt's own lines are kept"
+
+
+def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
+    name = TERMINAL.removesuffix("\ud800")
+    (checkpoint / "trl_replay" / "rank-00000" / name).touch()
+    rewrite(checkpoint, lambda content: content["files"].update({name: "another checksum"}))
+    assert main(["inspect", str(checkpoint)]) == 1
+    told = capsys.readouterr().err
+    assert "its checksum differs" in told
+    assert not {character for character in told if unicodedata.category(character)[0] == "C"} - {"\n"}
+
+
+def test_a_folder_name_with_brackets_is_no_markup_either(run: Any, tmp_path: Path, capsys: Any) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "[red]x[/bold]" / "checkpoint-12")
+    assert main(["inspect", str(checkpoint)]) == 0
+    assert "[red]x[/bold]" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: Any) -> None:

@@ -12,6 +12,7 @@ from .demo import DEMO
 from .estimating import ESTIMATE
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
+from .tables import printable
 
 COMMANDS = (LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, DEMO)
 
@@ -40,6 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except (ReplayError, OSError) as error:  # the latter where a file can't be read or written
-        print(f"trl-replay: {error}", file=sys.stderr)
+        print(f"trl-replay: {printable(str(error))}", file=sys.stderr)
         return 1
     return status

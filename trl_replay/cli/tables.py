@@ -1,13 +1,33 @@
-"""Tables and the console that they are printed on."""
+"""Tables, the console that they are printed on, and texts that are safe to print."""
 
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of characters that a terminal acts on instead of showing them: controls, directions, halves of
+characters, separators."""
+
+
+def printable(text: str) -> str:
+    """The text with every character that a terminal would act on as its escape: `\\x1b`, `\\u202e`.
+
+    What a model wrote, or a file says, can't colour, move, hide or reorder what is printed around it. New lines and
+    tabs stay.
+    """
+    return "".join(_printable(character) for character in text)
+
+
+def _printable(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in ACTING:
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def make_console() -> Console:
@@ -22,10 +42,11 @@ def make_table(
     rows: Sequence[Sequence[str]],
 ) -> Table:
     """A table of texts, none of them markup: a plugin's words may hold brackets."""
-    table = Table(title=title, title_justify="left")
+    title_text = Text(printable(title), style="table.title")
+    table = Table(title=title_text, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for row in rows:
-        cells = [Text(words) for words in row]
+        cells = [Text(printable(words)) for words in row]
         table.add_row(*cells)
     return table
