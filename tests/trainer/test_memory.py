@@ -7,10 +7,13 @@ import sys
 import weakref
 from pathlib import Path
 
+import pytest
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.testing import make_trainer
+
+pytestmark = pytest.mark.alone
 
 
 def anonymous() -> int:
