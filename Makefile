@@ -5,7 +5,7 @@ export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint compat canary clean
+.PHONY: demo check test lint mutants compat canary clean
 
 .venv/.installed: pyproject.toml constraints.txt plugins/trl-replay-freshness/pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -15,14 +15,21 @@ export TOKENIZERS_PARALLELISM := false
 demo: .venv/.installed
 	$(BIN)/trl-replay demo
 
-test: .venv/.installed
-	$(BIN)/python -m pytest
+check: lint # and the unit tests: a minute
+	$(BIN)/python -m pytest tests/unit
+
+test: .venv/.installed # everything: what may run side by side, and then what may not
+	$(BIN)/python -m pytest -m "not alone" -n auto --maxprocesses 4 --dist worksteal; beside=$$?; \
+	$(BIN)/python -m pytest -m alone && exit $$beside
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+mutants: .venv/.installed # damages the code on purpose: some test must notice
+	$(BIN)/python tests/mutants.py
 
 compat: .venv/.installed # trains and replays on seven TRL releases; needs a package index
 	$(BIN)/python tests/compat/run.py

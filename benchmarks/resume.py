@@ -3,7 +3,7 @@
     python benchmarks/resume.py
     torchrun --nproc_per_node 2 benchmarks/resume.py
 
-tests/checkpoint/test_checkpoint.py has the pairwise selection.
+tests/checkpoint/test_session_state.py has the pairwise selection.
 """
 
 from __future__ import annotations

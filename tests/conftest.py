@@ -1,28 +1,23 @@
-"""Set-up for all tests: one torch thread, no network, and rewards that make exactly the groups a test wants."""
+"""Set-up for all tests: one torch thread and no network.
+
+Nothing heavy is imported here: most of tests/unit needs neither torch nor TRL.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-import pytest
-import torch
 
-torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _quick_garbage_collection() -> Iterator[None]:
-    """A trainer collects garbage when training ends; what the imports left need not be walked each time."""
-    import trl  # noqa: F401
-
+def pytest_collection_finish() -> None:
+    """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time

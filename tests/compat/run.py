@@ -28,19 +28,17 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.15.0": ("triton",),  # its loss has no other path; PyTorch for the CPU comes without
     "1.16.0": (),
 }
-FILES = ("attach", "canary", "every_batch", "every_model", "every_source", "every_trainer", "idle", "images",
-         "image_layouts", "known_bugs", "liger")  # fmt: skip
+FILES = ("assembly", "attachment", "canary", "every_batch", "every_image", "every_model", "every_source",
+         "every_trainer", "idle", "images", "known_failures", "liger", "session")  # fmt: skip
 TESTS = (
     *(str(next((ROOT / "tests").glob(f"*/test_{name}.py")).relative_to(ROOT)) for name in FILES),
-    "tests/checkpoint/test_checkpoint.py::test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it",
-    "tests/checkpoint/test_checkpoint.py::test_the_buffer_is_rotated_with_the_checkpoint",
+    "tests/checkpoint/test_session_state.py::test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it",
+    "tests/checkpoint/test_seam.py::test_the_buffer_is_rotated_with_the_checkpoint",
     "tests/trainer/test_hooks.py::test_a_key_that_a_plugin_declares_travels_with_its_group",
 )
 LEFT_OUT = (
-    "any_strategies_mix",  # strategies see columns, never TRL
     "test_12_",  # the buffer's bytes after a hundred replays
     "test_34_",  # an evictor's order
-    "every_layout_replays",  # test_every_batch does the same, with the loss by hand
 )
 
 

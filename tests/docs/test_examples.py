@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
+import trl_replay
 from trl_replay.testing import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
+
+
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -181,3 +184,20 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
     overhead = importlib.import_module("overhead")
     assert [check.value for check in overhead.forwards()] == [0, 0]
     assert overhead.settle_and_sample(1_000, count=4).value > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("warm_start.py", "3 of the teacher's groups are in the buffer, replayed "),
+        ("export_buffer.py", "the highest advantage, "),
+    ],
+)
+def test_the_examples_run(tmp_path: Path, name: str, words: str) -> None:
+    root = Path(trl_replay.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(root / "examples" / name), "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert words in done.stdout

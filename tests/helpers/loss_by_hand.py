@@ -6,6 +6,7 @@ No code of TRL's or of trl_replay's is in it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,48 +38,55 @@ def forward(
     )
 
 
+@dataclass
+class Row:
+    """One row as the loss should see it: `(T,)` tensors over the tokens that it trains on.
+
+    Attributes:
+        new: Log-probs under the policy being trained.
+        old: What the importance ratio is taken to.
+        advantage: One number, or one for each token.
+        weights: What the correction and the gates multiply the policy term by; None is 1.
+        ref: Log-probs of the reference model, where there is one.
+        entropy: Of the policy at each token.
+        sampling: What the sampler reported, NaN where it could not tell; None: it agreed with `old`.
+        sampler_ratio: `(T,)` or `(1,)`, the ratio between trainer and sampler.
+    """
+
+    new: torch.Tensor
+    old: torch.Tensor
+    advantage: Any
+    weights: torch.Tensor | None = None
+    ref: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    sampling: torch.Tensor | None = None
+    sampler_ratio: torch.Tensor | None = None
+
+
 def reference_loss(
-    trainer: Any, rows: list[dict[str, Any]], logps: list[Any], entropies: list[Any] | None, aux: Any, items: int
+    trainer: Any, rows: list[Row], items: int | None = None, aux: Any = 0.0, whole: bool = False
 ) -> float:
-    """The loss of one micro-batch, as the papers have it."""
-    args, kind = trainer.args, trainer.reference_kind or trainer.loss_type
-    threshold = None
-    if args.top_entropy_quantile < 1.0 and entropies is not None:
-        taken = torch.cat([entropy[row["mask"]] for entropy, row in zip(entropies, rows, strict=True)])
-        threshold = float(torch.quantile(taken, 1 - args.top_entropy_quantile))
-    sums, lengths, kept_entropy = [], [], []
-    for number, row in enumerate(rows):
-        mask, advantage = row["mask"], row["advantage"]
-        new, old = logps[number].double()[mask], row["old_per_token_logps"].double()[mask]
-        advantage = advantage[mask] if torch.is_tensor(advantage) else advantage
-        length = len(new)
+    """The loss of one micro-batch, as the papers have it.
+
+    Args:
+        trainer: Its settings count; nothing is computed by it. `reference_kind` of a subclass is its kind of loss.
+        rows: All rows of the micro-batch that count.
+        items: Trained tokens of the generation batch; None: those of the rows.
+        aux: The routers' auxiliary loss.
+        whole: The rows are those of all micro-batches of an update, and so is the loss.
+    """
+    args, kind = trainer.args, getattr(trainer, "reference_kind", None) or trainer.args.loss_type
+    threshold = entropy_threshold(args, rows)
+    sums, lengths, entropies, kept_tokens = [], [], 0.0, 0.0
+    for row in rows:
+        length = len(row.new)
         lengths.append(length)
-        keep = torch.ones(length) if threshold is None else (entropies[number][mask] >= threshold).double()  # type: ignore[index]
-        if entropies is not None:
-            kept_entropy.append((entropies[number][mask] * keep, keep))
-        if length == 0:
-            sums.append(0.0)
-            continue
-        log_ratio = new - old
-        ratio = (log_ratio if args.importance_sampling_level == "token" else log_ratio.mean().expand(length)).exp()
-        if kind == "gmpo":
-            sums.append(float(-geometric_mean(args, log_ratio, advantage).exp() * advantage))
-            continue
-        loss = token_losses(args, kind, ratio, log_ratio, advantage, new, row)
-        if args.off_policy_mask_threshold is not None and advantage < 0:
-            sampler = row.get("sampling_per_token_logps", row["old_per_token_logps"]).double()[mask]
-            sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
-            loss = loss * float((sampler - new).mean() <= args.off_policy_mask_threshold)
-        loss = loss * keep
-        if "importance_sampling_ratio" in row and kind != "vespo":
-            given = row["importance_sampling_ratio"].double().nan_to_num(nan=1.0)
-            loss = loss * (given if row["ratio_width"] == 1 else given[mask])
-        if trainer.beta:
-            gap = row["ref_per_token_logps"].double()[mask] - new
-            kl = gap.exp() - gap - 1
-            loss = loss + trainer.beta * (kl * ratio if args.use_bias_correction_kl else kl)
-        sums.append(float(loss.sum()))
-    steps = trainer.current_gradient_accumulation_steps
+        keep = torch.ones(length) if threshold is None else (row.entropy >= threshold).double()
+        if row.entropy is not None:
+            entropies += float((row.entropy * keep).sum())
+            kept_tokens += float(keep.sum())
+        sums.append(row_loss(trainer, kind, row, keep) if length else 0.0)
+    steps = 1 if whole else trainer.current_gradient_accumulation_steps
     if kind in ("grpo", "sapo"):
         total = sum(value / max(length, 1) for value, length in zip(sums, lengths, strict=True)) / len(rows) / steps
     elif kind == "bnpo":
@@ -88,12 +96,45 @@ def reference_loss(
     elif kind in ("luspo", "gmpo"):
         total = sum(sums) / len(rows) / steps
     else:
-        total = sum(sums) / (max(items, 1) * (1 if SCALES_BY_BATCH else steps / args.steps_per_generation))
+        window = 1 if SCALES_BY_BATCH or whole else steps / args.steps_per_generation
+        total = sum(sums) / (max(sum(lengths) if items is None else items, 1) * window)
     if setting(args, "entropy_coef") or setting(args, "use_adaptive_entropy"):
-        value = sum(float(entropy.sum()) for entropy, _ in kept_entropy)
-        bonus = value / max(sum(float(keep.sum()) for _, keep in kept_entropy), 1) / steps
-        total -= trainer.applied_entropy_coef * bonus
-    return total + float(aux) * setting(trainer, "router_aux_loss_coef") / steps
+        total -= trainer.applied_entropy_coef * entropies / max(kept_tokens, 1) / steps
+    return float(total + float(aux) * setting(trainer, "router_aux_loss_coef") / steps)
+
+
+def entropy_threshold(args: Any, rows: list[Row]) -> float | None:
+    """With `top_entropy_quantile`, the entropy from which on a token is trained on."""
+    known = [row.entropy for row in rows if row.entropy is not None]
+    if args.top_entropy_quantile >= 1.0 or not known:
+        return None
+    return float(torch.quantile(torch.cat(known), 1 - args.top_entropy_quantile))
+
+
+def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> float:
+    """The sum of one row's token losses; for GMPO the row's loss."""
+    args, new, old = trainer.args, row.new.double(), row.old.double()
+    weights = torch.ones_like(new) if row.weights is None else row.weights.double()
+    log_ratio = new - old
+    token_level = args.importance_sampling_level == "token"
+    ratio = (log_ratio if token_level else log_ratio.mean().expand(len(new))).exp()
+    if kind == "gmpo":
+        return float(-geometric_mean(args, log_ratio, row.advantage).exp() * row.advantage)
+    loss = token_losses(args, kind, ratio, log_ratio, weights, row)
+    if args.off_policy_mask_threshold is not None and row.advantage < 0:
+        sampler = old if row.sampling is None else row.sampling.double()
+        sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
+        loss = loss * float((sampler - new).mean() <= args.off_policy_mask_threshold)
+    loss = loss * keep
+    if row.sampler_ratio is not None and kind != "vespo":
+        loss = loss * row.sampler_ratio.double()
+    if trainer.beta:
+        assert row.ref is not None
+        gap = row.ref.double() - new
+        kl = gap.exp() - gap - 1
+        kl = kl * ratio if args.use_bias_correction_kl else kl
+        loss = loss + trainer.beta * kl * (weights != 0)
+    return float(loss.sum())
 
 
 def setting(owner: Any, name: str) -> Any:
@@ -107,26 +148,26 @@ def geometric_mean(args: Any, log_ratio: Any, advantage: float) -> Any:
     return (torch.minimum(log_ratio, clipped) if advantage > 0 else torch.maximum(log_ratio, clipped)).mean()
 
 
-def token_losses(
-    args: Any, kind: str, ratio: Any, log_ratio: Any, advantage: float, new: Any, row: dict[str, Any]
-) -> Any:
-    """The loss of each trainable token of one row."""
+def token_losses(args: Any, kind: str, ratio: Any, log_ratio: Any, weights: torch.Tensor, row: Row) -> Any:
+    """The policy loss of each trained token of one row."""
     low, high = args.epsilon, args.epsilon_high if args.epsilon_high is not None else args.epsilon
+    new, signal = row.new.double(), weights * row.advantage
     if kind == "cispo":
-        return -ratio.clamp(max=high) * advantage * new
+        return -ratio.clamp(max=high) * signal * new
     if kind == "sapo":
-        temperature = args.sapo_temperature_pos if advantage > 0 else args.sapo_temperature_neg
-        return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * advantage
+        temperature = args.sapo_temperature_pos if row.advantage > 0 else args.sapo_temperature_neg
+        return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * signal
     if kind == "vespo":
-        weight = log_ratio.clamp(-20, 20).sum()
-        if "importance_sampling_ratio" in row:
-            given = row["importance_sampling_ratio"].double()
-            weight = weight + given.log().clamp(math.log(1e-8), 20).sum()
-        weight = float(weight.clamp(math.log(1e-8), 20))
+        total = log_ratio.clamp(-20, 20).sum()
+        if row.sampler_ratio is not None:
+            total = total + row.sampler_ratio.double().log().clamp(math.log(1e-8), 20).sum()
+        total = float(total.clamp(math.log(1e-8), 20))
         power, rate = (
-            (args.vespo_k_pos, args.vespo_lambda_pos) if advantage >= 0 else (args.vespo_k_neg, args.vespo_lambda_neg)
+            (args.vespo_k_pos, args.vespo_lambda_pos)
+            if row.advantage >= 0
+            else (args.vespo_k_neg, args.vespo_lambda_neg)
         )
-        return -math.exp(rate + power * weight - rate * math.exp(weight)) * advantage * new
+        return -math.exp(rate + power * total - rate * math.exp(total)) * signal * new
     clipped = ratio.clamp(1 - low, 1 + high)
     unclipped = ratio if args.delta is None else ratio.clamp(max=args.delta)
-    return -torch.minimum(unclipped * advantage, clipped * advantage)
+    return -torch.minimum(unclipped * signal, clipped * signal)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from loss_by_hand import forward, reference_loss, setting
+from loss_by_hand import Row, forward, reference_loss, setting
 from releases import COUNTS_TRUNCATED
 from support import Spy
 
@@ -42,14 +42,37 @@ class Checked(Spy):
                 logps, entropies, aux = forward(self, rows, inputs)
             else:
                 logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
-                entropies, aux = None, 0.0
-            expected = reference_loss(self, rows, logps, entropies, aux, self.watch.items())
+                entropies, aux = [None] * len(rows), 0.0
+            by_hand = [as_row(*parts) for parts in zip(rows, logps, entropies, strict=True)]
+            expected = reference_loss(self, by_hand, self.watch.items(), aux)
             replayed = int((inputs.rows[:, 0] < 0).sum())
             self.compared.append((float(loss.detach()), float(expected), replayed))
         return loss
 
     def complete(self, rows: list[dict[str, Any]], inputs: Any) -> None:
         """Where a subclass adds something to the rows of its loss."""
+
+
+def as_row(row: dict[str, Any], logps: torch.Tensor, entropy: torch.Tensor | None) -> Row:
+    """What `original` found of a row, without the tokens that the loss leaves out."""
+    mask = row["mask"]
+
+    def trained(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values[mask]
+
+    ratio = row.get("importance_sampling_ratio")
+    if ratio is not None:
+        ratio = ratio.double().nan_to_num(nan=1.0)
+        ratio = ratio if row["ratio_width"] == 1 else ratio[mask]
+    return Row(
+        new=logps.double()[mask],
+        old=row["old_per_token_logps"].double()[mask],
+        advantage=row["advantage"][mask] if torch.is_tensor(row["advantage"]) else row["advantage"],
+        ref=trained(row.get("ref_per_token_logps")),
+        entropy=trained(entropy),
+        sampling=trained(row.get("sampling_per_token_logps")),
+        sampler_ratio=ratio,
+    )
 
 
 class Watch:

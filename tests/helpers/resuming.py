@@ -59,6 +59,28 @@ def train(folder: Path, resume: str | None = None, trainer: Any = None, **settin
     return trainer, session
 
 
+def resume(folder: Path, checkpoint: Path, **settings: Any) -> Any:
+    """The session of a run that goes on from a checkpoint to its eighth update."""
+    return train(folder, resume=str(checkpoint), **{"max_steps": 8, "save_strategy": "no", **settings})[1]
+
+
+def last(folder: Path) -> str:
+    """The newest complete checkpoint, which must be there."""
+    found = trl_replay.last_complete_checkpoint(folder)
+    assert found is not None
+    return found
+
+
+def disk(folder: Path, **arguments: Any) -> dict[str, Any]:
+    """The settings of a storage on disk."""
+    return {"replay_storage": "disk", "replay_storage_kwargs": {"folder": str(folder), **arguments}}
+
+
+def files(folder: Path) -> list[Path]:
+    """The payload that a storage has on disk."""
+    return sorted(folder.rglob("*.safetensors"))
+
+
 class StopError(Exception):
     pass
 
@@ -115,11 +137,6 @@ def state(session: Any) -> dict[str, Any]:
         "view": None if noted is None else {name: getattr(noted.groups, name).tolist() for name in saved.VIEWS},
         "waiting keys": None if noted is None else [sorted(waiting.keys) for waiting in noted.candidates],
     }
-
-
-def _measured(session: Any) -> dict[str, Any]:
-    columns: dict[str, Any] = session.tap.stats.columns(compat.local_rows(session.trainer))
-    return columns
 
 
 def _candidate(candidate: Any) -> list[Any]:

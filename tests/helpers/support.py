@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from trl import GRPOTrainer
 
+from trl_replay.loss.micro_batch import ROWS
 from trl_replay.session import Session
 from trl_replay.types import Batch
 
@@ -79,6 +81,40 @@ def record(session: Session) -> list[tuple[Batch, Batch]]:
 
     session.step = recording  # type: ignore[method-assign]
     return steps
+
+
+def replayed(steps: Sequence[tuple[Batch, Batch]], size: int = 4) -> list[int]:
+    """Of each recorded step, how many groups were replayed."""
+    return [int((after[ROWS][:, 0] < 0).sum()) // size for _, after in steps]
+
+
+class Forwards:
+    """Counts a model's forwards, with and without gradients."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.counts: Counter[str] = Counter()
+        model.register_forward_hook(self)
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+        self.counts["grad" if torch.is_grad_enabled() else "no grad"] += 1
+
+
+def logged(trainer: Any, key: str) -> list[float]:
+    """What the trainer's log has under `key`, in order."""
+    return [log[key] for log in trainer.state.log_history if key in log]
+
+
+def masked_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """Completions of different lengths; the middle token of each comes from a tool; one sampling log-prob a token."""
+    tokenizer = trainer.processing_class
+    texts = ["ab*cd"[: 3 + (row + trainer.state.global_step) % 3] for row in range(len(prompts))]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    return {
+        "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+        "completion_ids": ids,
+        "logprobs": [[-0.5 - position / 8 for position in range(len(row))] for row in ids],
+        "env_mask": [[int(position != 1) for position in range(len(row))] for row in ids],
+    }
 
 
 def weights_hash(trainer: Any) -> str:

@@ -20,6 +20,7 @@ BATCHES: dict[str, dict[str, Any]] = {
     "three iterations over an accumulated window": {
         "num_iterations": 3, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "max_steps": 9,
     },
+    "accumulation": {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2},
     "more generations than accumulation": {
         "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 8,
     },
@@ -56,9 +57,25 @@ def checked(tmp_path: Any, rewards: Any = None, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("batch", [pytest.param(name, marks=NEWER.get(name, ())) for name in BATCHES])
 def test_replay_is_right_with(tmp_path: Any, batch: str) -> None:
-    session, _ = replay(checked(tmp_path, **BATCHES[batch]))
+    trainer = checked(tmp_path, **BATCHES[batch])
+    session, _ = replay(trainer)
     if "truncated" not in batch:
         assert session.totals.counters["refused"] == 0
+    check_ratios(trainer)
+
+
+def check_ratios(trainer: Any) -> None:
+    """A replayed row's ratio is not 1; a fresh one's is, bit for bit, where it is the tap that supplies it."""
+    for loss in trainer.losses:
+        inputs, replayed = loss["inputs"], loss["inputs"].rows[:, 0] < 0
+        if not replayed.any():
+            continue
+        mask = inputs["completion_mask"][replayed].bool()
+        moved = (loss["logps"] - inputs["old_per_token_logps"])[replayed][mask]
+        assert float(moved.abs().max()) > 1e-4, "a replayed row's ratio is not 1"
+        if "old_per_token_logps" not in trainer.scored[0]:
+            fresh, old = loss["logps"][~replayed], inputs["old_per_token_logps"][~replayed]
+            torch.testing.assert_close(old, fresh, rtol=0, atol=0, msg="a fresh row's ratio is 1")
 
 
 def test_the_loss_by_hand_notices_replay_without_correction(tmp_path: Any) -> None:

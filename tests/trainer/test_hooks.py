@@ -10,7 +10,7 @@ from inspect import signature
 import numpy as np
 import pytest
 import torch
-from support import DEAD, LIVE, Rewards, record
+from support import DEAD, HALF, LIVE, Rewards, record
 from trl import GRPOTrainer
 
 import trl_replay
@@ -557,3 +557,26 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
         trl_replay.detach(session.trainer)
     finally:
         trl_replay.unregister("example")
+
+
+# what is composed and corrected
+
+
+def test_a_compose_hook_that_drops_a_placement_is_an_error(tmp_path):
+    with plugin(compose=lambda batch: batch):
+        trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE]), max_steps=3)
+        selecting = {"replay_selector": "always", "replay_selector_kwargs": {"share": 1.0}}
+        trl_replay.attach(trainer, replay_plugins="mine", **selecting)
+        with pytest.raises(ResultError, match="without the group placed there"):
+            trainer.train()
+
+
+def test_a_correction_that_is_not_finite_is_an_error(tmp_path):
+    def broken(rows, context):
+        return Corrected(torch.full_like(rows.logps, float("nan")))
+
+    trainer = trainer_of(tmp_path, max_steps=3)
+    trl_replay.attach(trainer, replay_correction=broken)
+    with pytest.raises(ResultError, match="old_logps that are not finite"):
+        trainer.train()
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())

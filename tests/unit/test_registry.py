@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import subprocess
@@ -398,18 +397,3 @@ def test_neither_importing_nor_discovering_imports_torch_or_trl():
     assert "builtin" in names
     assert "freshness" in names, "the development environment has the plugin installed: see the Makefile"
     assert heavy == []
-
-
-def test_every_public_name_can_be_imported_and_is_listed():
-    assert len(set(trl_replay.__all__)) == len(trl_replay.__all__)
-    for name in trl_replay.__all__:
-        assert getattr(trl_replay, name) is not None
-    modules = {module.name for module in importlib.resources.files("trl_replay").iterdir()}
-    public = {
-        name
-        for name in dir(trl_replay)
-        if not name.startswith("_") and f"{name}.py" not in modules and name not in modules
-    }
-    assert public - {"annotations", "TYPE_CHECKING", "Any"} == set(trl_replay.__all__)
-    with pytest.raises(AttributeError, match="no_such_name"):
-        trl_replay.no_such_name  # noqa: B018

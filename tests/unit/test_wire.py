@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from batches import EXTRA, KEYS, make_batch
 from hypothesis import given, settings
-from test_batch import EXTRA, KEYS, make_batch
 
 from trl_replay import BatchError
 from trl_replay.batch.compose import cut, join

@@ -1,0 +1,166 @@
+"""The files of a checkpoint: whatever happens to their bytes, our error or what was saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from resuming import build, differences, resume, state, train
+
+import trl_replay
+from trl_replay import CheckpointError, MismatchError
+from trl_replay.checkpoint import session_state as checkpoint
+
+EXAMPLES = 250
+
+
+FILES = ("state.json", "table.safetensors", "candidates.safetensors", "payload-00000.safetensors")
+
+
+class Resumable:
+    """A checkpoint, a session that can read it, and the state that it holds."""
+
+    def __init__(self, folder: Path) -> None:
+        _, _ = train(folder, max_steps=6)
+        self.source = folder / "checkpoint-6" / "trl_replay"
+        self.copy = folder / "copy"
+        self.trainer = build(folder)
+        self.session = trl_replay.attach(self.trainer, replay_buffer_size=5)
+        self.fresh()
+        self.load()
+        self.expected = state(self.session)
+
+    def fresh(self) -> Path:
+        """A copy of the files, whole."""
+        shutil.rmtree(self.copy, ignore_errors=True)
+        shutil.copytree(self.source, self.copy)
+        return self.copy / "rank-00000"
+
+    def load(self) -> None:
+        states = checkpoint.read(self.session, self.copy)
+        checkpoint.apply(self.session, states, self.copy)
+
+
+@pytest.fixture(scope="module")
+def resumable(tmp_path_factory: Any) -> Resumable:
+    return Resumable(tmp_path_factory.mktemp("damaged"))
+
+
+def damaged(data: bytes, kind: str, place: float, length: int, filling: bytes) -> bytes:
+    """`data` with something done to it at `place`, a share of its length."""
+    at = min(int(place * len(data)), len(data) - 1)
+    if kind == "cut":
+        return data[:at]
+    if kind == "flip":
+        return data[:at] + bytes([data[at] ^ (1 << length % 8)]) + data[at + 1 :]
+    if kind == "overwrite":
+        return data[:at] + filling + data[at + len(filling) :]
+    if kind == "insert":
+        return data[:at] + filling + data[at:]
+    if kind == "drop":
+        return data[:at] + data[at + length :]
+    return filling
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(FILES),
+    kind=st.sampled_from(["cut", "flip", "overwrite", "insert", "drop", "replace"]),
+    place=st.one_of(st.floats(0, 1), st.floats(0, 0.05)),
+    length=st.integers(1, 64),
+    filling=st.one_of(st.binary(max_size=64), st.just(b"cos\nsystem\n(S'exit 1'\ntR."), st.just(b'{"a": 1}')),
+)
+def test_damaged_bytes_give_our_error_or_exactly_what_was_saved(
+    resumable: Resumable, name: str, kind: str, place: float, length: int, filling: bytes
+) -> None:
+    path = resumable.fresh() / name
+    path.write_bytes(damaged(path.read_bytes(), kind, place, length, filling))
+    try:
+        resumable.load()
+    except CheckpointError:
+        return
+    assert not differences(resumable.expected, state(resumable.session))
+
+
+def test_a_pickle_in_the_place_of_a_file_is_not_run(resumable: Resumable, tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    code = f"cos\nsystem\n(S'touch {target}'\ntR.".encode()
+    for name in FILES:
+        (resumable.fresh() / name).write_bytes(code)
+        with pytest.raises(CheckpointError):
+            resumable.load()
+    assert not target.exists()
+
+
+def test_another_format_version_is_refused_with_both_values(tmp_path: Path, copied: Path) -> None:
+    path = copied / "trl_replay" / "rank-00000" / "state.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(MismatchError, match=r"has the format version 2; this release reads version 1"):
+        resume(tmp_path, copied)
+
+
+@pytest.mark.parametrize("name", ["state.json", "table.safetensors", "payload-00000.safetensors"])
+def test_a_missing_file_is_named(tmp_path: Path, copied: Path, name: str) -> None:
+    (copied / "trl_replay" / "rank-00000" / name).unlink()
+    with pytest.raises(CheckpointError, match=f"rank-00000.*No such file.*{name}"):
+        resume(tmp_path, copied)
+
+
+def test_a_file_whose_checksum_differs_is_named(tmp_path: Path, copied: Path) -> None:
+    path = copied / "trl_replay" / "rank-00000" / "payload-00000.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"payload-00000.safetensors is not what was saved: its checksum"):
+        resume(tmp_path, copied)
+    with pytest.warns(UserWarning, match=r"an empty replay buffer.*checksum"):
+        resume(tmp_path, copied, replay_on_mismatch="empty")
+
+
+def test_no_file_of_ours_is_read_by_pickle(checkpoint: Path) -> None:
+    """JSON and safetensors, told by their contents."""
+    files = [path for path in (checkpoint / "trl_replay").rglob("*") if path.is_file()]
+    for path in files:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        else:
+            assert path.suffix == ".safetensors"
+            assert path.read_bytes()[8:9] == b"{"
+    assert len(files) == 4
+
+
+@pytest.mark.parametrize("name", ["state.json", "table.safetensors", "candidates.safetensors",
+                                  "payload-00000.safetensors"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", ["empty", "a folder", "a link to nowhere", "a link to itself", "another checkpoint's"]
+)
+def test_what_stands_in_a_files_place_is_an_error_that_names_it(
+    copied: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    path = copied / "trl_replay" / "rank-00000" / name
+    data = path.read_bytes()
+    path.unlink()
+    if kind == "empty":
+        path.touch()
+    elif kind == "a folder":
+        path.mkdir()
+    elif kind == "another checkpoint's":
+        path.write_bytes(another(data))
+    else:
+        path.symlink_to(tmp_path / "nowhere" if kind == "a link to nowhere" else path)
+    with pytest.raises(CheckpointError, match="rank-00000"):
+        resume(tmp_path, copied)
+
+
+def another(data: bytes) -> bytes:
+    """The file of a run that went on a little: whole in itself."""
+    if data.startswith(b"{"):
+        told = json.loads(data)
+        told["content"]["session"]["update"] += 1
+        return json.dumps(told).encode()
+    return data[:-1] + bytes([data[-1] ^ 1])

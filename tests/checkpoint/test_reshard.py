@@ -1,0 +1,67 @@
+"""Resumed with other rows a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import last, restored, resume, train
+
+from trl_replay import MismatchError
+from trl_replay.strategies.scopes import ProcessScope
+from trl_replay.strategies.storages import CpuStorage
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope: str) -> None:
+    train(tmp_path, max_steps=6, replay_scope=scope, replay_buffer_size=50)
+    saved = restored(tmp_path, last(tmp_path), replay_scope=scope, replay_buffer_size=50)
+    assert saved["candidates"]
+    found = restored(
+        tmp_path, last(tmp_path), replay_scope=scope, replay_buffer_size=50, per_device_train_batch_size=4
+    )
+    assert found["candidates"] is None
+    assert len(found["payload"]) == len(saved["payload"]) + len(saved["candidates"])
+    assert set(saved["payload"].values()) < set(found["payload"].values())
+    session = resume(tmp_path, Path(last(tmp_path)), replay_scope=scope, per_device_train_batch_size=4)
+    assert session.update == 8
+
+
+def test_a_scope_that_is_not_ours_resumes_with_the_same_rows_only(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    def own(**settings: Any) -> dict[str, Any]:
+        scope = ProcessScope(Accelerator(cpu=True))
+        verbs = {name: getattr(scope, name) for name in ("share", "agree", "admit", "fetch")}
+        return {"replay_scope": type("Own", (), {"__init__": lambda self: self.__dict__.update(verbs)})(), **settings}
+
+    train(tmp_path, max_steps=6, **own())
+    assert resume(tmp_path, tmp_path / "checkpoint-6", **own()).update == 8
+    with pytest.raises(MismatchError, match=r"1 processes of 12 rows each wrote it and 1 of 4 read it.*='Own'"):
+        resume(tmp_path, tmp_path / "checkpoint-6", **own(per_device_train_batch_size=4))
+
+
+class Counting(CpuStorage):
+    """Counts what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.serials: list[int] = []
+
+    def put(self, serial: int, group: Any) -> None:
+        self.serials.append(serial)
+        super().put(serial, group)
+
+
+@pytest.mark.parametrize("rows", [12, 4], ids=["the same rows", "other rows"])
+def test_a_smaller_buffer_never_holds_more_than_it_keeps(tmp_path: Path, rows: int) -> None:
+    train(tmp_path, max_steps=6, replay_buffer_size=50)
+    storage = Counting()
+    found = restored(
+        tmp_path, str(tmp_path / "checkpoint-6"), replay_buffer_size=2, replay_storage=storage,
+        per_device_train_batch_size=rows,
+    )  # fmt: skip
+    assert len(found["payload"]) == 2
+    assert set(map(int, found["payload"])) <= set(storage.serials)
+    assert len(storage.serials) <= (2 if rows == 12 else 2 + 3)

@@ -1,0 +1,197 @@
+"""Saving and loading around the trainer's own: in which order, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import build, differences, everything, last, resume, state, train
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay import CheckpointError, MismatchError, hookimpl
+from trl_replay.testing import make_trainer
+
+
+def test_the_buffer_is_rotated_with_the_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=6, save_steps=2, save_total_limit=2)
+    folders = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    assert folders == ["checkpoint-4", "checkpoint-6"]
+    assert {path.name for path in (tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000").iterdir()} == {
+        "state.json",
+        "table.safetensors",
+        "candidates.safetensors",
+        "payload-00000.safetensors",
+    }
+
+
+def test_ours_is_written_before_stocks_and_a_checkpoint_written_again_is_not_whole_meanwhile(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    train(tmp_path, max_steps=6)
+    seen = []
+    trainer = build(tmp_path, max_steps=6)
+    write = type(trainer)._save_checkpoint
+
+    def late(self: Any, model: Any, trial: Any) -> None:
+        folder = tmp_path / "checkpoint-6"
+        seen.append(((folder / "trainer_state.json").exists(), (folder / "trl_replay").exists()))
+        assert trl_replay.last_complete_checkpoint(tmp_path) is None
+        write(self, model, trial)
+
+    monkeypatch.setattr(type(trainer), "_save_checkpoint", late)
+    train(tmp_path, trainer=trainer)
+    assert seen == [(False, True)]
+    assert last(tmp_path).endswith("checkpoint-6")
+
+
+def test_a_hook_that_fails_while_saving_is_named(tmp_path: Path) -> None:
+    class Plugin:
+        @hookimpl
+        def trl_replay_save(self, session: Any, directory: Path) -> None:
+            raise OSError("no room")
+
+    trl_replay.register(Plugin(), "unlucky")
+    try:
+        with pytest.raises(trl_replay.HookError, match=r"unlucky.*failed in trl_replay_save.*no room"):
+            train(tmp_path, replay_plugins="unlucky", max_steps=6)
+    finally:
+        trl_replay.unregister("unlucky")
+    assert trl_replay.last_complete_checkpoint(tmp_path) is None
+
+
+def test_a_checkpoint_without_a_buffer_warns_and_starts_with_an_empty_one(tmp_path: Path, copied: Path) -> None:
+    shutil.rmtree(copied / "trl_replay")
+    with pytest.warns(UserWarning, match="checkpoint-6 holds no replay buffer: training resumes with an empty one"):
+        session = resume(tmp_path, copied)
+    assert session.update == 2
+
+
+def test_with_replay_off_a_checkpoint_with_a_buffer_is_stocks(tmp_path: Path, checkpoint: Path) -> None:
+    trainer = build(tmp_path, max_steps=8)
+    session = trl_replay.attach(trainer, use_replay=False)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert not session.enabled
+    assert torch.isfinite(next(trainer.model.parameters())).all()
+
+
+def test_ours_is_there_when_the_trainer_uploads(tmp_path: Path, monkeypatch: Any) -> None:
+    uploaded = []
+    trainer = build(tmp_path, max_steps=6)
+    trainer.args.push_to_hub = True
+
+    def push(self: Any, folder: str) -> None:
+        uploaded.extend(path.name for path in (Path(folder) / "trl_replay" / "rank-00000").iterdir())
+
+    monkeypatch.setattr(type(trainer), "_push_from_checkpoint", push)
+    monkeypatch.setattr(type(trainer), "push_to_hub", lambda *args, **kwargs: None)
+    train(tmp_path, trainer=trainer)
+    assert set(uploaded) == {"state.json", "table.safetensors", "candidates.safetensors", "payload-00000.safetensors"}
+
+
+def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    from trl_replay.serialization import group_files
+
+    write, calls = group_files.write, []
+
+    def full(path: Path, groups: Any) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, groups)
+
+    monkeypatch.setattr(group_files, "write", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        train(tmp_path)
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+    monkeypatch.undo()
+    resumed = everything(*train(tmp_path, resume=str(tmp_path / "checkpoint-6")))
+    whole = everything(*train(tmp_path / "whole"))
+    assert not differences(whole, resumed)
+
+
+def test_a_folder_that_is_a_link_is_read_and_written_there(copied: Path, tmp_path: Path) -> None:
+    """A link goes when the checkpoint is written again; what it led to stays."""
+    ours = copied / "trl_replay"
+    ours.rename(tmp_path / "away")
+    ours.symlink_to(tmp_path / "away")
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(copied)
+    assert resume(tmp_path, copied).update == 8
+    train(tmp_path, max_steps=6)
+    assert not ours.is_symlink()
+    assert (tmp_path / "away" / "rank-00000" / "state.json").exists()
+    assert resume(tmp_path, copied).update == 8
+
+
+def test_a_folder_that_cannot_be_cleared_stops_the_saving(copied: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(path: Any, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        train(tmp_path, max_steps=6)
+
+
+def test_a_buffer_that_a_run_without_replay_wrote_its_checkpoint_around_is_not_taken_for_its_own(
+    tmp_path: Path,
+) -> None:
+    """The same output folder: stock's files are the second run's, and ours are still those of the first."""
+    train(tmp_path, max_steps=6)
+    build(tmp_path, max_steps=6, seed=7).train()
+    folder = tmp_path / "checkpoint-6"
+    assert (folder / "trl_replay").is_dir()
+    with pytest.raises(MismatchError, match=r"checkpoint-6.trl_replay does not belong to the rest of the checkpoint"):
+        resume(tmp_path, folder)
+    with pytest.warns(UserWarning, match="an empty replay buffer.*does not belong"):
+        assert resume(tmp_path, folder, replay_on_mismatch="empty").totals.batches == 2
+    shutil.rmtree(folder / "trl_replay")
+    with pytest.warns(UserWarning, match="holds no replay buffer"):
+        assert resume(tmp_path, folder).totals.batches == 2
+
+
+def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
+    """Training is interrupted with candidates that have all their log-probs."""
+    from transformers import TrainerCallback
+
+    class Interrupt(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                raise KeyboardInterrupt
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    trainer.add_callback(Interrupt())
+    session = trl_replay.attach(trainer)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    waiting = session.carry.pending_groups.candidates
+    assert [candidate.complete() for candidate in waiting] == [True, True]
+    before = state(session)
+    trl_replay.detach(trainer)
+    assert not differences(before, state(session))
+    assert len(session.buffer) == 2
+
+
+def load_benchmark(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.alone
+def test_a_run_that_is_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_path: Path) -> None:
+    kills = load_benchmark("kills")
+    outcome = kills.run(tmp_path, kills=4, seed=1, kind=kills.Run(updates=60, processes=1, scope="process"))
+    assert outcome["kills"] >= 4
+    assert outcome["identical"]

@@ -1,0 +1,416 @@
+"""A session's state: resuming is bit-identical to the run that never stopped, wherever stock's own resume is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resuming import LAYOUTS, PAIRS, build, differences, disk, everything, files, last, restored, resume, state, train
+from safetensors.numpy import load_file
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay import CheckpointError, MismatchError, hookimpl
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+
+@pytest.mark.parametrize(("evictor", "sampler", "scope", "layout"), PAIRS)
+def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(
+    tmp_path: Path, evictor: str, sampler: str, scope: str, layout: str
+) -> None:
+    settings = {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope, **LAYOUTS[layout]}
+    whole = everything(*train(tmp_path, **settings))
+    assert whole["totals"][1]["replaced"] > 0, "something was replayed"
+    resumed = everything(*train(tmp_path, resume=str(tmp_path / "checkpoint-6"), **settings))
+    assert not differences(whole, resumed)
+
+
+LIMITS: dict[str, Any] = {
+    "replay_refresh": "ratio",
+    "replay_max_log_ratio": 0.5,
+    "replay_min_ess": 1.0,
+    "replay_samples_per_insert": 2.0,
+    "replay_start_pass_rate": 0.01,
+    "replay_retire_passes": 4,
+    "replay_unfilled": "exclude",
+    "replay_correction": "per",
+    "learning_rate": 1e-2,
+}
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("layout", ["one iteration", "two iterations"])
+def test_limits_and_gates_go_on_where_they_were(tmp_path: Path, scope: str, layout: str) -> None:
+    settings = {**LIMITS, "replay_scope": scope, **LAYOUTS[layout]}
+    trainer, session = train(tmp_path, **settings)
+    whole = everything(trainer, session)
+    assert session.components.rate_limiter.fraction < 1.0, "the floor was reached"
+    assert whole["totals"][1]["replaced"] > 0
+    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), **settings)
+    assert not differences(whole, everything(trainer, session))
+
+
+@pytest.mark.parametrize("storage", ["cpu", "device"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it(
+    tmp_path: Path, storage: str, shuffled: bool
+) -> None:
+    """Nine prompts are three updates: without shuffling the sixth update ends the second epoch."""
+
+    def trainer(folder: Path, updates: int) -> Any:
+        from datasets import Dataset
+
+        made = build(folder, max_steps=updates, shuffle_dataset=shuffled)
+        if not shuffled:
+            made.train_dataset = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(9)])
+        return made
+
+    whole = everything(*train(tmp_path, trainer=trainer(tmp_path / "whole", 12), replay_storage=storage))
+    train(tmp_path, trainer=trainer(tmp_path / "cut", 6), replay_storage=storage)
+    again = trainer(tmp_path / "cut", 12)
+    resumed = everything(*train(tmp_path, resume=last(tmp_path / "cut"), trainer=again, replay_storage=storage))
+    assert not differences(whole, resumed)
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"num_iterations": 2},
+        {"per_device_train_batch_size": 6, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    ],
+)
+def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(
+    tmp_path: Path, scope: str, layout: dict[str, Any]
+) -> None:
+    """Rewards of three prompts; the fifth update is the first of two on its generation batch."""
+    saved = {}
+
+    def watched(trainer: Any) -> None:
+        write = trainer._save_checkpoint
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            saved.update(state(write.session))
+            write(*args, **kwargs)
+            assert not differences(saved, state(write.session)), "saving changed the session"
+
+        trainer.__dict__["_save_checkpoint"] = save
+
+    trainer = build(tmp_path, max_steps=5, save_steps=5, **layout)
+    session = trl_replay.attach(trainer, replay_buffer_size=5, replay_scope=scope)
+    watched(trainer)
+    trainer.train()
+    assert saved["candidates"], "candidates were pending"
+    found = restored(tmp_path, last(tmp_path), replay_scope=scope, **layout)
+    assert not differences(saved, found)
+    _, session = train(tmp_path, resume=last(tmp_path), max_steps=9, save_steps=20, replay_scope=scope, **layout)
+    assert session.update == 9
+    assert session.totals.batches > saved["totals"][0]
+
+
+def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_path: Path) -> None:
+    script = [LIVE, LIVE, DEAD], [LIVE, LIVE, DEAD], [DEAD, DEAD, DEAD]
+    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=2, save_strategy="steps", save_steps=2)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert len(session.buffer) == 4, "the end of training settled the last two"
+    rewards = Rewards(*script)
+    rewards.calls = 2
+    again = make_trainer(tmp_path, rewards, max_steps=3)
+    session = trl_replay.attach(again, replay_sampler="newest")
+    again.train(resume_from_checkpoint=last(tmp_path))
+    assert session.buffer.table.serial.tolist() == [0, 1, 2, 3], "two were saved as candidates"
+    assert session.metrics["replay/stored"] == 2
+    assert session.buffer.table.uses.tolist() == [0, 2, 1, 1], "and are replayed in the batch that settled them"
+
+
+def test_the_same_trainer_can_go_back_to_an_earlier_checkpoint(tmp_path: Path) -> None:
+    trainer, session = train(tmp_path)
+    whole = everything(trainer, session)
+    trl_replay.detach(trainer)
+    trainer._step, trainer._buffered_inputs = 0, None  # TRL's own, which stock does not reset either
+    resumed = everything(*train(tmp_path, trainer=trainer, resume=str(tmp_path / "checkpoint-6")))
+    assert not differences(whole, resumed)
+
+
+class Counting:
+    """A sampler with running statistics."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, table: Any, count: int, context: Any) -> Any:
+        self.calls += 1
+        return np.arange(len(table))[:: -1 if self.calls % 2 else 1][:count]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def test_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp_path: Path) -> None:
+    class Plugin:
+        def __init__(self) -> None:
+            self.batches = 0
+            self.folders: list[Path] = []
+
+        @hookimpl
+        def trl_replay_attached(self, session: Any) -> None:
+            session.buffer.table.add_column("seen", fill=-1.0)
+
+        @hookimpl
+        def trl_replay_metrics(self, context: Any) -> None:
+            self.batches += 1
+            context.table.seen[:] = self.batches
+
+        @hookimpl
+        def trl_replay_save(self, session: Any, directory: Path) -> None:
+            (directory / "batches.json").write_text(json.dumps(self.batches))
+
+        @hookimpl
+        def trl_replay_load(self, session: Any, directory: Path) -> None:
+            self.batches = json.loads((directory / "batches.json").read_text())
+            self.folders.append(directory)
+
+    def run(folder: Path, **settings: Any) -> tuple[dict[str, Any], Any, Any]:
+        plugin, sampler = Plugin(), Counting()
+        trl_replay.register(plugin, "one/two")
+        try:
+            found = train(folder, replay_plugins="one/two", replay_sampler=sampler, **settings)
+        finally:
+            trl_replay.unregister("one/two")
+        return everything(*found), plugin, sampler
+
+    whole, plugin, sampler = run(tmp_path / "whole")
+    run(tmp_path / "cut", max_steps=6)
+    resumed, other, counting = run(tmp_path / "cut", resume=last(tmp_path / "cut"))
+    assert not differences(whole, resumed)
+    assert set(whole["columns"]["seen"]) != {-1.0}
+    assert (other.batches, counting.calls) == (plugin.batches, sampler.calls)
+    assert [folder.name for folder in other.folders] == ["one%2Ftwo"], "a folder of its own, whatever its name"
+
+
+def larger_vocabulary(folder: Path) -> Any:
+    tokenizer = make_tokenizer()
+    return build(folder, model=make_model(tokenizer, vocab_size=len(tokenizer) + 8), max_steps=8)
+
+
+def other_tokenizer(folder: Path) -> Any:
+    trainer = build(folder, max_steps=8)
+    trainer._tokenizer.add_tokens(["ü"])
+    return trainer
+
+
+def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_path: Path, checkpoint: Path) -> None:
+    refused = "does not fit this run: "
+    with pytest.raises(MismatchError, match=rf"{refused}num_generations was 4 and is 6; replay_scope.* or set replay"):
+        resume(tmp_path, checkpoint, num_generations=6, replay_scope="gathered")
+    with pytest.raises(MismatchError, match=rf"{refused}replay_scope was 'process' and is 'sharded'\."):
+        resume(tmp_path, checkpoint, replay_scope="sharded")
+    with pytest.raises(MismatchError, match=rf"{refused}the tokenizer's fingerprint was '\w+' and is '\w+'\."):
+        resume(tmp_path, checkpoint, trainer=other_tokenizer(tmp_path))
+    with pytest.raises(MismatchError, match=rf"{refused}the model's vocabulary size was 44 and is 52\."):
+        restored(tmp_path, str(without_model(checkpoint, tmp_path)), trainer=larger_vocabulary(tmp_path))
+
+
+def without_model(checkpoint: Path, folder: Path) -> Path:
+    """The checkpoint with a model of a larger vocabulary in it."""
+    copy = Path(shutil.copytree(checkpoint, folder / "grown"))
+    larger_vocabulary(folder).model.save_pretrained(copy)
+    for path in ("optimizer.pt", "scheduler.pt"):
+        (copy / path).unlink()
+    return copy
+
+
+def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path: Path, checkpoint: Path) -> None:
+    with pytest.warns(UserWarning, match="an empty replay buffer.*num_generations was 4 and is 6"):
+        session = resume(tmp_path, checkpoint, num_generations=6, replay_on_mismatch="empty")
+    assert session.update == 2
+    assert session.totals.batches == 2
+
+
+def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, checkpoint: Path) -> None:
+    scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
+    found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
+    assert sorted(found["columns"]["score"]) == scores[-2:]
+    assert len(found["payload"]) == 2
+
+
+class Keeping:
+    """A sampler with a state of any kind."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+        self.loaded: Any = None
+
+    def __call__(self, table: Any, count: int, context: Any) -> Any:
+        return np.arange(len(table))[:count]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state["kept"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "loaded"),
+    [
+        (np.float32(0.5), 0.5),
+        ((1, 2.5), [1, 2.5]),
+        ({"a": [np.int64(3), None, True, "ü"]}, {"a": [3, None, True, "ü"]}),
+        (float("inf"), float("inf")),
+    ],
+)
+def test_what_json_can_hold_of_a_strategys_state_comes_back(tmp_path: Path, kept: Any, loaded: Any) -> None:
+    train(tmp_path, max_steps=6, replay_sampler=Keeping(kept))
+    sampler = Keeping(None)
+    resume(tmp_path, tmp_path / "checkpoint-6", replay_sampler=sampler)
+    assert sampler.loaded == loaded
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"), [({2: 1, 10: 2}, "the key 2"), (np.zeros(2), r"array\(\[0., 0.\]\)"), ({1}, r"\{1\}")]
+)
+def test_what_json_cannot_bring_back_is_refused_when_it_is_saved(tmp_path: Path, kept: Any, words: str) -> None:
+    with pytest.raises(
+        CheckpointError, match=f"The sampler's state_dict.* gives {words}, which JSON can't bring back"
+    ):
+        train(tmp_path, max_steps=6, replay_sampler=Keeping(kept))
+
+
+def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path: Path) -> None:
+    """Stock does one update more."""
+    _, whole = train(tmp_path, max_steps=6, replay_buffer_size=50)
+    trainer, session = train(tmp_path, max_steps=6, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
+    assert session.update == trainer.state.global_step
+    assert session.carry.pending_groups is None
+    assert set(session.buffer.table.serial.tolist()) >= set(whole.buffer.table.serial.tolist())
+
+
+def test_resuming_again_and_again_from_one_checkpoint_is_always_the_same(tmp_path: Path) -> None:
+    trainer, session = train(tmp_path)
+    whole, folder = everything(trainer, session), tmp_path / "checkpoint-6"
+    for _ in range(2):
+        trainer._step, trainer._buffered_inputs = 0, None  # TRL's own, which stock does not reset either
+        trainer.train(resume_from_checkpoint=str(folder))
+        assert not differences(whole, everything(trainer, session))
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path: Path, scope: str) -> None:
+    """As on SIGTERM (`enable_jit_checkpoint`): gradients are there, the optimizer has not moved."""
+    from transformers import TrainerCallback
+
+    saved = []
+
+    class Save(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                saved.append(take())
+                trainer._save_checkpoint(trainer.model, trial=None)
+                raise KeyboardInterrupt
+
+    def take() -> dict[str, Any]:
+        return state(session)
+
+    trainer = build(tmp_path, save_strategy="no")
+    trainer.add_callback(Save())
+    session = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=50)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    folder = trl_replay.last_complete_checkpoint(tmp_path)
+    assert folder == str(tmp_path / "checkpoint-3")
+    assert saved[0]["candidates"]
+    assert not differences(saved[0], restored(tmp_path, folder, replay_scope=scope, replay_buffer_size=50))
+    _, resumed = train(tmp_path, resume=folder, max_steps=8, replay_scope=scope, replay_buffer_size=50)
+    assert resumed.update == 8
+    kept = set(resumed.buffer.table.serial.tolist())
+    assert kept >= {*saved[0]["columns"]["serial"], *(candidate[0] for candidate in saved[0]["candidates"])}
+
+
+def test_a_checkpoint_that_was_moved_is_read_where_it_is(checkpoint: Path, tmp_path: Path) -> None:
+    there = shutil.copytree(checkpoint, tmp_path / "a" / "b")
+    assert not differences(restored(tmp_path, str(checkpoint)), restored(tmp_path, str(there)))
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_in_a_second_shuffled_epoch_everything_comes_back_and_training_goes_on_as_stocks(
+    tmp_path: Path, scope: str
+) -> None:
+    """Nine prompts are three updates; stock shuffles a second epoch anew when it resumes."""
+    from datasets import Dataset
+
+    def shuffled(updates: int) -> Any:
+        made = build(tmp_path, max_steps=updates, save_steps=5, shuffle_dataset=True)
+        made.train_dataset = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(9)])
+        return made
+
+    trainer, saved = shuffled(5), []
+    session = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=5)
+    write = trainer._save_checkpoint
+    trainer.__dict__["_save_checkpoint"] = lambda *args, **kwargs: (
+        saved.append(state(session)),
+        write(*args, **kwargs),
+    )
+    trainer.train()
+    del trainer.__dict__["_save_checkpoint"]
+    folder = str(tmp_path / "checkpoint-5")
+    assert saved[0]["candidates"]
+    assert not differences(saved[0], restored(tmp_path, folder, trainer=shuffled(9), replay_scope=scope))
+    _, resumed = train(tmp_path, trainer=shuffled(9), resume=folder, replay_scope=scope)
+    assert (resumed.update, resumed.totals.batches) == (9, saved[0]["totals"][0] + 4)
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_an_empty_buffer_makes_the_round_trip(tmp_path: Path, scope: str) -> None:
+    def zero(completions: list[str], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, zero, max_steps=2, save_strategy="steps", save_steps=2)
+    train(tmp_path, trainer=trainer, replay_scope=scope)
+    again = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=4)
+    _, session = train(tmp_path, trainer=again, resume=str(tmp_path / "checkpoint-2"), replay_scope=scope)
+    assert session.totals.batches == 4
+    assert len(session.buffer) == 4
+
+
+@pytest.mark.parametrize(("then", "now"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path: Path, then: str, now: str) -> None:
+    train(tmp_path, max_steps=6, replay_logps_dtype=then)
+    session = resume(tmp_path, tmp_path / "checkpoint-6", max_steps=10, replay_logps_dtype=now, replay_evictor="heap")
+    held = {str(session.buffer.load(s).tensors["old_per_token_logps"].dtype) for s in session.buffer.held()}
+    assert held == {"torch.float32", "torch.bfloat16"}
+    assert session.totals.counters["replaced"] > 0
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_a_disk_with_less_room_than_the_checkpoint_takes_what_fits_and_keeps_the_rest_nowhere(
+    tmp_path: Path, scope: str
+) -> None:
+    train(tmp_path, max_steps=6, replay_scope=scope, replay_buffer_size=50, **disk(tmp_path / "large"))
+    trainer = build(tmp_path, max_steps=8, save_strategy="no")
+    session = trl_replay.attach(
+        trainer, replay_scope=scope, replay_buffer_size=50, **disk(tmp_path / "small", max_bytes="3KB")
+    )
+    loaded, callback = [], trainer.callback_handler.callbacks[-1]
+    begin = callback.on_train_begin
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        loaded.append(state(session))
+        return begin(*args, **kwargs)
+
+    callback.on_train_begin = watched
+    with pytest.warns(UserWarning, match="no room for further groups"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert 0 < len(loaded[0]["payload"]) < 6
+    assert len(loaded[0]["payload"]) == len(loaded[0]["columns"]["serial"]), "the rest left the table at once"
+    assert "the storage had no room for it" in session.explain()
+    assert sum(path.stat().st_size for path in files(tmp_path / "small")) <= 3000
+    assert session.update == 8

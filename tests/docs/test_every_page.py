@@ -1,0 +1,137 @@
+"""Commands, code and names in the documentation: each one runs, or names something that there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from resuming import digits
+from support import DEAD, HALF, LIVE, Rewards
+from teacher import TEACHER
+
+import trl_replay
+from trl_replay.cli.commands import COMMANDS, main, parser
+from trl_replay.offline.export import TOKENS
+from trl_replay.testing import make_trainer
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+OURS = ("README.md", "checkpoints.md", "files.md")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    """The lines of shell blocks, continued ones as one, without comments."""
+    lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    return [line.split(" #")[0].strip() for line in lines if line.split("#")[0].strip()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: Any) -> Path:
+    """A folder with a run in `out` and a teacher's file: what the documentation's commands are about."""
+    import json
+
+    folder = tmp_path_factory.mktemp("documented")
+    trainer = make_trainer(folder / "out", digits, max_steps=12, save_strategy="steps", save_steps=12)
+    trl_replay.attach(trainer)
+    trainer.train()
+    (folder / "teacher.jsonl").write_text("\n".join(json.dumps(row) for row in TEACHER))
+    return folder
+
+
+OWN = [(page, line) for page in PAGES for line in commands(page) if line.startswith("trl-replay ")]
+SCRIPTS = [
+    (page, line)
+    for page, text in PAGES.items()
+    for line in [*commands(page), *re.findall(r"`(python \S+\.py[^`]*)`", text)]
+    if re.search(r"\S+/\S+\.py\b", line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), OWN)
+def test_every_command_of_ours_in_the_documentation_runs(
+    page: str, line: str, run: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(run)
+    assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
+
+
+def test_every_command_of_ours_is_documented() -> None:
+    everything = "\n".join(PAGES.values())
+    for command in COMMANDS:
+        assert f"trl-replay {command.name}" in everything or f"make {command.name}" in everything
+    assert {line.split()[1] for _, line in OWN} >= {"export", "inspect", "report"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_ours_within_the_text_is_one(page: str) -> None:
+    known = {command.name for command in COMMANDS}
+    for words in re.findall(r"`trl-replay ([a-z]+)[^`]*`", PAGES[page]):
+        assert words in known
+    assert known <= set(re.findall(r"[a-z]+", parser().format_help()))
+
+
+@pytest.mark.parametrize(("page", "line"), SCRIPTS)
+def test_every_script_that_is_named_exists_and_has_the_options_that_are_given(page: str, line: str) -> None:
+    script = re.findall(r"\S+/\S+\.py\b", line)[0]
+    source = (ROOT / script).read_text()
+    for option in re.findall(r"--\w+", line.split(script)[1]):
+        assert f'"{option}"' in source, f"{page}: {script} has no {option}"
+
+
+@pytest.mark.parametrize("page", ["checkpoints.md", "files.md"])
+def test_the_code_runs_from_top_to_bottom(page: str, run: Path, monkeypatch: Any) -> None:
+    """`GRPOTrainer(...)` is a tiny one; of the buffer's groups, all are live."""
+    monkeypatch.chdir(run)
+    made = []
+
+    def tiny(*_: Any) -> Any:
+        settings = {"save_strategy": "steps", "save_steps": 12, "max_steps": 16}
+        made.append(make_trainer("out", Rewards([LIVE, HALF, DEAD]), **settings))
+        return made[-1]
+
+    namespace: dict[str, Any] = {"trl_replay": trl_replay, "datasets": datasets, "GRPOTrainer": tiny}
+    namespace["trainer"] = tiny()
+    namespace["session"] = trl_replay.attach(namespace["trainer"])
+    namespace["session"].buffer.add(TEACHER)
+    for code in blocks(page, "python"):
+        if "trl_replay.attach(trainer" in code and "GRPOTrainer" not in code:
+            namespace["trainer"] = tiny()
+        exec(code, namespace)
+    if page == "checkpoints.md":
+        assert made[-1].state.global_step == 16, "resumed from the twelfth step"
+    else:
+        assert len(namespace["session"].buffer) == 5, "the teacher's two, the same exported, and one more"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_setting_that_is_named_is_one(page: str) -> None:
+    known = {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)} | {"use_replay"}
+    named = set(re.findall(r"(?<![\w/.])replay_\w+\b", PAGES[page])) - {"replay_"}
+    assert named <= known | {"replay_buffer"}, f"{page} names {sorted(named - known)}"
+
+
+def test_every_column_of_an_export_is_documented(run: Path) -> None:
+    import pandas as pd
+
+    out = run / "columns.parquet"
+    assert main(["export", str(run / "out" / "checkpoint-12"), str(out)]) == 0
+    table = PAGES["files.md"].split("## Warm start")[0]
+    for column in pd.read_parquet(out).columns:
+        shown = "reward/<function>" if column.startswith("reward/") else column
+        assert f"`{shown}`" in table or column in TOKENS, f"{column} is not documented"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    here = ROOT if page == "README.md" else ROOT / "docs"
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGES[page]):
+        assert target.startswith("http") or (here / target).exists(), f"{page}: {target} does not exist"

@@ -1,0 +1,78 @@
+"""docs/hooks.md keeps up with the code: every hook has its section, and every example runs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import trl_replay
+from trl_replay import hookspecs
+from trl_replay.registry import new_manager
+
+PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
+
+
+HOOKS = {
+    name: function
+    for specs in (hookspecs.RegistryHooks, hookspecs.SessionHooks)
+    for name, function in vars(specs).items()
+    if name in hookspecs.hook_names(specs)
+}
+
+
+SECTIONS = dict(re.findall(r"^## `(trl_replay_\w+\([^)]*\))`\n(.*?)(?=^#|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
+
+
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+def heading(name):
+    parameters = [parameter for parameter in inspect.signature(HOOKS[name]).parameters if parameter != "self"]
+    return f"{name}({', '.join(parameters)})"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_has_a_section_titled_with_its_signature(name):
+    assert heading(name) in SECTIONS, f"docs/hooks.md lacks the section: ## `{heading(name)}`"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_section_says_what_to_return_and_has_an_example_that_implements_the_hook(name):
+    section = SECTIONS[heading(name)]
+    assert "**Returns**" in section
+    (example,) = re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
+    namespace = {public: getattr(trl_replay, public) for public in trl_replay.__all__}
+    exec(example, namespace)
+    manager = new_manager()
+    manager.register(type("Plugin", (), {name: staticmethod(namespace[name])})(), "example")
+    manager.check_pending()
+    assert [caller.name for caller in manager.get_hookcallers(manager.get_plugin("example"))] == [name]
+
+
+def test_no_section_describes_a_hook_that_does_not_exist():
+    assert set(SECTIONS) == {heading(name) for name in HOOKS}
+
+
+def test_the_page_runs_from_top_to_bottom():
+    namespace = {public: getattr(trl_replay, public) for public in trl_replay.__all__}
+    for example in EXAMPLES:
+        exec(example, namespace)
+    suite = namespace["TestRarelyUsed"]()
+    for name in dir(suite):
+        if name.startswith("test_"):
+            getattr(suite, name)()
+
+
+def test_links_within_the_page_and_to_files_lead_somewhere():
+    slugs = {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
+        if target.startswith("#"):
+            assert target[1:] in slugs, f"{target} is no heading of docs/hooks.md"
+        elif not target.startswith("http"):
+            assert (Path(__file__).parents[2] / "docs" / target).exists(), f"{target} does not exist"

@@ -1,0 +1,104 @@
+"""Runs with corrections and gates, and the check of each of their losses against the one computed by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from loss_by_hand import Row, reference_loss
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+SCRIPT = ([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
+
+
+def weights_by_hand(name: str, new: torch.Tensor, behaviour: torch.Tensor, advantage: float) -> tuple[Any, Any]:
+    """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test."""
+    r = (new - behaviour).double().exp()
+    one = torch.ones_like(r)
+    if name == "ratio":
+        return behaviour, one
+    if name == "none":
+        return new, one
+    if name == "per":
+        std = 3**-0.5  # of two right among four; TRL divides by 1e-4 more than it, and than the others' 0.5
+        chance = (2 * std / (std + 1e-4)) / (1.5 * 0.5 / (0.5 + 1e-4))
+        return behaviour, one * (chance**-0.5 if 0.8 < abs(advantage) < 0.9 else 1.0)
+    if name == "truncated":
+        return new, torch.minimum(r, one * 2.0)
+    if name == "sequence_mask":
+        mean = math.exp(float((new - behaviour).double().mean()))
+        return behaviour, one * (0.5 <= mean <= 2.0)
+    if name == "topr":
+        return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
+    if name == "decoupled":
+        return new, torch.minimum(r, one * 2.0)
+    assert name == "shaped"
+    return new, 0.1 * r / (r + 0.1) ** 2
+
+
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped"]
+TOKEN_WEIGHTS = {"truncated", "m2po", "decoupled", "shaped"}
+
+
+def allowed(corrections: Sequence[str], betas: Sequence[float]) -> list[tuple[str, str, str, float]]:
+    """Every `(correction, loss type, importance level, beta)` in which the correction's weights are exact."""
+    return [
+        (correction, loss, level, beta)
+        for correction, loss, level, beta in itertools.product(corrections, LOSSES, ("token", "sequence"), betas)
+        if level == "token" or correction not in TOKEN_WEIGHTS or loss == "cispo"
+    ]
+
+
+Gate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps the new, behaviour and old log-probs of a row's tokens and their weights to other weights."""
+
+
+def train(
+    tmp_path: Any, correction: str, replay: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Any, trl_replay.Session]:
+    settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
+    trainer.signals = {}
+    session = trl_replay.attach(
+        trainer, **{"replay_correction": correction, "replay_sampler": "newest"} | (replay or {})
+    )
+    trainer.train()
+    return trainer, session
+
+
+def check_by_hand(trainer: Any, correction: str, gate: Gate | None = None) -> int:
+    """Compares every loss with the reference; returns how many replayed rows were in them."""
+    replayed = 0
+    stored: dict[str, torch.Tensor] = {}
+    for loss in trainer.losses:
+        inputs, logps = loss["inputs"], loss["logps"]
+        mask = inputs["completion_mask"].bool()
+        rows = []
+        for index, number in enumerate(inputs.rows[:, 0].tolist()):
+            key = str(
+                (inputs["prompt_ids"][index].tolist()[-2:], inputs["completion_ids"][index][mask[index]].tolist())
+            )
+            new = logps[index][mask[index]]
+            advantage = (
+                float(trainer.signals[key]) if number < 0 else float(inputs["advantages"].view(12, -1)[index, 0])
+            )
+            old, weights = new, torch.ones_like(new)
+            if number < 0:
+                old, weights = weights_by_hand(correction, new, stored[key], advantage)
+                weights = gate(new, stored[key], old, weights) if gate else weights
+                replayed += 1
+            else:
+                stored[key] = new
+                trainer.signals[key] = advantage
+            ref = inputs["ref_per_token_logps"][index][mask[index]] if "ref_per_token_logps" in inputs else None
+            rows.append(Row(new, old, advantage, weights, ref))
+        expected = reference_loss(trainer, rows)
+        assert float(loss["loss"]) == pytest.approx(expected, rel=2e-4, abs=2e-6)
+    return replayed

@@ -1,0 +1,104 @@
+"""What is refused while a session's parts are put together, before anything is patched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from corrected import TOKEN_WEIGHTS
+from support import DEAD, HALF, LIVE, LOSSES, Rewards
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+
+def test_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path: Any, monkeypatch: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    monkeypatch.setattr(trainer.args, "per_device_train_batch_size", 6)
+    with pytest.raises(trl_replay.RefusedError, match=r"6 rows .* num_generations=4"):
+        trl_replay.attach(trainer)
+
+
+SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
+
+
+def test_an_age_limit_below_the_generation_interval_is_refused(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2)
+    with pytest.raises(trl_replay.RefusedError, match="replay_max_age=1 is less than the 2 updates"):
+        trl_replay.attach(trainer, replay_max_age=1)
+
+
+def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3))
+    with pytest.raises(trl_replay.RefusedError, match=r"replay_retire_passes=5 .*num_generations=4"):
+        trl_replay.attach(trainer, replay_retire_passes=5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replay_unfilled": "mask"},
+        {"replay_unfilled": "exclude"},
+        {"replay_weight": 0.5},
+        {"replay_max_weight": 2.0},
+        {"replay_max_log_ratio": 0.5},
+        {"replay_min_ess": 0.5},
+        {"replay_refresh": "ratio"},
+    ],
+    ids=str,
+)
+def test_what_acts_inside_the_log_prob_method_is_refused_where_a_loss_goes_around_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("trl_replay.compat.has_other_loss_path", lambda trainer: True)  # TRL up to 1.13, Liger
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    before = dict(trainer.__dict__)
+    ((name, value),) = settings.items()
+    with pytest.raises(
+        trl_replay.RefusedError, match=f"{name}={value!r} acts inside .*use_liger_kernel=True goes around"
+    ):
+        trl_replay.attach(trainer, **settings)
+    assert trainer.__dict__ == before
+
+
+REFUSED = [(correction, loss) for correction in sorted(TOKEN_WEIGHTS) for loss in LOSSES if loss != "cispo"]
+
+
+@pytest.mark.parametrize(("correction", "loss"), REFUSED)
+def test_token_weights_are_refused_by_name_where_they_are_not_exact(tmp_path: Any, correction: str, loss: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), loss_type=loss, importance_sampling_level="sequence")
+    before = dict(trainer.__dict__)
+    with pytest.raises(trl_replay.ConfigurationError, match=f"replay_correction='{correction}' weighs single tokens"):
+        trl_replay.attach(trainer, replay_correction=correction)
+    assert trainer.__dict__ == before
+
+
+def own_sampler(table: Any, count: int, context: Any) -> Any:
+    return list(range(count))
+
+
+@pytest.mark.parametrize("sampler", ["top", "newest", own_sampler])
+def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path: Any, sampler: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):
+        trl_replay.attach(trainer, replay_correction="per", replay_sampler=sampler)
+
+
+class Drawer:
+    @trl_replay.hookimpl
+    def trl_replay_sample(self, table: Any, count: int, context: Any) -> Any:
+        return list(range(count))
+
+
+def test_per_refuses_a_plugin_that_draws_in_the_samplers_place(tmp_path: Any) -> None:
+    trl_replay.register(Drawer(), "drawer")
+    try:
+        with pytest.raises(trl_replay.ConfigurationError, match="the plugin 'drawer' may draw in its place"):
+            trl_replay.attach(
+                make_trainer(tmp_path, Rewards(*SCRIPT)),
+                replay_correction="per",
+                replay_sampler="uniform",
+                replay_plugins=["drawer"],
+            )
+    finally:
+        trl_replay.unregister("drawer")

@@ -1,0 +1,299 @@
+"""attach, detach, attached: what they refuse, what they change, and that they change it back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+
+import trl_replay
+from trl_replay import compat
+from trl_replay.loss.tap import ROWS
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
+
+
+@pytest.fixture
+def trainer(tmp_path: Any) -> Any:
+    return make_trainer(tmp_path, Rewards(*SCRIPT))
+
+
+def state(trainer: Any) -> tuple[dict[str, Any], list[Any]]:
+    return dict(trainer.__dict__), list(trainer.callback_handler.callbacks)
+
+
+def test_detach_restores_the_trainer_exactly(trainer: Any) -> None:
+    before = state(trainer)
+    methods = {name: getattr(type(trainer), name) for name in compat.SEAM}
+    session = trl_replay.attach(trainer)
+    assert set(trainer.__dict__) - set(before[0]) == set(compat.SEAM)
+    assert session.trainer is trainer
+    trl_replay.detach(trainer)
+    assert state(trainer) == before
+    assert {name: getattr(type(trainer), name) for name in compat.SEAM} == methods, "no class was touched"
+
+
+def test_another_trainer_is_not_affected(trainer: Any, tmp_path: Any) -> None:
+    other = make_trainer(tmp_path / "other", Rewards(*SCRIPT))
+    before = state(other)
+    trl_replay.attach(trainer)
+    assert state(other) == before
+
+
+def test_training_goes_on_as_stock_after_detach(tmp_path: Any) -> None:
+    hashes = []
+    for attach in (False, True):
+        trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD], *SCRIPT), max_steps=1)
+        if attach:
+            with trl_replay.attached(trainer) as session:
+                trainer.train()
+            assert session.totals.batches == 1
+        else:
+            trainer.train()
+        trainer.args.max_steps = 3
+        trainer.train()
+        hashes.append(weights_hash(trainer))
+    assert hashes[0] == hashes[1]
+
+
+def test_a_second_attach_and_a_second_detach_are_errors(trainer: Any) -> None:
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.AttachError, match="attached to this trainer already"):
+        trl_replay.attach(trainer, replay_evictor="fifo")
+    with pytest.raises(trl_replay.AttachError, match="attached to this trainer already"):
+        trl_replay.attach(trainer, use_replay=False)
+    trl_replay.detach(trainer)
+    with pytest.raises(trl_replay.AttachError, match="not attached"):
+        trl_replay.detach(trainer)
+
+
+def test_a_foreign_override_is_refused_by_name(trainer: Any) -> None:
+    def foreign(inputs: Any) -> Any:
+        return inputs
+
+    trainer._generate_and_score_completions = foreign
+    before = state(trainer)
+    with pytest.raises(trl_replay.AttachError, match=r"replaced by test_attach\.|replaced by .*foreign"):
+        trl_replay.attach(trainer)
+    assert state(trainer) == before
+
+
+def test_detach_refuses_when_something_was_patched_on_top(trainer: Any) -> None:
+    trl_replay.attach(trainer)
+    ours = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: ours(model, inputs)
+    before = state(trainer)
+    with pytest.raises(trl_replay.AttachError, match="_compute_loss was replaced by"):
+        trl_replay.detach(trainer)
+    assert state(trainer) == before
+    trainer._compute_loss = ours
+    trl_replay.detach(trainer)
+
+
+def test_a_class_patch_made_after_attach_still_applies(trainer: Any, monkeypatch: Any) -> None:
+    trl_replay.attach(trainer)
+    calls = []
+    original = type(trainer)._calculate_rewards
+    monkeypatch.setattr(
+        type(trainer),
+        "_calculate_rewards",
+        lambda self, *args, **kwargs: calls.append(1) or original(self, *args, **kwargs),
+    )
+    trainer.train()
+    assert len(calls) == 4
+
+
+def test_the_trainer_is_held_weakly(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    session = trl_replay.attach(trainer)
+    reference = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert reference() is None
+    with pytest.raises(trl_replay.ReplayError, match="no longer exists"):
+        _ = session.trainer
+
+
+def test_an_attached_trainer_refuses_to_be_pickled_or_copied_in_clear_words(trainer: Any) -> None:
+    trl_replay.attach(trainer)
+    for function in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"trl_replay\.detach"):
+            function(trainer._compute_loss)
+
+
+def test_pickling_and_the_saved_model_do_not_hold_the_seam(trainer: Any, tmp_path: Any) -> None:
+    trl_replay.attach(trainer)
+    trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "training_args.bin").exists()
+
+
+REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"replay_evictor": "haep"}, trl_replay.UnknownNameError, "Did you mean 'heap'"),
+    ({"replay_sampler_kwargs": {"alpha": -1}}, trl_replay.ConfigurationError, "alpha=-1"),
+    ({"replay_sampler_kwargs": {"beta": 1}}, trl_replay.ConfigurationError, "replay_sampler_kwargs={'beta': 1}"),
+    ({"replay_buffer_sise": 3}, trl_replay.ConfigurationError, "Did you mean 'replay_buffer_size'"),
+    ({"replay_buffer_size": -1}, trl_replay.ConfigurationError, "replay_buffer_size=-1"),
+    ({"replay_max_fraction": 1.5}, trl_replay.ConfigurationError, "replay_max_fraction=1.5"),
+    ({"replay_min_size": 65}, trl_replay.ConfigurationError, "replay_buffer_size=64"),
+    ({"replay_plugins": ["absent"]}, trl_replay.UnknownNameError, "replay_plugins='absent'"),
+    ({"replay_preset": "absent"}, trl_replay.UnknownNameError, "replay_preset='absent'"),
+    ({"replay_storage": object()}, trl_replay.ConfigurationError, "which is no storage: it lacks put, get"),
+    ({"replay_scorer": 3}, trl_replay.ConfigurationError, "which is no scorer"),
+    ({"replay_evictor": "no.such:Thing"}, trl_replay.UnknownNameError, "can't be imported"),
+]
+
+
+@pytest.mark.parametrize(("settings", "error", "words"), REFUSALS)
+def test_a_bad_setting_is_refused_with_the_trainer_untouched(
+    trainer: Any, settings: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    before = state(trainer)
+    with pytest.raises(error) as caught:
+        trl_replay.attach(trainer, **settings)
+    assert words in str(caught.value)
+    assert state(trainer) == before
+
+
+def test_an_untested_trl_is_refused_with_a_way_out(trainer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(compat, "version", lambda name: "9.9.0")
+    with pytest.raises(trl_replay.ContractError, match=f"{compat.UNTESTED_VARIABLE}=1"):
+        trl_replay.attach(trainer)
+    monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
+    trl_replay.attach(trainer)
+
+
+def test_24_a_drifted_signature_is_refused_before_patching(tmp_path: Any) -> None:
+    from trl import GRPOTrainer
+
+    class Drifted(GRPOTrainer):
+        def _compute_loss(self, inputs: Any, model: Any) -> Any:
+            return super()._compute_loss(model, inputs)
+
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Drifted)
+    before = state(trainer)
+    with pytest.raises(trl_replay.ContractError, match=r"Drifted\._compute_loss takes \('inputs', 'model'\)"):
+        trl_replay.attach(trainer)
+    assert state(trainer) == before
+
+
+def test_something_that_is_no_grpo_trainer_is_refused_by_what_it_lacks() -> None:
+    class Other:
+        pass
+
+    with pytest.raises(trl_replay.ContractError, match=r"Other\._generate_and_score_completions is not a method"):
+        trl_replay.attach(Other())
+
+
+def test_a_config_object_and_keywords_mean_the_same(trainer: Any) -> None:
+    config = trl_replay.ReplayConfig(replay_evictor="fifo")
+    with trl_replay.attached(trainer, config, replay_buffer_size=5) as session:
+        assert (session.config.replay_evictor, session.config.replay_buffer_size) == ("fifo", 5)
+    assert config.replay_buffer_size == 64, "the user's object is not changed"
+
+
+def test_dropout_is_warned_of_once(tmp_path: Any) -> None:
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    model.model.layers[0].mlp = torch.nn.Sequential(model.model.layers[0].mlp, torch.nn.Dropout(0.1))
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), model=model)
+    with pytest.warns(UserWarning, match="model has dropout") as caught:
+        trl_replay.attach(trainer)
+    assert len(caught) == 1
+    trainer.train()  # warnings are errors: a second one would fail here
+
+
+WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
+
+
+DEAD_LATER = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
+
+
+class Interrupt(TrainerCallback):
+    """Stops training inside a window, after a number of substeps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def interrupted(tmp_path: Any, after: int = 3, **settings: Any) -> Any:
+    trainer = make_trainer(tmp_path, Rewards(*DEAD_LATER), trainer_class=Spy, **WINDOW, **settings)
+    trainer.add_callback(Interrupt(after))
+    return trainer
+
+
+def test_replayed_rows_left_in_the_trainers_buffer_are_not_trained_on_after_detach(tmp_path: Any) -> None:
+    trainer = interrupted(tmp_path)
+    with pytest.raises(KeyboardInterrupt), trl_replay.attached(trainer) as session:
+        trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    trainer.losses.clear()
+    trainer.train()
+    assert trainer.losses
+    for loss in trainer.losses:
+        assert ROWS not in loss["inputs"]
+        assert bool((loss["inputs"]["advantages"] == 0).all()), "stock generated anew: its own dead groups"
+
+
+def test_attaching_again_after_an_interrupted_window_trains(tmp_path: Any) -> None:
+    trainer = interrupted(tmp_path)
+    with pytest.raises(KeyboardInterrupt), trl_replay.attached(trainer):
+        trainer.train()
+    with trl_replay.attached(trainer):
+        trainer.train()
+        trainer.train()
+
+
+def test_detaching_in_a_callback_skips_no_other_callback(tmp_path: Any) -> None:
+    class Detach(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                trl_replay.detach(trainer)
+
+    class Count(TrainerCallback):
+        steps: list[int] = []  # noqa: RUF012
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.steps.append(state.global_step)
+
+    trainer = make_trainer(tmp_path, Rewards(*DEAD_LATER), max_steps=3)
+    trl_replay.attach(trainer)
+    trainer.add_callback(Detach())
+    trainer.add_callback(Count())
+    trainer.train()
+    assert Count.steps == [1, 2, 3]
+
+
+def test_attention_dropout_and_absolute_positions_are_warned_of(tmp_path: Any) -> None:
+    tokenizer = make_tokenizer()
+    trainer = make_trainer(tmp_path, Rewards(*DEAD_LATER), model=make_model(tokenizer, attention_dropout=0.3))
+    with pytest.warns(UserWarning, match="model has dropout"):
+        trl_replay.attach(trainer)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0.0,
+                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=1, pad_token_id=0)  # fmt: skip
+    trainer = make_trainer(tmp_path, Rewards(*DEAD_LATER), model=GPT2LMHeadModel(config))
+    with pytest.warns(UserWarning, match="learned absolute positions"):
+        trl_replay.attach(trainer)
+
+
+@pytest.mark.parametrize("given", [{"replay_buffer_size": 8}, 64, {}])
+def test_something_else_than_a_config_is_refused_in_words(tmp_path: Any, given: Any) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match="takes a ReplayConfig"):
+        trl_replay.attach(make_trainer(tmp_path, Rewards(*DEAD_LATER)), given)
+
+
+def test_none_is_no_trainer() -> None:
+    with pytest.raises(trl_replay.ContractError, match="NoneType"):
+        trl_replay.attach(None)

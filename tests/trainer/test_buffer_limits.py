@@ -1,0 +1,112 @@
+"""Limits on what the buffer holds and on which entries are replayed, through the real trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DEAD, HALF, LIVE, Rewards, record, replayed
+
+import trl_replay
+from trl_replay.strategies.storages import CpuStorage
+from trl_replay.testing import make_trainer
+
+LIMITS: list[tuple[dict[str, Any], str]] = [
+    ({"replay_min_size": 50}, "replay_min_size"),
+    ({"replay_max_age": 1}, ""),
+    ({"replay_max_uses": 1}, ""),
+    ({"replay_max_fraction": 0.34}, "replay_max_fraction allows 1 of 3 groups"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), LIMITS)
+def test_each_limit_holds_and_is_named_where_it_held_back(tmp_path: Any, settings: dict[str, Any], words: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=5)
+    session = trl_replay.attach(trainer, **settings)
+    steps = record(session)
+    trainer.train()
+    counts = [int((after["trl_replay_rows"][:, 0] < 0).sum()) // 4 for _, after in steps]
+    name = next(iter(settings))
+    if name == "replay_min_size":
+        assert sum(counts) == 0
+    if name == "replay_max_age":
+        assert counts == [0, 2, 0, 0, 0], "an entry older than one update is not replayed"
+    if name == "replay_max_uses":
+        assert counts == [0, 2, 0, 0, 0], "an entry is used once"
+    if name == "replay_max_fraction":
+        assert counts == [0, 1, 1, 1, 1]
+    assert words in session.explain()
+
+
+def test_a_cooldown_keeps_an_entry_from_being_used_again_too_soon(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD]), max_steps=8)
+    session = trl_replay.attach(trainer, replay_cooldown=3)
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 1, 0, 0, 1, 0, 0, 1]
+    assert "replay_cooldown" in session.explain()
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path: Path, scope: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)
+    session = trl_replay.attach(trainer, replay_max_bytes="1KB", replay_scope=scope, replay_evictor="fifo")
+    sizes = []
+    step = session.step
+    session.step = lambda batch: [step(batch), sizes.append(session.buffer.nbytes)][0]
+    with pytest.warns(UserWarning, match=r"replay_max_bytes \(1 KB\) is reached with \d of replay_buffer_size=64"):
+        trainer.train()
+    assert 0 < max(sizes) <= 1000
+    assert 2 <= len(session.buffer) < 6
+    assert session.totals.counters["evicted"] > 0
+
+
+def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=3)
+    session = trl_replay.attach(trainer, replay_max_bytes=200)
+    trainer.train()
+    assert len(session.buffer) == 0
+    assert "it alone is larger than replay_max_bytes" in session.explain()
+
+
+def test_groups_whichever_limit_is_reached_first_evicts(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=4)
+    session = trl_replay.attach(trainer, replay_max_bytes="1GB", replay_buffer_size=3)
+    trainer.train()  # no warning: bytes were never the reason
+    assert len(session.buffer) == 3
+
+
+class FullOnce(CpuStorage):
+    """A storage whose second put fails, once."""
+
+    puts = 0
+
+    def put(self, serial: int, group: Any) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            raise OSError("disk full")
+        super().put(serial, group)
+
+
+def test_a_storage_that_fails_once_leaves_no_entry_without_payload(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD]), max_steps=3)
+    session = trl_replay.attach(trainer, replay_storage=FullOnce())
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train()
+    trainer.train()
+    assert all(session.buffer.storage.get(serial) for serial in session.buffer.table.serial.tolist())
+
+
+SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
+
+
+def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    session = trl_replay.attach(
+        trainer, replay_buffer_size=10**14, replay_max_age=np.int64(3), replay_max_fraction=np.float32(0.5)
+    )
+    trainer.train()
+    assert session.buffer.capacity == 10**14
+    assert len(session.buffer) == 2

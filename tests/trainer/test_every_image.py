@@ -1,0 +1,112 @@
+"""Images: groups with different numbers of them and with none, in every layout that TRL has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pictures
+import pytest
+import torch
+from image_rows import assert_same_images, by_row, real_types
+from releases import SAMPLES_IMAGE_TOKENS, since
+from replaying import Checked, build, replay
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay.session import Session
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
+
+
+MODELS = {"image_grid_thw": pictures.qwen2_vl, "num_tiles": pictures.internvl, "one entry an image": pictures.llava}
+
+
+COUNTS = [(1, 1, 1), (2, 1, 3), (2, 1, 0), (0, 0, 0, 1, 2, 1)]
+
+
+NEWER = since("1.11.0", "a split of tiles, and of several images a row that have neither grid nor positions")
+
+
+ALWAYS = {"image_grid_thw": COUNTS, "num_tiles": [], "one entry an image": [(1, 1, 1)]}  # split by any release
+
+
+CASES = [
+    pytest.param(layout, counts, marks=() if counts in ALWAYS[layout] else NEWER)
+    for layout in MODELS
+    for counts in COUNTS
+]
+
+
+def train(tmp_path: Any, make: Any, counts: tuple[int, ...], **settings: Any) -> tuple[Session, Any]:
+    model, processor = make()
+    if SAMPLES_IMAGE_TOKENS:
+        settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, max_steps=6, learning_rate=1e-2,
+        arguments={"train_dataset": pictures.dataset(counts)}, **settings,
+    )  # fmt: skip
+    trainer.independent = False
+    return replay(trainer)
+
+
+def check_images(watch: Any) -> int:
+    """Every row has the images that it was scored with; the number of replayed images."""
+    seen = 0
+    for number, (before, after) in enumerate(watch.steps):
+        rows, fresh = by_row(after), by_row(before)
+        sources = {slot: watch.origin[serial] for slot, serial in watch.slots[number]}
+        for row in range(len(rows)):
+            step, slot = sources.get(row // watch.size, (number, row // watch.size))
+            stored = by_row(watch.steps[step][0])[slot * watch.size + row % watch.size]
+            assert_same_images(rows[row], stored if row // watch.size in sources else fresh[row])
+            seen += rows[row].get("num_images", 0) if row // watch.size in sources else 0
+        for key in ("token_type_ids", "mm_token_type_ids"):
+            for slot, (step, source) in sources.items():
+                for row in range(watch.size):
+                    at, origin = slot * watch.size + row, source * watch.size + row
+                    stored_types, types = (
+                        real_types(one, key, r) for one, r in ((watch.steps[step][0], origin), (after, at))
+                    )
+                    assert torch.equal(types, stored_types)
+    return seen
+
+
+@pytest.mark.parametrize(("layout", "counts"), CASES, ids=str)
+def test_9_images_are_replayed_with_their_rows(tmp_path: Any, layout: str, counts: tuple[int, ...]) -> None:
+    session, watch = train(tmp_path, MODELS[layout], counts)
+    assert check_images(watch) > 0, "some replayed row has an image"
+    assert session.totals.counters["refused"] == 0
+    pictured = {bool(batch.get("num_images")) for batch, _ in watch.steps}
+    if counts[:3] == (0, 0, 0):
+        assert pictured == {True, False}, "batches with and without images"
+        assert "has images, the batch none" in session.explain() or len(session.buffer) > 0
+
+
+class OneTooMany(Checked):
+    """A trainer whose batches hold an image that belongs to no row."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        return {**batch, "pixel_values": torch.cat([batch["pixel_values"], batch["pixel_values"][:1]])}
+
+
+def test_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path: Any) -> None:
+    model, processor = pictures.llava()
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=OneTooMany,
+        arguments={"train_dataset": pictures.dataset((1, 1, 1))},
+    )  # fmt: skip
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.BatchError, match=r"'pixel_values' has shape \(13, 3, 28, 28\), but its rows"):
+        trainer.train()
+    assert trainer.losses == []
+
+
+def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:
+    session, watch = train(tmp_path, pictures.qwen2_vl, (2, 1, 3))
+    for serial in session.buffer.table.serial.tolist():
+        group = session.buffer.storage.get(serial)
+        step, slot = watch.origin[serial]
+        first = by_row(watch.steps[step][0])[slot * 4]
+        assert group.tensors["num_images"].tolist() == [first["num_images"]]
+        assert torch.equal(group.tensors["pixel_values"], first["pixel_values"])

@@ -1,0 +1,125 @@
+"""Gates inside the loss: what each lets through, against losses computed by hand, and what is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from corrected import SCRIPT, allowed, check_by_hand, train
+from support import DEAD, HALF, LIVE, Forwards, Rewards, Spy, logged
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+LIMIT = 0.05
+"""Between the mean |log ratio| of some replayed rows and of others, in the runs below."""
+
+
+def near(new: Any, behaviour: Any, old: Any, weights: Any) -> Any:
+    return weights * float((new - behaviour).abs().mean() <= LIMIT)
+
+
+@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(["ratio", "truncated"], [0.0, 0.3]))
+def test_a_row_beyond_the_limit_trains_nothing_and_loses_its_kl(
+    tmp_path: Any, correction: str, loss: str, level: str, beta: float
+) -> None:
+    settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
+    trainer, _ = train(tmp_path, correction, {"replay_max_log_ratio": LIMIT}, **settings)
+    assert check_by_hand(trainer, correction, near) >= 8
+    gated = logged(trainer, "replay/gated_fraction")
+    assert any(share > 0 for share in gated), "the limit is of use in this run"
+
+
+@pytest.mark.parametrize("loss", ["grpo", "sapo"])
+def test_a_gated_row_whose_ratio_overflows_leaves_everything_finite(tmp_path: Any, loss: str) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=3, loss_type=loss, beta=0.3, learning_rate=1e-2
+    )
+    session = trl_replay.attach(trainer, replay_max_log_ratio=1.0)
+    load = session.buffer.load
+
+    def far_off(serial: int) -> Any:
+        group = load(serial)
+        group.tensors["old_per_token_logps"] -= 200.0
+        return group
+
+    session.buffer.load = far_off  # type: ignore[method-assign]
+    trainer.train()
+    assert logged(trainer, "replay/gated_fraction")[-1] == 1.0
+    assert all(bool(seen["loss"].isfinite()) for seen in trainer.losses)
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+
+
+def test_a_gated_row_loses_the_gradient_of_its_entropy_too(tmp_path: Any) -> None:
+    """With nothing but gated rows in the batch there is no gradient left."""
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=2, learning_rate=2e-2, beta=0.3, entropy_coef=0.1
+    )
+    trl_replay.attach(trainer, replay_max_log_ratio=1e-9)
+    trainer.train()
+    assert logged(trainer, "replay/gated_fraction") == [1.0]
+    assert logged(trainer, "grad_norm")[1] == 0.0
+
+
+CAP = 1.02
+
+
+def capped(level: str) -> Any:
+    def cap(new: Any, behaviour: Any, old: Any, weights: Any) -> Any:
+        logs = (new - old).double()
+        total = weights * (logs if level == "token" else logs.mean()).exp()
+        return weights * torch.where(total > CAP, CAP / total, 1.0)
+
+    return cap
+
+
+@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(["ratio", "truncated", "topr"], [0.1]))
+def test_a_weight_cap_bounds_ratio_times_weight(
+    tmp_path: Any, correction: str, loss: str, level: str, beta: float
+) -> None:
+    settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
+    trainer, _ = train(tmp_path, correction, {"replay_max_weight": CAP}, **settings)
+    assert check_by_hand(trainer, correction, capped(level)) == 16
+    shares = logged(trainer, "replay/capped_fraction")
+    assert all(0 <= share <= 1 for share in shares)
+    assert correction == "topr" or any(share > 0 for share in shares)
+
+
+GATES: list[dict[str, Any]] = [
+    {"replay_max_log_ratio": 0.05},
+    {"replay_max_weight": 1.01},
+    {"replay_min_ess": 0.99},
+    {"replay_refresh": "advantage"},
+    {"replay_correction": "per", "replay_sampler": "proportional"},
+    {"replay_unfilled": "mask"},
+    {"replay_unfilled": "exclude"},
+    {"replay_unfilled": "intra_batch"},
+]
+
+
+@pytest.mark.parametrize("settings", GATES, ids=str)
+def test_no_gate_adds_a_forward(tmp_path: Any, settings: dict[str, Any]) -> None:
+    counts = []
+    for attach in (False, True):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4, max_completion_length=4, learning_rate=0.0)
+        forwards = Forwards(trainer.model)
+        if attach:
+            session = trl_replay.attach(trainer, **settings)
+        trainer.train()
+        counts.append(forwards.counts)
+    assert session.totals.counters["replaced"] > 0
+    assert counts[0] == counts[1]
+
+
+def test_all_gates_open_is_as_without_gates(tmp_path: Any) -> None:
+    losses = []
+    opened = {"replay_max_log_ratio": 1e6, "replay_max_weight": 1e6, "replay_min_ess": 0.0, "replay_start": 0}
+    for settings in ({}, opened):
+        trainer = make_trainer(
+            tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD]), trainer_class=Spy, max_steps=5
+        )
+        trl_replay.attach(trainer, **settings)
+        trainer.train()
+        losses.append([float(loss["loss"]) for loss in trainer.losses])
+    assert losses[0] == losses[1]

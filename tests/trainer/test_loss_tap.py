@@ -1,0 +1,84 @@
+"""The tap inside the loss: which rows it records, and what it hands to the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import DEAD, HALF, LIVE, Rewards, Spy
+from transformers import TrainerCallback
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
+
+
+SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
+
+
+class Interrupt(TrainerCallback):
+    """Stops training inside a window, after a number of substeps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any) -> None:
+    """Interrupted in a window, then resumed from an older checkpoint in the same process."""
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, HALF, LIVE]), trainer_class=Spy, max_steps=6, save_strategy="steps", save_steps=1,
+        learning_rate=5e-2, **WINDOW,
+    )  # fmt: skip
+    trainer.add_callback(Interrupt(4))
+    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    before, noted = len(trainer.losses), session.carry.serial
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert session.totals.counters["refused"] > 0
+    sums: dict[str, list[float]] = {}
+    for loss in trainer.losses[:before]:
+        inputs, mask = loss["inputs"], loss["inputs"]["completion_mask"].bool()
+        for row in range(len(mask)):
+            tokens = str(inputs["completion_ids"][row][mask[row]].tolist())
+            sums.setdefault(tokens, []).append(float(loss["logps"][row][mask[row]].sum()))
+    old = [serial for serial in session.buffer.table.serial.tolist() if serial < noted]
+    assert old, "groups from before the interruption are kept"
+    for serial in old:
+        group = session.buffer.storage.get(serial)
+        lengths = group.completion_lengths.tolist()
+        ids, logps = (group.tensors[key].split(lengths) for key in ("completion_ids", "old_per_token_logps"))
+        for tokens, values in zip(ids, logps, strict=True):
+            known = sums.get(str(tokens.tolist()), [])
+            assert any(abs(float(values.sum()) - value) < 1e-4 for value in known), "recorded under the loaded weights"
+
+
+@pytest.mark.parametrize("correction", ["ratio", "none", "truncated", "topr", "shaped", "decoupled"])
+def test_the_off_policy_mask_sees_the_behaviour_log_probs_whatever_the_correction(
+    tmp_path: Any, correction: str
+) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD]), trainer_class=Spy, max_steps=4, learning_rate=5e-2,
+        off_policy_mask_threshold=0.05,
+    )  # fmt: skip
+    trl_replay.attach(trainer, replay_correction=correction)
+    trainer.train()
+    stored: dict[str, torch.Tensor] = {}
+    checked = 0
+    for loss in trainer.losses:
+        inputs, mask = loss["inputs"], loss["inputs"]["completion_mask"].bool()
+        for row, number in enumerate(inputs.rows[:, 0].tolist()):
+            tokens = str(inputs["completion_ids"][row][mask[row]].tolist())
+            if number >= 0:
+                stored.setdefault(tokens, loss["logps"][row][mask[row]])
+            else:
+                torch.testing.assert_close(inputs["sampling_per_token_logps"][row][mask[row]], stored[tokens])
+                checked += 1
+    assert checked >= 16

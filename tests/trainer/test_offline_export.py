@@ -1,0 +1,253 @@
+"""Export to Parquet: what a file holds, and the round trip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pictures
+import pytest
+import torch
+from datasets import load_dataset
+from replaying import build as build_checked
+from resuming import build, digits, group_hash, train
+from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
+
+import trl_replay
+from trl_replay.cli.commands import main
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+
+def loaded(path: Path, cache: Path) -> list[dict[str, Any]]:
+    rows = load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(cache))
+    return [dict(row) for row in rows]
+
+
+def second(completions: list[str], **_: Any) -> list[float | None]:
+    return [None if len(text) > 4 else 0.5 for text in completions]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: Any) -> tuple[Any, Any, list[dict[str, Any]], Path]:
+    folder = tmp_path_factory.mktemp("exported")
+    trainer = make_trainer(folder, [digits, second], max_steps=6, save_strategy="steps", save_steps=6)
+    trainer, session = train(folder, trainer=trainer)
+    path = session.export(folder / "out.parquet")
+    return trainer, session, loaded(path, folder / "cache"), path
+
+
+def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_for(exported: Any) -> None:
+    trainer, session, rows, _ = exported
+    table, tokenizer = session.buffer.table, trainer.processing_class
+    assert len(rows) == 4 * len(session.buffer)
+    for number, serial in enumerate(table.serial.tolist()):
+        group = session.buffer.load(serial)
+        told = rows[4 * number : 4 * number + 4]
+        assert [row["group"] for row in told] == [number] * 4
+        assert [row["completion_ids"] for row in told] == [
+            part.tolist() for part in torch.split(group.tensors["completion_ids"], group.completion_lengths.tolist())
+        ]
+        assert [row["prompt_ids"] for row in told] == [group.tensors["prompt_ids"].tolist()] * 4
+        for row, advantage in zip(told, group.tensors["advantages"].tolist(), strict=True):
+            assert row["prompt"] == tokenizer.decode(row["prompt_ids"])
+            assert row["completion"] == tokenizer.decode(row["completion_ids"], skip_special_tokens=True)
+            assert row["reward/digits"] == digits([row["completion"]])[0]
+            assert row["reward/second"] == second([row["completion"]])[0]
+            assert row["advantage"] == pytest.approx(advantage)
+            assert (row["step"], row["uses"]) == (table.step[number], table.uses[number])
+            assert row["score"] == table.score[number]
+            assert len(row["old_per_token_logps"]) == len(row["completion_ids"])
+
+
+def test_the_command_exports_a_checkpoint_without_the_trainer(exported: Any, tmp_path: Path, capsys: Any) -> None:
+    trainer, _, _, _ = exported
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-6"
+    out = tmp_path / "deep" / "out.parquet"
+    assert main(["export", str(checkpoint), str(out)]) == 0
+    rows = loaded(out, tmp_path)
+    assert f"{len(rows)} completions" in capsys.readouterr().out
+    assert len(rows) >= 4
+    assert {row["completion"] for row in rows} <= {"".join(row["completion"]) for row in rows}
+    assert set(rows[0]) >= {"prompt", "completion", "reward/digits", "reward/second", "advantage", "step", "score"}
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, exported: Any, capsys: Any) -> None:
+    assert main(["export", str(tmp_path), str(tmp_path / "out.parquet")]) == 1
+    assert "holds no replay buffer" in capsys.readouterr().err
+    checkpoint = Path(exported[0].args.output_dir) / "checkpoint-6"
+    assert main(["export", str(checkpoint), str(tmp_path / "out.csv")]) == 1
+    assert "ends in .parquet" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["export", str(checkpoint), str(tmp_path / "file" / "out.parquet")]) == 1
+    assert "trl-replay: [Errno" in capsys.readouterr().err
+
+
+def test_what_was_exported_warm_starts_another_run_bit_for_bit(exported: Any, tmp_path: Path) -> None:
+    _, session, _, path = exported
+    trainer = make_trainer(tmp_path, [digits, second], max_steps=1)
+    other = trl_replay.attach(trainer, replay_warm_start=str(path))
+    assert other.buffer.add(path) == len(session.buffer)
+    one, two = session.buffer, other.buffer
+    assert [group_hash(one.load(s)) for s in one.held()] == [
+        group_hash(_without_tool_mask(two.load(s))) for s in two.held()
+    ]
+    for name in ("score", "reward_mean", "reward_std", "tokens", "prompt"):
+        np.testing.assert_allclose(getattr(two.table, name), getattr(one.table, name), rtol=1e-6, err_msg=name)
+    assert two.table.origin.tolist() == [1] * len(two)
+
+
+def _without_tool_mask(group: Any) -> Any:
+    return trl_replay.Group(group.tensors, group.keys - {"tool_mask"}, group.prompt_lengths, group.completion_lengths)
+
+
+def tool_trainer(folder: Path, rewards: Any) -> Any:
+    trainer = make_trainer(folder, rewards, max_steps=2)
+    trainer.rollout_func = masked_rollout
+    return trainer
+
+
+def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path: Path) -> None:
+    trainer = tool_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    path = session.export(tmp_path / "out.parquet")
+    again = tool_trainer(tmp_path / "again", Rewards([LIVE, HALF, DEAD]))
+    other = trl_replay.attach(again)
+    assert other.buffer.add(path) == len(session.buffer) > 0
+    one, two = session.buffer, other.buffer
+    assert [group_hash(one.load(s)) for s in one.held()] == [group_hash(two.load(s)) for s in two.held()]
+    assert "tool_mask" in one.load(one.held()[0]).tensors
+
+
+def test_a_warm_started_run_replays_from_its_second_batch_on(exported: Any, tmp_path: Path) -> None:
+    *_, path = exported
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
+    with trl_replay.attached(trainer, replay_warm_start=str(path)) as session:
+        steps = record(session)
+        trainer.train()
+        assert len(steps) == 3
+        assert session.totals.counters["replaced"] == 6, "the loss had to be seen once"
+        trainer.train()
+        assert session.totals.counters["stored"] == len(session.buffer), "it was read once"
+
+
+def test_a_resumed_run_does_not_read_the_file_again(exported: Any, tmp_path: Path) -> None:
+    *_, path = exported
+    settings = {"replay_warm_start": str(path), "replay_buffer_size": 50}
+    trainer = make_trainer(tmp_path, [digits, second], max_steps=2, save_strategy="steps", save_steps=1)
+    _, session = train(tmp_path, trainer=trainer, **settings)
+    again = make_trainer(tmp_path, [digits, second], max_steps=2)
+    _, resumed = train(tmp_path, trainer=again, resume=str(tmp_path / "checkpoint-1"), **settings)
+    assert resumed.buffer.table.serial.tolist() == session.buffer.table.serial.tolist()
+
+
+def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, tmp_path: Path) -> None:
+    *_, path = exported
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["12"])
+    trainer = make_trainer(tmp_path, [digits, second], model=make_model(tokenizer), max_steps=1)
+    trainer._tokenizer.add_tokens(["12"])
+    trainer.model.resize_token_embeddings(len(tokenizer))
+    session = trl_replay.attach(trainer)
+    assert session.buffer.add(path) > 0
+    assert set(session.buffer.table.origin.tolist()) == {2}
+
+
+def rows(**columns: Any) -> list[dict[str, Any]]:
+    """Four completions of one prompt, the first one right; `columns` are the same in every row."""
+    return [{"prompt": "1=", "completion": c, "reward": float(c == "2"), **columns} for c in "2345"]
+
+
+@pytest.fixture
+def attached(tmp_path: Path) -> Any:
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
+    session = trl_replay.attach(trainer)
+    session.its_trainer = trainer
+    return session
+
+
+def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    session.buffer.add(rows())
+    session.buffer.add([{**row, "prompt": "2=", "reward/digits": 3 * row["reward"]} for row in rows()])
+    session.buffer.add([{**row, "prompt": "3=", "reward": None, "reward/other": row["reward"]} for row in rows()])
+    found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
+    assert found["reward"].tolist()[::4] == pytest.approx([1, float("nan"), 1], nan_ok=True)
+    assert found["reward/digits"].tolist()[::4] == pytest.approx([float("nan"), 3, float("nan")], nan_ok=True)
+    again = build(tmp_path)
+    other = trl_replay.attach(again)
+    assert other.buffer.add(tmp_path / "out.parquet") == 3
+    for name in ("reward_mean", "reward_std", "score"):
+        assert getattr(other.buffer.table, name).tolist() == pytest.approx(
+            getattr(session.buffer.table, name).tolist()
+        )
+    second = pd.read_parquet(other.export(tmp_path / "again.parquet"))
+    pd.testing.assert_frame_equal(found, second)
+
+
+def halves(completions: list[str], **_: Any) -> list[float]:
+    return [0.5] * len(completions)
+
+
+def test_rewards_keep_their_names_when_a_run_is_resumed_with_other_functions(tmp_path: Path) -> None:
+    """The functions are `halves` and `digits`, and then `digits` and another one."""
+
+    def other(completions: list[str], **_: Any) -> list[float]:
+        return [7.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, [halves, digits], max_steps=6, save_strategy="steps", save_steps=6)
+    train(tmp_path, trainer=trainer, replay_buffer_size=50)
+    trainer = make_trainer(tmp_path, [digits, other], max_steps=8, save_strategy="steps", save_steps=8)
+    _, session = train(tmp_path, trainer=trainer, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
+    found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
+    assert found["reward/digits"].tolist() == digits(found["completion"].tolist())
+    old = found["step"] < 6
+    assert old.any()
+    assert (~old).any()
+    assert found["reward/other"][old].isna().all()
+    assert (found["reward/other"][~old] == 7).all()
+
+
+def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp_path: Path) -> None:
+    model, processor = pictures.llava()
+    trainer = build_checked(
+        tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), tokenizer=processor, model=model, max_steps=3,
+        arguments={"train_dataset": pictures.dataset((1, 0, 2))},
+    )  # fmt: skip
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
+    assert set(found["images"]) == {0, 1, 2}
+    before = len(session.buffer)
+    live = found.groupby("group")["images"].max()
+    added = session.buffer.add(tmp_path / "out.parquet")
+    assert added == int((live == 0).sum()) > 0
+    assert len(session.buffer) == before + added
+    refused = "a group was refused: it has images, and its file does not hold them"
+    assert session.totals.reasons[refused] == int((live > 0).sum()) > 0
+
+
+def test_an_empty_buffer_is_exported_as_an_empty_table(attached: Any, tmp_path: Path) -> None:
+    path = attached.export(tmp_path / "out.parquet")
+    found = pd.read_parquet(path)
+    assert len(found) == 0
+    assert "completion_ids" in found.columns
+    assert attached.buffer.add(path) == 0
+
+
+def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: Any) -> None:
+    _, session = train(tmp_path)
+    path = session.export(tmp_path / "out.parquet")
+    before = path.read_bytes()
+
+    def load(serial: int) -> Any:
+        raise OSError("no room")
+
+    monkeypatch.setattr(session.buffer, "load", load)
+    with pytest.raises(OSError, match="no room"):
+        session.export(path)
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.glob("out*")] == ["out.parquet"]

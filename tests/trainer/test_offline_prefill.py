@@ -1,0 +1,155 @@
+"""Groups made elsewhere, put into the buffer: tokens, log-probs, advantages and what the loss needs beside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import build, digits
+from support import DEAD, Rewards, record
+from teacher import TEACHER, rows_of
+
+import trl_replay
+from trl_replay import ConfigurationError
+from trl_replay.testing import make_trainer
+
+
+@pytest.fixture
+def attached(tmp_path: Path) -> Any:
+    trainer = make_trainer(tmp_path, digits, max_steps=2, max_completion_length=3)
+    session = trl_replay.attach(trainer)
+    session.its_trainer = trainer
+    return session
+
+
+def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_the_policys_log_probs(
+    attached: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "teacher.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in TEACHER) + "\n")
+    assert attached.buffer.add(str(path)) == 2
+    trainer = attached.trainer
+    tokenizer = trainer.processing_class
+    assert attached.buffer.table.origin.tolist() == [2, 2]
+    group = attached.buffer.load(0)
+    ids = torch.split(group.tensors["completion_ids"], group.completion_lengths.tolist())
+    assert [part.tolist() for part in ids] == [
+        [*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in "2345"
+    ]
+    assert group.tensors["prompt_ids"].tolist() == tokenizer("1+1=")["input_ids"]
+    sequences = torch.stack([torch.cat([group.tensors["prompt_ids"], part]) for part in ids]).long()
+    with torch.no_grad():
+        logps = trainer.model(sequences).logits.log_softmax(-1)
+    wanted = logps[:, -3:-1].gather(2, sequences[:, -2:, None]).flatten()
+    torch.testing.assert_close(group.tensors["old_per_token_logps"], wanted, rtol=1e-4, atol=1e-5)
+    rewards = torch.tensor([1.0, 0, 0, 0])
+    torch.testing.assert_close(group.tensors["advantages"], (rewards - rewards.mean()) / (rewards.std() + 1e-4))
+    steps = record(attached)
+    trainer.train()
+    assert len(steps) == 2
+
+
+def test_a_completion_that_fills_the_length_gets_no_end_token(attached: Any) -> None:
+    attached.buffer.add(rows_of("1=", ["123", "12", "1", "0"], [1, 0, 0, 0]))
+    assert attached.buffer.load(0).completion_lengths.tolist() == [3, 3, 2, 2]
+
+
+def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attached: Any) -> None:
+    short = rows_of("1=", ["1", "2", "3"], [1, 0, 0])
+    assert attached.buffer.add(short) == 0
+    assert "fewer rows in the rows given than num_generations=4" in str(attached.totals.reasons)
+    assert attached.buffer.add(short, incomplete="resample") == 1
+    assert len(attached.buffer.load(attached.buffer.held()[0]).completion_lengths) == 4
+    long = rows_of("7=", list("12345678"), [1, 0, 0, 0, 0, 1, 1, 1])
+    assert attached.buffer.add(long) == 2
+    with pytest.raises(ConfigurationError, match="incomplete='drop' can't be used"):
+        attached.buffer.add(short, incomplete="drop")
+
+
+def test_groups_that_cannot_teach_are_refused_and_counted(attached: Any) -> None:
+    assert attached.buffer.add(rows_of("1=", list("1234"), [1, 1, 1, 1])) == 0
+    assert attached.totals.reasons["a group was refused: its rewards do not differ"] == 1
+
+
+def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
+    trainer = build(tmp_path, max_steps=1)
+    trainer._tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
+    session = trl_replay.attach(trainer)
+    prompt = [{"role": "user", "content": "1+1"}]
+    session.buffer.add(rows_of(prompt, [[{"role": "assistant", "content": c}] for c in "2345"], [1, 0, 0, 0]))
+    group = session.buffer.load(0)
+    assert trainer.processing_class.decode(group.tensors["prompt_ids"]) == "1+1="
+
+
+IDS: dict[str, Any] = {"prompt_ids": [4, 5], "completion_ids": [6, 7], "old_per_token_logps": [-1.0, -2.0]}
+
+
+def rows(**columns: Any) -> list[dict[str, Any]]:
+    """Four completions of one prompt, the first one right; `columns` are the same in every row."""
+    return [{"prompt": "1=", "completion": c, "reward": float(c == "2"), **columns} for c in "2345"]
+
+
+def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:
+    """As in TRL: the mean and the deviation are those of the other rows, and its advantage is 0."""
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    made = [{**row, "reward/digits": row["reward"]} for row in rows(**IDS)]
+    made[3]["reward/digits"] = None
+    assert session.buffer.add([{**row, "reward": None} for row in made]) == 1
+    scored = torch.tensor([1.0, 0, 0])
+    expected = [*((scored - scored.mean()) / (scored.std() + 1e-4)).tolist(), 0.0]
+    assert session.buffer.load(0).tensors["advantages"].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["a reference model", "an adapter turned off"])
+def test_groups_made_elsewhere_get_this_trainers_reference_log_probs(tmp_path: Path, adapter: bool) -> None:
+    made = rows(**IDS, ref_per_token_logps=[-9.0, -9.0])
+    settings: dict[str, Any] = {"beta": 0.1, "max_steps": 3}
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **settings)
+    if adapter:
+        trainer = with_adapter(tmp_path, trainer)
+    session = trl_replay.attach(trainer)
+    assert session.buffer.add(made) == 1
+    stored = session.buffer.load(0).tensors["ref_per_token_logps"]
+    sequence = torch.tensor([[4, 5, 6, 7]])
+    reference = trainer.model.get_base_model() if adapter else trainer.ref_model
+    with torch.no_grad():
+        expected = reference(sequence).logits.log_softmax(-1)[0, [1, 2], [6, 7]]
+    torch.testing.assert_close(stored, expected.repeat(4), rtol=1e-4, atol=1e-5)
+    steps = record(session)
+    trainer.train()
+    assert len(steps) == 3
+    assert session.totals.counters["replaced"] == 2, session.explain()
+
+
+def with_adapter(folder: Path, trainer: Any) -> Any:
+    from peft import LoraConfig
+    from trl import GRPOTrainer
+
+    return GRPOTrainer(
+        model=str(folder / "initial_model"), reward_funcs=Rewards([DEAD, DEAD, DEAD]), args=trainer.args,
+        train_dataset=trainer.train_dataset, processing_class=trainer.processing_class,
+        peft_config=LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    )  # fmt: skip
+
+
+def sampled(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    ids = [[6, 7, 8]] * len(prompts)
+    return {"prompt_ids": [[4, 5]] * len(prompts), "completion_ids": ids, "logprobs": [[-1.0] * 3] * len(prompts)}
+
+
+def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(tmp_path: Path) -> None:
+    """The sampler is taken to agree with the policy, as where vLLM gave no log-prob."""
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
+    trainer.rollout_func = sampled
+    session = trl_replay.attach(trainer)
+    session.buffer.add(rows(**IDS))
+    steps = record(session)
+    trainer.train()
+    assert "sampling_per_token_logps" in steps[0][0]
+    assert session.totals.counters["replaced"] == 2, session.explain()
+    group = session.buffer.load(0)
+    assert group.tensors["sampling_per_token_logps"].tolist() == group.tensors["old_per_token_logps"].tolist()

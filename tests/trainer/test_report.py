@@ -1,0 +1,268 @@
+"""Looking inside a run: `trl-replay inspect` and `trl-replay report`."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shutil
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import build, digits, train
+
+from trl_replay import ReplayError
+from trl_replay.checkpoint import format as saved
+from trl_replay.cli.commands import main
+from trl_replay.report.inspection import inspect
+from trl_replay.report.page import page, write_report
+from trl_replay.testing import make_trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: Any) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("a run")
+    _, session = train(folder)
+    return folder, session
+
+
+def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any, capsys: Any) -> None:
+    folder, _ = run
+    assert main(["inspect", str(folder / "checkpoint-12"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["update"], found["scope"], found["processes"], found["num_generations"]) == (12, "process", 1, 4)
+    assert found["groups"] == len(found["columns"]["age"]) == 5
+    assert found["bytes"] > 0
+    scores = sorted(found["columns"]["score"], reverse=True)
+    assert [entry["score"] for entry in found["top"] + found["bottom"]] == scores
+    assert found["score"]["greatest"] == scores[0]
+    assert found["age"]["least"] >= 0
+    assert all(len(entry["completions"]) == 4 for entry in found["top"])
+    for entry in found["top"]:
+        for row in entry["completions"]:
+            assert (row["advantage"] > 0) == (digits([row["text"]])[0] > 0)
+    assert found["waiting"] == inspect(folder / "checkpoint-12")["waiting"]
+
+
+def test_inspect_finds_the_extremes_of_many_entries(monkeypatch: Any, run: Any) -> None:
+    folder, _ = run
+    expected = inspect(folder / "checkpoint-12", shown=1)
+    monkeypatch.setattr("trl_replay.report.inspection.PORTION", 0)
+    assert inspect(folder / "checkpoint-12", shown=1) == expected
+    assert [len(expected[part]) for part in ("top", "bottom")] == [1, 1]
+
+
+def test_inspect_prints_a_table_for_people(run: Any, capsys: Any) -> None:
+    folder, _ = run
+    assert main(["inspect", str(folder / "checkpoint-12"), "--entries", "1"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("groups", "age in updates", "mean reward", "payload", "Highest scores", "Lowest scores"):
+        assert words in shown, f"{words} is not in:\n{shown}"
+
+
+def test_inspect_of_an_empty_buffer_says_so(tmp_path: Path, capsys: Any) -> None:
+    train(tmp_path, trainer=make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=2,
+                                         save_strategy="steps", save_steps=2))  # fmt: skip
+    found = inspect(tmp_path / "checkpoint-2")
+    assert (found["groups"], found["age"], found["top"]) == (0, None, [])
+    assert main(["inspect", str(tmp_path / "checkpoint-2")]) == 0
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "holds no replay buffer" in capsys.readouterr().err
+
+
+class Page(html.parser.HTMLParser):
+    """Titles, texts, links and balance of a page."""
+
+    VOID = ("meta", "br", "link", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.outside: list[str] = []
+        self.titles: list[str] = []
+        self.feed(text)
+        assert self.open == [], f"left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.outside += [f"{tag} {name}" for name, value in attributes if name in ("src", "href") and value]
+
+    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.titles.append(data)
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -> None:
+    folder, _ = run
+    assert main(["report", str(folder)]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    text = (folder / "report.html").read_text()
+    parsed = Page(text)
+    assert parsed.outside == []
+    assert "script" not in text
+    assert parsed.titles == [
+        "What replay did", "Dead groups", "Reward", "Replayed share", "How far the policy has moved",
+        "In the buffer now", "Ages", "Uses", "Scores", "Mean rewards", "Highest scores", "Lowest scores",
+    ]  # fmt: skip
+    assert text.count("<svg") == 8
+    assert "nan" not in re.sub(r"<code>.*?</code>", "", text).lower()
+    lead = re.search(r'class="lead">(.*?)</p>', text)
+    assert lead is not None
+    assert re.search(r"<b>\d+%</b> of the generated groups were dead", lead[1])
+    assert "first tenth" not in lead[1], "twelve steps are too few to say"
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Path) -> None:
+    trainer = build(tmp_path, max_steps=4, save_steps=4)
+    trainer.train()
+    out = write_report(tmp_path, tmp_path / "page" / "stock.html")
+    text = out.read_text()
+    assert Page(text).titles == ["What replay could do", "Dead groups", "Reward"]
+    assert "This run used no replay. <b>" in text
+    assert "of its groups were dead" in text
+
+
+def test_equal_completions_are_told_once_and_the_best_come_first(run: Any) -> None:
+    folder, _ = run
+    buffer = inspect(folder / "checkpoint-12")
+    rows = [("b", -0.5), ("a", 1.5), ("b", -0.5), ("c", -0.5)]
+    buffer["top"] = [{**buffer["top"][0], "completions": [{"text": t, "advantage": a} for t, a in rows]}]
+    buffer["bottom"] = []
+    told = re.findall(r'class="answer">(.*?)</div>', page("run", [], buffer))
+    texts = [(re.findall("<code>(.*?)</code>", row), re.findall("× [0-9]+", row)) for row in told]
+    assert texts == [(["a"], []), (["b"], ["× 2"]), (["c"], [])]
+
+
+def test_texts_from_the_model_are_text_and_not_markup(run: Any) -> None:
+    folder, _ = run
+    buffer = inspect(folder / "checkpoint-12")
+    buffer["top"][0]["prompt"] = "<script>alert(1)</script>"
+    text = page("<b>", [], buffer)
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+MARKUP = "<script>alert(1)</script>"
+
+
+class Tags(html.parser.HTMLParser):
+    """Every tag and attribute of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.names |= {tag, *(name for name, _ in attributes)}
+
+
+def test_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
+    keys = ("step", "frac_reward_zero_std", "reward", "replay/size", "replay/dead_fraction", "replay/ess")
+    hostile = [dict.fromkeys(keys, MARKUP), {**dict.fromkeys(keys, 0.5), "step": MARKUP, MARKUP: MARKUP}]
+    good = [{**dict.fromkeys(keys, 0.5), "step": step, "reward": MARKUP} for step in range(3)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [*good, *hostile, MARKUP, None]}))
+    text = write_report(tmp_path).read_text()
+    assert "script" not in text
+    assert "3 logged steps, up to step 2" in text
+    assert "nothing was logged" in text, "the rewards are no numbers"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), pytest.param(10**400, id="1e400"), 5e-324, -1e299])
+def test_a_number_that_no_axis_can_show_costs_no_more_than_its_point(number: float) -> None:
+    log = [{"step": step, "frac_reward_zero_std": 0.5, "reward": 1.0} for step in range(3)]
+    log += [{**log[0], "reward": number}, {**log[0], "step": number}]
+    text = page("run", log, None)
+    assert "<polyline" in text
+    assert "nan" not in text
+
+
+def test_a_log_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
+    for content in ("[]", "{}", "{", '{"log_history": 5}', "[" * 100_000):
+        (tmp_path / "trainer_state.json").write_text(content)
+        with pytest.raises(ReplayError, match="holds no log of a trainer"):
+            write_report(tmp_path)
+
+
+def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
+    folder, _ = run
+    buffer = inspect(folder / "checkpoint-12")
+    expected = Tags(page("run", [], buffer)).names
+    for key in ("update", "scope", "processes", "num_generations", "groups", "waiting"):
+        buffer[key] = MARKUP
+    buffer["top"][0] |= {"prompt": MARKUP, "age": MARKUP, "uses": MARKUP}
+    buffer["top"][0]["completions"][0]["text"] = MARKUP
+    buffer["columns"]["score"] = [MARKUP, float("nan"), 1.0]
+    text = page(MARKUP, [], buffer)
+    assert Tags(text).names == expected
+    assert text.count("&lt;script&gt;") == 12, "the name twice, six numbers, four values of an entry"
+
+
+def rewrite(checkpoint: Path, change: Any) -> None:
+    """Changes what a checkpoint says of itself, as somebody could who hands it on."""
+    path = checkpoint / "trl_replay" / "rank-00000" / "state.json"
+    state = json.loads(path.read_text())
+    change(state["content"])
+    state["checksum"] = saved._digest(state["content"])
+    path.write_text(json.dumps(state))
+
+
+def test_a_checkpoint_whose_counts_are_no_counts_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
+    for value in (MARKUP, None, 1.5, -1, 2**70):
+        rewrite(checkpoint, lambda content, value=value: content["session"].update(update=value))
+        assert main(["inspect", str(checkpoint)]) == 1
+        assert f"update is {value!r}, not a count" in capsys.readouterr().err
+
+
+TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"
+
+
+def test_inspect_prints_no_character_that_a_terminal_acts_on(
+    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
+    rewrite(checkpoint, lambda content: content["identity"].update(scope=TERMINAL))
+    buffer = inspect(checkpoint)
+    buffer["top"][0]["prompt"] = f"two\nlines {TERMINAL} مرحبا"
+    monkeypatch.setattr("trl_replay.report.inspection.inspect", lambda *_: buffer)
+    assert main(["inspect", str(checkpoint)]) == 0
+    shown = capsys.readouterr().out
+    assert not {character for character in shown if unicodedata.category(character)[0] == "C"} - {"\n"}
+    assert "\\x1b[31mred" in shown.replace("\n", "")
+    assert "مرحبا" in shown
+    assert "\\n" not in shown[: shown.index("completions")], "the prompt's own lines are kept"
+
+
+def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
+    name = TERMINAL.removesuffix("\ud800")
+    (checkpoint / "trl_replay" / "rank-00000" / name).touch()
+    rewrite(checkpoint, lambda content: content["files"].update({name: "another checksum"}))
+    assert main(["inspect", str(checkpoint)]) == 1
+    told = capsys.readouterr().err
+    assert "its checksum differs" in told
+    assert not {character for character in told if unicodedata.category(character)[0] == "C"} - {"\n"}
+
+
+def test_a_folder_name_with_brackets_is_no_markup_either(run: Any, tmp_path: Path, capsys: Any) -> None:
+    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "[red]x[/bold]" / "checkpoint-12")
+    assert main(["inspect", str(checkpoint)]) == 0
+    assert "[red]x[/bold]" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(ReplayError, match="there is no log to report"):
+        write_report(tmp_path)
+    assert main(["report", str(tmp_path)]) == 1
+    assert "there is no log" in capsys.readouterr().err

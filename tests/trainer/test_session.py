@@ -1,0 +1,90 @@
+"""A session in the user's hands: pause, resume, clear, what it tells, and names of before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards, Spy, record
+from transformers import TrainerCallback
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
+
+
+@pytest.fixture
+def trainer(tmp_path: Any) -> Any:
+    return make_trainer(tmp_path, Rewards(*SCRIPT))
+
+
+def test_pause_is_stock_and_resume_replays_again(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=2)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    stored, replaced = len(session.buffer), session.totals.counters["replaced"]
+    session.pause()
+    steps = record(session)
+    trainer.train()
+    assert steps == []
+    assert len(session.buffer) == stored
+    session.resume()
+    trainer.train()
+    assert session.totals.counters["replaced"] > replaced
+
+
+def test_clear_empties_the_buffer_and_training_fills_it_again(trainer: Any) -> None:
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    session.buffer.clear()
+    assert len(session.buffer) == 0
+    assert session.buffer.nbytes == 0
+    trainer.train()
+    assert len(session.buffer) > 0
+
+
+def test_the_summary_says_why_nothing_was_replayed(tmp_path: Any, capsys: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer)
+    assert "no generation batch" in session.explain()
+    trainer.train()
+    printed = capsys.readouterr().out
+    assert "6 groups, 6 dead (100%), 0 replaced" in printed
+    assert "nothing was replayed:" in printed
+    assert "2 x the" in printed or "x the buffer was empty" in printed
+
+
+def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path: Any) -> None:
+    class Once(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.on_step_begin = lambda *args, **kwargs: None
+
+    script = Rewards(*SCRIPT, [DEAD, DEAD, LIVE])
+    trainer = make_trainer(tmp_path, script, max_steps=2)
+    session = trl_replay.attach(trainer)
+    stock_loss = Spy.__mro__[1]._compute_loss
+
+    def failing(self: Any, *args: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    type(trainer)._compute_loss = failing
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            trainer.train()
+    finally:
+        type(trainer)._compute_loss = stock_loss
+    session.pause()
+    trainer.train()
+    session.resume()
+    trainer.train()
+
+
+def test_renamed_names_of_session_and_buffer_still_work_and_warn(trainer: Any) -> None:
+    session = trl_replay.attach(trainer)
+    with pytest.warns(DeprecationWarning, match="session.parts is now session.components"):
+        assert session.parts is session.components
+    with pytest.warns(DeprecationWarning, match="session.progress is now session.carry"):
+        assert session.progress is session.carry
+    with pytest.warns(DeprecationWarning, match="add\\(short=…\\) is now add\\(incomplete=…\\)"):
+        assert session.buffer.add([], short="resample") == 0

@@ -1,0 +1,229 @@
+"""What a step decides: scores that age or are refreshed, entries that leave, groups that are noted, chances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards, Spy, logged, record, replayed, weights_hash
+
+import trl_replay
+from trl_replay.loss.tap import ROWS
+from trl_replay.testing import make_trainer
+
+
+def test_a_half_life_lets_newer_groups_win_over_higher_scores(tmp_path: Any) -> None:
+    script = Rewards(
+        [[5.0, 0, 0, 0], DEAD, DEAD], [DEAD, DEAD, DEAD], [DEAD, DEAD, DEAD], [DEAD, DEAD, LIVE], [DEAD] * 3
+    )
+    kept = {}
+    for half_life in (None, 1.0):
+        script.calls = 0
+        trainer = make_trainer(tmp_path, script, max_steps=6)
+        session = trl_replay.attach(
+            trainer, replay_half_life=half_life, replay_buffer_size=1, replay_scorer="reward_std"
+        )
+        trainer.train()
+        kept[half_life] = session.buffer.table.serial.tolist()
+        assert float(session.buffer.table.score[0]) == pytest.approx(2.5 if half_life is None else 0.5)
+    assert kept == {None: [0], 1.0: [1]}, "after three half-lives 2.5 is worth less than 0.5"
+
+
+def test_a_half_life_that_makes_negative_scores_overflow_still_ranks(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[-10.0, -20.0, -10.0, -10.0]] * 3), max_steps=4)
+    session = trl_replay.attach(
+        trainer, replay_half_life=1e-3, replay_scorer="mean_reward", replay_buffer_size=4, replay_start=0
+    )
+    trainer.train()
+    assert sorted(session.buffer.table.serial.tolist()) == [8, 9, 10, 11]
+
+
+def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:
+    script = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
+    stock = make_trainer(tmp_path / "stock", Rewards(*script), max_steps=5)
+    stock.train()
+    trainer = make_trainer(tmp_path / "dry", Rewards(*script), max_steps=5)
+    session = trl_replay.attach(trainer, replay_dry_run=True)
+    steps = record(session)
+    trainer.train()
+    assert weights_hash(trainer) == weights_hash(stock)
+    assert all(after[key] is value for before, after in steps for key, value in before.items())
+    assert session.metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
+    assert session.metrics["replay/dead_fraction_after"] == 0.0
+    assert "replay/ratio_mean" not in session.metrics, "nothing went through the loss"
+
+
+@pytest.mark.parametrize(("layout", "stored"), [({}, 0), ({"num_iterations": 2}, 1)])
+def test_a_displaced_live_group_is_stored_only_where_stocks_log_probs_are_known(
+    tmp_path: Any, layout: dict[str, Any], stored: int
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, HALF, DEAD]), max_steps=4, **layout)
+    session = trl_replay.attach(trainer, replay_selector="always", replay_selector_kwargs={"share": 1.0})
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps)[1] == 1
+    slot = int((steps[1][1][ROWS][:, 0] < 0).nonzero()[0]) // 4
+    assert slot == 0, "dead groups are replaced before live ones"
+    session.buffer.clear()
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, LIVE, LIVE], [HALF, HALF, HALF]), max_steps=2 * (1 + stored), **layout
+    )
+    session = trl_replay.attach(trainer, replay_selector="always", replay_selector_kwargs={"share": 1.0})
+    trainer.train()
+    assert len(session.buffer) == 3 + 3 * stored
+
+
+def test_a_solved_prompts_entries_leave_and_it_is_not_stored_again(tmp_path: Any) -> None:
+    """With one prompt in the data, a fresh group with three passes of four ends the replay of all its entries."""
+    solved = [1.0, 1.0, 1.0, 0.0]
+    script = Rewards([LIVE], [DEAD], [solved], [DEAD], [LIVE], [DEAD], [DEAD])
+    trainer = make_trainer(tmp_path, script, prompts=["1+1="], max_steps=7, per_device_train_batch_size=4)
+    session = trl_replay.attach(trainer, replay_retire_passes=3)
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 1, 0, 0, 0, 1, 1]
+    assert session.totals.counters["retired"] == 1
+    assert session.totals.counters["stored"] == 2
+    told = session.explain()
+    assert "1 x an entry left: its prompt was solved (replay_retire_passes)" in told
+    assert "1 x a group was refused: its prompt is solved (replay_retire_passes)" in told
+
+
+def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path: Any) -> None:
+    script = Rewards([LIVE], [[1.0, 1.0, 1.0, 1.0]], [DEAD])
+    trainer = make_trainer(tmp_path, script, prompts=["1+1="], max_steps=3, per_device_train_batch_size=4)
+    session = trl_replay.attach(trainer, replay_retire_passes=4)
+    trainer.train()
+    assert len(session.buffer) == 0
+    assert session.totals.counters["refused"] == 1
+
+
+@pytest.mark.parametrize("kind", ["ratio", "advantage"])
+def test_a_replay_refreshes_its_entrys_score(tmp_path: Any, kind: str) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD] * 3), trainer_class=Spy, max_steps=3, learning_rate=2e-2
+    )
+    session = trl_replay.attach(trainer, replay_refresh=kind)
+    trainer.train()
+    seen = trainer.losses[-1]
+    rows = seen["inputs"].rows[:, 0] < 0
+    mask = seen["inputs"]["completion_mask"][rows].bool()
+    logs = (seen["logps"][rows] - seen["inputs"]["old_per_token_logps"][rows]).double()
+    table = session.buffer.table
+    if kind == "ratio":
+        expected = float(table.first_score[0]) * float((-logs[mask].abs().mean()).exp())
+    else:
+        mass = logs.exp().clamp(max=1.0) * seen["inputs"]["advantages"][rows].double().abs().unsqueeze(1)
+        expected = float(mass[mask].mean())
+    assert table.score[0] == pytest.approx(expected, rel=1e-5)
+    assert table.score[0] != table.first_score[0]
+
+
+def test_with_one_group_a_prompt_the_balanced_strategies_are_heap_and_proportional(tmp_path: Any) -> None:
+    columns = []
+    for evictor, sampler in (("heap", "proportional"), ("prompt_balanced", "prompt_balanced")):
+        script = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+        trainer = make_trainer(tmp_path / evictor, script, prompts=[f"{n}+1=" for n in range(60)], max_steps=12)
+        session = trl_replay.attach(trainer, replay_evictor=evictor, replay_sampler=sampler, replay_buffer_size=4)
+        trainer.train()
+        columns.append({name: getattr(session.buffer.table, name).tolist() for name in session.buffer.table.names})
+    assert columns[0] == columns[1]
+    assert sum(columns[0]["uses"]) > 3
+
+
+def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
+    """One prompt's group is live in the first batch only, the other's in all: by score alone it is crowded out."""
+    first, often = [1.0, 0, 0, 0], [1.0, 1.0, 0, 0]
+    kept = {}
+    for evictor in ("heap", "prompt_balanced"):
+        trainer = make_trainer(
+            tmp_path / evictor, by_prompt({"1+1=": [first, DEAD], "2+2=": [often]}), prompts=["1+1=", "2+2="],
+            max_steps=8, per_device_train_batch_size=8,
+        )  # fmt: skip
+        session = trl_replay.attach(trainer, replay_evictor=evictor, replay_buffer_size=4)
+        trainer.train()
+        kept[evictor] = sorted(session.buffer.table.peers.tolist())
+    assert kept == {"heap": [4, 4, 4, 4], "prompt_balanced": [1, 3, 3, 3]}
+
+
+def by_prompt(scripts: dict[str, list[list[float]]]) -> Any:
+    """A reward function with a script for each prompt, whose last rewards go on for ever."""
+    calls = dict.fromkeys(scripts, 0)
+
+    def scripted(prompts: list[str], **kwargs: Any) -> list[float]:
+        rewards: list[float] = []
+        for prompt in prompts[::4]:
+            script = scripts[prompt]
+            rewards += script[min(calls[prompt], len(script) - 1)]
+            calls[prompt] += 1
+        return rewards
+
+    return scripted
+
+
+def test_a_half_life_lowers_negative_scores_too(tmp_path: Any) -> None:
+    rewards = [[-9.0, -10, -10, -10], [-9.0, -9, -10, -10], DEAD]
+    trainer = make_trainer(tmp_path, Rewards(rewards), max_steps=6)
+    session = trl_replay.attach(trainer, replay_half_life=2.0, replay_scorer="mean_reward", replay_buffer_size=4)
+    trainer.train()
+    assert int((session.update - session.buffer.table.step).max()) <= 3, "the oldest do not stay for ever"
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-4, 1e-2, 1.0, 1e4])
+def test_small_rewards_are_live_under_normalize_then_sum(tmp_path: Any, scale: float) -> None:
+    rewards = [[scale * reward for reward in group] for group in (LIVE, HALF, DEAD)]
+    trainer = make_trainer(tmp_path, Rewards(rewards), max_steps=1, multi_objective_aggregation="normalize_then_sum")
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.metrics["replay/dead_fraction"] == pytest.approx(1 / 3)
+
+
+def test_an_entry_that_drifted_leaves_and_is_counted(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD] * 3), max_steps=6, learning_rate=5e-2)
+    session = trl_replay.attach(trainer, replay_max_log_ratio=0.01)
+    steps = record(session)
+    trainer.train()
+    assert [int((after[ROWS][:, 0] < 0).sum()) for _, after in steps] == [0, 4, 0, 0, 0, 0]
+    assert len(session.buffer) == 0
+    assert session.totals.counters["retired"] == 1
+    assert "an entry left: its mean |log ratio| passed replay_max_log_ratio" in session.explain()
+    assert logged(trainer, "replay/retired") == [0, 0, 1, 0, 0, 0]
+
+
+def test_the_tables_drift_is_the_groups_mean_log_ratio(tmp_path: Any) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD] * 3), trainer_class=Spy, max_steps=3, learning_rate=2e-2
+    )
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    last = trainer.losses[-1]
+    replayed = last["inputs"].rows[:, 0] < 0
+    mask = last["inputs"]["completion_mask"][replayed].bool()
+    new, old = last["logps"][replayed][mask], last["inputs"]["old_per_token_logps"][replayed][mask]
+    assert float(session.buffer.table.drift[0]) == pytest.approx(float((new - old).abs().mean()), rel=1e-5)
+    assert session.metrics["replay/drift_mean"] == pytest.approx(float(session.buffer.table.drift[0]), rel=1e-5)
+    assert float(session.buffer.table.drift[0]) > 0
+
+
+@pytest.mark.parametrize("sampler", ["proportional", "prompt_balanced", "uniform"])
+def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, HALF], [LIVE, DEAD, HALF], [DEAD] * 3), max_steps=4)
+    session = trl_replay.attach(trainer, replay_sampler=sampler, replay_correction="per")
+    seen = []
+    draw = session.decide.sample
+
+    def sample(*args: Any) -> Any:
+        table = session.buffer.table
+        chances = {"uniform": table.score * 0 + 1, "proportional": table.score}.get(sampler, table.score / table.peers)
+        drawn = draw(*args)
+        seen.extend(
+            (chances[row] / chances.min(), priority)
+            for row, priority in zip(drawn.rows, drawn.priorities, strict=True)
+        )
+        return drawn
+
+    session.decide.sample = sample  # type: ignore[method-assign]
+    trainer.train()
+    assert len(seen) == 7
+    assert [priority for _, priority in seen] == pytest.approx([chance for chance, _ in seen])
+    assert sampler == "uniform" or max(chance for chance, _ in seen) > 1

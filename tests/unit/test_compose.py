@@ -1,0 +1,129 @@
+"""Cut and compose: what comes out is what went in, for any lengths, keys and slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from batches import EXTRA, KEYS, PAD, SIZE, make_batch, place, rows_of
+from hypothesis import given, settings
+
+from trl_replay import BatchError
+from trl_replay.batch.compose import compose, cut, row_lengths
+from trl_replay.fields import FieldTable
+
+lengths = st.lists(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=SIZE, max_size=SIZE), min_size=2, max_size=4
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    source=lengths,
+    target=lengths,
+    keys=st.lists(
+        st.sampled_from(KEYS),
+        unique=True,
+    ),
+    multiple=st.sampled_from([None, 4]),
+    shared=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_any_group_comes_out_of_any_batch_as_it_went_in(
+    source: Any, target: Any, keys: list[str], multiple: int | None, shared: bool, seed: int
+) -> None:
+    fields = FieldTable(PAD, extra=EXTRA)
+    stored = make_batch(source, keys, seed, [shared] * len(source))
+    batch = make_batch(target, keys, seed + 1, [shared] * len(target))
+    before = {key: value.clone() for key, value in batch.items()}
+    groups = cut(stored, fields, [rows_of(slot) for slot in range(len(source))])
+    placements = [place(slot, groups[slot % len(groups)]) for slot in range(0, len(target), 2)]
+    composed = compose(batch, fields, placements, multiple)
+
+    assert list(composed) == list(batch)
+    for key, value in before.items():
+        assert torch.equal(batch[key], value), f"{key} of the given batch was written to"
+        assert composed[key].dtype == value.dtype
+    for placed in placements:
+        again = cut(composed, fields, [placed.rows])[0]
+        assert again.keys == placed.group.keys
+        assert again.prompt_lengths.tolist() == placed.group.prompt_lengths.tolist()
+        assert again.completion_lengths.tolist() == placed.group.completion_lengths.tolist()
+        assert set(again.tensors) == set(placed.group.tensors)
+        for key, tensor in placed.group.tensors.items():
+            assert torch.equal(again.tensors[key], tensor), f"{key} changed on the way"
+    for slot in range(1, len(target), 2):
+        kept, fresh = (cut(b, fields, [rows_of(slot)])[0] for b in (composed, batch))
+        assert all(torch.equal(kept.tensors[key], fresh.tensors[key]) for key in fresh.tensors)
+    if multiple:
+        for key in ("prompt_ids", "completion_ids"):
+            assert composed[key].size(1) == batch[key].size(1) or composed[key].size(1) % multiple == 0
+
+
+def test_a_stored_group_shares_nothing_with_its_batch_and_holds_no_padding() -> None:
+    fields = FieldTable(PAD)
+    batch = make_batch([[(2, 5), (2, 1), (2, 3)], [(6, 2)] * 3], ["old_per_token_logps"], 0, [True, True])
+    group = cut(batch, fields, [rows_of(0)])[0]
+    assert group.tensors["prompt_ids"].numel() == 2, "a shared prompt is kept once"
+    assert group.tensors["completion_ids"].numel() == group.tensors["old_per_token_logps"].numel() == 9
+    assert "completion_mask" not in group.tensors, "a mask of ones takes no room"
+    assert "completion_mask" in group.keys
+    pointers = {value.untyped_storage().data_ptr() for value in batch.values()}
+    assert all(tensor.untyped_storage().data_ptr() not in pointers for tensor in group.tensors.values())
+    assert all(
+        tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        for tensor in group.tensors.values()
+    )
+
+
+def test_a_masked_out_completion_keeps_its_tokens_and_its_mask() -> None:
+    fields = FieldTable(PAD)
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
+    batch["completion_mask"][1] = 0
+    assert row_lengths(batch, PAD)[1].tolist() == [5, 3, 4]
+    group = cut(batch, fields, [rows_of(0)])[0]
+    assert group.tensors["completion_mask"].tolist() == [1] * 5 + [0] * 3 + [1] * 4
+    again = compose(batch, fields, [place(0, group)])
+    assert torch.equal(again["completion_mask"], batch["completion_mask"])
+    assert torch.equal(again["completion_ids"], batch["completion_ids"])
+
+
+def test_without_placements_the_batch_is_the_same_object() -> None:
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
+    assert compose(batch, FieldTable(PAD), []) is batch
+
+
+def test_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> None:
+    batch = make_batch([[(2, 1), (2, 1), (2, 1)]], ["importance_sampling_ratio"], 0, [True])
+    wide = make_batch([[(2, 5), (2, 5), (2, 5)]], [], 1, [True])
+    wide["importance_sampling_ratio"] = torch.ones(3, 1)
+    group = cut(batch, FieldTable(PAD, sequence_level_ratio=True), [rows_of(0)])[0]
+    composed = compose(wide, FieldTable(PAD, sequence_level_ratio=True), [place(0, group)])
+    assert composed["importance_sampling_ratio"].shape == (3, 1)
+    assert torch.equal(composed["importance_sampling_ratio"], batch["importance_sampling_ratio"])
+
+
+BROKEN = [
+    ({"mystery": torch.zeros(3, 4)}, r"'mystery' \(shape \(3, 4\)\)"),
+    ({"pixel_values": torch.zeros(3, 4)}, r"'pixel_values'.*images"),
+    ({"advantages": torch.zeros(3, 5)}, r"'advantages' has shape \(3, 5\)"),
+    ({"old_per_token_logps": torch.zeros(3, 9)}, r"asks for \(3, 5\)"),
+    ({"num_items_in_batch": torch.zeros(3)}, r"'num_items_in_batch' has shape \(3,\)"),
+]
+
+
+@pytest.mark.parametrize(("changed", "words"), BROKEN)
+def test_a_batch_that_can_not_be_kept_whole_is_an_error_in_words(changed: dict[str, Any], words: str) -> None:
+    batch = {**make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), **changed}
+    with pytest.raises(BatchError, match=words):
+        cut(batch, FieldTable(PAD), [rows_of(0)])
+
+
+def test_a_group_without_a_key_of_the_batch_is_never_composed() -> None:
+    fields = FieldTable(PAD)
+    group = cut(make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), fields, [rows_of(0)])[0]
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], ["ref_per_token_logps"], 0, [True])
+    with pytest.raises(BatchError, match="lacks 'ref_per_token_logps'"):
+        compose(batch, fields, [place(0, group)])

@@ -1,0 +1,83 @@
+"""ReplayConfig beside GRPOConfig: from YAML and from flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from trl import GRPOConfig, TrlParser
+
+import trl_replay
+from trl_replay import ReplayConfig
+
+
+def parse(*flags: str, config: str | None = None, tmp_path: Any = None) -> ReplayConfig:
+    arguments = ["--output_dir", "out", "--use_cpu", "--bf16", "false", *flags]
+    if config is not None:
+        path = tmp_path / "config.yaml"
+        path.write_text(config)
+        arguments += ["--config", str(path)]
+    _, replay = TrlParser((GRPOConfig, ReplayConfig)).parse_args_and_config(arguments)
+    return replay
+
+
+def test_no_field_collides_with_grpo_config() -> None:
+    ours = {spec.name for spec in dataclasses.fields(ReplayConfig)}
+    theirs = {spec.name for spec in dataclasses.fields(GRPOConfig)}
+    assert not ours & theirs
+    assert "config" not in ours, "TrlParser keeps that name for itself"
+
+
+def test_flags_reach_every_kind_of_field() -> None:
+    replay = parse(
+        "--replay_buffer_size", "8", "--replay-evictor", "fifo", "--replay_max_age", "5",
+        "--replay_max_fraction", "0.5",
+        "--replay_plugins", "one", "two", "--replay_sampler_kwargs", '{"alpha": 0.5}', "--no_use_replay",
+    )  # fmt: skip
+    assert (replay.replay_buffer_size, replay.replay_evictor, replay.replay_max_age) == (8, "fifo", 5)
+    assert (replay.replay_max_fraction, replay.replay_plugins) == (0.5, ["one", "two"])
+    assert replay.replay_sampler_kwargs == {"alpha": 0.5}
+    assert replay.use_replay is False
+
+
+def test_yaml_reaches_the_same_fields_and_flags_win(tmp_path: Any) -> None:
+    text = """
+use_replay: false
+replay_buffer_size: 8
+replay_sampler_kwargs:
+  alpha: 0.5
+replay_plugins: one
+replay_evictor: somebody/elses
+"""
+    replay = parse("--replay_buffer_size", "9", config=text, tmp_path=tmp_path)
+    assert replay.use_replay is False
+    assert replay.replay_buffer_size == 9
+    assert replay.replay_sampler_kwargs == {"alpha": 0.5}
+    assert replay.replay_plugins == ["one"], "a lone plugin name is wrapped"
+    assert replay.replay_evictor == "somebody/elses", "third parties' names are strings as any other"
+
+
+def test_an_unknown_yaml_key_is_an_error(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="replay_bufer"):
+        parse(config="replay_bufer: 3\n", tmp_path=tmp_path)
+
+
+def test_help_lists_every_field(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        TrlParser((GRPOConfig, ReplayConfig)).parse_args_and_config(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"--{spec.name}" in text for spec in dataclasses.fields(ReplayConfig))
+
+
+def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path: Any) -> None:
+    from trl import TrlParser
+
+    parser = TrlParser(trl_replay.ReplayConfig)
+    assert parser.parse_args_and_config(["--replay_start", "40"])[0].replay_start == 40
+    assert parser.parse_args_and_config(["--replay_start", "adaptive"])[0].replay_start == "adaptive"
+    for written, start in (("adaptive", "adaptive"), ("10", 10), ("'10'", 10), ("null", None)):
+        (tmp_path / "run.yaml").write_text(f"replay_start: {written}\n")
+        assert parser.parse_args_and_config(["--config", str(tmp_path / "run.yaml")])[0].replay_start == start
+    assert "--replay_start" in parser.format_help()

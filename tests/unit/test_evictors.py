@@ -1,0 +1,99 @@
+"""Evictors by hand, and which groups survive many rounds of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from buffers import fill, survivors
+from chances import chi_square
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_replay.registry import registry
+from trl_replay.strategies import evictors
+from trl_replay.strategies.evictors import prompt_balanced
+from trl_replay.testing import (
+    make_context,
+    make_table,
+)
+
+
+def test_evictors_rank_by_their_column():
+    table = make_table([3.0, 1.0, 2.0], tag=[0.2, 0.9, 0.5], serial=[7, 8, 9])
+    context = make_context(table)
+    np.testing.assert_array_equal(evictors.heap(table, context), [3, 1, 2])
+    np.testing.assert_array_equal(evictors.fifo(table, context), [7, 8, 9])
+    np.testing.assert_array_equal(evictors.reservoir(table, context), [0.2, 0.9, 0.5])
+    np.testing.assert_allclose(evictors.weighted_reservoir(table, context), np.log([0.2, 0.9, 0.5]) / [3, 1, 2])
+
+
+def test_a_weighted_reservoir_ranks_a_vanishing_score_like_none_at_all():
+    table = make_table([1e-310, 1.0], tag=[0.1, 0.2])
+    np.testing.assert_allclose(evictors.weighted_reservoir(table, make_context(table)), [-np.inf, np.log(0.2)])
+
+
+def test_a_weighted_reservoir_ranks_worthless_entries_last():
+    table = make_table([1.0, 0.0, -1.0], tag=[1.0, 1.0, 0.5])
+    np.testing.assert_array_equal(evictors.weighted_reservoir(table, make_context(table)), [0, -np.inf, -np.inf])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 100])
+def test_two_hundred_equal_scores_through_a_heap_of_64_leave_the_newest_64(batch):
+    buffer = fill(64, evictors.heap, [1.0] * 200, batch)
+    assert sorted(buffer.table.serial.tolist()) == list(range(136, 200))
+
+
+def test_a_heap_keeps_the_highest_scores_and_of_equals_the_newer():
+    buffer = fill(4, evictors.heap, [5, 1, 3, 3, 3, 9, 0, 3], batch=2)
+    assert sorted(buffer.table.serial.tolist()) == [0, 4, 5, 7]
+
+
+def test_fifo_keeps_the_newest_whatever_their_score():
+    buffer = fill(3, evictors.fifo, [9, 8, 7, 6, 5], batch=2)
+    assert sorted(buffer.table.serial.tolist()) == [2, 3, 4]
+
+
+def test_a_reservoir_is_a_uniform_sample_of_everything_offered():
+    count, capacity, trials = 24, 6, 800
+    counts = survivors(evictors.reservoir, [1.0] * count, capacity, trials)
+    share = capacity / count
+    variance = trials * share * (1 - share) * count / (count - 1)  # of a sample of fixed size
+    statistic = ((counts - trials * share) ** 2).sum() / variance
+    assert statistic < 49.73, f"p < 0.001 with 23 degrees of freedom: {counts}"
+
+
+def test_a_weighted_reservoir_of_one_keeps_in_proportion_to_the_scores():
+    scores = [1.0, 2.0, 3.0, 6.0, 0.0]
+    trials = 2_400
+    counts = survivors(evictors.weighted_reservoir, scores, 1, trials)
+    expected = {row: trials * score / 12 for row, score in enumerate(scores) if score}
+    assert counts[4] == 0, "a worthless group was kept before a worthy one"
+    assert chi_square(counts, expected) < 16.27, f"p < 0.001 with 3 degrees of freedom: {counts}"
+
+
+def test_a_weighted_reservoir_favours_higher_scores():
+    counts = survivors(evictors.weighted_reservoir, [1.0] * 12 + [4.0] * 12, 6, 200)
+    assert counts[12:].sum() > 2 * counts[:12].sum()
+
+
+def test_prompt_balanced_keeps_the_newest_of_every_prompt() -> None:
+    table = make_table([1.0] * 7, prompt=[5, 5, 5, 7, 5, 7, 9], serial=range(7))
+    assert table.peers.tolist() == [4, 4, 4, 2, 4, 2, 1]
+    assert table.newer.tolist() == [3, 2, 1, 1, 0, 0, 0]
+    assert prompt_balanced(table, make_context()).tolist() == [-2, -1, 0, 0, 1, 1, 1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-1e6, 1e6)), min_size=1, max_size=30))
+def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries: list[tuple[int, float]]) -> None:
+    prompts, scores = zip(*entries, strict=True)
+    table = make_table(scores, prompt=prompts)
+    ranks = registry().resolve("evictor", "prompt_balanced", "replay_evictor").make()(table, make_context())
+    for one in range(len(entries)):
+        assert table.peers[one] == prompts.count(prompts[one])
+        assert table.newer[one] == prompts[one + 1 :].count(prompts[one])
+        for other in range(len(entries)):
+            if table.newer[one] < table.newer[other]:
+                assert ranks[one] > ranks[other]
+            elif table.newer[one] == table.newer[other] and scores[one] > scores[other]:
+                assert ranks[one] >= ranks[other]

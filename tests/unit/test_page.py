@@ -1,0 +1,18 @@
+"""The report's words, from a log alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from trl_replay.report.page import page
+
+
+@pytest.mark.parametrize(("share", "shown"), [(1.0, "100%"), (0.999, "99.90%"), (0.5, "50%"), (0.001, "0.10%")])
+def test_a_share_is_never_rounded_to_all_or_nothing(share: float, shown: str) -> None:
+    log = [{"step": step, "frac_reward_zero_std": share, "reward": 0.0} for step in range(3)]
+    assert f"<b>{shown}</b> of its groups were dead" in page("run", log, None)
+
+
+def test_the_page_tells_from_where_to_where_the_reward_went() -> None:
+    log = [{"step": step, "frac_reward_zero_std": 0.5, "reward": step / 100} for step in range(100)]
+    assert "went from <b>0.045</b> in the first tenth of the run to <b>0.945</b> in the last" in page("run", log, None)

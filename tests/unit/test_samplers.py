@@ -1,0 +1,54 @@
+"""Samplers by hand, and how often they draw what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from chances import chi_square, frequencies
+
+from trl_replay import ConfigurationError
+from trl_replay.registry import registry
+from trl_replay.strategies import samplers
+from trl_replay.testing import (
+    make_context,
+    make_table,
+)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "weights"),
+    [
+        (samplers.make_proportional(), [1, 2, 3, 4]),
+        (samplers.make_proportional(alpha=2.0), [1, 4, 9, 16]),
+        (samplers.make_proportional(alpha=0), [1, 1, 1, 1]),
+        (samplers.uniform, [1, 1, 1, 1]),
+    ],
+)
+def test_samplers_draw_in_proportion_to_their_weights(sampler, weights):
+    table = make_table([1.0, 2.0, 3.0, 4.0])
+    expected = {row: 8_000 * weight / sum(weights) for row, weight in enumerate(weights)}
+    assert chi_square(frequencies(sampler, table, 8_000), expected) < 16.27, "p < 0.001 with 3 degrees of freedom"
+
+
+def test_top_takes_the_highest_scores_and_of_equals_the_newer():
+    table = make_table([1.0, 5.0, 3.0, 3.0], serial=[0, 1, 2, 3])
+    assert samplers.top(table, 3, make_context(table)).tolist() == [1, 3, 2]
+
+
+def test_newest_takes_the_highest_serials_newest_first():
+    table = make_table([1.0, 1.0, 1.0], serial=[5, 9, 7])
+    assert samplers.newest(table, 2, make_context(table)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("alpha", [-1, float("nan")])
+def test_a_negative_exponent_is_refused(alpha):
+    with pytest.raises(ConfigurationError, match="alpha"):
+        samplers.make_proportional(alpha=alpha)
+
+
+def test_every_prompt_has_the_same_chance_to_be_drawn() -> None:
+    table = make_table([1.0] * 10, prompt=[1] * 9 + [2])
+    sampler = registry().resolve("sampler", "prompt_balanced", "replay_sampler").make()
+    context = make_context()
+    drawn = [int(sampler(table, 1, context)[0]) == 9 for _ in range(2000)]
+    assert 0.45 < np.mean(drawn) < 0.55

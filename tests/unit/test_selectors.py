@@ -1,0 +1,66 @@
+"""Selectors by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trl_replay
+from trl_replay.registry import registry
+from trl_replay.strategies import selectors
+from trl_replay.testing import (
+    make_context,
+    make_groups,
+)
+
+
+def test_zero_std_selects_the_dead_groups():
+    groups = make_groups([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]])
+    assert selectors.zero_std(groups, make_context()).tolist() == [0, 2]
+
+
+def select(name: str, rewards: list[list[float]], **kwargs: Any) -> list[int]:
+    selector = registry().resolve("selector", name, "replay_selector").make(**kwargs)
+    return np.asarray(selector(make_groups(rewards), make_context())).tolist()
+
+
+REWARDS = [[1, 0, 0, 0.0], [1, 1, 1, 1.0], [0.5, 0.5, 0.5, 0.52], [1, 1, 0, 0.0], [1, 1, 1, 0.0]]
+# standard deviations 0.5, 0, 0.01, 0.577, 0.5; variances 0.25, 0, 0.0001, 0.333, 0.25
+
+
+SELECTIONS: list[tuple[str, dict[str, Any], list[int]]] = [
+    ("zero_std", {}, [1]),
+    ("low_std", {}, [1, 2]),
+    ("low_std", {"threshold": 0.5}, [1, 2, 0, 4]),
+    ("low_std", {"quantile": 0.25}, [1, 2]),
+    ("top_p_variance", {"p": 0.3}, [1, 2, 0, 4]),
+    ("top_p_variance", {"p": 0.6}, [1, 2, 4]),
+    ("top_p_variance", {"p": 1.0}, [1]),
+    ("pass_rate", {"low": 0.25, "high": 0.75}, [1, 2, 0, 4]),
+    ("pass_rate", {"low": 0.0, "high": 1.0}, [1, 2]),
+    ("always", {"share": 0.4}, [1, 2]),
+    ("always", {"share": 0.1}, []),
+    ("always", {"share": 1.0}, [1, 2, 0, 4, 3]),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "slots"), SELECTIONS)
+def test_each_selector_chooses_by_hand(name: str, kwargs: dict[str, Any], slots: list[int]) -> None:
+    assert select(name, REWARDS, **kwargs) == slots
+
+
+BAD = [
+    ("low_std", {"threshold": -1}, "threshold=-1"),
+    ("low_std", {"quantile": 2}, "quantile=2"),
+    ("top_p_variance", {"p": 0}, "p=0"),
+    ("pass_rate", {"low": 0.9, "high": 0.1}, "low=0.9"),
+    ("always", {"share": 0}, "share=0"),
+]
+
+
+@pytest.mark.parametrize(("name", "kwargs", "words"), BAD)
+def test_a_bad_argument_of_a_selector_is_refused_by_name(name: str, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match=words):
+        select(name, REWARDS, **kwargs)
