@@ -127,7 +127,7 @@ class Step:
         drawn = np.asarray(drawn, np.int64)
         draw = Draw(dead[: len(drawn)], self.buffer.table.serial[drawn].tolist(), [1] * len(drawn), drawn.tolist())
 
-        self.timed("agree", self.scope.agree, np.concatenate([np.zeros(len(COUNTERS) + 2), rows.filled(draw)]), "")
+        self.timed("agree", self.scope.agree, np.concatenate([np.zeros(len(COUNTERS) + 3), rows.filled(draw)]), "")
         arrivals = rows.arrivals([serial for serial, _ in kept], [slot for _, slot in kept], ranks)
         parts = self.timed("admit", self.scope.admit, self.buffer.table, arrivals, held)
         self.buffer.receive({serial: held_parts[0] for serial, held_parts in parts.items()})

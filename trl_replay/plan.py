@@ -10,6 +10,9 @@ from .counters import Tally
 from .protocols import Arrival
 from .types import Group, Groups
 
+RUNS, PAUSED, DETACHED = range(3)
+"""What replay does on a process: all must do the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
@@ -65,6 +68,7 @@ class Plan:
         copies (`list[tuple[int, int]]`): (dead slot, live slot of the same batch that is copied there).
         candidates (`list[int]`): Slots of the live groups that are to be stored once their log-probs are known.
         error (`Exception`, *optional*): The first that happened on this process.
+        mode (`int`): `RUNS`, `PAUSED` or `DETACHED`.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -74,6 +78,7 @@ class Plan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     candidates: list[int] = field(default_factory=list)
     error: Exception | None = None
+    mode: int = RUNS
 
     @contextmanager
     def keeping_errors(self) -> Iterator[None]:

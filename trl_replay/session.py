@@ -24,12 +24,13 @@ from .components import Components
 from .config import ReplayConfig
 from .counters import Tally, Totals, metrics
 from .distributed.communicator import Communicator
+from .distributed.roll_call import RollCall
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError, SeamError
 from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .loss.micro_batch import ROWS
 from .loss.tap import Tap
-from .plan import Plan
+from .plan import DETACHED, PAUSED, RUNS, Plan
 from .step.decisions import Decisions
 from .step.training_batch import collect, compose_batch, count_items, mask_dead_groups
 from .types import (
@@ -40,6 +41,9 @@ from .types import (
     Groups,
     ReplayedRows,
 )
+
+MEETING = 120.0
+"""Seconds that a process waits with its first batch for the others, which have just met in the trainer's scoring."""
 
 
 class Session:
@@ -53,6 +57,7 @@ class Session:
         totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False if `use_replay=False` or the buffer has no room: then nothing is patched.
         paused (`bool`): Between `pause()` and `resume()`.
+        detached (`bool`): After `detach`: buffer, metrics and `explain()` can still be read.
         components ([`Components`]): What the session is made of.
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
@@ -71,6 +76,8 @@ class Session:
         self.config = config
         self.enabled = enabled
         self.paused = False
+        self.detached = False
+        self.met = False
         self.buffer = components.buffer
         self.scope = components.scope
         self.metrics: dict[str, float] = {}
@@ -88,6 +95,7 @@ class Session:
             self.tap,
             int(trainer.accelerator.process_index) if enabled else 0,
         )
+        self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
         self.decide = Decisions(components, self.tap, self.context, config)
         self.rewards: torch.Tensor | None = None
         self.replaced: list[bool] = []
@@ -134,8 +142,38 @@ class Session:
         self.carry.collected_at = None  # the updates to come need not go through the seam
 
     def resume(self) -> None:
-        """Takes back `pause`."""
+        """Takes back `pause`. Call it on every process."""
         self.paused = False
+
+    @property
+    def mode(self) -> int:
+        """`RUNS`, `PAUSED` or `DETACHED`."""
+        if self.detached:
+            return DETACHED
+        return PAUSED if self.paused else RUNS
+
+    def meet(self) -> None:
+        """Before the first batch of a `train()`: makes sure that replay is attached on all processes.
+
+        Raises:
+            SeamError: It is not, or with settings that do not fit together.
+        """
+        if not self.met:
+            self.roll_call("batch", "its first batch", MEETING)
+            self.met = True
+
+    def abstain(self, count: int) -> None:
+        """A generation batch of `count` rows that replay leaves as it is. The other processes must hear of it, or they
+        would wait for this one.
+
+        Raises:
+            SeamError: Replay runs on another process.
+        """
+        if self.components.processes == 1:
+            return
+        self.meet()
+        rows, error = self.communicator.share(None, count, None)
+        self.communicator.agree(rows, Plan(error=error, mode=self.mode))
 
     def explain(self) -> str:
         """What was replayed so far and, where nothing or little was, why."""
@@ -145,6 +183,7 @@ class Session:
 
     def step(self, batch: Batch) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out."""
+        self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, replayed = self.carry.take()
@@ -160,8 +199,12 @@ class Session:
         if not self.carry.unfinished:
             return
         self.carry.unfinished = False
-        pending, replayed = self.carry.take()
+        self.roll_call("end", "the end of training")
         count = compat.local_rows(self.trainer)
+        if self.detached:
+            self.abstain(count)
+            return
+        pending, replayed = self.carry.take()
         rows, error = self.communicator.share(None, count, pending)
         self.tap.stats.clear()
         plan = Plan(error=error)
@@ -333,6 +376,18 @@ class Session:
         corrected = self.components.hooks.correct(rows, self._local_context())
         bounded = self.components.bounds(rows, corrected)
         return self.components.gates(rows, bounded)
+
+
+def _roll_call(trainer: Any, config: ReplayConfig) -> RollCall:
+    """Those of other kinds than this process's do not count as present: their messages would not fit together."""
+    scope = config.replay_scope
+    label = scope if isinstance(scope, str) else type(scope).__name__
+    return RollCall(
+        int(trainer.accelerator.process_index),
+        int(trainer.accelerator.num_processes),
+        float(trainer.args.ddp_timeout),
+        f"{label}, {compat.local_rows(trainer)} rows, groups of {trainer.num_generations}",
+    )
 
 
 def _warn_of_rename(old: str, new: str) -> None:

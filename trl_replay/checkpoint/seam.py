@@ -12,7 +12,7 @@ from accelerate.utils import gather_object
 
 from ..compat import checkpoint_folder
 from ..distributed.all_ranks import join_errors, run_on_all_ranks
-from ..errors import CheckpointError, ReplayError
+from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
 from . import session_state as checkpoint
 from .discovery import TRAINER_STATE
@@ -44,6 +44,12 @@ def save(
             elif (folder / FOLDER).exists():
                 shutil.rmtree(folder / FOLDER)
 
+    session.roll_call("checkpoint", "a checkpoint")
+    detached = gather_object([session.detached])
+    if all(detached):
+        return stock(model, trial, **kwargs)
+    if any(detached):
+        raise SeamError("Replay is detached on some processes only: detach on all, after the same update.")
     run_on_all_ranks(make_room, CheckpointError)
     run_on_all_ranks(lambda: checkpoint.write(session, folder / FOLDER), CheckpointError)
     return stock(model, trial, **kwargs)
@@ -57,8 +63,9 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
         CheckpointError: Its replay files are damaged, and `replay_on_mismatch` is `"refuse"`.
     """
     result = stock(path)
-    if path is None:
+    if path is None or session.detached:
         return result
+    session.roll_call("resume", "resuming from a checkpoint")
     folder = Path(path) / FOLDER
     states: list[RankState] = []
     error: ReplayError | None = None

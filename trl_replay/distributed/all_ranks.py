@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from accelerate.utils import gather_object
 
 from ..errors import ReplayError
 
+Result = TypeVar("Result")
 
-def run_on_all_ranks(action: Callable[[], None], failure: type[ReplayError]) -> None:
+
+def run_on_all_ranks(action: Callable[[], Result], failure: type[ReplayError]) -> list[Result | None]:
     """Runs `action` on every process and waits for all; where it fails on one, all raise: our own errors, or
-    `failure`."""
+    `failure`.
+
+    Returns:
+        What it gave on each process, in the order of ranks.
+    """
     error: Exception | None = None
+    result: Result | None = None
     try:
-        action()
+        result = action()
     except Exception as caught:
         error = caught
     text = f"{type(error).__name__}: {error}" if error else ""
-    errors = gather_object([text])
+    gathered = gather_object([(text, result)])
+    errors = [text for text, _ in gathered]
     if isinstance(error, ReplayError):
         raise error
     if any(errors):
         raise failure(join_errors(errors)) from error
+    return [result for _, result in gathered]
 
 
 def join_errors(errors: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from ..errors import SeamError
 from ..loss.tap import Tap
 from ..plan import Plan
 from ..types import Batch, Group
-from .row_layout import IDENTITY, MISSING, RowLayout, reason_to_stop, unpacked
+from .row_layout import IDENTITY, MISSING, MODE, RowLayout, reason_to_stop, unpacked
 
 
 class Communicator:
@@ -72,7 +72,8 @@ class Communicator:
         return RowLayout(shared, local, size), error
 
     def agree(self, rows: RowLayout, plan: Plan) -> dict[str, float]:
-        """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions.
+        """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions and
+        modes.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
         """
@@ -83,12 +84,13 @@ class Communicator:
         counted = tally if rows.leads else Tally(bytes=tally.bytes)
         counters = counted.vector()
         identity = rows.identity(buffer.table, plan.admitted, plan.sampled)
-        vector = np.concatenate([counters, identity, rows.filled(plan.sampled)])
+        vector = np.concatenate([counters, [plan.mode], identity, rows.filled(plan.sampled)])
         agreement = self._components.scope.agree(vector, _words(plan.error))
         reason = reason_to_stop(agreement, len(counters))
         if reason:
             self._stop(plan, reason)
-        summed, _, filled = np.split(agreement.vectors, [len(counters), len(counters) + IDENTITY], axis=1)
+        end = len(counters) + MODE + IDENTITY
+        summed, _, filled = np.split(agreement.vectors, [len(counters), end], axis=1)
         self.replaced = unpacked(filled, rows.count)
         return dict(zip(COUNTERS, summed.sum(axis=0).tolist(), strict=True))
 

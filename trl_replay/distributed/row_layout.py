@@ -24,6 +24,9 @@ MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 WORD = 48
 """Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
 BITS = 2.0 ** np.arange(WORD)
+MODE = 1
+"""Numbers of [`Plan.mode`]."""
+MODES = ("runs", "is paused", "is detached")
 IDENTITY = 2
 """Numbers of [`RowLayout.identity`]."""
 LENGTHS_BYTES = 2 * 8
@@ -230,14 +233,18 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
     """Why all processes must stop, in words that are the same on all of them; empty if they need not.
 
     Args:
-        agreement ([`Agreement`]): Of vectors that hold `counters` numbers, then [`RowLayout.identity`], and then
-            others.
+        agreement ([`Agreement`]): Of vectors that hold `counters` numbers, then [`Plan.mode`], then
+            [`RowLayout.identity`], and then others.
         counters (`int`): How many numbers come first.
     """
     failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
     if failures:
         return "; ".join(failures)
-    identities = agreement.vectors[:, counters : counters + IDENTITY]
+    modes = agreement.vectors[:, counters].astype(int).tolist()
+    if len(set(modes)) > 1:
+        return _differing(modes)
+    first = counters + MODE
+    identities = agreement.vectors[:, first : first + IDENTITY]
     buffers = np.unique(identities[:, 0])
     if len(np.unique(identities, axis=0)) == len(buffers):
         return ""
@@ -245,3 +252,13 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
         "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
         "context.rng only; clear and pause a session on all ranks."
     )
+
+
+def _differing(modes: Sequence[int]) -> str:
+    """What replay does on each process, in words."""
+    told = []
+    for mode, words in enumerate(MODES):
+        ranks = [str(rank) for rank, found in enumerate(modes) if found == mode]
+        if ranks:
+            told.append(f"{words} on rank {', '.join(ranks)}")
+    return f"It {' and '.join(told)}: pause, resume and detach on all processes, after the same update."

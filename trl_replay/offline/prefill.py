@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,8 @@ from ..fields import REWARD, REWARDS, FieldTable
 from ..protocols import Division, division_of
 from ..session import Session
 from ..types import Batch, Floats, Group, Groups
-from .reader import OfflineGroup, read_groups
+from .export import PORTION
+from .reader import OfflineGroup, read_groups, source_name
 
 FROM_FILE, FROM_POLICY = 1, 2
 """Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
@@ -50,43 +52,86 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     if incomplete not in ("refuse", "resample"):
         raise ConfigurationError(f"incomplete={incomplete!r} can't be used: give 'refuse' or 'resample'.")
     division = division_of(session.scope)
-    tally = Tally()
-    found: list[OfflineGroup] = []
     if division is None:
         raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
-    run_on_all_ranks(
-        lambda: found.extend(read_groups(session, source, incomplete, tally)),
-        ReplayError,
-    )
-    advantages = _advantages(session, found)
-    finite = [number for number, values in enumerate(advantages) if np.isfinite(values).all()]
-    tally.refuse(len(found) - len(finite), "an advantage is not finite")
-    live = [number for number in finite if np.ptp(advantages[number]) > 0]
-    tally.refuse(len(finite) - len(live), "its rewards do not differ")
-    made = [_make(session, found[number], advantages[number]) for number in live]
+    tally = Tally()
+    session.roll_call("add", "adding groups to its buffer")
+    groups, advantages = _read(session, source, incomplete, tally)
+    made: list[Made] = []
+    for start in range(0, len(groups), PORTION):
+        portion = slice(start, start + PORTION)
+        made += _make(session, groups[portion], advantages[portion])
     known = [each for each in made if np.isfinite(trainable_sums(each.group)).all()]
     tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
-    made = known
-    rank, ranks = (
-        int(session.trainer.accelerator.process_index),
-        session.components.processes,
-    )
-    if not division.one_buffer:
-        made = made[rank::ranks]
     before = set(session.buffer.table.serial.tolist())
-    _offer(session, made, division, tally)
+    run_on_all_ranks(lambda: _offer(session, known, division, tally), ReplayError)
     session.totals.add(tally, batches=0)
     return len(set(session.buffer.table.serial.tolist()) - before)
 
 
-def _offer(session: Session, made: Sequence[Made], division: Division, tally: Tally) -> None:
+def _read(
+    session: Session,
+    source: Any,
+    incomplete: str,
+    tally: Tally,
+) -> tuple[list[OfflineGroup], list[Floats]]:
+    """The groups that can be used, and their advantages; the same ones on all processes.
+
+    Raises:
+        ReplayError: A process can't read them, or reads others.
+    """
+    groups: list[OfflineGroup] = []
+    advantages: list[Floats] = []
+
+    def read() -> str:
+        found = read_groups(session, source, incomplete, tally)
+        for group, values in zip(found, _advantages(session, found), strict=True):
+            if not np.isfinite(values).all():
+                tally.refuse(1, "an advantage is not finite")
+            elif not np.ptp(values):
+                tally.refuse(1, "its rewards do not differ")
+            else:
+                groups.append(group)
+                advantages.append(values)
+        return _digest(groups)
+
+    digests = run_on_all_ranks(read, ReplayError)
+    if len(set(digests)) > 1:
+        raise ReplayError(
+            f"The processes read different groups from {source_name(source)}: give all of them the same file or rows. "
+            "Nothing was added."
+        )
+    return groups, advantages
+
+
+def _digest(groups: Sequence[OfflineGroup]) -> str:
+    """Tells the groups that one process read from those of another."""
+    digest = hashlib.blake2b(digest_size=16)
+    for group in groups:
+        rows: list[NDArray[Any]] = [*group.prompt_ids, *group.completion_ids]
+        for key in sorted(group.tokens):
+            rows += group.tokens[key]
+        digest.update(repr([len(row) for row in rows]).encode())
+        for row in rows:
+            digest.update(row.tobytes())
+        digest.update(group.rewards.tobytes())
+    return digest.hexdigest()
+
+
+def _offer(
+    session: Session,
+    made: Sequence[Made],
+    division: Division,
+    tally: Tally,
+) -> None:
+    rank = int(session.trainer.accelerator.process_index)
+    ranks = session.components.processes
+    if not division.one_buffer:
+        made = made[rank::ranks]
     if not made:
         return
-    buffer, carry = session.buffer, session.carry
-    rank, ranks = (
-        int(session.trainer.accelerator.process_index),
-        session.components.processes,
-    )
+    buffer = session.buffer
+    carry = session.carry
     serials = [carry.serial + number for number in range(len(made))]
     carry.serial += len(made)
     kept = session.decide.offer(
@@ -96,12 +141,14 @@ def _offer(session: Session, made: Sequence[Made], division: Division, tally: Ta
         [each.group.keys for each in made],
         tally,
     )
+    dealt = division.one_buffer and not division.replicated
     for number, (serial, each) in enumerate(zip(serials, made, strict=True)):
         if serial not in kept:
             continue
         row = buffer.table.serial == serial
-        owner = rank if division.replicated or not division.one_buffer else number % ranks
-        buffer.table.origin[row], buffer.table.owner[row] = each.origin, owner
+        owner = number % ranks if dealt else rank
+        buffer.table.origin[row] = each.origin
+        buffer.table.owner[row] = owner
         if owner == rank:
             buffer.receive({serial: each.group})
 
@@ -114,34 +161,65 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     return [replace(view, rewards=view.reward[:, :, None], reward_weights=np.ones(1)) for view in views]
 
 
-def _make(session: Session, offline: OfflineGroup, advantages: Floats) -> Made:
-    """One group, through the same cutting as a batch of TRL's."""
-    trainer, fields, size = (
-        session.trainer,
-        session.components.fields,
-        session.components.num_generations,
-    )
-    batch = _batch(session, offline, advantages)
-    origin = FROM_FILE if compat.OLD_LOGPS in batch else FROM_POLICY
+def _make(
+    session: Session,
+    groups: Sequence[OfflineGroup],
+    advantages: Sequence[Floats],
+) -> list[Made]:
+    """Groups as the buffer takes them: with log-probs, and the same bits on all processes."""
+    batches: list[Batch] = []
+    with_own = [compat.OLD_LOGPS in group.tokens for group in groups]
+
+    def compute() -> None:
+        for group, values in zip(groups, advantages, strict=True):
+            batches.append(_with_logps(session.trainer, _batch(session, group, values)))
+
+    run_on_all_ranks(compute, ReplayError)
+    if session.components.processes > 1:
+        _broadcast(batches)
+    made = []
+    for group, batch, own in zip(groups, batches, with_own, strict=True):
+        made.append(_cut(session, group, batch, FROM_FILE if own else FROM_POLICY))
+    return made
+
+
+def _with_logps(trainer: Any, batch: Batch) -> Batch:
+    """The batch with the policy's log-probs where the file has none, and the reference model's."""
     training = trainer.model.training
     trainer.model.eval()
     try:
-        batch = compat.with_reference_logps(trainer, compat.with_old_logps(trainer, batch))
+        batch = compat.with_old_logps(trainer, batch)
+        return compat.with_reference_logps(trainer, batch)
     finally:
         trainer.model.train(training)
-    if session.components.processes > 1:  # all ranks must hold the same bits
-        for key in (key for key in (compat.OLD_LOGPS, compat.REF_LOGPS) if key in batch):
-            batch[key] = broadcast(batch[key].contiguous())
-    batch = _as_sampled(trainer, batch, fields)
+
+
+def _broadcast(batches: Sequence[Batch]) -> None:
+    """Gives all processes the first one's log-probs, in one message."""
+    places = [(batch, key) for batch in batches for key in (compat.OLD_LOGPS, compat.REF_LOGPS) if key in batch]
+    if not places:
+        return
+    flat = torch.cat([batch[key].flatten() for batch, key in places])
+    sizes = [batch[key].numel() for batch, key in places]
+    parts = torch.split(broadcast(flat), sizes)
+    for (batch, key), part in zip(places, parts, strict=True):
+        batch[key] = part.view_as(batch[key])
+
+
+def _cut(
+    session: Session,
+    offline: OfflineGroup,
+    batch: Batch,
+    origin: int,
+) -> Made:
+    """One group, through the same cutting as a batch of TRL's."""
+    fields = session.components.fields
+    size = session.components.num_generations
+    batch = _as_sampled(session.trainer, batch, fields)
     (group,) = cut(batch, fields, [slice(0, size)])
     fill_missing(group.tensors)
     if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
-        group = Group(
-            group.tensors,
-            group.keys | {"tool_mask"},
-            group.prompt_lengths,
-            group.completion_lengths,
-        )
+        group = replace(group, keys=group.keys | {"tool_mask"})
     columns = describe(batch, 0, size, fields.pad_token_id)
     view = Groups(
         rewards=offline.rewards[None],

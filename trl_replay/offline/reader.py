@@ -68,7 +68,7 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
         dict[str, list[Row]](),
     )
     for number, row in enumerate(rows):
-        row = checked(row, f"Row {number} of {_name(source)}", vocabulary)
+        row = checked(row, f"Row {number} of {source_name(source)}", vocabulary)
         key = row["group"] if row.get("group") is not None else row["prompt"]
         gathered.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(row)
     groups = []
@@ -89,7 +89,7 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
         elif rest:
             tally.refuse(
                 1,
-                f"it has fewer rows in {_name(source)} than num_generations={size}",
+                f"it has fewer rows in {source_name(source)} than num_generations={size}",
             )
         groups += [_group(session, part, same_tokenizer) for part in parts]
     return groups
@@ -115,7 +115,8 @@ def _read(source: Any) -> tuple[Iterable[Any], str | None]:
     raise ReplayError(f"{path} can't be read: give a path that ends in .parquet or .jsonl.")
 
 
-def _name(source: Any) -> str:
+def source_name(source: Any) -> str:
+    """What an error calls a source."""
     return str(source) if isinstance(source, str | Path) else "the rows given"
 
 

@@ -18,6 +18,7 @@ from ..offline.export import export
 from ..registry import registry
 from ..session import Session
 from .seam import (
+    leave,
     put_on,
     refuse_foreign_overrides,
     refuse_patches_on_top,
@@ -84,6 +85,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         _warn_of_absolute_positions(trainer)
         session.notify("attached")
     except BaseException:
+        session.detached = True
         take_off(trainer, session)
         del _sessions[trainer]
         raise
@@ -92,6 +94,9 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
 
 def detach(trainer: Any) -> None:
     """Takes the seam off again: the trainer's methods are its class's, bit for bit as before.
+
+    Call it on every process. From a callback, in the midst of training on several processes, it acts at the next
+    generation batch or at the end of training, whichever comes first: see docs/scopes.md.
 
     Raises:
         AttachError: Nothing is attached, or something was patched on top since; nothing is changed then.
@@ -103,8 +108,9 @@ def detach(trainer: Any) -> None:
         del _sessions[trainer]
         return
     refuse_patches_on_top(trainer, session)
-    take_off(trainer, session)
     del _sessions[trainer]
+    session.detached = True
+    leave(trainer, session)
     session.notify("detached")
 
 
@@ -130,8 +136,8 @@ def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:
 
     def add(source: Any, incomplete: str) -> int:
         found = session()
-        if found is None:
-            raise AttachError("The session of this buffer no longer exists.")
+        if found is None or found.detached:
+            raise AttachError("The session of this buffer is detached, or no longer exists.")
         return prefill.add(found, source, incomplete)
 
     return add

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import (
@@ -17,10 +18,20 @@ from ..session import Session
 
 
 class ReplayCallback(TrainerCallback):
-    """Holds the session, never the trainer."""
+    """Holds the session, never the trainer.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        session ([`Session`]): What it tells.
+        take_off (`Callable`): Takes the seam off a trainer, and with it this callback.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        take_off: Callable[[Any, Session], None],
+    ) -> None:
         self.session = session
+        self._take_off = take_off
 
     def on_train_begin(
         self,
@@ -32,6 +43,7 @@ class ReplayCallback(TrainerCallback):
         """Weights may have been loaded since: rows noted before are not recorded any more. The buffer is filled once
         from the file that is to start it, with the model in its place."""
         self.session.tap.forget()
+        self.session.met = False
         begin(self.session)
 
     def on_optimizer_step(
@@ -64,6 +76,10 @@ class ReplayCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """The last candidates settle; the main process prints what happened."""
-        self.session.finish()
-        if state.is_world_process_zero:
+        try:
+            self.session.finish()
+        finally:
+            if self.session.detached:
+                self._take_off(self.session.trainer, self.session)
+        if state.is_world_process_zero and not self.session.detached:
             print(self.session.explain())

@@ -11,7 +11,9 @@ from .. import compat
 from ..checkpoint import seam as checkpoint_seam
 from ..errors import AttachError
 from ..loss.micro_batch import ROWS
+from ..plan import RUNS
 from ..session import Session
+from ..types import Batch
 from . import completions_table
 from .callback import ReplayCallback
 
@@ -52,14 +54,28 @@ def put_on(trainer: Any, session: Session) -> None:
     for name in compat.seam(trainer):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     completions_table.begin(trainer)
-    trainer.add_callback(ReplayCallback(session))
+    trainer.add_callback(ReplayCallback(session, take_off))
+
+
+def leave(trainer: Any, session: Session) -> None:
+    """Takes the seam off, or, in the midst of training on several processes, lets it do so itself.
+
+    There the others may go on with replay, and would wait for this process at their next batch. So what is left of
+    the present generation batch is trained on as it was composed, and at the next one, or at the end of training, the
+    processes tell each other that they have left.
+    """
+    if session.components.processes > 1 and trainer.is_in_train:
+        completions_table.end(trainer)
+    else:
+        take_off(trainer, session)
 
 
 def take_off(trainer: Any, session: Session) -> None:
     """Takes the seam off: the trainer's methods are its class's."""
-    _forget_buffered(trainer)
+    _forget_buffered(trainer, session.components.processes > 1)
     for name in compat.seam(trainer):
-        del trainer.__dict__[name]
+        if _is_ours(trainer.__dict__.get(name), session):
+            del trainer.__dict__[name]
     completions_table.end(trainer)
     handler = trainer.callback_handler
     # a new list: a callback may be detaching while the old one is walked
@@ -69,13 +85,17 @@ def take_off(trainer: Any, session: Session) -> None:
 
 
 def refuse_foreign_overrides(trainer: Any) -> None:
-    """Refuses a trainer on which something else stands in the place of a method.
+    """Refuses a trainer on which something else stands in the place of a method. A seam that would have left at the
+    next batch is taken off.
 
     Raises:
         AttachError: Names the method, and what replaced it.
     """
     for name in compat.seam(trainer):
         found = trainer.__dict__.get(name)
+        if isinstance(found, SeamFunction) and found.session.detached:
+            take_off(trainer, found.session)
+            continue
         if found is not None:
             raise AttachError(
                 f"{name} of this trainer has been replaced by {_origin(found)}; wrapping it too could train on "
@@ -91,22 +111,54 @@ def refuse_patches_on_top(trainer: Any, session: Session) -> None:
     """
     for name in compat.seam(trainer):
         found = trainer.__dict__.get(name)
-        if not (isinstance(found, SeamFunction) and found.session is session):
+        if not _is_ours(found, session):
             raise AttachError(
                 f"{name} was replaced by {_origin(found)} after replay was attached. Undo that first, then detach."
             )
 
 
 def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
+    if session.detached:
+        return _score_last(session, trainer, stock, inputs)
     session.replaced = []
     try:
         batch = stock(inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
-        if not trainer.model.training or session.paused:
+        if not trainer.model.training:
             return batch
-        return session.step(compat.with_old_logps(trainer, batch) if session.tap.forward else batch)
+        if session.paused:
+            session.abstain(len(inputs))
+            return batch
+        return session.step(_with_logps(session, trainer, batch))
     finally:
         completions_table.mark(trainer, session.replaced)
+
+
+def _score_last(
+    session: Session,
+    trainer: Any,
+    stock: Callable[..., Any],
+    inputs: Any,
+) -> Any:
+    """The first batch since `detach` was called in the midst of training."""
+    batch = stock(inputs)
+    if trainer.model.training:
+        try:
+            session.abstain(len(inputs))
+        finally:
+            take_off(trainer, session)
+    return batch
+
+
+def _with_logps(session: Session, trainer: Any, batch: Batch) -> Batch:
+    """The batch with old log-probs where the loss goes around the tap. An error is raised where all can hear it."""
+    if not session.tap.forward:
+        return batch
+    try:
+        return compat.with_old_logps(trainer, batch)
+    except Exception as error:
+        session.communicator.keep(error)
+        return batch
 
 
 def _rewards(
@@ -117,7 +169,7 @@ def _rewards(
     **kwargs: Any,
 ) -> Any:
     rewards = stock(*args, **kwargs)
-    if trainer.model.training and not session.paused:
+    if trainer.model.training and session.mode == RUNS:
         session.rewards = rewards
     return rewards
 
@@ -153,14 +205,19 @@ _AROUND: dict[str, Callable[..., Any]] = {
 }
 
 
-def _forget_buffered(trainer: Any) -> None:
+def _is_ours(found: Any, session: Session) -> bool:
+    return isinstance(found, SeamFunction) and found.session is session
+
+
+def _forget_buffered(trainer: Any, several: bool) -> None:
     """Replayed rows left in the trainer's buffer can't be trained on without the tap: stock scores a new batch
-    instead."""
+    instead. Of `several` processes all do, whichever has such rows: they generate together or not at all."""
     buffered = getattr(trainer, compat.BUFFERED, None) or []
-    if any(bool(micro[ROWS][:, 1].any()) for micro in buffered if ROWS in micro):
+    ours = [micro for micro in buffered if ROWS in micro]
+    if any(several or bool(micro[ROWS][:, 1].any()) for micro in ours):
         setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
-    for micro in buffered:
-        micro.pop(ROWS, None)
+    for micro in ours:
+        del micro[ROWS]
 
 
 def _origin(found: Any) -> str:

@@ -1,0 +1,272 @@
+"""One of two ranks that run through the cases of test_attacked_ranks.py; results as JSON in a folder.
+
+In most cases one rank does something that the other does not. Every case has a process group of its own, whose
+timeout is short, so that one that breaks does not spoil the next.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
+)
+
+import contextlib
+import faulthandler
+import gc
+import io
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState
+from scripted import build
+from transformers import TrainerCallback
+
+import trl_replay
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+BRIEF = 3
+"""`ddp_timeout` of the cases in which one rank waits for the other in vain."""
+TIMEOUT = 40
+"""Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
+ends when the other one leaves the case, and its connections close."""
+LIMIT = 60
+"""Seconds after which a case counts as hanging, and the launch ends."""
+SCOPES = ("process", "gathered", "sharded")
+TEACHER = [{"prompt": "1+1=", "completion": completion, "reward": float(completion == "2")} for completion in "2345"]
+
+
+def often(update: int, group: int, rank: int) -> int:
+    """On every rank something to store and something to fill, all the time."""
+    return (group + update) % 2
+
+
+def first_rank(update: int, group: int, rank: int) -> int:
+    """Something to store on both ranks at first; then only rank 0 has something to fill."""
+    return 1 if update < 1 else int(rank > 0 or group % 2)
+
+
+CYCLE = {"steps_per_generation": 2, "rows": 4, "live": first_rank}
+"""Two updates a generation, of a group each."""
+
+
+class At(TrainerCallback):
+    """Does something when an update is done, or when training begins or ends."""
+
+    def __init__(self, act: Callable[[], Any], update: int, event: str) -> None:
+        self.act, self.update, self.event = act, update, event
+        self.returned: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.event == "step" and state.global_step == self.update:
+            self.returned = self.act()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.event == "begin":
+            self.returned = self.act()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.event == "end":
+            self.returned = self.act()
+
+
+class Case:
+    """One run of six updates on both ranks.
+
+    Args:
+        folder: Where this rank's trainer writes.
+        attach: Ranks that attach.
+        settings: Of the trainer.
+        replay: Of the session.
+    """
+
+    def __init__(self, folder: Path, attach: tuple[int, ...] = (0, 1), settings: Any = None, **replay: Any) -> None:
+        defaults = {"rank": RANK, "max_steps": 5, "ddp_timeout": TIMEOUT}
+        settings = {**defaults, **(settings or {})}
+        rows = settings.pop("rows", 8)
+        live = settings.pop("live", often)
+        self.trainer = build(folder, rows, 4, live, **settings)
+        self.session: Any = None
+        if RANK in attach:
+            self.session = trl_replay.attach(self.trainer, replay_start=0, replay_buffer_size=8, **replay)
+        self.callbacks: list[At] = []
+
+    def at(self, update: int, act: Callable[[], Any], ranks: tuple[int, ...] = (0,), event: str = "step") -> Case:
+        """On these ranks, `act` is called after an update."""
+        if RANK in ranks:
+            callback = At(act, update, event)
+            self.callbacks.append(callback)
+            self.trainer.add_callback(callback)
+        return self
+
+    def train(self, resume: str | None = None) -> dict[str, Any]:
+        """Trains, and says how it went."""
+        self.trainer.train(resume_from_checkpoint=resume)
+        session = self.session
+        return {
+            "replaced": 0 if session is None else session.totals.counters["replaced"],
+            "returned": [callback.returned for callback in self.callbacks],
+            "seam": sorted(name for name, value in vars(self.trainer).items() if hasattr(value, "session")),
+        }
+
+
+def outcome(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `call` returned or raised, and how long it took."""
+    began = time.monotonic()
+    result: dict[str, Any] = {"type": "", "text": ""}
+    try:
+        result |= call()
+    except Exception as error:
+        text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        result |= {"type": type(error).__name__, "text": text, "ours": isinstance(error, trl_replay.ReplayError)}
+    result["seconds"] = time.monotonic() - began
+    return result
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    def case(attach: tuple[int, ...] = (0, 1), brief: bool = False, settings: Any = None, **replay: Any) -> Case:
+        waits = {"ddp_timeout": BRIEF} if brief else {}
+        return Case(folder, attach, {**waits, **(settings or {})}, **replay)
+
+    for scope in SCOPES:
+        yield f"pause on one, {scope}", lambda s=scope: pausing(case(replay_scope=s))
+        yield f"detach on one, {scope}", lambda s=scope: detaching(case(replay_scope=s))
+        yield f"clear on one, {scope}", lambda s=scope: clearing(case(replay_scope=s))
+    yield "pause on both", lambda: pausing(case(replay_scope="gathered"), ranks=(0, 1))
+    yield "resume on one", lambda: resuming(case(replay_scope="gathered"))
+    yield "resume on both", lambda: resuming(case(), ranks=(0, 1))
+    yield "detach on both", lambda: detaching(case(replay_scope="sharded"), ranks=(0, 1))
+    yield "detach on both in a generation cycle", lambda: detaching(case(settings=CYCLE), ranks=(0, 1), update=4)
+    yield "detach on one in the last update", lambda: detaching(case(), update=5)
+    yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
+    yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
+    yield "attach on one", lambda: case(attach=(0,), brief=True).train()
+    yield "other scopes", lambda: case(brief=True, replay_scope=("process", "gathered")[RANK]).train()
+    yield "add on one", lambda: adding(case(brief=True, replay_scope="gathered"))
+    yield "add on both", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1))
+    yield "add other rows", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1), differ=True)
+    yield "add fails on one", lambda: failing(case())
+    yield "save on one", lambda: saving(case(brief=True))
+    yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
+    yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)
+    yield "an exception in a callback", lambda: raising(case())
+
+
+def detached(case: Case) -> Case:
+    return case.at(3, lambda: trl_replay.detach(case.trainer), (0, 1))
+
+
+def pausing(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    return case.at(2, case.session.pause, ranks).train()
+
+
+def resuming(case: Case, ranks: tuple[int, ...] = (1,)) -> dict[str, Any]:
+    return case.at(2, case.session.pause, (0, 1)).at(4, case.session.resume, ranks).train()
+
+
+def clearing(case: Case) -> dict[str, Any]:
+    return case.at(3, case.session.buffer.clear).train()
+
+
+def detaching(case: Case, ranks: tuple[int, ...] = (0,), update: int = 3) -> dict[str, Any]:
+    return case.at(update, lambda: trl_replay.detach(case.trainer), ranks).train()
+
+
+def attaching_again(case: Case) -> dict[str, Any]:
+    def again() -> None:
+        trl_replay.detach(case.trainer)
+        case.session = trl_replay.attach(case.trainer, replay_start=0, replay_scope="process")
+
+    return case.at(2, again, (0, 1)).train()
+
+
+def adding(case: Case, ranks: tuple[int, ...] = (0,), differ: bool = False) -> dict[str, Any]:
+    rows = TEACHER
+    if differ and RANK == 1:
+        rows = [*TEACHER, *({**row, "prompt": "3-1="} for row in TEACHER)]
+    return case.at(2, lambda: case.session.buffer.add(rows), ranks).train()
+
+
+def failing(case: Case) -> dict[str, Any]:
+    """The forward that computes log-probs fails on one rank."""
+    stock = type(case.trainer)._get_per_token_logps_and_entropies
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if RANK == 1 and not self.model.training:
+            raise torch.OutOfMemoryError("no memory on this rank")
+        return stock(self, *args, **kwargs)
+
+    type(case.trainer)._get_per_token_logps_and_entropies = forward
+    try:
+        return adding(case, ranks=(0, 1))
+    finally:
+        type(case.trainer)._get_per_token_logps_and_entropies = stock
+
+
+def saving(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    def save() -> None:
+        case.trainer.control.should_save = True
+
+    result = case.at(3, save, ranks).train()
+    folder = Path(case.trainer.args.output_dir) / "checkpoint-3"
+    return {**result, "saved": sorted(path.name for path in folder.iterdir())}
+
+
+def continuing(case: Case, folder: Path) -> dict[str, Any]:
+    """From what the case "detach and save on both" left."""
+    return case.train(str(folder / "checkpoint-3") if RANK == 0 else None)
+
+
+def exporting(case: Case, folder: Path) -> dict[str, Any]:
+    return case.at(3, lambda: str(case.session.export(folder / "out.parquet").name)).train()
+
+
+def raising(case: Case) -> dict[str, Any]:
+    def fail() -> None:
+        raise ZeroDivisionError("in a callback")
+
+    return case.at(3, fail).train()
+
+
+@contextlib.contextmanager
+def process_group(folder: Path, number: int) -> Iterator[None]:
+    """A process group of its own, that is gone afterwards, its connections with it."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store-{number}", rank=RANK, world_size=WORLD,
+        timeout=timedelta(seconds=TIMEOUT),
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        gc.collect()
+
+
+def main(folder: Path, wanted: list[str]) -> None:
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for number, (name, case) in enumerate(cases(folder / f"trainer{RANK}")):
+        if wanted and name not in wanted:
+            continue
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        with process_group(folder, number), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results[name] = outcome(case)
+        (folder / f"results.{RANK}.json").write_text(json.dumps(results))
+    faulthandler.cancel_dump_traceback_later()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

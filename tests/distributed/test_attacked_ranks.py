@@ -1,0 +1,172 @@
+"""What an attack found about several processes: one rank does what the other does not, and nobody may wait for ever.
+
+One launch of two ranks runs through all cases (ranks/alone.py), each with a process group of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "ranks" / "alone.py"
+LIMIT = 300
+"""Seconds after which the launch counts as hanging."""
+SCOPES = ("process", "gathered", "sharded")
+SEAM = [
+    "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
+    "_load_optimizer_and_scheduler", "_save_checkpoint",
+]  # fmt: skip
+SOON = 2.5
+"""Seconds: the cases in which a rank waits in vain are at least that long."""
+
+Results = list[dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: Any) -> Results:
+    """What both ranks found, by case."""
+    folder = tmp_path_factory.mktemp("alone")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    processes = []
+    for rank in ("0", "1"):
+        environment = {**os.environ, **address, "RANK": rank, "LOCAL_RANK": rank}
+        command = [sys.executable, str(SCRIPT), str(folder)]
+        with (folder / f"log.{rank}").open("w") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    try:
+        for rank, process in enumerate(processes):
+            assert process.wait(LIMIT) == 0, (folder / f"log.{rank}").read_text()[-6000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads((folder / f"results.{rank}.json").read_text()) for rank in range(2)]
+
+
+def of(results: Results, case: str) -> list[dict[str, Any]]:
+    return [rank[case] for rank in results]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize(("verb", "words"), [("pause", "is paused on rank 0"), ("detach", "is detached on rank 0")])
+def test_43_what_one_rank_leaves_alone_all_hear_of_at_the_next_batch(
+    results: Results, verb: str, words: str, scope: str
+) -> None:
+    for rank in of(results, f"{verb} on one, {scope}"):
+        assert rank["type"] == "SeamError", rank["text"]
+        assert f"It runs on rank 1 and {words}" in rank["text"]
+
+
+def test_43_a_rank_that_resumes_alone_is_told_too(results: Results) -> None:
+    for rank in of(results, "resume on one"):
+        assert rank["type"] == "SeamError", rank["text"]
+        assert "It runs on rank 1 and is paused on rank 0" in rank["text"]
+
+
+def test_43_pause_and_resume_on_both_train_on(results: Results) -> None:
+    paused, resumed = (of(results, f"{verb} on both") for verb in ("pause", "resume"))
+    for before, after in zip(paused, resumed, strict=True):
+        assert before["type"] == after["type"] == "", "nothing is raised"
+        assert 0 < before["replaced"] < 4, "nothing is replayed from the pause on"
+        assert after["replaced"] > 0
+
+
+@pytest.mark.parametrize("case", ["detach on both", "detach on both in a generation cycle", "detach and save on both"])
+def test_43_detach_on_both_trains_on_and_leaves_nothing(results: Results, case: str) -> None:
+    for rank in of(results, case):
+        assert rank["type"] == "", rank["text"]
+        assert rank["seam"] == [], "the trainer's methods are its class's"
+    assert sum(rank["replaced"] for rank in of(results, case)) > 0
+
+
+def test_43_a_checkpoint_after_detach_holds_no_buffer(results: Results) -> None:
+    for rank in of(results, "detach and save on both"):
+        assert "trl_replay" not in rank["saved"]
+
+
+def test_43_a_session_that_is_attached_anew_in_the_midst_of_training_goes_on(results: Results) -> None:
+    for rank in of(results, "detach and attach again on both"):
+        assert rank["type"] == "", rank["text"]
+        assert rank["seam"] == SEAM
+        assert rank["replaced"] > 0
+
+
+def test_43_a_rank_that_detaches_in_the_last_update_is_missed_when_training_ends(results: Results) -> None:
+    for rank in of(results, "detach on one in the last update"):
+        assert rank["type"] == "SeamError", rank["text"]
+        assert "is detached on rank 0" in rank["text"]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_43_clear_on_one_rank_empties_its_own_buffer_or_is_refused(results: Results, scope: str) -> None:
+    for rank in of(results, f"clear on one, {scope}"):
+        if scope == "process":
+            assert rank["type"] == "", rank["text"]
+        else:
+            assert rank["type"] == "SeamError"
+            assert "decided differently" in rank["text"]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("attach on one", "Replay waits on rank 0 with its first batch: rank 1 did not come to it"),
+        ("add on one", "Replay waits on rank 0 with adding groups to its buffer: rank 1 did not come to it"),
+        ("save on one", "Replay waits on rank 0 with a checkpoint: rank 1 did not come to it"),
+        ("resume from a checkpoint on one", "Replay waits on rank 0 with resuming from a checkpoint: rank 1 did not"),
+    ],
+)
+def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_the_other(
+    results: Results, case: str, words: str
+) -> None:
+    alone, other = of(results, case)
+    assert alone["type"] == "SeamError", alone["text"]
+    assert words in alone["text"]
+    assert alone["seconds"] > SOON
+    assert other["type"] not in ("", "SeamError"), "the other one waits in a collective of the trainer's"
+
+
+def test_43_ranks_with_settings_that_do_not_fit_together_are_both_told(results: Results) -> None:
+    for number, rank in enumerate(of(results, "other scopes")):
+        assert rank["type"] == "SeamError", rank["text"]
+        assert f"rank {1 - number} came with other settings" in rank["text"]
+
+
+def test_43_groups_that_are_added_on_both_are_added(results: Results) -> None:
+    for rank in of(results, "add on both"):
+        assert rank["type"] == "", rank["text"]
+        assert rank["returned"] == [1]
+
+
+def test_43_other_groups_on_each_rank_are_refused_by_both(results: Results) -> None:
+    for rank in of(results, "add other rows"):
+        assert rank["type"] == "ReplayError", rank["text"]
+        assert "The processes read different groups" in rank["text"]
+
+
+def test_43_a_forward_that_fails_on_one_rank_while_adding_is_raised_by_both(results: Results) -> None:
+    for rank in of(results, "add fails on one"):
+        assert rank["type"] == "ReplayError", rank["text"]
+        assert "rank 1: OutOfMemoryError: no memory on this rank" in rank["text"]
+
+
+def test_43_export_on_one_rank_needs_no_other(results: Results) -> None:
+    ranks = of(results, "export on one")
+    assert [rank["type"] for rank in ranks] == ["", ""]
+    assert ranks[0]["returned"] == ["out-00000-of-00002.parquet"]
+
+
+def test_43_an_exception_in_a_callback_ends_its_rank_as_in_stock(results: Results) -> None:
+    failed, other = of(results, "an exception in a callback")
+    assert failed["type"] == "ZeroDivisionError"
+    assert other["type"] == "RuntimeError", "a collective of the trainer's, whose peer is gone"
+    assert not other["ours"]
