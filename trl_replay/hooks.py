@@ -232,11 +232,8 @@ class SessionHooks:
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is plugin:
                     guarded = self._guarded(implementation, caller.name, label)
-                    object.__setattr__(
-                        implementation,
-                        "function",
-                        guarded,
-                    )  # typed as final, and the only way in
+                    # typed as final, and the only way in
+                    object.__setattr__(implementation, "function", guarded)
 
     def _guarded(
         self,

@@ -134,10 +134,8 @@ class Table:
         newest_first = np.lexsort((-self.serial[rows], self.prompt[rows]))  # prompt by prompt
         order = rows[newest_first]
         prompt = self.prompt[order]
-        begins = np.ones(
-            len(order),
-            bool,
-        )  # whether a row is the first of its prompt
+        # whether a row is the first of its prompt
+        begins = np.ones(len(order), bool)
         begins[1:] = prompt[1:] != prompt[:-1]
         first = np.flatnonzero(begins)
         counts = np.diff(first, append=len(order))
