@@ -41,10 +41,10 @@ class FieldSpec:
 
     Args:
         name (`str`): The key.
-        layout (`str`): `"prompt"` `(B, P)` left-padded; `"completion"` `(B, C)` right-padded; `"sequence"` `(B, P +
-            C)`, prompt
-            and completion side by side; `"row"` `(B, …)`, one value a row that is never padded; `"scalar"` 0-d, not
-            stored; `"image"` and `"tile"`, one entry for each of a row's `num_images` or `num_tiles`.
+        layout (`str`): `"prompt"` `(B, P)` left-padded; `"completion"` `(B, C)` right-padded; `"sequence"`
+            `(B, P + C)`, prompt and completion side by side; `"row"` `(B, …)`, one value a row that is never padded;
+            `"scalar"` 0-d, not stored; `"image"` and `"tile"`, one entry for each of a row's `num_images` or
+            `num_tiles`.
         pad (`float` or `"pad_token"`): What fills padded positions.
         dtype (`str`, *optional*): Name of the torch dtype to store, where a smaller one than the batch's loses
             nothing.
@@ -133,7 +133,9 @@ class FieldTable:
     def exact(self) -> FieldTable:
         """The same fields, with log-probs as the batch has them: for copies that are not stored."""
         table = copy(self)
-        table._fields = self._fields | {name: replace(self._fields[name], dtype=None) for name in LOGPS}
+        table._fields = dict(self._fields)
+        for name in LOGPS:
+            table._fields[name] = replace(self._fields[name], dtype=None)
         return table
 
     @property
@@ -151,8 +153,11 @@ class FieldTable:
 
     def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:
         """The keys of a batch that a stored group must be able to restore, images apart: some groups have none."""
-        keys = {key for key, spec in self.of(batch).items() if spec.layout != "scalar"}
-        return frozenset(key for key in keys - TOKEN_TYPES if not self.is_image(key))
+        keys = set()
+        for key, spec in self.of(batch).items():
+            if spec.layout != "scalar" and not self.is_image(key):
+                keys.add(key)
+        return frozenset(keys - TOKEN_TYPES)
 
     def pad_value(self, spec: FieldSpec) -> float:
         """The number that fills padded positions of this field."""
@@ -164,17 +169,21 @@ class FieldTable:
         Raises:
             BatchError: For the first key that nothing declares.
         """
+        specs = {}
         for key, value in batch.items():
             if key not in self._fields:
                 raise BatchError(_unknown(key, value))
-        return {key: self._fields[key] for key, value in batch.items() if value is not None}
+            if value is not None:
+                specs[key] = self._fields[key]
+        return specs
 
 
 def _unknown(key: str, value: Any) -> str:
-    shape = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"type {type(value).__name__}"
+    described = f"type {type(value).__name__}"
+    if hasattr(value, "shape"):
+        described = f"shape {tuple(value.shape)}"
     return (
-        f"The batch holds {key!r} ({shape}), which trl_replay does not know; dropping it would train on the wrong "
-        f"values. "
-        f"Declare it from a plugin: `trl_replay_fields` yielding FieldSpec({key!r}, layout=...), with one of the "
-        f"layouts {', '.join(LAYOUTS)}; or set use_replay=False for this run."
+        f"The batch holds {key!r} ({described}), which trl_replay does not know; dropping it would train on the wrong "
+        f"values. Declare it from a plugin: `trl_replay_fields` yielding FieldSpec({key!r}, layout=...), with one of "
+        f"the layouts {', '.join(LAYOUTS)}; or set use_replay=False for this run."
     )

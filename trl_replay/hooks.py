@@ -59,77 +59,111 @@ class SessionHooks:
         for plugin in plugins:
             self._manager.register(plugin.object, plugin.name)
             self._attribute(plugin.object, _plugin_label(plugin))
-        last = _Configured(strategies)
-        self._manager.register(last, "configured strategies")
-        self._attribute(last, self._strategy_label)
+        configured = _Configured(strategies)
+        self._manager.register(configured, "configured strategies")
+        self._attribute(configured, self._strategy_label)
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""
-        self._update, self._giver = (
-            update,
-            self._strategy_label(f"{PROJECT}_{hook}"),
-        )
-        return getattr(self._manager.hook, f"{PROJECT}_{hook}")(**arguments)
+        name = f"{PROJECT}_{hook}"
+        self._update = update
+        self._giver = self._strategy_label(name)
+        caller = getattr(self._manager.hook, name)
+        return caller(**arguments)
 
     def select(self, groups: Groups, context: Context) -> Ints:
         """Distinct indices of replaceable fresh groups."""
-        result = self.call("select", context.update, groups=groups, context=context)
+        result = self.call(
+            "select",
+            context.update,
+            groups=groups,
+            context=context,
+        )
         return self._indices(result, len(groups), len(groups))
 
     def score(self, groups: Groups, context: Context) -> Floats:
         """Priorities, `(n,)`; non-finite ones are the caller's to refuse."""
-        result = self.call("score", context.update, groups=groups, context=context)
+        result = self.call(
+            "score",
+            context.update,
+            groups=groups,
+            context=context,
+        )
         return self._numbers(result, len(groups)).astype(np.float64)
 
     def rank(self, table: Table, context: Context) -> NDArray[Any]:
         """Keep ranks, `(len(table),)`, without NaN."""
-        ranks = self._numbers(
-            self.call("rank", context.update, table=table, context=context),
-            len(table),
-        )
+        result = self.call("rank", context.update, table=table, context=context)
+        ranks = self._numbers(result, len(table))
         if np.isnan(ranks).any():
-            raise self._bad("keep ranks with NaN", "numbers that can be compared")
+            raise self._bad(
+                "keep ranks with NaN",
+                "numbers that can be compared",
+            )
         return ranks
 
     def sample(self, table: Table, count: int, context: Context) -> Ints:
         """At most `count` distinct rows of the eligible `table`."""
-        result = self.call("sample", context.update, table=table, count=count, context=context)
+        result = self.call(
+            "sample",
+            context.update,
+            table=table,
+            count=count,
+            context=context,
+        )
         return self._indices(result, len(table), count)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
-        result = self.call("correct", context.update, rows=rows, context=context)
+        result = self.call(
+            "correct",
+            context.update,
+            rows=rows,
+            context=context,
+        )
         if not isinstance(result, Corrected):
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
+        self._check_old_logps(result.old_logps, rows)
+        if result.weights is not None:
+            self._check_weights(result.weights, tuple(rows.logps.shape))
+        return result
+
+    def _check_old_logps(self, old_logps: Any, rows: ReplayedRows) -> None:
         shape = tuple(rows.logps.shape)
-        if not torch.is_tensor(result.old_logps) or tuple(result.old_logps.shape) != shape:
+        if not torch.is_tensor(old_logps) or tuple(old_logps.shape) != shape:
             raise self._bad(
-                f"old_logps {_shown(result.old_logps)}",
+                f"old_logps {_shown(old_logps)}",
                 f"a tensor of shape {shape}",
             )
-        if not bool(result.old_logps[rows.mask].isfinite().all()):
+        finite = old_logps[rows.mask].isfinite()
+        if not bool(finite.all()):
             raise self._bad(
                 "old_logps that are not finite",
                 "finite old_logps wherever rows.mask is set",
             )
-        weights = result.weights
-        if weights is not None:
-            if not torch.is_tensor(weights) or tuple(weights.shape) not in (
-                shape,
-                shape[:1],
-            ):
-                raise self._bad(
-                    f"weights {_shown(weights)}",
-                    f"a tensor of shape {shape[:1]} or {shape}",
-                )
-            if not bool((weights >= 0).all() & weights.isfinite().all()):
-                raise self._bad(
-                    f"the weights {weights.tolist()}",
-                    "finite weights of at least 0",
-                )
-        return result
 
-    def compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch:
+    def _check_weights(self, weights: Any, shape: tuple[int, ...]) -> None:
+        if not torch.is_tensor(weights) or tuple(weights.shape) not in (
+            shape,
+            shape[:1],
+        ):
+            raise self._bad(
+                f"weights {_shown(weights)}",
+                f"a tensor of shape {shape[:1]} or {shape}",
+            )
+        usable = (weights >= 0) & weights.isfinite()
+        if not bool(usable.all()):
+            raise self._bad(
+                f"the weights {weights.tolist()}",
+                "finite weights of at least 0",
+            )
+
+    def compose(
+        self,
+        batch: Batch,
+        placements: Sequence[Placement],
+        context: Context,
+    ) -> Batch:
         """The batch with the placed groups in their slots."""
         result = self.call(
             "compose",
@@ -138,49 +172,59 @@ class SessionHooks:
             placements=placements,
             context=context,
         )
-        if not isinstance(result, dict) or [key for key in result if key in batch] != list(batch):
-            raise self._bad(
-                "other keys than the batch's",
-                "a dict with the same keys in the same order",
-            )
-        if not IMAGE_KEYS.issuperset(result.keys() - batch.keys()):
-            raise self._bad(
-                "more keys than the batch's",
-                "a dict with the same keys in the same order",
-            )
-        rows = [key for key, value in batch.items() if key not in IMAGE_KEYS and value is not None]
-        if any(result[key].shape[:1] != batch[key].shape[:1] for key in rows):
-            raise self._bad("another number of rows", "as many as the batch has")
+        self._check_keys(result, batch)
+        for key in batch:
+            if key in IMAGE_KEYS or batch[key] is None:
+                continue
+            if result[key].shape[:1] != batch[key].shape[:1]:
+                raise self._bad(
+                    "another number of rows",
+                    "as many as the batch has",
+                )
         for placed in placements:
             if not _holds(result, placed):
                 raise self._bad(
                     f"slot {placed.slot} without the group placed there",
                     "every placement in its rows",
                 )
-        return result
+        composed: Batch = result
+        return composed
+
+    def _check_keys(self, result: Any, batch: Batch) -> None:
+        """The batch's keys in their order, and of others only those of images."""
+        wanted = "a dict with the same keys in the same order"
+        if not isinstance(result, dict) or [key for key in result if key in batch] != list(batch):
+            raise self._bad("other keys than the batch's", wanted)
+        added = result.keys() - batch.keys()
+        if not added <= IMAGE_KEYS:
+            raise self._bad("more keys than the batch's", wanted)
 
     def save(self, session: SessionLike, directory: Path) -> None:
         """Lets every plugin that keeps something write into a folder of its own in `directory`."""
-        for folder, call in self._each("save", directory, session.update):
+        for folder, call in self._calls("save", directory, session.update):
             folder.mkdir(parents=True)
             call(session=session, directory=folder)
 
     def load(self, session: SessionLike, directory: Path) -> None:
         """Lets every plugin that keeps something read from its folder in `directory`."""
-        for folder, call in self._each("load", directory, session.update):
+        for folder, call in self._calls("load", directory, session.update):
             call(session=session, directory=folder)
 
-    def _each(self, hook: str, directory: Path, update: int) -> Iterator[tuple[Path, Callable[..., Any]]]:
+    def _calls(
+        self,
+        hook: str,
+        directory: Path,
+        update: int,
+    ) -> Iterator[tuple[Path, Callable[..., Any]]]:
         """Per plugin with this hook, its folder and a call that reaches it alone."""
-        self._update, name = update, f"{PROJECT}_{hook}"
+        self._update = update
+        name = f"{PROJECT}_{hook}"
         implementations = getattr(self._manager.hook, name).get_hookimpls()
         plugins = {implementation.plugin_name: implementation.plugin for implementation in implementations}
         for plugin_name in sorted(plugins):
+            folder = directory / quote(plugin_name, safe="")
             others = [plugin for other, plugin in plugins.items() if other != plugin_name]
-            yield (
-                directory / quote(plugin_name, safe=""),
-                self._manager.subset_hook_caller(name, others),
-            )
+            yield folder, self._manager.subset_hook_caller(name, others)
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
         """Wraps a plugin's hook implementations so that what they raise names the plugin, the hook and the update."""
@@ -188,7 +232,8 @@ class SessionHooks:
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is plugin:
                     guarded = self._guarded(implementation, caller.name, label)
-                    object.__setattr__(implementation, "function", guarded)  # typed as final, and the only way in
+                    # typed as final, and the only way in
+                    object.__setattr__(implementation, "function", guarded)
 
     def _guarded(
         self,
@@ -213,7 +258,8 @@ class SessionHooks:
             self._giver = f"{label(hook)}, as a wrapper of {self._giver},"
             return result
 
-        return wrap if implementation.wrapper or implementation.hookwrapper else call
+        is_wrapper = implementation.wrapper or implementation.hookwrapper
+        return wrap if is_wrapper else call
 
     @contextmanager
     def _blamed(self, who: str, hook: str) -> Iterator[None]:
@@ -228,22 +274,23 @@ class SessionHooks:
             ) from error
 
     def _strategy_label(self, hook: str) -> str:
+        """Who is to blame where no plugin took a hook over: the configured strategy of its kind."""
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")
-        return self._label(kind) if kind in self._resolved else "trl_replay"
-
-    def _label(self, kind: str) -> str:
         resolved = self._resolved.get(kind)
         if resolved is None:
-            return f"The {kind}"
+            return "trl_replay"
         plugin = resolved.plugin
         origin = f" (plugin {plugin.name!r}, {plugin.distribution})" if plugin else ""
         return f"The {kind} {resolved.label!r}{origin}"
 
     def _numbers(self, result: Any, count: int) -> NDArray[Any]:
         numbers = self._array(result)
-        real = np.issubdtype(numbers.dtype, np.floating) or np.issubdtype(numbers.dtype, np.integer)
-        if numbers.shape != (count,) or not (real or numbers.dtype == bool):
-            raise self._bad(_shown(numbers), f"numbers of shape ({count},), one for each")
+        is_real = numbers.dtype.kind in "fiub"
+        if numbers.shape != (count,) or not is_real:
+            raise self._bad(
+                _shown(numbers),
+                f"numbers of shape ({count},), one for each",
+            )
         return numbers
 
     def _indices(self, result: Any, size: int, most: int) -> Ints:
@@ -252,8 +299,9 @@ class SessionHooks:
             return np.empty(0, np.int64)
         if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
             raise self._bad(_shown(indices), "a list of whole numbers")
-        distinct = len(np.unique(indices))
-        if indices.min() < 0 or indices.max() >= size or distinct < len(indices) or len(indices) > most:
+        inside = indices.min() >= 0 and indices.max() < size
+        distinct = len(np.unique(indices)) == len(indices)
+        if not inside or not distinct or len(indices) > most:
             raise self._bad(
                 str(indices.tolist()),
                 f"at most {most} distinct indices from 0 to {size - 1}",
@@ -301,10 +349,16 @@ def _shown(value: Any) -> str:
 
 def _holds(batch: Batch, placed: Placement) -> bool:
     """Whether the completion tokens of a placement are in their rows."""
-    lengths = placed.group.completion_lengths.tolist()
-    stored = torch.split(placed.group.tensors["completion_ids"], lengths)[placed.part]
+    group = placed.group
+    lengths = group.completion_lengths.tolist()
+    stored = torch.split(group.tensors["completion_ids"], lengths)[placed.part]
     rows = batch["completion_ids"][placed.rows].cpu()
-    return all(row[: len(tokens)].tolist() == tokens.tolist() for row, tokens in zip(rows, stored, strict=True))
+    return all(_begins_with(row, tokens) for row, tokens in zip(rows, stored, strict=True))
+
+
+def _begins_with(row: torch.Tensor, tokens: torch.Tensor) -> bool:
+    beginning = row[: len(tokens)].tolist()
+    return beginning == tokens.tolist()
 
 
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
@@ -330,7 +384,12 @@ class _Configured:
         return self._strategies["evictor"](table, context)
 
     @hookimpl(trylast=True)
-    def trl_replay_sample(self, table: Table, count: int, context: Context) -> Any:
+    def trl_replay_sample(
+        self,
+        table: Table,
+        count: int,
+        context: Context,
+    ) -> Any:
         return self._strategies["sampler"](table, count, context)
 
     @hookimpl(trylast=True)
@@ -338,5 +397,10 @@ class _Configured:
         return self._strategies["correction"](rows, context)
 
     @hookimpl(trylast=True)
-    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Any:
+    def trl_replay_compose(
+        self,
+        batch: Batch,
+        placements: Sequence[Placement],
+        context: Context,
+    ) -> Any:
         return self._strategies["composer"](batch, placements)

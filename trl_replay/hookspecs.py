@@ -65,9 +65,12 @@ class SessionHooks(Protocol):
     """Takes part in one session. Only plugins that the configuration names are called."""
 
     @hookspec
-    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterable[str] | None:
-        """Reasons to refuse this trainer with this configuration; all are reported at once, before anything is
-        patched.
+    def trl_replay_preflight(
+        self,
+        trainer: Any,
+        config: ReplayConfig,
+    ) -> Iterable[str] | None:
+        """Reasons to refuse this trainer with this configuration, all reported at once before anything is patched.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -138,7 +141,12 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_sample(self, table: Table, count: int, context: Context) -> Any:
+    def trl_replay_sample(
+        self,
+        table: Table,
+        count: int,
+        context: Context,
+    ) -> Any:
         """Distinct rows of the eligible table to replay, instead of the configured sampler.
 
         >>> class Plugin:
@@ -148,7 +156,11 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Corrected | None:
+    def trl_replay_correct(
+        self,
+        rows: ReplayedRows,
+        context: Context,
+    ) -> Corrected | None:
         """Old log-probs and weights of replayed rows, instead of the configured correction. Runs inside the loss.
 
         >>> class Plugin:
@@ -158,7 +170,12 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch | None:
+    def trl_replay_compose(
+        self,
+        batch: Batch,
+        placements: Sequence[Placement],
+        context: Context,
+    ) -> Batch | None:
         """The batch with the placed groups in their slots, instead of the built-in composing.
 
         >>> class Plugin:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import re
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 def parse_bytes(value: object) -> int | None:
     """Bytes of `512`, `"512MB"`, `"1.5 GiB"`; None if it is no size of at least one byte."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", str(value).strip())
-    if found is None or found[2].upper() not in UNITS:
+    match = SIZE.fullmatch(str(value).strip())
+    if match is None:
         return None
-    return int(float(found[1]) * UNITS[found[2].upper()]) or None
+    number = float(match[1])
+    unit = match[2].upper()
+    if unit not in UNITS:
+        return None
+    return int(number * UNITS[unit]) or None
 
 
 def format_bytes(nbytes: float) -> str:
     """`nbytes` in the largest decimal unit that leaves a number of at least 1."""
-    unit = next(
-        (unit for unit in ("TB", "GB", "MB", "KB") if nbytes >= UNITS[unit]),
-        "B",
-    )
-    return f"{nbytes / UNITS[unit]:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
+    for unit in ("TB", "GB", "MB", "KB"):
+        if nbytes >= UNITS[unit]:
+            return f"{nbytes / UNITS[unit]:.3g} {unit}"
+    return f"{nbytes:.0f} B"

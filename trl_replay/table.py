@@ -44,7 +44,11 @@ class Table:
     it.
     """
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]], length: int) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        length: int,
+    ) -> None:
         self._columns = dict(columns)
         self._fills: dict[str, float] = {}
         self._length = length
@@ -53,7 +57,8 @@ class Table:
     def preallocated(cls, capacity: int) -> Table:
         """An empty table with room for `capacity` entries, at first for a thousand; it grows as it fills."""
         room = min(max(capacity, 1), FIRST_ROOM)
-        return cls({name: np.zeros(room, dtype) for name, dtype in COLUMNS.items()}, 0)
+        columns = {name: np.zeros(room, dtype) for name, dtype in COLUMNS.items()}
+        return cls(columns, length=0)
 
     def __len__(self) -> int:
         return self._length
@@ -75,7 +80,12 @@ class Table:
         """Bytes of one row over all columns."""
         return sum(column.itemsize for column in self._columns.values())
 
-    def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
+    def add_column(
+        self,
+        name: str,
+        dtype: Any = np.float64,
+        fill: float = 0,
+    ) -> None:
         """Adds a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
 
         Raises:
@@ -89,16 +99,22 @@ class Table:
 
     def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
         """Adds `count` rows at the end; a column without values gets its fill."""
-        start, end = self._length, self._length + count
+        start = self._length
+        end = start + count
         if end > len(self._columns["serial"]):
-            room = max(end, 2 * self._length)
-            self._columns = {
-                name: np.concatenate([column, np.zeros(room - len(column), column.dtype)])
-                for name, column in self._columns.items()
-            }
+            self._grow(max(end, 2 * start))
         for name, column in self._columns.items():
-            column[start:end] = values[name] if name in values else self._fills.get(name, 0)
+            fill = self._fills.get(name, 0)
+            column[start:end] = values.get(name, fill)
         self._length = end
+
+    def _grow(self, room: int) -> None:
+        """Makes room for `room` rows."""
+        grown = {}
+        for name, column in self._columns.items():
+            more = np.zeros(room - len(column), column.dtype)
+            grown[name] = np.concatenate([column, more])
+        self._columns = grown
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Removes distinct rows; the last rows move into their places."""
@@ -113,11 +129,16 @@ class Table:
 
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
         """Brings the columns `peers` and `newer` up to date for the entries of these prompts."""
-        rows = np.flatnonzero(np.isin(self.prompt, np.unique(prompts)))
-        order = rows[np.lexsort((-self.serial[rows], self.prompt[rows]))]  # prompt by prompt, the newest first
+        touched = np.isin(self.prompt, np.unique(prompts))
+        rows = np.flatnonzero(touched)
+        newest_first = np.lexsort((-self.serial[rows], self.prompt[rows]))  # prompt by prompt
+        order = rows[newest_first]
         prompt = self.prompt[order]
-        first = np.flatnonzero(np.concatenate([[True], prompt[1:] != prompt[:-1]]))[: len(order)]
-        counts = np.diff(np.append(first, len(order)))
+        # whether a row is the first of its prompt
+        begins = np.ones(len(order), bool)
+        begins[1:] = prompt[1:] != prompt[:-1]
+        first = np.flatnonzero(begins)
+        counts = np.diff(first, append=len(order))
         self.peers[order] = np.repeat(counts, counts)
         self.newer[order] = np.arange(len(order)) - np.repeat(first, counts)
 
@@ -135,13 +156,15 @@ class _Subset(Table):
 
     def __init__(self, source: Table, rows: NDArray[np.int64]) -> None:
         super().__init__({}, len(rows))
-        self._source, self._rows = source, rows
+        self._source = source
+        self._rows = rows
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._columns:
-            self._columns[name] = getattr(self._source, name)[self._rows]
+            column = getattr(self._source, name)
+            self._columns[name] = column[self._rows]
         return self._columns[name]
 
     @property
@@ -149,7 +172,11 @@ class _Subset(Table):
         return self._source.names
 
 
-def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def weighted_sample(
+    weights: NDArray[Any],
+    count: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
     """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is
@@ -167,14 +194,24 @@ def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator)
     """
     weights = np.asarray(weights, dtype=np.float64)
     exponentials = rng.standard_exponential(len(weights))
-    low, high = (weights.min(), weights.max()) if len(weights) else (1.0, 1.0)
-    if low > 0 and np.isfinite(high) and low / high > 1e-200:
-        return lowest(exponentials / (weights / high), count)
+    if _are_ordinary(weights):
+        return lowest(exponentials / (weights / weights.max()), count)
     positive = np.isfinite(weights) & (weights > 0)
     keys = np.log(exponentials) - np.log(np.where(positive, weights, 1.0))
-    rank = np.where(positive, 1, np.where(weights == np.inf, 0, 2))
+    rank = np.full(len(weights), 2)  # zero, negative and NaN
+    rank[positive] = 1
+    rank[weights == np.inf] = 0
     order = np.lexsort((keys, rank))
     return order[: max(count, 0)].astype(np.int64)
+
+
+def _are_ordinary(weights: NDArray[np.float64]) -> bool:
+    """Whether there are weights, all positive and finite, none so small beside another that divisions underflow."""
+    if len(weights) == 0:
+        return False
+    low = weights.min()
+    high = weights.max()
+    return bool(low > 0 and np.isfinite(high) and low / high > 1e-200)
 
 
 def lowest(keys: NDArray[np.float64], count: int) -> NDArray[np.int64]:
@@ -183,4 +220,5 @@ def lowest(keys: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     if count == 0:
         return np.empty(0, np.int64)
     chosen = np.argpartition(keys, count - 1)[:count]
-    return chosen[np.argsort(keys[chosen], kind="stable")].astype(np.int64)
+    order = np.argsort(keys[chosen], kind="stable")
+    return chosen[order].astype(np.int64)

@@ -93,11 +93,8 @@ def view(
         step (`int`): Updates done so far.
     """
     advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
-    by_group = rewards.reshape(
-        -1,
-        size,
-        rewards.shape[1],
-    )  # (groups of all processes, size, functions)
+    # (groups of all processes, size, functions)
+    by_group = rewards.reshape(-1, size, rewards.shape[1])
     shared = rows["row"][::size] // size
     noise = advantage_noise(by_group, setup)[shared]
     return Groups(
@@ -152,10 +149,8 @@ def _noise_of_normalised(
     varying = (std > NOISE * largest).sum(axis=1, keepdims=True)
     steepest = np.nan_to_num(np.abs(normalised)).max(axis=1)
     errors += (varying > 1) * 2 * steepest * STD_EPSILON / divisor
-    sums = np.nansum(
-        normalised,
-        axis=2,
-    )  # (n, G); TRL divides them by their deviation over the whole batch
+    # (n, G); TRL divides them by their deviation over the whole batch
+    sums = np.nansum(normalised, axis=2)
     error = errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)
     batch_std = bessel_std(sums.reshape(1, -1))
     return np.asarray(error / (batch_std + STD_EPSILON))

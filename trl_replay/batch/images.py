@@ -372,10 +372,7 @@ def _grow(
     if entries.size(0) == 0:
         return entries.new_zeros((0, *sizes))
     amounts = []
-    for size, have in zip(
-        reversed(sizes),
-        reversed(old),
-        strict=True,
-    ):  # torch counts dimensions from the last
+    # torch counts dimensions from the last
+    for size, have in zip(reversed(sizes), reversed(old), strict=True):
         amounts += [0, size - have]
     return functional.pad(entries, amounts, value=pad)

@@ -297,10 +297,8 @@ def _ranges(
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Round numbers that cover `low` to `high`, about `count` steps of them."""
-    if not high - low > max(
-        abs(low) * 1e-12,
-        1e-300,
-    ):  # too little for a float to tell ticks apart
+    least = max(abs(low) * 1e-12, 1e-300)  # for a float to tell ticks apart
+    if not high - low > least:
         high = low + max(abs(low) * 1e-9, 1)
     raw = (high - low) / count
     unit = 10 ** math.floor(math.log10(raw))

@@ -14,7 +14,10 @@ from ..errors import ConfigurationError, StorageFullError
 from ..sizes import format_bytes, parse_bytes
 from ..types import Group
 
-PREFIX, LOCK, FAN_OUT = "trl_replay-", "lock", 1000
+PREFIX = "trl_replay-"
+LOCK = "lock"
+FAN_OUT = 1000
+"""Groups of which the files share a folder."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -93,7 +96,9 @@ class DiskStorage:
 
 
 def _is_full(error: Exception) -> bool:
-    return getattr(error, "errno", None) in FULL or any(f"os error {code}" in str(error) for code in FULL)
+    if getattr(error, "errno", None) in FULL:
+        return True
+    return any(f"os error {code}" in str(error) for code in FULL)
 
 
 def _claim(parent: Path) -> Path:
@@ -103,12 +108,15 @@ def _claim(parent: Path) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
         with suppress(OSError), lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
+            # fails while its process lives
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    descriptor = os.open(folder / "unlocked", os.O_CREAT | os.O_RDWR)  # kept open: the lock goes with the process
+    unlocked = folder / "unlocked"  # a file called lock that nobody holds would be taken for a dead process's
+    # kept open: the lock goes with the process
+    descriptor = os.open(unlocked, os.O_CREAT | os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    (folder / "unlocked").rename(folder / LOCK)
+    unlocked.rename(folder / LOCK)
     _locks[folder] = descriptor
     return folder
 

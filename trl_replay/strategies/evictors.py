@@ -28,8 +28,11 @@ def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
     So prompts that are solved often can't crowd out the only successes of a hard one. With one group a prompt it is
     `heap`.
     """
-    score: Floats = np.clip(table.score, -1e300, 1e300)  # an infinite span would make NaN of the newest
-    span = np.ptp(score) + 1.0 if len(table) else 1.0
+    if len(table) == 0:
+        return table.score
+    # an infinite span would make NaN of the newest
+    score: Floats = np.clip(table.score, -1e300, 1e300)
+    span = np.ptp(score) + 1.0
     return np.asarray(score - table.newer * span)
 
 

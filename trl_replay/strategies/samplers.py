@@ -21,24 +21,36 @@ class WeightedSampler:
             matter.
     """
 
-    def __init__(self, weights: Callable[[Table, Context], NDArray[Any]]) -> None:
+    def __init__(
+        self,
+        weights: Callable[[Table, Context], NDArray[Any]],
+    ) -> None:
         self.weights = weights
 
     def __call__(self, table: Table, count: int, context: Context) -> Ints:
         """Distinct row indices, the first drawn first."""
-        return weighted_sample(self.weights(table, context), count, context.rng)
+        weights = self.weights(table, context)
+        return weighted_sample(weights, count, context.rng)
 
 
 def make_proportional(alpha: float = 1.0) -> WeightedSampler:
     """Draws in proportion to score^alpha (prioritized experience replay, arXiv 1511.05952)."""
     _require_alpha("proportional", alpha)
-    return WeightedSampler(lambda table, context: _priorities(table, alpha))
+
+    def weights(table: Table, context: Context) -> Floats:
+        return _priorities(table, alpha)
+
+    return WeightedSampler(weights)
 
 
 def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
     """Draws in proportion to score^alpha / (entries of the same prompt): every prompt gets its turn."""
     _require_alpha("prompt_balanced", alpha)
-    return WeightedSampler(lambda table, context: _priorities(table, alpha) / np.maximum(table.peers, 1))
+
+    def weights(table: Table, context: Context) -> Floats:
+        return np.asarray(_priorities(table, alpha) / np.maximum(table.peers, 1))
+
+    return WeightedSampler(weights)
 
 
 uniform = WeightedSampler(lambda table, context: np.ones(len(table)))
@@ -57,8 +69,11 @@ def newest(table: Table, count: int, context: Context) -> Ints:
 
 def _priorities(table: Table, alpha: float) -> Floats:
     """score^alpha, up to a factor; scores below 0 count as 0."""
-    scores = np.maximum(table.score, 0.0)
-    return scores if alpha == 1 else np.asarray((scores / (scores.max(initial=0.0) or 1.0)) ** alpha)
+    scores: Floats = np.maximum(table.score, 0.0)
+    if alpha == 1:
+        return scores
+    highest = scores.max(initial=0.0) or 1.0
+    return np.asarray((scores / highest) ** alpha)
 
 
 def _require_alpha(sampler: str, alpha: float) -> None:

@@ -11,7 +11,8 @@ from ..types import Context, Floats, Groups
 
 def advantage_std(groups: Groups, context: Context) -> Floats:
     """Σ|advantage| × reward std: the priority of TRL's removed replay trainer (huggingface/trl#4060)."""
-    return np.asarray(np.abs(groups.advantages).sum(axis=1) * groups.reward_std)
+    total = np.abs(groups.advantages).sum(axis=1)
+    return np.asarray(total * groups.reward_std)
 
 
 def reward_std(groups: Groups, context: Context) -> Floats:
@@ -42,7 +43,9 @@ def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
         raise ConfigurationError(f"pass_rate: target={target!r} can't be used: give a pass rate between 0 and 1.")
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
-        rate = (groups.reward >= threshold).mean(axis=1)
-        return np.asarray(1.0 - np.abs(rate - target) / max(target, 1.0 - target))
+        passed = groups.reward >= threshold
+        distance = np.abs(passed.mean(axis=1) - target)
+        farthest = max(target, 1.0 - target)
+        return np.asarray(1.0 - distance / farthest)
 
     return pass_rate

@@ -14,7 +14,10 @@ def zero_std(groups: Groups, context: Context) -> Ints:
     return np.flatnonzero(groups.dead)
 
 
-def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Selector:
+def make_low_std(
+    threshold: float = 0.05,
+    quantile: float | None = None,
+) -> Selector:
     """Dead groups, and live ones of little reward deviation.
 
     Args:
@@ -30,7 +33,9 @@ def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Sele
 
     def low_std(groups: Groups, context: Context) -> Ints:
         std = groups.reward_std
-        limit = threshold if quantile is None else float(np.quantile(std, quantile))
+        limit = threshold
+        if quantile is not None:
+            limit = float(np.quantile(std, quantile))
         return _ordered(groups, std, groups.dead | (std <= limit))
 
     return low_std
@@ -45,8 +50,10 @@ def make_top_p_variance(p: float = 0.9) -> Selector:
     def top_p_variance(groups: Groups, context: Context) -> Ints:
         variance = np.where(groups.dead, 0.0, groups.reward_std**2)
         order = np.argsort(-variance, kind="stable")
-        before = np.cumsum(variance[order]) - variance[order]
-        kept = order[(before < p * variance.sum() * (1 - 1e-12)) & (variance[order] > 0)]
+        falling = variance[order]
+        before = np.cumsum(falling) - falling  # the variance of all groups with more
+        needed = p * variance.sum() * (1 - 1e-12)
+        kept = order[(before < needed) & (falling > 0)]
         replaceable = np.ones(len(groups), bool)
         replaceable[kept] = False
         return _ordered(groups, variance, replaceable)
@@ -54,7 +61,11 @@ def make_top_p_variance(p: float = 0.9) -> Selector:
     return top_p_variance
 
 
-def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0.5) -> Selector:
+def make_pass_rate(
+    low: float = 0.125,
+    high: float = 0.875,
+    threshold: float = 0.5,
+) -> Selector:
     """Dead groups, and those whose pass rate is not strictly between `low` and `high` (BAPO, arXiv 2602.20722).
 
     Args:
@@ -66,12 +77,10 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
         raise ConfigurationError(f"pass_rate: low={low!r} and high={high!r} can't be used: give 0 <= low < high <= 1.")
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
-        rate = (groups.reward >= threshold).mean(axis=1)
-        return _ordered(
-            groups,
-            groups.reward_std,
-            groups.dead | (rate <= low) | (rate >= high),
-        )
+        passed = groups.reward >= threshold
+        rate = passed.mean(axis=1)
+        replaceable = groups.dead | (rate <= low) | (rate >= high)
+        return _ordered(groups, groups.reward_std, replaceable)
 
     return pass_rate
 
@@ -82,8 +91,9 @@ def make_always(share: float = 0.25) -> Selector:
         raise ConfigurationError(f"always: share={share!r} can't be used: give a share above 0 and at most 1.")
 
     def always(groups: Groups, context: Context) -> Ints:
-        everything = _ordered(groups, groups.reward_std, np.ones(len(groups), bool))
-        return everything[: int(share * len(groups) + 1e-9)]
+        count = int(share * len(groups) + 1e-9)
+        everything = np.ones(len(groups), bool)
+        return _ordered(groups, groups.reward_std, everything)[:count]
 
     return always
 
@@ -91,4 +101,5 @@ def make_always(share: float = 0.25) -> Selector:
 def _ordered(groups: Groups, worth: Floats, chosen: Bools) -> Ints:
     """The chosen groups: dead ones first, then by ascending worth, of equals the first."""
     order = np.lexsort((worth, ~groups.dead))
-    return np.asarray(order[chosen[order]])
+    is_chosen = chosen[order]
+    return np.asarray(order[is_chosen])

@@ -14,15 +14,16 @@ class DeviceStorage:
 
     def put(self, serial: int, group: Group) -> None:
         """Keeps a copy of `group`."""
-        self._keep(serial, group.map(lambda tensor: tensor.clone()))
+        self._keep(serial, _copy(group))
 
     def get(self, serial: int) -> Group:
         """A fresh copy of the group."""
-        return self._groups[serial].map(lambda tensor: tensor.clone())
+        return _copy(self._groups[serial])
 
     def remove(self, serial: int) -> None:
         """Forgets the group."""
-        self._nbytes -= self._groups.pop(serial).nbytes
+        group = self._groups.pop(serial)
+        self._nbytes -= group.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -39,4 +40,12 @@ class CpuStorage(DeviceStorage):
 
     def put(self, serial: int, group: Group) -> None:
         """Keeps a copy of `group` on the CPU."""
-        self._keep(serial, group.map(lambda tensor: tensor.to("cpu", copy=True)))
+        self._keep(
+            serial,
+            group.map(lambda tensor: tensor.to("cpu", copy=True)),
+        )
+
+
+def _copy(group: Group) -> Group:
+    """The group in memory of its own, on the device where it is."""
+    return group.map(lambda tensor: tensor.clone())
