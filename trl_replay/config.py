@@ -12,6 +12,43 @@ from .errors import ConfigurationError
 from .validation import ADAPTIVE, STRATEGY_KINDS, unusable, validate
 
 
+class _DefaultText(str):
+    """A text that nobody gave. argparse asks for `str` of a default, and must get this very object."""
+
+    def __str__(self) -> str:
+        return self
+
+
+class _DefaultInt(int):
+    """A whole number that nobody gave."""
+
+
+class _DefaultFloat(float):
+    """A number that nobody gave."""
+
+
+class _DefaultNone:
+    """None that nobody gave."""
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+_MARKS: dict[type, Any] = {str: _DefaultText, int: _DefaultInt, float: _DefaultFloat}
+_PLAIN: dict[type, Any] = {_DefaultText: str.__str__, _DefaultInt: int, _DefaultFloat: float}
+
+
+def _unless_given(default: Any) -> Any:
+    """A default that is told from the same value written down by the user: in Python, in YAML, as a flag.
+
+    A config object holds plain values: the mark is gone once `ReplayConfig` knows what was given. (True and false
+    can't be marked: there a value that equals the default counts as not given.)
+    """
+    if default is None:
+        return _DefaultNone()
+    return _MARKS[type(default)](default)
+
+
 def _help(text: str) -> dict[str, str]:
     return {"help": text}
 
@@ -124,106 +161,124 @@ class ReplayConfig:
         metadata=_help("Whether to replay. False leaves the trainer as TRL made it."),
     )
     replay_buffer_size: int = field(
-        default=64,
+        default=_unless_given(64),
         metadata=_help("Groups of num_generations completions that the buffer keeps, per process; gathered: in all."),
     )
     replay_max_bytes: int | str | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Bytes that the buffer keeps, per process, for example 512MB."),
     )
     replay_logps_dtype: str = field(
-        default="float32",
+        default=_unless_given("float32"),
         metadata=_help("How log-probs are kept: float32 or bfloat16."),
     )
-    replay_scorer: str = field(default="advantage_std", metadata=_help("What a group is worth."))
-    replay_scorer_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scorer"))
+    replay_scorer: str = field(default=_unless_given("advantage_std"), metadata=_help("What a group is worth."))
+    replay_scorer_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("scorer")
+    )
     replay_evictor: str = field(
-        default="prompt_balanced",
+        default=_unless_given("prompt_balanced"),
         metadata=_help("Which entries leave a full buffer."),
     )
-    replay_evictor_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("evictor"))
-    replay_sampler: str = field(default="prompt_balanced", metadata=_help("Which entries are replayed."))
-    replay_sampler_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("sampler"))
+    replay_evictor_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("evictor")
+    )
+    replay_sampler: str = field(
+        default=_unless_given("prompt_balanced"), metadata=_help("Which entries are replayed.")
+    )
+    replay_sampler_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("sampler")
+    )
     replay_selector: str = field(
-        default="zero_std",
+        default=_unless_given("zero_std"),
         metadata=_help("Which fresh groups may be replaced."),
     )
-    replay_selector_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("selector"))
-    replay_scope: str = field(default="process", metadata=_help("Which processes share a buffer."))
-    replay_scope_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("scope"))
+    replay_selector_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("selector")
+    )
+    replay_scope: str = field(default=_unless_given("process"), metadata=_help("Which processes share a buffer."))
+    replay_scope_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("scope")
+    )
     replay_storage: str = field(
-        default="cpu",
+        default=_unless_given("cpu"),
         metadata=_help("Where the tokens and log-probs are kept."),
     )
-    replay_storage_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("storage"))
+    replay_storage_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("storage")
+    )
     replay_correction: str = field(
-        default="ratio",
+        default=_unless_given("ratio"),
         metadata=_help("How the loss corrects for replayed rows' policy."),
     )
-    replay_correction_kwargs: dict[str, Any] | str | None = field(default=None, metadata=_kwargs_help("correction"))
+    replay_correction_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("correction")
+    )
     replay_min_size: int = field(
-        default=1,
+        default=_unless_given(1),
         metadata=_help("Entries that the buffer must hold before anything is replayed."),
     )
     replay_max_age: int | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed."),
     )
-    replay_max_uses: int | None = field(default=None, metadata=_help("How often one entry is replayed."))
+    replay_max_uses: int | None = field(
+        default=_unless_given(None), metadata=_help("How often one entry is replayed.")
+    )
     replay_max_fraction: float = field(
-        default=1.0,
+        default=_unless_given(1.0),
         metadata=_help("Largest share of a generation batch's groups that replay may fill."),
     )
     replay_start: int | str | None = field(
-        default=ADAPTIVE,
+        default=_unless_given(ADAPTIVE),
         metadata=_help("Updates before anything is replayed; adaptive waits if rewards are sparse."),
     )
     replay_start_pass_rate: float | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Running share of passing completions before anything is replayed."),
     )
     replay_pass_reward: float = field(
-        default=0.5,
+        default=_unless_given(0.5),
         metadata=_help("A completion passes with a weighted reward of at least this."),
     )
     replay_retire_passes: int | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Passing completions of a fresh group at which its prompt's entries leave."),
     )
     replay_samples_per_insert: float | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Groups replayed for each group stored, at most, over the whole run."),
     )
     replay_min_ess: float | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Effective sample size, as a share, below which less is replayed."),
     )
     replay_max_log_ratio: float | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Largest mean log ratio, in absolute value, of what is replayed."),
     )
     replay_max_weight: float | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Largest factor on a replayed token's policy term."),
     )
     replay_refresh: str | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("How a score changes after a replay: ratio or advantage."),
     )
     replay_unfilled: str = field(
-        default="keep",
+        default=_unless_given("keep"),
         metadata=_help("Dead groups that nothing fills: keep, mask, exclude or intra_batch."),
     )
     replay_cooldown: int | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Updates that must pass between two uses of one entry."),
     )
     replay_half_life: float | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Updates in which an entry's score falls to half, for eviction and drawing."),
     )
     replay_weight: float = field(
-        default=1.0,
+        default=_unless_given(1.0),
         metadata=_help("Weight of replayed rows in the policy loss, on top of the correction's."),
     )
     replay_dry_run: bool = field(
@@ -231,38 +286,52 @@ class ReplayConfig:
         metadata=_help("Decide and measure everything but exchange nothing: training stays stock's."),
     )
     replay_seed: int | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Seed of the private generator; the trainer's seed if not set."),
     )
     replay_plugins: list[str] | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("Plugins whose hooks take part, by entry-point name."),
     )
     replay_on_mismatch: str = field(
-        default="refuse",
+        default=_unless_given("refuse"),
         metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty."),
     )
     replay_warm_start: str | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("A Parquet or JSONL file that fills the buffer when training begins."),
     )
     replay_warm_start_short: str = field(
-        default="refuse",
+        default=_unless_given("refuse"),
         metadata=_help("Its groups of too few rows: refuse, or resample rows of their own."),
     )
     replay_preset: str | None = field(
-        default=None,
+        default=_unless_given(None),
         metadata=_help("A plugin's bundle of settings, for all fields left at their defaults."),
     )
 
     def __post_init__(self) -> None:
+        self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
         for kind in STRATEGY_KINDS:
             self._parse_kwargs(f"replay_{kind}_kwargs")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
-        validate(self)
+        validate({spec.name: getattr(self, spec.name) for spec in fields(self)})
+
+    def _take_plain(self, name: str) -> bool:
+        """Puts a plain value in the place of a marked default; False if the user gave the value."""
+        value = getattr(self, name)
+        if isinstance(value, _DefaultNone):
+            setattr(self, name, None)
+            return True
+        plain = _PLAIN.get(type(value))
+        if plain is not None:
+            setattr(self, name, plain(value))
+            return True
+        is_default = value == type(self).__dataclass_fields__[name].default
+        return isinstance(value, bool) and is_default
 
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """The keyword arguments given for a kind of strategy."""
@@ -270,45 +339,36 @@ class ReplayConfig:
 
     def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """A validated copy with some fields set; `source` is named if one of them does not exist."""
-        known = [spec.name for spec in fields(self)]
-        for name in settings:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise ConfigurationError(
-                    f"{source} has no setting {name!r}.{hint} The settings are: {', '.join(known)}."
-                )
-        return replace(self, **settings)
+        config = self._with(settings, source)
+        config._given = self._given | set(settings)
+        return config
 
     def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
-        """A validated copy where `settings` (a preset's) fill the fields that still have their defaults."""
-        fresh = ReplayConfig()
-        unset = {
-            name: value
-            for name, value in settings.items()
-            if not hasattr(fresh, name) or getattr(self, name) == getattr(fresh, name)
-        }
+        """A validated copy where `settings` (a preset's) fill the fields that nobody gave."""
+        unset = {name: value for name, value in settings.items() if name not in self._given}
         for kind in STRATEGY_KINDS:  # a preset's arguments are for the preset's strategy
             name = f"replay_{kind}"
             if name in settings and name not in unset:
                 unset.pop(f"{name}_kwargs", None)
-        return self.with_settings(unset, source)
+        config = self._with(unset, source)
+        config._given = self._given
+        return config
+
+    def _with(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
+        known = [spec.name for spec in fields(self)]
+        for name in settings:
+            if name in known:
+                continue
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"{source} has no setting {name!r}.{hint} The settings are: {', '.join(known)}.")
+        return replace(self, **settings)
 
     def _parse_kwargs(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except json.JSONDecodeError as error:
-                raise unusable(
-                    name,
-                    value,
-                    f"give a JSON object such as '{{\"key\": 1}}' ({error})",
-                ) from None
-        if value is not None and not (isinstance(value, dict) and all(isinstance(key, str) for key in value)):
-            raise unusable(
-                name,
-                value,
-                "give a mapping from argument names to values, or the same as a JSON object",
-            )
-        setattr(self, name, value)
+        if not isinstance(value, str):
+            return
+        try:
+            setattr(self, name, json.loads(value))
+        except json.JSONDecodeError as error:
+            raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None

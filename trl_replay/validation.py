@@ -1,171 +1,197 @@
-"""Checks of the settings: each error names the setting, its value and the remedy."""
+"""Checks of single settings: each says in words what to give instead, and nothing if a value can be used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import inf
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, TypeGuard
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard
 
 from .errors import ConfigurationError
 from .sizes import parse_bytes
 from .specs import Kind
 
-if TYPE_CHECKING:
-    from .config import ReplayConfig
-
-STRATEGY_KINDS: tuple[Kind, ...] = (
-    "scorer",
-    "evictor",
-    "sampler",
-    "selector",
-    "scope",
-    "storage",
-    "correction",
-)
+STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
 
 ADAPTIVE = "adaptive"
 """The value of `replay_start` that looks at how sparse rewards are."""
 
-LEAST: dict[str, int] = {
-    "replay_buffer_size": 0,
-    "replay_min_size": 1,
-    "replay_max_age": 1,
-    "replay_max_uses": 1,
-    "replay_cooldown": 1,
-    "replay_retire_passes": 1,
-    "replay_seed": 0,
-}
-"""Whole numbers, and the least of each."""
-RANGES: dict[str, tuple[float, float, bool, str]] = {
-    "replay_max_fraction": (0.0, 1.0, True, "a share between 0 and 1"),
-    "replay_start_pass_rate": (0.0, 1.0, True, "a share between 0 and 1"),
-    "replay_min_ess": (0.0, 1.0, True, "a share between 0 and 1"),
-    "replay_half_life": (
-        0.0,
-        float("inf"),
-        False,
-        "a number of updates above 0",
-    ),
-    "replay_samples_per_insert": (0.0, float("inf"), False, "a number above 0"),
-    "replay_max_log_ratio": (0.0, float("inf"), False, "a number above 0"),
-    "replay_max_weight": (0.0, float("inf"), False, "a number above 0"),
-    "replay_weight": (0.0, float("inf"), True, "a finite number of at least 0"),
-    "replay_pass_reward": (
-        -float("inf"),
-        float("inf"),
-        False,
-        "a finite number",
-    ),
-}
-"""Numbers: the least and the most, whether the least itself is allowed, and what to say. Infinity never is."""
-CHOICES: dict[str, tuple[str, ...]] = {
-    "replay_unfilled": ("keep", "mask", "exclude", "intra_batch"),
-    "replay_refresh": ("ratio", "advantage"),
-    "replay_warm_start_short": ("refuse", "resample"),
-    "replay_logps_dtype": ("float32", "bfloat16"),
-    "replay_on_mismatch": ("refuse", "empty"),
-}
-OPTIONAL = frozenset(
-    {
-        "replay_max_age",
-        "replay_max_uses",
-        "replay_cooldown",
-        "replay_retire_passes",
-        "replay_seed",
-        "replay_start_pass_rate",
-        "replay_min_ess",
-        "replay_half_life",
-        "replay_samples_per_insert",
-        "replay_max_log_ratio",
-        "replay_max_weight",
-        "replay_refresh",
-    }
-)
-"""Settings that may be None."""
+Check: TypeAlias = Callable[[object], str | None]
+"""Maps a value to the remedy, or to None if it can be used."""
 
 
-def validate(config: ReplayConfig) -> None:
-    """Checks all settings that can be checked without a trainer.
+def optional(check: Check) -> Check:
+    """The same check, passed by None."""
+
+    def checked(value: object) -> str | None:
+        remedy = None if value is None else check(value)
+        return remedy and f"leave it out or {remedy}"
+
+    return checked
+
+
+def true_or_false(value: object) -> str | None:
+    """A bool."""
+    return None if isinstance(value, bool) else "give true or false"
+
+
+def whole(least: int) -> Check:
+    """A whole number of at least `least`."""
+
+    def checked(value: object) -> str | None:
+        if _is_whole(value) and value >= least:
+            return None
+        return f"give a whole number of at least {least}"
+
+    return checked
+
+
+def number(words: str, least: float = -inf, most: float = inf, above: float = -inf) -> Check:
+    """A finite number.
+
+    Args:
+        words (`str`): What to give.
+        least (`float`): It is at least this.
+        most (`float`): It is at most this.
+        above (`float`): It is more than this.
+    """
+
+    def checked(value: object) -> str | None:
+        if not _is_number(value):
+            return f"give {words}"
+        given = float(value)
+        fits = least <= given <= most and above < given < inf
+        return None if fits else f"give {words}"
+
+    return checked
+
+
+def share(value: object) -> str | None:
+    """A number from 0 to 1."""
+    return number("a share between 0 and 1", least=0.0, most=1.0)(value)
+
+
+def choice(*values: str) -> Check:
+    """One of some texts."""
+    *others, last = map(repr, values)
+    words = f"give {', '.join(others)} or {last}"
+
+    def checked(value: object) -> str | None:
+        return None if isinstance(value, str) and value in values else words
+
+    return checked
+
+
+def strategy(kind: Kind) -> Check:
+    """A strategy's name, or in Python the strategy itself."""
+
+    def checked(value: object) -> str | None:
+        return f"name a {kind}; `trl-replay list` shows all" if value is None or value == "" else None
+
+    return checked
+
+
+def keyword_arguments(value: object) -> str | None:
+    """A mapping from names to values."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return None
+    return "give a mapping from argument names to values, or the same as a JSON object"
+
+
+def size_in_bytes(value: object) -> str | None:
+    """Bytes, as a number or a text."""
+    return "give bytes, '512MB' or '2GiB'" if parse_bytes(value) is None else None
+
+
+def start(value: object) -> str | None:
+    """Updates, or `ADAPTIVE`."""
+    if value in (None, ADAPTIVE) or (_is_whole(value) and value >= 0):
+        return None
+    return f"give {ADAPTIVE!r} or a number of updates of at least 0"
+
+
+def plugin_names(value: object) -> str | None:
+    """A list of texts."""
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return None
+    return "give a list of plugin names"
+
+
+def preset_name(value: object) -> str | None:
+    """A text."""
+    return None if isinstance(value, str) and value else "give the name of a preset"
+
+
+def readable_file(value: object) -> str | None:
+    """The path of a file that is there."""
+    if not isinstance(value, str | Path) or not str(value):
+        return "give the path of a .parquet or .jsonl file"
+    return None if Path(value).is_file() else "give the path of a file that exists"
+
+
+ABOVE_ZERO = number("a number above 0", above=0.0)
+CHECKS: dict[str, Check] = {
+    "use_replay": true_or_false,
+    "replay_buffer_size": whole(0),
+    "replay_max_bytes": optional(size_in_bytes),
+    "replay_logps_dtype": choice("float32", "bfloat16"),
+    **{f"replay_{kind}": strategy(kind) for kind in STRATEGY_KINDS},
+    **{f"replay_{kind}_kwargs": optional(keyword_arguments) for kind in STRATEGY_KINDS},
+    "replay_min_size": whole(1),
+    "replay_max_age": optional(whole(1)),
+    "replay_max_uses": optional(whole(1)),
+    "replay_max_fraction": share,
+    "replay_start": start,
+    "replay_start_pass_rate": optional(share),
+    "replay_pass_reward": number("a finite number"),
+    "replay_retire_passes": optional(whole(1)),
+    "replay_samples_per_insert": optional(ABOVE_ZERO),
+    "replay_min_ess": optional(share),
+    "replay_max_log_ratio": optional(ABOVE_ZERO),
+    "replay_max_weight": optional(ABOVE_ZERO),
+    "replay_refresh": optional(choice("ratio", "advantage")),
+    "replay_unfilled": choice("keep", "mask", "exclude", "intra_batch"),
+    "replay_cooldown": optional(whole(1)),
+    "replay_half_life": optional(number("a number of updates above 0", above=0.0)),
+    "replay_weight": number("a finite number of at least 0", least=0.0),
+    "replay_dry_run": true_or_false,
+    "replay_seed": optional(whole(0)),
+    "replay_plugins": optional(plugin_names),
+    "replay_on_mismatch": choice("refuse", "empty"),
+    "replay_warm_start": optional(readable_file),
+    "replay_warm_start_short": choice("refuse", "resample"),
+    "replay_preset": optional(preset_name),
+}
+"""One check a setting. (A field's metadata can't hold it: transformers' parser hands that to argparse.)"""
+
+
+def validate(settings: Mapping[str, Any]) -> None:
+    """Checks everything that can be checked without a trainer.
+
+    Args:
+        settings (`Mapping[str, Any]`): Values of all settings, by name.
 
     Raises:
-        ConfigurationError: At the first that can't be used.
+        ConfigurationError: At the first that can't be used: names the setting, its value and the remedy.
     """
-    for kind in STRATEGY_KINDS:
-        name = getattr(config, f"replay_{kind}")
-        if name is None or name == "":
-            raise unusable(
-                f"replay_{kind}",
-                name,
-                f"name a {kind}; `trl-replay list` shows all",
-            )
-    plugins = config.replay_plugins
-    if plugins is not None and not (isinstance(plugins, list | tuple) and all(isinstance(p, str) for p in plugins)):
-        raise unusable(
-            "replay_plugins",
-            plugins,
-            "leave it out or give a list of plugin names",
-        )
-    if config.replay_preset is not None and not isinstance(config.replay_preset, str):
-        raise unusable(
-            "replay_preset",
-            config.replay_preset,
-            "leave it out or give the name of a preset",
-        )
-    for name in ("use_replay", "replay_dry_run"):
-        if not isinstance(getattr(config, name), bool):
-            raise unusable(name, getattr(config, name), "give true or false")
-    for name, least in LEAST.items():
-        value = getattr(config, name)
-        if not (_absent(name, value) or (_is_whole(value) and value >= least)):
-            raise unusable(
-                name,
-                value,
-                f"{_either(name)}give a whole number of at least {least}",
-            )
-    for name, (least_, most, closed, words) in RANGES.items():
-        value = getattr(config, name)
-        if not (_absent(name, value) or (_is_number(value) and _within(float(value), least_, most, closed))):
-            raise unusable(name, value, f"{_either(name)}give {words}")
-    for name, choices in CHOICES.items():
-        value = getattr(config, name)
-        if not (_absent(name, value) or (isinstance(value, str) and value in choices)):
-            given = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-            raise unusable(name, value, f"{_either(name)}give {given}")
-    if config.replay_max_bytes is not None and parse_bytes(config.replay_max_bytes) is None:
-        raise unusable(
-            "replay_max_bytes",
-            config.replay_max_bytes,
-            "leave it out or give bytes, '512MB' or '2GiB'",
-        )
-    start = config.replay_start
-    if start not in (None, ADAPTIVE) and not (_is_whole(start) and start >= 0):
-        raise unusable(
-            "replay_start",
-            start,
-            f"give {ADAPTIVE!r} or a number of updates of at least 0",
-        )
-    if 0 < config.replay_buffer_size < config.replay_min_size:
+    for name, value in settings.items():
+        remedy = CHECKS[name](value)
+        if remedy is not None:
+            raise unusable(name, value, remedy)
+    capacity = settings["replay_buffer_size"]
+    least = settings["replay_min_size"]
+    if 0 < capacity < least:
         raise unusable(
             "replay_min_size",
-            config.replay_min_size,
-            f"a buffer of replay_buffer_size={config.replay_buffer_size} groups never gets there; lower it",
+            least,
+            f"a buffer of replay_buffer_size={capacity} groups never gets there; lower it",
         )
 
 
 def unusable(name: str, value: object, remedy: str) -> ConfigurationError:
     """The error for a setting that can't be used."""
     return ConfigurationError(f"{name}={value!r} can't be used: {remedy}.")
-
-
-def _absent(name: str, value: object) -> bool:
-    return value is None and name in OPTIONAL
-
-
-def _either(name: str) -> str:
-    return "leave it out or " if name in OPTIONAL else ""
-
-
-def _within(value: float, least: float, most: float, closed: bool) -> bool:
-    return (least < value or (closed and value == least)) and value <= most and abs(value) != float("inf")
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
