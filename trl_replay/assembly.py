@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,29 @@ RATE_LIMITER = "allowance"
 """The rate limiter's name in checkpoints: its first one."""
 
 
-def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[ReplayConfig, Components]:
-    """The settings in force and the parts built from them.
+def in_force(config: ReplayConfig, known: Callable[[], Registry]) -> ReplayConfig:
+    """The settings with those of their preset, for all that the user did not give.
+
+    Args:
+        config ([`ReplayConfig`]): As the user gave it.
+        known (`Callable`): Gives the registry, which need not be read where no preset is named.
+
+    Raises:
+        ReplayError: There is no such preset, or its settings can't be used.
+    """
+    name = config.replay_preset
+    if name is None:
+        return config
+    _, preset = known().preset(name)
+    return config.with_defaults(preset.settings, f"The preset {name!r}")
+
+
+def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
+    """What a session is made of, built from its settings.
 
     Args:
         trainer (`trl.GRPOTrainer`): Only read.
-        config ([`ReplayConfig`]): As the user gave it.
+        config ([`ReplayConfig`]): The settings in force.
         known ([`Registry`]): Where names are looked up.
 
     Raises:
@@ -46,9 +63,8 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     """
     plugins: dict[str, Plugin] = {}
     if config.replay_preset is not None:
-        plugin, preset = known.preset(config.replay_preset)
+        plugin, _ = known.preset(config.replay_preset)
         plugins[plugin.name] = plugin
-        config = config.with_defaults(preset.settings, f"The preset {config.replay_preset!r}")
     for name in config.replay_plugins or []:
         plugins[name] = known.plugin(name, "replay_plugins")
     resolved = _resolve_all(config, known)
@@ -78,7 +94,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> tuple[Repla
     for name, strategy in strategies.items():
         if isinstance(strategy, Stateful):
             stateful[name] = strategy
-    return config, Components(
+    return Components(
         buffer=ReplayBuffer(capacity, storage, _limits(config), max_bytes),
         scope=scope,
         hooks=SessionHooks(plugins.values(), resolved, strategies),

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+from urllib.parse import quote
 
 import pluggy
 
@@ -25,6 +26,8 @@ from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
+LONGEST_NAME = 255
+"""Bytes that a file system allows a folder's name."""
 OFFERS: dict[str, type] = {
     "strategies": StrategySpec,
     "presets": Preset,
@@ -87,9 +90,11 @@ class Registry:
         """Adds a plugin object under `name`.
 
         Raises:
-            PluginError: A class instead of an instance, a name that is taken, a hook that does not exist, no hook at
-                all, or an offer that is not what its hook asks for. Nothing is added then.
+            PluginError: A class instead of an instance, a name that is taken or can't name a folder of a checkpoint, a
+                hook that does not exist, no hook at all, or an offer that is not what its hook asks for. Nothing is
+                added then.
         """
+        _refuse_unusable_name(name, distribution)
         if name in self.plugins:
             other = self.plugins[name].distribution
             raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. Uninstall one.")
@@ -375,6 +380,19 @@ def registry() -> Registry:
         _registry.register(Builtin(), BUILTIN, "trl-replay")
     _registry.discover()
     return _registry
+
+
+def _refuse_unusable_name(name: str, distribution: str) -> None:
+    """A plugin's name is that of its folder in checkpoints, with everything but letters, digits, `_.-~` quoted."""
+    problem = ""
+    if not name or not isinstance(name, str):
+        problem = "is empty or no text"
+    elif name in (".", ".."):
+        problem = "leads to another folder"
+    elif len(quote(name, safe="")) > LONGEST_NAME:
+        problem = f"takes more than {LONGEST_NAME} bytes as the name of a folder"
+    if problem:
+        raise PluginError(f"The plugin name {name!r} of {distribution} {problem}: give it a short name of letters.")
 
 
 def register(plugin: Any, name: str) -> None:

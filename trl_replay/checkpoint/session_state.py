@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,33 @@ def _json_state(session: Session) -> dict[str, Any]:
     state = session.state_dict()
     strategies = state["strategies"]
     state["strategies"] = {name: plain(strategy, name) for name, strategy in strategies.items()}
+    state["strategy_names"] = _strategy_names(session)
     state["reward_functions"] = list(session.trainer.reward_func_names)
     return state
+
+
+def _strategy_names(session: Session) -> dict[str, str]:
+    """What each kind with running state is, so that no other strategy takes that state."""
+    names = {}
+    for kind in session.components.stateful:
+        chosen = getattr(session.config, f"replay_{kind}", kind)
+        names[kind] = chosen if isinstance(chosen, str) else type(chosen).__qualname__
+    return names
+
+
+def _for_these_strategies(session: Session, state: dict[str, Any]) -> dict[str, Any]:
+    """The state without what other strategies than today's have written."""
+    then = state.get("strategy_names", {})  # checkpoints of 0.1 don't say
+    now = _strategy_names(session)
+    others = {kind for kind in state["strategies"] if kind in then and then[kind] != now.get(kind)}
+    for kind in sorted(others):
+        today = repr(now[kind]) if kind in now else "today's"
+        warnings.warn(
+            f"The {kind} in this checkpoint was {then[kind]!r}; {today} starts without its running state.",
+            stacklevel=2,
+        )
+    kept = {kind: value for kind, value in state["strategies"].items() if kind not in others}
+    return {**state, "strategies": kept}
 
 
 def _rank(session: Session) -> int:
@@ -131,7 +157,7 @@ def apply(session: Session, states: list[RankState], folder: Path) -> None:
 def _apply_own(session: Session, mine: RankState) -> None:
     """Every rank goes on where it was."""
     take = _adapter(session, mine)
-    session.load_state_dict(mine.session)
+    session.load_state_dict(_for_these_strategies(session, mine.session))
     session.totals.load_state_dict(mine.session["totals"])
     session.buffer.load_state_dict({"columns": mine.columns, "keysets": mine.keysets})
     _fill(session, mine.payload(), take)
@@ -147,7 +173,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     rank = _rank(session)
     ranks = session.components.processes
     existed = rank < len(states)
-    session.load_state_dict(mine.session, own=existed, shared=division.one_buffer)
+    session.load_state_dict(_for_these_strategies(session, mine.session), own=existed, shared=division.one_buffer)
     followed = [mine] if division.one_buffer else states[rank::ranks]
     session.totals.load_state_dict(*(state.session["totals"] for state in followed))
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, dropout_modules, idle_components, preflight
+from ..assembly import assemble, dropout_modules, idle_components, in_force, preflight
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
@@ -62,6 +62,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
             "attach(trainer, replay_buffer_size=64)."
         )
     config = (config or ReplayConfig()).with_settings(settings, "attach()")
+    config = in_force(config, registry)
     present = _sessions.get(trainer) if trainer is not None else None
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
@@ -73,7 +74,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     compat.check_release()
     compat.check_contract(trainer)
     refuse_foreign_overrides(trainer)
-    config, components = assemble(trainer, config, registry())
+    components = assemble(trainer, config, registry())
     preflight(trainer, config, components)
     session = Session(trainer, config, components)
     put_on(trainer, session)

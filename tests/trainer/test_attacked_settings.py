@@ -1,0 +1,178 @@
+"""Failures 48 and 51 of docs/known-failures.md: what was given stays given, and names that can't be folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+from trl import TrlParser
+
+import trl_replay
+from trl_replay import PluginError, Preset, ReplayConfig, SamplerSpec, hookimpl
+from trl_replay.testing import make_trainer
+
+SETTINGS = {"replay_max_fraction": 0.5, "replay_max_age": 3, "replay_evictor": "fifo"}
+DEFAULTS = {"replay_max_fraction": 1.0, "replay_max_age": None, "replay_evictor": "prompt_balanced"}
+
+
+class Presets:
+    @hookimpl
+    def trl_replay_presets(self) -> Iterator[Preset]:
+        yield Preset("half", SETTINGS, "half of everything")
+        yield Preset("off", {"use_replay": False}, "no replay")
+
+
+@pytest.fixture(autouse=True)
+def _presets() -> Iterator[None]:
+    trl_replay.register(Presets(), "presets")
+    yield
+    trl_replay.unregister("presets")
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Any:
+    return make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=2)
+
+
+def in_force(config: ReplayConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in SETTINGS}
+
+
+def test_48_a_default_that_was_given_in_python_is_not_overridden_by_a_preset(trainer: Any) -> None:
+    with trl_replay.attached(trainer, replay_preset="presets/half", **DEFAULTS) as session:
+        assert in_force(session.config) == DEFAULTS
+    with trl_replay.attached(trainer, ReplayConfig(replay_preset="presets/half", **DEFAULTS)) as session:
+        assert in_force(session.config) == DEFAULTS
+    with trl_replay.attached(trainer, replay_preset="presets/half") as session:
+        assert in_force(session.config) == SETTINGS
+
+
+def test_48_settings_given_at_attach_go_on_top_of_a_config_and_both_count(trainer: Any) -> None:
+    config = ReplayConfig(replay_preset="presets/half", replay_max_age=None)
+    with trl_replay.attached(trainer, config, replay_evictor="prompt_balanced") as session:
+        expected = {"replay_max_fraction": 0.5, "replay_max_age": None, "replay_evictor": "prompt_balanced"}
+        assert in_force(session.config) == expected
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_48_a_default_that_was_given_in_yaml_or_as_a_flag_is_not_overridden(
+    trainer: Any, tmp_path: Path, name: str
+) -> None:
+    written = {"replay_max_fraction": "1.0", "replay_max_age": "null", "replay_evictor": "prompt_balanced"}[name]
+    path = tmp_path / "replay.yaml"
+    path.write_text(f"replay_preset: presets/half\n{name}: {written}\n")
+    sources = [["--config", str(path)]]
+    if written != "null":  # no flag says None
+        sources.append(["--replay_preset", "presets/half", f"--{name}", written])
+    for source in sources:
+        (config,) = TrlParser(ReplayConfig).parse_args_and_config(source)
+        with trl_replay.attached(trainer, config) as session:
+            assert in_force(session.config) == {**SETTINGS, name: DEFAULTS[name]}
+
+
+def test_48_a_preset_that_turns_replay_off_takes_effect(trainer: Any) -> None:
+    session = trl_replay.attach(trainer, replay_preset="presets/off")
+    assert not session.enabled
+    assert "_compute_loss" not in trainer.__dict__
+    trl_replay.detach(trainer)
+
+
+def test_48_values_of_a_config_are_plain(tmp_path: Path) -> None:
+    config = ReplayConfig()
+    for name in ("replay_evictor", "replay_buffer_size", "replay_max_fraction", "replay_max_age"):
+        assert type(getattr(config, name)) in (str, int, float, type(None)), name
+
+
+class Saving:
+    """A plugin that keeps a file in checkpoints."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    @hookimpl
+    def trl_replay_save(self, session: Any, directory: Path) -> None:
+        (directory / "file").write_text("kept")
+
+    @hookimpl
+    def trl_replay_load(self, session: Any, directory: Path) -> None:
+        self.read.append((directory / "file").read_text())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "n" * 256, "\0" * 86, "é" * 50])
+def test_51_a_plugin_name_that_names_no_folder_is_refused(name: str) -> None:
+    with pytest.raises(PluginError, match="The plugin name"):
+        trl_replay.register(Saving(), name)
+
+
+def train(folder: Path, resume: str | None = None, **settings: Any) -> Any:
+    trainer = make_trainer(
+        folder, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=4, save_strategy="steps", save_steps=2
+    )
+    session = trl_replay.attach(trainer, **settings)
+    trainer.train(resume_from_checkpoint=resume)
+    trl_replay.detach(trainer)
+    return session
+
+
+@pytest.mark.parametrize("name", ["a/../../b", "name with spaces", "n" * 255, "plugin.v2"])
+def test_51_other_names_are_folders_and_another_object_of_that_name_resumes(tmp_path: Path, name: str) -> None:
+    trl_replay.register(Saving(), name)
+    try:
+        train(tmp_path, replay_plugins=[name])
+        inside = tmp_path / "checkpoint-2" / "trl_replay"
+        assert [path.name for path in inside.rglob("file")] == ["file"], "in its own folder"
+        trl_replay.unregister(name)
+        other = Saving()
+        trl_replay.register(other, name)
+        train(tmp_path, str(tmp_path / "checkpoint-2"), replay_plugins=[name])
+        assert other.read == ["kept"]
+    finally:
+        trl_replay.unregister(name)
+
+
+class Counting:
+    """A sampler with running state."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, table: Any, count: int, context: Any) -> list[int]:
+        self.calls += 1
+        return list(range(min(count, len(table))))
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+class Averaging(Counting):
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"average": 1.0}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert state["average"] == 1.0
+
+
+class Samplers:
+    @hookimpl
+    def trl_replay_strategies(self) -> Iterator[SamplerSpec]:
+        yield SamplerSpec("counting", Counting, "counts")
+        yield SamplerSpec("averaging", Averaging, "averages")
+
+
+def test_51_a_checkpoint_that_another_strategy_wrote_resumes_without_its_state(tmp_path: Path) -> None:
+    trl_replay.register(Samplers(), "samplers")
+    try:
+        train(tmp_path, replay_sampler="samplers/counting")
+        checkpoint = str(tmp_path / "checkpoint-2")
+        with pytest.warns(UserWarning, match="The sampler in this checkpoint was 'samplers/counting'"):
+            session = train(tmp_path, checkpoint, replay_sampler="samplers/averaging")
+        assert session.totals.counters["replaced"] > 0
+        train(tmp_path, checkpoint, replay_sampler="samplers/counting")  # and the same one takes it, without a word
+    finally:
+        trl_replay.unregister("samplers")
