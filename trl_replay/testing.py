@@ -42,12 +42,13 @@ def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
 def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
     """Groups of one reward function with TRL's group-scaled advantages; `rewards` is `(n, G)`."""
     reward = np.asarray(rewards, dtype=np.float64)
+    mean = reward.mean(axis=1, keepdims=True)
     std = reward.std(axis=1, ddof=1, keepdims=True)
     shape = reward.shape
     return Groups(
         rewards=reward[:, :, None],
         reward_weights=np.ones(1),
-        advantages=(reward - reward.mean(axis=1, keepdims=True)) / (std + 1e-4),
+        advantages=(reward - mean) / (std + 1e-4),
         lengths=np.full(shape, 5),
         trainable=np.full(shape, 5),
         dead=np.ptp(reward, axis=1) == 0,
@@ -64,13 +65,19 @@ def make_context(
     **overrides: Any,
 ) -> Context:
     """A context as strategies get it."""
-    table = make_table([]) if table is None else table
+    if table is None:
+        table = make_table([])
     settings: dict[str, Any] = {
         "capacity": max(len(table), 1),
         "num_generations": 4,
         **overrides,
     }
-    return Context(update=update, rng=np.random.default_rng(seed), table=table, **settings)
+    return Context(
+        update=update,
+        rng=np.random.default_rng(seed),
+        table=table,
+        **settings,
+    )
 
 
 SCORES: dict[str, Sequence[float]] = {
@@ -94,26 +101,28 @@ class ScorerContract:
     def test_gives_one_finite_number_for_each_group(self) -> None:
         """The shape is `(n,)` for several groups and for one."""
         for rewards in (REWARDS, REWARDS[:1]):
-            scores = np.asarray(self.strategy(make_groups(rewards, step=3), make_context()))
-            assert scores.shape == (len(rewards),), (
-                f"{scores.shape} is not one score for each of {len(rewards)} groups"
-            )
+            count = len(rewards)
+            groups = make_groups(rewards, step=3)
+            scores = np.asarray(self.strategy(groups, make_context()))
+            assert scores.shape == (count,), f"{scores.shape} is not one score for each of {count} groups"
             assert np.isfinite(scores).all(), f"scores {scores} are not finite"
 
     def test_does_not_depend_on_the_other_groups(self) -> None:
         """A group's score is the same alone and among others."""
         groups = make_groups(REWARDS, step=3)
         together = np.asarray(self.strategy(groups, make_context()))
-        alone = [float(np.asarray(self.strategy(groups.take([row]), make_context()))[0]) for row in range(3)]
-        np.testing.assert_allclose(together, alone, rtol=1e-12)
+        for row, expected in enumerate(together):
+            alone = np.asarray(self.strategy(groups.take([row]), make_context()))
+            np.testing.assert_allclose(alone, [expected], rtol=1e-12)
 
     def test_leaves_its_input_alone(self) -> None:
         """Rewards and advantages are as before."""
         groups = make_groups(REWARDS)
-        before = (groups.rewards.copy(), groups.advantages.copy())
+        rewards = groups.rewards.copy()
+        advantages = groups.advantages.copy()
         self.strategy(groups, make_context())
-        np.testing.assert_array_equal(groups.rewards, before[0])
-        np.testing.assert_array_equal(groups.advantages, before[1])
+        np.testing.assert_array_equal(groups.rewards, rewards)
+        np.testing.assert_array_equal(groups.advantages, advantages)
 
 
 class EvictorContract:
@@ -126,8 +135,9 @@ class EvictorContract:
         for name, scores in SCORES.items():
             table = make_table(scores)
             ranks = np.asarray(self.strategy(table, make_context(table)))
-            assert ranks.shape == (len(scores),), f"{name}: {ranks.shape} is not one rank for each of {len(scores)}"
-            assert not np.isnan(np.asarray(ranks, dtype=np.float64)).any(), f"{name}: {ranks} holds NaN"
+            count = len(scores)
+            assert ranks.shape == (count,), f"{name}: {ranks.shape} is not one rank for each of {count}"
+            assert not np.isnan(ranks.astype(np.float64)).any(), f"{name}: {ranks} holds NaN"
 
     def test_leaves_the_table_alone(self) -> None:
         """Every column is as before."""
@@ -150,20 +160,23 @@ class SamplerContract:
             table = make_table(scores)
             for count in (1, len(scores), len(scores) + 3):
                 rows = np.asarray(self.strategy(table, count, make_context(table)))
+                distinct = set(rows.tolist())
                 assert len(rows) <= min(count, len(scores)), f"{name}: {len(rows)} rows for a count of {count}"
-                assert len(set(rows.tolist())) == len(rows), f"{name}: {rows} holds a row twice"
+                assert len(distinct) == len(rows), f"{name}: {rows} holds a row twice"
                 assert all(0 <= row < len(scores) for row in rows), f"{name}: {rows} is outside the table"
 
     def test_draws_the_same_from_the_same_generator(self) -> None:
         """All randomness is `context.rng`'s."""
         table = make_table(SCORES["mixed"])
-        draws = [np.asarray(self.strategy(table, 4, make_context(table, seed=7))).tolist() for _ in range(2)]
-        assert draws[0] == draws[1], f"the same seed drew {draws[0]} and {draws[1]}"
+        first = np.asarray(self.strategy(table, 4, make_context(table, seed=7)))
+        second = np.asarray(self.strategy(table, 4, make_context(table, seed=7)))
+        assert first.tolist() == second.tolist(), f"the same seed drew {first.tolist()} and {second.tolist()}"
 
     def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
         """Every column and NumPy's global state are as before."""
         table = make_table(SCORES["mixed"])
-        before, state = _copy(table), str(np.random.get_state(legacy=False))
+        before = _copy(table)
+        state = str(np.random.get_state(legacy=False))
         self.strategy(table, 3, make_context(table))
         _assert_same(table, before)
         assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
@@ -176,11 +189,11 @@ class SelectorContract:
 
     def test_selects_distinct_groups(self) -> None:
         """Indices lie in the batch and none comes twice."""
-        for rewards in (
-            [[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]],
-            [[0, 1, 0, 0]],
-        ):
-            slots = np.asarray(self.strategy(make_groups(rewards), make_context())).tolist()
+        several = [[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]]
+        single = [[0, 1, 0, 0]]
+        for rewards in (several, single):
+            selected = self.strategy(make_groups(rewards), make_context())
+            slots = np.asarray(selected).tolist()
             assert len(set(slots)) == len(slots), f"{slots} holds a group twice"
             assert all(0 <= slot < len(rewards) for slot in slots), f"{slots} is outside the batch"
 
@@ -203,7 +216,8 @@ def make_tokenizer() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: number for number, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS])}
+    tokens = ["<pad>", "<eos>", "<unk>", *CHARACTERS]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -268,7 +282,8 @@ def make_trainer(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    groups, size = 3, settings.get("num_generations", 4)
+    groups = 3
+    size = settings.get("num_generations", 4)
     defaults: dict[str, Any] = {
         "output_dir": str(output_dir),
         "per_device_train_batch_size": groups * size,
@@ -286,19 +301,23 @@ def make_trainer(
         "bf16": False,
     }
     tokenizer = make_tokenizer()
-    model = model if model is not None else make_model(tokenizer)
-    if (
-        settings.get("beta") and not model.config._name_or_path
-    ):  # TRL loads the reference model from where this one was
+    if model is None:
+        model = make_model(tokenizer)
+    if settings.get("beta") and not model.config._name_or_path:
+        # TRL loads the reference model from where this one was
         path = Path(output_dir) / "initial_model"
         model.save_pretrained(path)
         model = type(model).from_pretrained(path)
+    eval_dataset = None
+    if eval_prompts:
+        eval_dataset = Dataset.from_list([{"prompt": prompt} for prompt in eval_prompts])
     rows = [{"prompt": prompt} for prompt in list(prompts) * 64]
-    return (trainer_class or GRPOTrainer)(
+    make = trainer_class or GRPOTrainer
+    return make(
         model=model,
         reward_funcs=reward,
         args=GRPOConfig(**{**defaults, **settings}),
         train_dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list([{"prompt": p} for p in eval_prompts]) if eval_prompts else None,
+        eval_dataset=eval_dataset,
         processing_class=tokenizer,
     )

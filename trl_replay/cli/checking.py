@@ -74,23 +74,23 @@ def _examine_trl() -> tuple[list[str], list[str]]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    found = diagnosis()
-    status = 0 if found["usable"] else 1
+    result = diagnosis()
+    status = 0 if result["usable"] else 1
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(result, indent=2))
         return status
     console = make_console()
-    rows = [[name, installed or "not installed"] for name, installed in found["versions"].items()]
+    rows = [[name, installed or "not installed"] for name, installed in result["versions"].items()]
     console.print(make_table("Installed", ("package", "version"), rows))
-    if found["usable"]:
+    if result["usable"]:
         console.print(
-            f"usable: trl_replay was tested with TRL {found['tested']}, and trl.GRPOTrainer has every method that it "
+            f"usable: trl_replay was tested with TRL {result['tested']}, and trl.GRPOTrainer has every method that it "
             "wraps, with the parameters that it expects"
         )
-        _show_drift(console, found["drift"])
+        _show_drift(console, result["drift"])
     else:
         console.print("[bold]not usable:[/bold]")
-        _show_items(console, found["problems"])
+        _show_items(console, result["problems"])
     return status
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -33,7 +33,11 @@ LEARNING_RATES = {"stock": 5e-4, "replay": 3e-4}
 def codes(seed: int) -> dict[str, str]:
     """The code that opens each key."""
     rng = random.Random(seed)
-    return {str(key): rng.choice(LETTERS) + rng.choice(LETTERS) for key in range(KEYS)}
+    code_of = {}
+    for key in range(KEYS):
+        first = rng.choice(LETTERS)
+        code_of[str(key)] = first + rng.choice(LETTERS)
+    return code_of
 
 
 def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -42,7 +46,11 @@ def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 
 @cache
-def taught(seed: int, steps: int = 300, rows: int = 256) -> Mapping[str, torch.Tensor]:
+def taught(
+    seed: int,
+    steps: int = 300,
+    rows: int = 256,
+) -> Mapping[str, torch.Tensor]:
     """Weights of a model that answers every key with a uniformly random code: the same on every call.
 
     Args:
@@ -52,31 +60,40 @@ def taught(seed: int, steps: int = 300, rows: int = 256) -> Mapping[str, torch.T
     """
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, HIDDEN_SIZE, seed=seed)
-    ids = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789"[:KEYS], *LETTERS, "=", tokenizer.eos_token]))
-    keys, letters, sign, end = (
-        ids[:KEYS],
-        ids[KEYS:-2],
-        ids[-2].expand(rows),
-        ids[-1].expand(rows),
-    )
+
+    def ids_of(tokens: Iterable[str]) -> torch.Tensor:
+        return torch.tensor(tokenizer.convert_tokens_to_ids(list(tokens)))
+
+    keys = ids_of("0123456789"[:KEYS])
+    letters = ids_of(LETTERS)
+    sign = ids_of("=").expand(rows)
+    end = ids_of([tokenizer.eos_token]).expand(rows)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(among: torch.Tensor) -> torch.Tensor:
-        return among[torch.randint(len(among), (rows,), generator=generator)]
+        chosen = torch.randint(len(among), (rows,), generator=generator)
+        return among[chosen]
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     model.train()
     for _ in range(steps):
-        batch = torch.stack([draw(keys), sign, draw(letters), draw(letters), end], dim=1)
+        answers = [draw(keys), sign, draw(letters), draw(letters), end]
+        batch = torch.stack(answers, dim=1)
         labels = batch.clone()
-        labels[:, :2] = -100
-        model(input_ids=batch, labels=labels).loss.backward()
+        labels[:, :2] = -100  # the question
+        loss = model(input_ids=batch, labels=labels).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -> Any:
+def make_trainer(
+    seed: int,
+    learning_rate: float,
+    steps: int,
+    output_dir: str,
+) -> Any:
     """A stock `trl.GRPOTrainer` on the lock: 8 groups of 8 completions of at most 3 tokens an update.
 
     Launched on several processes, these share the 8 groups.
@@ -85,6 +102,7 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -
     model = make_model(tokenizer, HIDDEN_SIZE)
     model.load_state_dict(taught(seed))
     rows = [{"prompt": f"{key}=", "answer": code} for key, code in codes(seed).items()]
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     return GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -94,7 +112,7 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -
             learning_rate=learning_rate,
             lr_scheduler_type="constant",
             max_steps=steps,
-            per_device_train_batch_size=GROUPS * GENERATIONS // int(os.environ.get("WORLD_SIZE", "1")),
+            per_device_train_batch_size=GROUPS * GENERATIONS // processes,
             num_generations=GENERATIONS,
             max_completion_length=3,
             logging_steps=1,
@@ -132,9 +150,5 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(seed, learning_rate, steps, folder)
-        return train(
-            trainer,
-            Record(arm, seed, learning_rate, settings),
-            on_window,
-            window,
-        )
+        record = Record(arm, seed, learning_rate, settings)
+        return train(trainer, record, on_window, window)

@@ -53,18 +53,30 @@ class Record:
         """Mean reward of the last `steps` steps."""
         return float(np.mean(self.reward[-steps:]))
 
-    def reached(self, threshold: float = THRESHOLD, window: int = WINDOW) -> int | None:
+    def reached(
+        self,
+        threshold: float = THRESHOLD,
+        window: int = WINDOW,
+    ) -> int | None:
         """Completions generated up to the end of the first `window` steps in a row whose mean reward is at least
         `threshold`; None if there are none."""
         if len(self.reward) < window:
             return None
-        means = np.convolve(self.reward, np.full(window, 1 / window), mode="valid")
+        weights = np.full(window, 1 / window)
+        means = np.convolve(self.reward, weights, mode="valid")
         hits = np.flatnonzero(means >= threshold - 1e-9)
-        return int((hits[0] + window) * self.rollouts / len(self.reward)) if len(hits) else None
+        if len(hits) == 0:
+            return None
+        steps = hits[0] + window
+        return int(steps * self.rollouts / len(self.reward))
 
     def curve(self, window: int = WINDOW) -> list[float]:
         """Mean reward of each `window` steps, one after the other."""
-        return [float(np.mean(self.reward[at : at + window])) for at in range(0, len(self.reward), window)]
+        means = []
+        for start in range(0, len(self.reward), window):
+            values = self.reward[start : start + window]
+            means.append(float(np.mean(values)))
+        return means
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
@@ -98,10 +110,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         if "reward" not in logs:
             return  # the summary at the end of training
         record = self.record
+        dead = logs["frac_reward_zero_std"]
         record.reward.append(logs["reward"])
-        record.dead.append(logs["frac_reward_zero_std"])
-        record.dead_after.append(logs.get("replay/dead_fraction_after", logs["frac_reward_zero_std"]))
-        record.rollouts += args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        record.dead.append(dead)
+        record.dead_after.append(logs.get("replay/dead_fraction_after", dead))
+        rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        record.rollouts += rows * args.world_size
         for key, value in logs.items():
             if key.startswith("replay/"):
                 self.metrics.setdefault(key, []).append(value)
@@ -129,11 +143,8 @@ def train(
     trainer.add_callback(watch)
     settings = {"use_replay": False} if record.settings is None else record.settings
     started = time.perf_counter()
-    with (
-        attached(trainer, **settings) as session,
-        redirect_stdout(StringIO()),
-    ):  # the summary is kept, not printed
-        trainer.train()
+    with attached(trainer, **settings) as session, redirect_stdout(StringIO()):
+        trainer.train()  # prints its summary, which is kept and not shown
     record.seconds = time.perf_counter() - started
     record.means = {key: float(np.mean(values)) for key, values in watch.metrics.items()}
     record.explanation = session.explain() if session.enabled else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..offline.export import PORTION, Entry, Source, of_checkpoint, rows_of
 from ..sizes import format_bytes
 
+Columns: TypeAlias = dict[str, NDArray[Any]]
 SUMMARISED = {
     "age": "age in updates",
     "uses": "uses",
@@ -81,19 +82,19 @@ def _count(value: Any, name: str, folder: Path) -> int:
     return value
 
 
-def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:
+def _columns(states: Sequence[saved.RankState]) -> Columns:
     """The tables of all ranks as one; of a buffer that several ranks share, once."""
-    tables: list[dict[str, NDArray[Any]]] = []
+    tables: list[Columns] = []
     for state in states:
         if not any(_same_table(state.columns, table) for table in tables):
             tables.append(state.columns)
-    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    joined = {}
+    for name in tables[0]:
+        joined[name] = np.concatenate([table[name] for table in tables])
+    return joined
 
 
-def _same_table(
-    one: Mapping[str, NDArray[Any]],
-    other: Mapping[str, NDArray[Any]],
-) -> bool:
+def _same_table(one: Columns, other: Columns) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in ("serial", "tag"))
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from ..sizes import format_bytes
 from .charts import Line, histogram, line_chart
 from .inspection import inspect
 
+Log: TypeAlias = Sequence[Mapping[str, Any]]
+"""Entries of a trainer's log: metrics by name."""
 GREY = "var(--grey)"
 BLUE = "var(--blue)"
 RED = "var(--red)"
@@ -111,11 +113,7 @@ def _has_buffer(checkpoint: Path) -> bool:
     return (checkpoint / saved.FOLDER).is_dir()
 
 
-def page(
-    name: str,
-    history: Sequence[Mapping[str, Any]],
-    buffer: Mapping[str, Any] | None,
-) -> str:
+def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     """The page of a trainer's `log_history`, and of what `inspect` found.
 
     Both come from files that anybody may have written: what should be a number and is none is left out, and every
@@ -141,10 +139,7 @@ def page(
     )
 
 
-def _points(
-    log: Sequence[Mapping[str, Any]],
-    key: str,
-) -> list[tuple[float, float]]:
+def _points(log: Log, key: str) -> list[tuple[float, float]]:
     """`(step, value)` wherever the log holds a number."""
     points = []
     for entry in log:
@@ -172,12 +167,12 @@ def _text(value: object) -> str:
     return escape(str(value))
 
 
-def _mean(log: Sequence[Mapping[str, Any]], key: str) -> float:
+def _mean(log: Log, key: str) -> float:
     values = [value for _, value in _points(log, key)]
     return float(np.mean(values)) if values else 0.0
 
 
-def _lead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
+def _lead(log: Log, replayed: bool) -> str:
     if not log:
         return "The log of this run holds no step of GRPO."
     course = _course(log)
@@ -198,7 +193,7 @@ def _lead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
     )
 
 
-def _course(log: Sequence[Mapping[str, Any]]) -> str:
+def _course(log: Log) -> str:
     """From where to where the reward went; nothing of a run that is too short to say."""
     tenth = len(log) // 10
     if tenth < 2:
@@ -222,7 +217,7 @@ def _section(title: str, text: str, chart: str) -> str:
     return f"<section><h2>{title}</h2><p>{text}</p>{chart}</section>"
 
 
-def _dead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
+def _dead(log: Log, replayed: bool) -> str:
     key = DEAD_BEFORE if replayed else DEAD
     lines = [Line("generated", GREY, _points(log, key))]
     if replayed:
@@ -235,7 +230,7 @@ def _dead(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
     )
 
 
-def _reward(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
+def _reward(log: Log, replayed: bool) -> str:
     points = _points(log, "reward")
     line = Line("mean reward of generated completions", GREEN, points)
     text = "What the policy earns."
@@ -244,7 +239,7 @@ def _reward(log: Sequence[Mapping[str, Any]], replayed: bool) -> str:
     return _section("Reward", text, line_chart([line], "step", low=0.0))
 
 
-def _share(log: Sequence[Mapping[str, Any]]) -> str:
+def _share(log: Log) -> str:
     line = Line("replayed groups", BLUE, _points(log, REPLACED))
     return _section(
         "Replayed share",
@@ -253,7 +248,7 @@ def _share(log: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _ratios(log: Sequence[Mapping[str, Any]]) -> str:
+def _ratios(log: Log) -> str:
     lines = [
         Line("mean importance ratio", RED, _points(log, "replay/ratio_mean")),
         Line("effective sample size", GREEN, _points(log, "replay/ess")),
@@ -341,7 +336,7 @@ def _entry(entry: Mapping[str, Any]) -> str:
     """A row of the table; equal completions are told once, the best come first."""
     counts = Counter((row["advantage"], row["text"]) for row in entry["completions"])
     best_first = sorted(counts.items(), key=lambda item: -item[0][0])
-    completions = [_completion(advantage, text, count) for (advantage, text), count in best_first]
+    completions = [_completion(*answer, count) for answer, count in best_first]
     return (
         f"<tr><td><code>{_text(entry['prompt'])}</code></td>"
         f'<td class="num">{entry["score"]:.4g}</td>'
