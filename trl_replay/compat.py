@@ -86,6 +86,10 @@ IS_RATIO = "importance_sampling_ratio"
 """Batch key of the ratio between trainer and sampler."""
 
 
+STD_EPSILON = 1e-4
+"""TRL adds this to a standard deviation of rewards before it divides by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
     """How the trainer turns rewards into advantages.
@@ -173,6 +177,45 @@ def reward_setup(trainer: Any) -> RewardSetup:
         str(trainer.scale_rewards),
         str(trainer.multi_objective_aggregation),
     )
+
+
+def advantages(rewards: torch.Tensor, setup: RewardSetup, size: int) -> torch.Tensor:
+    """TRL's advantages, `(rows,)`, as the installed release computes them.
+
+    In the rewards' type, on their device and operation by operation, since rounding errors of a group with equal
+    rewards grow up to 10,000 times: so computed they are the same.
+
+    Args:
+        rewards (`(rows, functions)`): Raw rewards of all processes, as `REWARDS` returns them: NaN where None.
+        setup ([`RewardSetup`]): The trainer's.
+        size (`int`): Rows of a group.
+    """
+    import torch
+    from trl.trainer.utils import nanstd
+
+    leaves_out_unscored = Version(version("trl")) >= Version("1.6")  # before, rows that no function scored have 0
+    mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
+    weights = torch.as_tensor(setup.weights).to(rewards)
+    sums_normalised = setup.aggregation == "normalize_then_sum"
+    scored = rewards
+    if sums_normalised:
+        by_function = rewards.view(-1, size, rewards.size(1))  # (groups, size, functions)
+        centred = by_function - torch.nanmean(by_function, dim=1, keepdim=True)
+        deviations = nanstd(by_function, dim=1, keepdim=True)
+        scored = (centred / (deviations + STD_EPSILON)).view(rewards.shape)
+    total = (scored * weights).nansum(dim=1)
+    if leaves_out_unscored:
+        total[rewards.isnan().all(dim=1)] = torch.nan
+    groups = total.view(-1, size)
+    if sums_normalised:
+        result = (groups - mean(groups)) / (std(total) + STD_EPSILON)
+    else:
+        result = groups - mean(groups, dim=1).unsqueeze(1)
+        if setup.scale == "group":
+            result = result / (std(groups, dim=1).unsqueeze(1) + STD_EPSILON)
+        elif setup.scale == "batch":
+            result = result / (std(total) + STD_EPSILON)
+    return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
 
 
 def sequence_level_ratio(trainer: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from . import compat
 from .batch.compose import padding
-from .batch.group_view import view
+from .batch.group_view import rewards_of_batch, view
 from .buffer.candidates import (
     STALE,
     PendingGroups,
@@ -26,7 +26,7 @@ from .counters import Tally, Totals, metrics
 from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
 from .distributed.row_layout import RowLayout
-from .errors import ReplayError, SeamError
+from .errors import ReplayError
 from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .loss.micro_batch import ROWS
 from .loss.tap import Tap
@@ -97,7 +97,7 @@ class Session:
         )
         self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
         self.decide = Decisions(components, self.tap, self.context, config)
-        self.rewards: torch.Tensor | None = None
+        self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.exporter: Callable[[str | Path], Path] | None = None
@@ -345,13 +345,11 @@ class Session:
         self.components.hooks.call(hook, self.update, session=self)
 
     def _view(self, rows: RowLayout) -> Groups:
-        if self.rewards is None:
-            raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
-        rewards = self.rewards.detach().double().cpu().numpy()
-        self.rewards = None
-        rows.check(len(rewards), self.components.processes)
+        processes = self.components.processes
         setup = compat.reward_setup(self.trainer)
-        return view(rows.columns, rewards, setup, rows.size, self.update)
+        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
+        rows.check(len(scored), processes)
+        return view(rows.columns, scored, setup, rows.size, self.update)
 
     def _log(
         self,

@@ -33,10 +33,11 @@ class Groups:
     Attributes:
         rewards (`(n, G, functions)` float64): Raw reward of each function, NaN where it returned None.
         reward_weights (`(functions,)` float64): The trainer's weight of each function.
-        advantages (`(n, G)` float64): TRL's own advantages.
+        advantages (`(n, G)` float64): Those of the batch: TRL's own, or what the trainer made of them.
         lengths (`(n, G)` int64): Completion tokens of each row.
         trainable (`(n, G)` int64): Completion tokens that the loss trains on (masks applied).
-        dead (`(n,)` bool): Whether a group's advantages do not differ beyond float noise.
+        dead (`(n,)` bool): Whether a group's advantages teach nothing: TRL's own do not differ beyond float noise, or
+            those that the trainer shaped are all next to 0.
         step (`(n,)` int64): Optimizer updates done when the group was generated.
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behaviour_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that

@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, record
 from transformers import TrainerCallback
 
 import trl_replay
+from trl_replay import compat
 from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.tap import ROWS
 from trl_replay.registry import registry
@@ -203,3 +204,199 @@ def test_37_a_rows_ratio_is_bounded_by_moving_all_of_its_old_log_probs_alike() -
     bounded = Bounds(sequence_level=True)(rows, trl_replay.Corrected(old)).old_logps
     assert torch.equal(bounded[1], old[1])
     torch.testing.assert_close(bounded[0] - old[0], torch.full((3,), 5 - math.log(20.0)))
+
+
+class Shaped(Spy):
+    """Changes the advantages of the batch, as subclasses for reward shaping do."""
+
+    shape: Any = staticmethod(lambda advantages, rewards: advantages)
+    size = 4
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        self.raw = super()._calculate_rewards(*args, **kwargs)
+        return self.raw
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        shaped = self.shape(batch["advantages"].view(-1, self.size), self.raw[:, 0].view(-1, self.size))
+        return {**batch, "advantages": shaped.flatten()}
+
+
+ALL_RIGHT = [1.0, 1.0, 1.0, 1.0]
+"""What a trainer makes of TRL's advantages and the rewards; the rewards; and which groups are live then."""
+SHAPED: dict[str, tuple[Any, list[list[float]], list[bool]]] = {
+    "a bonus for groups that are all right": (
+        lambda advantages, rewards: advantages + 0.5 * (rewards.amin(1, keepdim=True) > 0),
+        [ALL_RIGHT, DEAD, LIVE],
+        [True, False, True],
+    ),
+    "a malus for groups that are all wrong": (
+        lambda advantages, rewards: advantages - 0.01 * (rewards.amax(1, keepdim=True) <= 0),
+        [ALL_RIGHT, DEAD, LIVE],
+        [False, True, True],
+    ),
+    "a scale, under which noise stays noise": (
+        lambda advantages, rewards: advantages * 0.5,
+        [[0.7] * 4, [100.1] * 4, LIVE],
+        [False, False, True],
+    ),
+    "only the best groups are kept": (
+        lambda advantages, rewards: advantages * (rewards.sum(1, keepdim=True) > 1),
+        [LIVE, HALF, [1.0, 1.0, 1.0, 0.0]],
+        [False, True, True],
+    ),
+    "no scale, with noise of its own": (
+        lambda advantages, rewards: rewards - rewards.mean(1, keepdim=True) + 1e-8,
+        [ALL_RIGHT, DEAD, LIVE],
+        [False, False, True],
+    ),
+}
+
+
+@pytest.mark.parametrize(("shape", "rewards", "live"), SHAPED.values(), ids=SHAPED)
+def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_are_0_are_dead(
+    tmp_path: Any, shape: Any, rewards: list[list[float]], live: list[bool]
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(rewards), trainer_class=Shaped, max_steps=1)
+    trainer.shape = shape
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.metrics["replay/dead_fraction"] == live.count(False) / 3
+    assert len(session.buffer) == live.count(True)
+
+
+def test_41_a_group_with_a_bonus_keeps_its_gradient(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [ALL_RIGHT, DEAD, DEAD]), trainer_class=Shaped, max_steps=2)
+    trainer.shape = SHAPED["a bonus for groups that are all right"][0]
+    session = trl_replay.attach(trainer)
+    steps = record(session)
+    trainer.train()
+    ids = steps[1][1][ROWS][:, 0].view(3, 4)
+    assert [bool((rows < 0).all()) for rows in ids] == [False, True, True]
+
+
+REWARDS = [
+    [[1, 0, None, 0.5], [0.7] * 4, [0, 0, 0, 0]],
+    [[0.2, None, None, 0.1], [100.1, 100.1, 100.0, 100.1], [0, 0, 0, 0]],
+]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one function", "two functions"])
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_41_trls_rules_for_advantages_stand_in_compat_bit_for_bit(
+    tmp_path: Any, aggregation: str, scale: str, several: bool
+) -> None:
+    functions = [Rewards(rewards) for rewards in REWARDS[: 1 + several]]
+    for number, function in enumerate(functions):
+        function.__name__ = f"function{number}"
+    trainer = make_trainer(
+        tmp_path, functions, trainer_class=Shaped, max_steps=1, multi_objective_aggregation=aggregation,
+        scale_rewards=scale, reward_weights=[1.0, 0.3][: 1 + several],
+    )  # fmt: skip
+    trainer.train()
+    expected = compat.advantages(trainer.raw, compat.reward_setup(trainer), 4)
+    assert torch.equal(trainer.scored[-1]["advantages"], expected)
+
+
+def test_41_all_wrong_groups_are_dead_though_normalize_then_sum_gives_them_a_tiny_advantage(tmp_path: Any) -> None:
+    """Their advantages are -6e-9 in a batch with live groups, where the batch's mean is not exactly 0."""
+    generator = np.random.default_rng(0)
+    script = [[LIVE, [round(r, 1) for r in generator.random(4)], DEAD] for _ in range(20)]
+    trainer = make_trainer(
+        tmp_path, Rewards(*script), trainer_class=Spy, max_steps=20, multi_objective_aggregation="normalize_then_sum"
+    )
+    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
+    trainer.train()
+    tiny = [float(batch["advantages"][8:].abs().max()) for batch in trainer.scored]
+    assert any(value > 0 for value in tiny), "the case is there"
+    assert session.totals.counters["dead"] == 20
+
+
+class Merging(Spy):
+    """Dynamic sampling as a subclass does it: scores twice, and puts groups of the second in dead ones' places."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        kept, other = (super(Merging, self)._generate_and_score_completions(inputs) for _ in range(2))
+        width = min(kept["completion_ids"].size(1), other["completion_ids"].size(1))
+        merged = {}
+        for key, value in kept.items():
+            second = other[key]
+            if value.dim() > 1 and key.startswith("completion"):
+                value, second = value[:, :width], second[:, :width]
+            merged[key] = torch.cat([value[:8], second[8:]]) if value.dim() else value
+        return merged
+
+
+class ScoringOthersToo(Spy):
+    """Computes rewards of something else, after those of its batch."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        texts = ["-"] * len(inputs)
+        self._calculate_rewards(inputs, texts, texts, [[1]] * len(inputs))
+        return batch
+
+
+class Retrying(Spy):
+    """Scores until a group is live, and returns what it scored last."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        for _ in range(3):
+            batch = super()._generate_and_score_completions(inputs)
+            if bool(batch["advantages"].any()):
+                break
+        return batch
+
+
+class ScoringItself(Spy):
+    """Scores through its own wrapped method."""
+
+    depth = 0
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.depth += 1
+        try:
+            if self.depth == 1:
+                return self._generate_and_score_completions(inputs)
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self.depth -= 1
+
+
+MANY = [3.0, 1.0, 0.0, 0.0]
+
+
+def test_40_a_trainer_that_merges_what_it_scored_twice_is_refused_before_anything_is_stored(tmp_path: Any) -> None:
+    script = Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, MANY])
+    trainer = make_trainer(tmp_path, script, trainer_class=Merging, max_steps=3)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match=r"_calculate_rewards 2 times.*those of 0 of the results.*detach"):
+        trainer.train()
+    assert len(session.buffer) == 0
+    assert session.totals.counters["stored"] == 0
+
+
+@pytest.mark.parametrize("trainer_class", [ScoringOthersToo, Retrying, ScoringItself])
+def test_40_of_several_rewards_those_of_the_batch_are_stored(tmp_path: Any, trainer_class: type) -> None:
+    """The batch is that of the second script for the one that tries again, and of the first for the others."""
+    first, second = [MANY, HALF, LIVE], [LIVE, LIVE, MANY]
+    script = {
+        ScoringOthersToo: Rewards(first, second),
+        Retrying: Rewards([DEAD, [1.0] * 4, DEAD], first),
+        ScoringItself: Rewards(first),
+    }[trainer_class]
+    trainer = make_trainer(tmp_path, script, trainer_class=trainer_class, max_steps=1)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.buffer.table.reward_mean.tolist() == [1.0, 0.5, 0.25]
+
+
+def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(tmp_path: Any) -> None:
+    """Of two all-dead batches nobody can tell which one was returned, and their pass rates differ."""
+    script = Rewards([DEAD, DEAD, DEAD], [[1.0] * 4, DEAD, DEAD])
+    trainer = make_trainer(tmp_path, script, trainer_class=ScoringOthersToo, max_steps=1)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="those of 2 of the results"):
+        trainer.train()
+    assert len(session.buffer) == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,21 @@ import torch
 from numpy.typing import NDArray
 
 from .. import compat
+from ..compat import STD_EPSILON
+from ..errors import SeamError
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
 from .images import images_per_row
 
-NOISE = 8 * float(np.finfo(np.float32).eps)
+FLOAT32_EPS = float(np.finfo(np.float32).eps)
+NOISE = 8 * FLOAT32_EPS
 """Relative float32 error allowed for a group's mean and differences; 8 eps covers the sums of TRL's usual group
 sizes."""
-STD_EPSILON = 1e-4
-"""TRL adds this to a standard deviation before dividing."""
+RELATIVE_TOLERANCE = 1e-5
+"""How far TRL's own advantages of live groups may lie from ours, as a share of them."""
+TINY = 1e-6
+"""Shaped advantages of this share of the batch's largest, or less, are 0: float32 noise is a tenth of it."""
 WHOLE_COLUMNS = (
     "lengths",
     "trainable",
@@ -78,7 +83,7 @@ def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
 
 def view(
     rows: Mapping[str, NDArray[Any]],
-    rewards: Floats,
+    scored: torch.Tensor,
     setup: compat.RewardSetup,
     size: int,
     step: int,
@@ -87,27 +92,94 @@ def view(
 
     Args:
         rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
-        rewards (`(rows of all processes, functions)`): Raw rewards, NaN where None.
+        scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
         setup ([`RewardSetup`]): How TRL made advantages of them.
         size (`int`): Rows of a group.
         step (`int`): Updates done so far.
     """
-    advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
-    # (groups of all processes, size, functions)
-    by_group = rewards.reshape(-1, size, rewards.shape[1])
+    rewards = _by_group(scored, size)  # (groups of all processes, size, functions)
     shared = rows["row"][::size] // size
-    noise = advantage_noise(by_group, setup)[shared]
+    advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
+    noise = advantage_noise(rewards, setup)[shared]
+    own = trls_own(rows, scored, setup, size)
+    equal = np.ptp(advantages, axis=1) <= noise
+    largest = np.abs(advantages).max(axis=1)
+    nothing = largest <= TINY * largest.max(initial=0.0)
     return Groups(
-        rewards=by_group[shared],
+        rewards=rewards[shared],
         reward_weights=setup.weights,
         advantages=advantages,
         lengths=rows["lengths"].reshape(-1, size),
         trainable=rows["trainable"].reshape(-1, size),
         items=rows["items"].reshape(-1, size),
-        dead=np.ptp(advantages, axis=1) <= noise,
+        dead=np.where(own, equal, nothing),
         step=np.full(len(advantages), step, np.int64),
         prompt=rows["prompt"][::size],
     )
+
+
+def rewards_of_batch(
+    calls: Sequence[torch.Tensor],
+    rows: Mapping[str, NDArray[Any]],
+    setup: compat.RewardSetup,
+    size: int,
+    count: int,
+) -> torch.Tensor:
+    """The rewards of a batch, among all that were computed while it was scored: `(rows of all processes, functions)`.
+
+    Args:
+        calls (`Sequence[torch.Tensor]`): What each call returned.
+        rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
+        setup ([`RewardSetup`]): How TRL made advantages of them.
+        size (`int`): Rows of a group.
+        count (`int`): Rows of all processes.
+
+    Raises:
+        SeamError: There are none, or it can't be told which they are.
+    """
+    if not calls:
+        raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
+    if len(calls) == 1:
+        return calls[0]
+    fitting: list[torch.Tensor] = []
+    for scored in calls:
+        if len(scored) != count or not trls_own(rows, scored, setup, size).all():
+            continue
+        if not any(torch.allclose(scored, other, rtol=0.0, atol=0.0, equal_nan=True) for other in fitting):
+            fitting.append(scored)
+    if len(fitting) != 1:
+        raise SeamError(
+            f"{compat.SCORE} called {compat.REWARDS} {len(calls)} times for one batch, and the batch's advantages are "
+            f"those of {len(fitting)} of the results: it can't be told which rewards its rows have. A trainer that "
+            "scores several times and merges what it keeps (dynamic sampling) can't be replayed for: score once a "
+            "batch, or detach."
+        )
+    return fitting[0]
+
+
+def trls_own(
+    rows: Mapping[str, NDArray[Any]],
+    scored: torch.Tensor,
+    setup: compat.RewardSetup,
+    size: int,
+) -> Bools:
+    """Which of the groups that a scope shares, `(n,)`, have the advantages that TRL makes of these rewards.
+
+    They may differ by one rounding error of a mean, since the same operations on another device may round otherwise.
+    """
+    shared = rows["row"][::size] // size
+    advantages = rows["advantages"].reshape(-1, size)
+    expected = compat.advantages(scored.detach(), setup, size)
+    expected = expected.view(-1, size).double().cpu().numpy()[shared]
+    rounding = advantage_noise(_by_group(scored, size), setup)[shared] * (FLOAT32_EPS / NOISE)
+    tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
+    return np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
+
+
+def _by_group(scored: torch.Tensor, size: int) -> Floats:
+    """Rewards as `(groups, size, functions)` float64."""
+    rewards = scored.detach().double().cpu().numpy()
+    return np.asarray(rewards.reshape(-1, size, rewards.shape[1]))
 
 
 def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:

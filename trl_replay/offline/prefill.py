@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..batch.compose import cut
-from ..batch.group_view import STD_EPSILON, describe
+from ..batch.group_view import describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
+from ..compat import STD_EPSILON
 from ..counters import Tally
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ConfigurationError, ReplayError

@@ -11,7 +11,6 @@ from .. import compat
 from ..checkpoint import seam as checkpoint_seam
 from ..errors import AttachError
 from ..loss.micro_batch import ROWS
-from ..plan import RUNS
 from ..session import Session
 from ..types import Batch
 from . import completions_table
@@ -118,9 +117,12 @@ def refuse_patches_on_top(trainer: Any, session: Session) -> None:
 
 
 def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
+    if session.rewards is not None:  # the trainer scores again while it scores: what it returns at last counts
+        return stock(inputs)
     if session.detached:
         return _score_last(session, trainer, stock, inputs)
     session.replaced = []
+    session.rewards = []
     try:
         batch = stock(inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
@@ -131,6 +133,7 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
             return batch
         return session.step(_with_logps(session, trainer, batch))
     finally:
+        session.rewards = None
         completions_table.mark(trainer, session.replaced)
 
 
@@ -169,8 +172,8 @@ def _rewards(
     **kwargs: Any,
 ) -> Any:
     rewards = stock(*args, **kwargs)
-    if trainer.model.training and session.mode == RUNS:
-        session.rewards = rewards
+    if session.rewards is not None:
+        session.rewards.append(rewards)
     return rewards
 
 
