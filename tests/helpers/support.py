@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from trl_replay.loss.micro_batch import ROWS
@@ -18,6 +19,10 @@ DEAD = [0.0, 0.0, 0.0, 0.0]
 LIVE = [1.0, 0.0, 0.0, 0.0]
 HALF = [1.0, 1.0, 0.0, 0.0]
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "vespo", "sapo", "luspo"]
+
+
+WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
+"""Two micro-batches an update."""
 
 
 class Rewards:
@@ -86,6 +91,18 @@ def record(session: Session) -> list[tuple[Batch, Batch]]:
 def replayed(steps: Sequence[tuple[Batch, Batch]], size: int = 4) -> list[int]:
     """Of each recorded step, how many groups were replayed."""
     return [int((after[ROWS][:, 0] < 0).sum()) // size for _, after in steps]
+
+
+class Interrupt(TrainerCallback):
+    """Stops training inside a window, after a number of substeps."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
 
 
 class Forwards:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, weights_hash
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 import trl_replay
@@ -210,22 +210,7 @@ def test_dropout_is_warned_of_once(tmp_path: Any) -> None:
     trainer.train()  # warnings are errors: a second one would fail here
 
 
-WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
-
-
 DEAD_LATER = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
-
-
-class Interrupt(TrainerCallback):
-    """Stops training inside a window, after a number of substeps."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
 
 
 def interrupted(tmp_path: Any, after: int = 3, **settings: Any) -> Any:

@@ -35,6 +35,8 @@ def test_each_limit_holds_and_is_named_where_it_held_back(tmp_path: Any, setting
         assert counts == [0, 2, 0, 0, 0], "an entry older than one update is not replayed"
     if name == "replay_max_uses":
         assert counts == [0, 2, 0, 0, 0], "an entry is used once"
+    if name in ("replay_max_age", "replay_max_uses"):
+        assert len(session.buffer) == 0, "what will never be replayed again takes no room"
     if name == "replay_max_fraction":
         assert counts == [0, 1, 1, 1, 1]
     assert words in session.explain()

@@ -6,32 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, Spy
-from transformers import TrainerCallback
+from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy
 
 import trl_replay
 from trl_replay.testing import make_trainer
 
-WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
-
-
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 
-class Interrupt(TrainerCallback):
-    """Stops training inside a window, after a number of substeps."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
-def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any) -> None:
-    """Interrupted in a window, then resumed from an older checkpoint in the same process."""
+@pytest.mark.parametrize("how", ["from a checkpoint", "by hand"])
+def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, how: str) -> None:
+    """Interrupted in a window, then trained on with other weights in the same process."""
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, HALF, LIVE]), trainer_class=Spy, max_steps=6, save_strategy="steps", save_steps=1,
         learning_rate=5e-2, **WINDOW,
@@ -41,7 +26,11 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any) -
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     before, noted = len(trainer.losses), session.carry.serial
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    if how == "by hand":
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.mul_(1.5)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1") if how == "from a checkpoint" else None)
     assert session.totals.counters["refused"] > 0
     sums: dict[str, list[float]] = {}
     for loss in trainer.losses[:before]:

@@ -32,7 +32,7 @@ def test_a_half_life_lets_newer_groups_win_over_higher_scores(tmp_path: Any) -> 
 def test_a_half_life_that_makes_negative_scores_overflow_still_ranks(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([[-10.0, -20.0, -10.0, -10.0]] * 3), max_steps=4)
     session = trl_replay.attach(
-        trainer, replay_half_life=1e-3, replay_scorer="mean_reward", replay_buffer_size=4, replay_start=0
+        trainer, replay_half_life=1e-3, replay_scorer="mean_reward", replay_evictor="heap", replay_buffer_size=4
     )
     trainer.train()
     assert sorted(session.buffer.table.serial.tolist()) == [8, 9, 10, 11]
@@ -164,7 +164,8 @@ def by_prompt(scripts: dict[str, list[list[float]]]) -> Any:
 def test_a_half_life_lowers_negative_scores_too(tmp_path: Any) -> None:
     rewards = [[-9.0, -10, -10, -10], [-9.0, -9, -10, -10], DEAD]
     trainer = make_trainer(tmp_path, Rewards(rewards), max_steps=6)
-    session = trl_replay.attach(trainer, replay_half_life=2.0, replay_scorer="mean_reward", replay_buffer_size=4)
+    settings = {"replay_half_life": 2.0, "replay_scorer": "mean_reward", "replay_evictor": "heap"}
+    session = trl_replay.attach(trainer, replay_buffer_size=4, **settings)
     trainer.train()
     assert int((session.update - session.buffer.table.step).max()) <= 3, "the oldest do not stay for ever"
 

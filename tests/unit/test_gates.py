@@ -4,24 +4,95 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-import trl_replay
+from trl_replay import Corrected, ReplayedRows
 from trl_replay.loss.gates import Gates
 
 
-def test_gates_act_together(tmp_path: Any) -> None:
-    logs = torch.tensor([[0.5, -0.1], [0.0, 0.0], [3.0, 3.0]])
-    rows = trl_replay.ReplayedRows(
-        logs, torch.zeros(3, 2), logs, torch.ones(3, 2, dtype=torch.bool), torch.ones(3), torch.ones(3)
-    )
+def rows(logs: list[list[float]], mask: Any = None) -> ReplayedRows:
+    """Replayed rows with these log ratios."""
+    new = torch.tensor(logs)
+    trained = torch.ones_like(new, dtype=torch.bool) if mask is None else torch.tensor(mask).bool()
+    ones = torch.ones(len(logs))
+    return ReplayedRows(new, torch.zeros_like(new), new, trained, ones, ones)
+
+
+def gated(gates: Gates, given: ReplayedRows, weights: Any = None) -> Any:
+    found = gates(given, Corrected(given.behaviour_logps, None if weights is None else torch.tensor(weights)))
+    assert found.old_logps is given.behaviour_logps
+    return found.weights
+
+
+def test_gates_act_together() -> None:
     gates = Gates(weight=0.5, max_weight=0.75, max_log_ratio=1.0)
-    corrected = gates(rows, trl_replay.Corrected(rows.behaviour_logps))
-    torch.testing.assert_close(corrected.weights, torch.tensor([[0.75 / 1.6487213, 0.5], [0.5, 0.5], [0.0, 0.0]]))
+    found = gated(gates, rows([[0.5, -0.1], [0.0, 0.0], [3.0, 3.0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.75 / 1.6487213, 0.5], [0.5, 0.5], [0.0, 0.0]]))
     assert gates.metrics() == {"replay/capped_fraction": 0.5}
     assert gates.metrics() == {}
 
 
 def test_without_gates_what_the_correction_gave_passes_as_it_is() -> None:
-    given = trl_replay.Corrected(torch.zeros(1, 2))
+    given = Corrected(torch.zeros(1, 2))
     assert Gates()(None, given) is given  # type: ignore[arg-type]
+
+
+def test_a_weight_multiplies_those_of_the_correction() -> None:
+    given = rows([[0.0, 0.0], [0.0, 0.0]])
+    assert gated(Gates(weight=0.25), given).tolist() == [0.25, 0.25]
+    assert gated(Gates(weight=0.25), given, [2.0, 4.0]).tolist() == [0.5, 1.0]
+    assert gated(Gates(weight=0.25), given, [[1.0, 2.0], [4.0, 0.0]]).tolist() == [[0.25, 0.5], [1.0, 0.0]]
+
+
+def test_the_limit_is_on_the_mean_over_trained_tokens_and_includes_itself() -> None:
+    logs = [[0.5, -0.5, 0.5], [0.75, 0.5, 0.5], [0.9, 0.0, 9.0], [9.0, 9.0, 9.0], [-0.9, -0.9, 0.0]]
+    mask = [[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 1, 0]]
+    found = gated(Gates(max_log_ratio=0.5), rows(logs, mask))
+    assert found.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0], "the sum over tokens is beyond it in all rows but one"
+    found = gated(Gates(max_log_ratio=0.5), rows(logs, mask), [2.0] * 5)
+    assert found.tolist() == [2.0, 0.0, 2.0, 2.0, 0.0]
+    found = gated(Gates(max_log_ratio=0.5), rows(logs[:2]), [[2.0, 3.0, 4.0]] * 2)
+    assert found.tolist() == [[2.0, 3.0, 4.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("log", "weight"), [(0.0, 1.0), (0.6931471, 1.0), (1.3862943, 0.5), (-3.0, 1.0), (99.0, None)]
+)
+def test_a_cap_bounds_the_ratio_times_the_weight_and_lets_less_pass(log: float, weight: float | None) -> None:
+    (found,) = gated(Gates(max_weight=2.0), rows([[log]])).flatten().tolist()
+    assert found == pytest.approx(2.0 * torch.tensor(-20.0).exp().item() if weight is None else weight, rel=1e-5)
+
+
+def test_a_cap_counts_the_weights_of_the_correction() -> None:
+    given = rows([[0.0, 0.6931472]])
+    assert gated(Gates(max_weight=1.0), given, [4.0])[0].tolist() == pytest.approx([1.0, 0.5])
+    assert gated(Gates(max_weight=1.0), given, [[0.5, 1.0]])[0].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted() -> None:
+    gates = Gates(max_weight=1.0)
+    found = gated(gates, rows([[2.0, 2.0, -1.0, -1.0]], [[1, 0, 1, 0]]))
+    assert found.tolist()[0][1:] == [1.0, 1.0, 1.0]
+    assert gates.metrics() == {"replay/capped_fraction": 0.5}
+
+
+def test_the_capped_share_is_over_everything_since_the_last_log() -> None:
+    gates = Gates(max_weight=1.0)
+    gated(gates, rows([[2.0, 0.0]]))
+    gated(gates, rows([[0.0, 0.0], [0.0, 3.0]]))
+    assert gates.metrics() == {"replay/capped_fraction": pytest.approx(2 / 6)}
+    gated(gates, rows([[2.0]], [[0]]))
+    assert gates.metrics() == {}, "no trained token, no share"
+
+
+def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio() -> None:
+    gates = Gates(max_weight=1.0, sequence_level=True)
+    logs, mask = [[1.0, 0.0, 9.0], [-1.0, 0.5, 9.0], [5.0, 5.0, 5.0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
+    found = gated(gates, rows(logs, mask))
+    torch.testing.assert_close(found, torch.tensor([torch.tensor(-0.5).exp(), 1.0, 1.0]))
+    assert gates.metrics() == {"replay/capped_fraction": 0.5}, "of the rows that train anything"
+    found = gated(gates, rows(logs, mask), [[2.0, 0.5, 1.0]] * 3)
+    capped = torch.tensor(-0.5).exp().item()
+    assert found[0].tolist() == pytest.approx([capped, 0.5, 1.0]), "one ratio a row, weights of tokens"
+    assert gates.metrics() == {"replay/capped_fraction": 0.5}

@@ -1,0 +1,91 @@
+"""Decisions without a trainer: over a buffer of made-up entries, with the registry's strategies."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from buffers import Ledger
+
+from trl_replay import ReplayConfig
+from trl_replay.batch.group_view import blank
+from trl_replay.buffer.rate_limiter import RateLimiter
+from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
+from trl_replay.distributed.row_layout import RowLayout
+from trl_replay.hooks import SessionHooks
+from trl_replay.loss.off_policy_stats import STATS
+from trl_replay.registry import registry
+from trl_replay.step.decisions import Decisions
+from trl_replay.testing import make_context
+
+SIZE = 4
+"""Rows of a group."""
+KINDS = ("scorer", "evictor", "sampler", "selector")
+NO_KEYS: frozenset[str] = frozenset()
+
+
+class Deciding:
+    """`Decisions` of a session that is at an update, and what they work on.
+
+    `settings` are those of `ReplayConfig`; strategies may be functions. What the loss is said to have shown stands in
+    `tap`, and `weigh` gives the chances of being drawn.
+    """
+
+    def __init__(self, capacity: int = 50, update: int = 0, weigh: Any = None, **settings: Any) -> None:
+        self.config = ReplayConfig(**{"replay_start": 0, **settings})
+        found = {kind: registry().resolve(kind, getattr(self.config, f"replay_{kind}"), kind) for kind in KINDS}
+        limits = Limits(self.config.replay_min_size, self.config.replay_max_age, self.config.replay_max_uses)
+        self.buffer = ReplayBuffer(capacity, Ledger(), limits)
+        self.tap = SimpleNamespace(update=update, verified=True)
+        self.rng = np.random.default_rng(0)
+        components: Any = SimpleNamespace(
+            buffer=self.buffer,
+            hooks=SessionHooks([], found, {kind: strategy.make() for kind, strategy in found.items()}),
+            rate_limiter=RateLimiter(self.config, capacity),
+            weigh=weigh,
+            processes=1,
+        )
+        self.rate_limiter = components.rate_limiter
+        self.decide = Decisions(components, self.tap, self.context, self.config)
+
+    def context(self) -> Any:
+        return make_context(self.buffer.table, update=self.tap.update, num_generations=SIZE)
+
+    def store(self, scores: list[float], **columns: Any) -> None:
+        """Entries with these scores, serials 0, 1, …, of which the buffer keeps what its capacity allows."""
+        count = len(scores)
+        made = {"serial": np.arange(count), "score": np.asarray(scores, float), "step": np.zeros(count, np.int64)}
+        made |= {name: np.asarray(column) for name, column in columns.items()}
+        keys = [self.buffer.keyset(NO_KEYS)] * count
+        stored, _ = self.buffer.offer(
+            {"prompt": np.arange(count), "keys": np.array(keys), **made}, lambda table: table.serial, self.rng
+        )
+        self.buffer.receive(dict.fromkeys(stored))
+        for name in ("uses", "last_used"):
+            if name in columns:
+                getattr(self.buffer.table, name)[:] = columns[name]
+
+    @property
+    def serials(self) -> list[int]:
+        return sorted(self.buffer.table.serial.tolist())
+
+
+def stats(groups: int, **columns: dict[int, list[float]]) -> dict[str, np.ndarray]:
+    """The columns of `OffPolicyStats` over `groups` groups; given per name and slot, row by row, 0 elsewhere.
+
+    Ratios that are not given are 1.
+    """
+    seen = columns.get("seen", {})
+    columns = {"ratio": seen, "squares": seen, **columns}
+    made = {name: np.zeros(groups * SIZE) for name in STATS}
+    for name, slots in columns.items():
+        for slot, values in slots.items():
+            made[name][slot * SIZE : (slot + 1) * SIZE] = values
+    return made
+
+
+def layout(groups: int = 3, **columns: Any) -> RowLayout:
+    """All rows on one process."""
+    shared = blank(0, groups * SIZE) | stats(groups) | {name: np.asarray(given) for name, given in columns.items()}
+    return RowLayout(shared, shared, SIZE)

@@ -1,0 +1,145 @@
+"""From what was decided to the batch that is trained on: tokens counted, dead groups masked, candidates collected."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batches import PAD, SIZE, make_batch, rows_of
+
+from trl_replay.batch.compose import compose, cut
+from trl_replay.batch.group_view import blank
+from trl_replay.buffer.candidates import StepCarry
+from trl_replay.distributed.row_layout import RowLayout
+from trl_replay.fields import FieldTable
+from trl_replay.loss.dead_group_mask import NOTHING_MASKED
+from trl_replay.plan import Plan, Sampled
+from trl_replay.step.training_batch import collect, compose_batch, count_items, mask_dead_groups
+from trl_replay.testing import make_groups
+
+FIELDS = FieldTable(PAD)
+LIVE, DEAD = [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+LENGTHS = [[(2, 3), (2, 1), (2, 2)], [(4, 2), (4, 2), (4, 2)], [(1, 5), (1, 4), (1, 3)]]
+
+
+def batch(*keys: str) -> dict[str, Any]:
+    return make_batch(LENGTHS, list(keys), 0, [True] * 3)
+
+
+def layout(rank: int = 0, ranks: int = 1) -> RowLayout:
+    return RowLayout(blank(0, ranks * 9), blank(rank * 9, 9), SIZE)
+
+
+class Hooks:
+    """Composes as we do, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def compose(self, given: Any, placements: Any, context: Any) -> Any:
+        self.given.append((placements, context))
+        return compose(given, FIELDS, placements)
+
+
+def composed(plan: Plan, groups: Any) -> tuple[Any, Any, Any, Hooks]:
+    hooks, given = Hooks(), batch()
+    components: Any = SimpleNamespace(hooks=hooks, fields=FIELDS)
+    out, placements = compose_batch(given, layout(), plan, groups, components, "context")  # type: ignore[arg-type]
+    return given, out, placements, hooks
+
+
+def test_without_anything_to_place_the_batch_is_the_same_object() -> None:
+    given, out, placements, hooks = composed(Plan(), {})
+    assert out is given
+    assert (placements, hooks.given) == ([], [])
+
+
+def test_drawn_groups_and_copies_are_placed_and_only_drawn_ones_are_returned() -> None:
+    stored = cut(make_batch(LENGTHS, [], 7, [True] * 3), FIELDS, [rows_of(2)])[0]
+    plan = Plan(sampled=Sampled([0], [9], [4], [0], [1.0]), copies=[(2, 1)])
+    given, out, placements, hooks = composed(plan, {9: stored})
+    assert [placed.serial for placed in placements] == [9]
+    ((placed, context),) = hooks.given
+    assert [one.slot for one in placed] == [0, 2]
+    assert context == "context"
+    found, copied, live = cut(out, FIELDS, [rows_of(0), rows_of(2), rows_of(1)])
+    assert torch.equal(found.tensors["completion_ids"], stored.tensors["completion_ids"])
+    assert torch.equal(copied.tensors["completion_ids"], live.tensors["completion_ids"])
+    assert torch.equal(given["completion_ids"], batch()["completion_ids"]), "the given batch is as it was"
+
+
+def total(**counters: float) -> dict[str, float]:
+    return {"items_delta": 0.0, "excluded": 0.0, "excluded_items": 0.0, "groups": 4.0, **counters}
+
+
+@pytest.mark.parametrize(
+    ("counters", "change"),
+    [
+        ({}, 0),
+        ({"items_delta": 5.0}, 5),
+        ({"items_delta": -3.0}, -3),
+        ({"excluded": 1.0, "excluded_items": 2.0}, -2),
+        ({"items_delta": 5.0, "excluded": 3.0, "excluded_items": 2.0}, 3),
+        ({"items_delta": 2.0, "excluded": 3.0, "excluded_items": 2.0}, 0),
+        ({"excluded": 4.0, "excluded_items": 9.0}, 0),
+    ],
+)
+def test_the_token_count_follows_what_all_ranks_exchanged_and_excluded(counters: Any, change: int) -> None:
+    given = batch()
+    exchanged = {**given, "completion_ids": given["completion_ids"] + 1}
+    out = count_items(given, exchanged, total(**counters))
+    before = given["num_items_in_batch"]
+    assert int(out["num_items_in_batch"]) == int(before) + change
+    assert out["num_items_in_batch"].dtype == before.dtype
+    assert (out is exchanged) == (change == 0)
+    assert out["completion_ids"] is exchanged["completion_ids"]
+
+
+def masked(unfilled: str, rank: int = 0, ranks: int = 1, filled: tuple[int, ...] = (), **counters: float) -> Any:
+    fresh = make_groups([DEAD, LIVE, DEAD] * ranks)
+    plan = Plan(fresh=fresh, sampled=Sampled(slots=list(filled)))
+    return mask_dead_groups(plan, fresh, layout(rank, ranks), total(**counters), unfilled, "rows")
+
+
+def test_dead_groups_of_this_process_that_nothing_fills_are_masked() -> None:
+    assert masked("mask").masked == [slice(0, 3), slice(6, 9)]
+    assert masked("mask", filled=(0,)).masked == [slice(6, 9)]
+    assert masked("mask", rank=1, ranks=2).masked == [slice(0, 3), slice(6, 9)]
+    assert (masked("mask").factor, masked("mask").denominator) == (1.0, "")
+    for choice in ("keep", "intra_batch"):
+        assert masked(choice) is NOTHING_MASKED
+
+
+def test_excluded_groups_leave_the_denominator_unless_nothing_else_is_left() -> None:
+    mask = masked("exclude", excluded=3.0)
+    assert (mask.masked, mask.factor, mask.denominator) == ([slice(0, 3), slice(6, 9)], 4.0, "rows")
+    mask = masked("exclude", excluded=4.0)
+    assert (mask.masked, mask.factor, mask.denominator) == ([slice(0, 3), slice(6, 9)], 1.0, "")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_live_groups_wait_for_their_log_probs_where_stock_has_none(known: bool) -> None:
+    keys = ["old_per_token_logps"] if known else []
+    fresh, carry = make_groups([LIVE, DEAD, LIVE]), StepCarry(serial=40)
+    components: Any = SimpleNamespace(fields=FIELDS)
+    plan = Plan(candidates=[0, 2])
+    waiting = collect(batch(*keys), plan, fresh, layout(), components, carry, update=6)
+    pending = carry.pending_groups
+    assert pending is not None
+    assert [(one.serial, one.slot, one.update) for one in pending.candidates] == [(40, 0, 6), (41, 2, 6)]
+    assert waiting == ([] if known else pending.candidates)
+    assert (carry.serial, carry.collected_at, pending.groups) == (42, 6, fresh)
+    assert all("old_per_token_logps" in one.keys for one in pending.candidates), "by then they will have them"
+
+
+def test_candidates_without_rows_here_need_no_log_probs_of_this_process() -> None:
+    fresh, carry = make_groups([LIVE] * 6), StepCarry()
+    components: Any = SimpleNamespace(fields=FIELDS)
+    waiting = collect(batch(), Plan(candidates=[1, 4]), fresh, layout(1, 2), components, carry, update=0)
+    assert [one.slot for one in waiting] == [4]
+    assert carry.pending_groups is not None
+    assert [one.slot for one in carry.pending_groups.candidates] == [1, 4]
+    assert np.isfinite(fresh.reward).all()
