@@ -5,7 +5,7 @@ export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo check test lint mutants compat canary clean
+.PHONY: demo check test lint mutants compat canary docs dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt plugins/trl-replay-freshness/pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -37,5 +37,20 @@ compat: .venv/.installed # trains and replays on seven TRL releases; needs a pac
 canary: .venv/.installed # reads the source of every TRL release in range; needs a package index
 	$(BIN)/python tests/compat/canary.py
 
+.venv/.docs: pyproject.toml constraints.txt # what builds the site, and nothing of what trains
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
+docs: .venv/.docs # the documentation as a site, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+dist: .venv/.installed # what would be uploaded, in dist/: built, checked, and trained with; needs a package index
+	$(BIN)/python tests/compat/dist.py
+
+dist-all: .venv/.installed # the same beside seven TRL releases
+	$(BIN)/python tests/compat/dist.py --all
+
 clean:
-	rm -rf .venv build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,9 +82,17 @@ def build() -> list[Path]:
 
 def make_environment(release: str, wheels: list[Path]) -> Path:
     """The Python of an environment with this TRL release and `wheels`."""
-    path = ENVIRONMENTS / release
+    python = fresh_environment(ENVIRONMENTS / release, release)
+    site = packages(python)
+    pip("install", "--no-deps", "--upgrade", "--target", str(site), *map(str, wheels))
+    check_environment(python, release, site)
+    return python
+
+
+def fresh_environment(path: Path, release: str) -> Path:
+    """The Python of an environment with this TRL release, made if it is not there; without this package."""
     python = path / "bin" / "python"
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(path)}))
+    site = packages(python)
     if not python.exists():
         venv.create(path, with_pip=False)
         borrowed = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
@@ -92,9 +100,12 @@ def make_environment(release: str, wheels: list[Path]) -> Path:
         pip("install", "--no-deps", "--target", str(site), f"trl=={release}")
         if RELEASES.get(release):
             pip("install", "--target", str(site), *RELEASES[release])
-    pip("install", "--no-deps", "--upgrade", "--target", str(site), *map(str, wheels))
-    check_environment(python, release, site)
     return python
+
+
+def packages(python: Path) -> Path:
+    """Where an environment has its packages."""
+    return Path(sysconfig.get_path("purelib", vars={"base": str(python.parents[1])}))
 
 
 def check_environment(python: Path, release: str, site: Path) -> None:

@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import hookspecs
-from trl_replay.registry import new_manager
+from trl_replay.registry import new_manager, registry
+from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
 
@@ -76,3 +78,26 @@ def test_links_within_the_page_and_to_files_lead_somewhere():
             assert target[1:] in slugs, f"{target} is no heading of docs/hooks.md"
         elif not target.startswith("http"):
             assert (Path(__file__).parents[2] / "docs" / target).exists(), f"{target} does not exist"
+
+
+def test_the_plugin_in_ten_lines_works_as_it_stands(tmp_path, monkeypatch):
+    """The very code of the page becomes an installed distribution's module, and trains."""
+    module = re.search(r"```python\n# my_replay\.py\n(.*?)```", PAGE, re.DOTALL)[1]
+    assert len([line for line in module.splitlines() if line.strip()]) <= 10
+    entry_points = re.search(r"\[project\.entry-points\.trl_replay\]\n(.*?)\n```", PAGE, re.DOTALL)[1]
+    (tmp_path / "my_replay.py").write_text(module)
+    info = tmp_path / "my_replay-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-replay\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[trl_replay]\n{entry_points.replace(chr(34), '')}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    setting = re.search(r'Then `(replay_evictor)="([^"]+)"`', PAGE)
+    trainer = make_trainer(tmp_path / "out", Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]))
+    try:
+        with trl_replay.attached(trainer, **{setting[1]: setting[2]}, replay_buffer_size=3) as session:
+            trainer.train()
+    finally:
+        if "mine" in registry().plugins:
+            trl_replay.unregister("mine")
+    assert session.plugins == ["mine"]
+    assert session.totals.counters["evicted"] > 0

@@ -1,0 +1,90 @@
+"""The notebook and the pages for newcomers: their code runs, and the notebook prints what it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOTEBOOK = DOCS / "first_run.ipynb"
+RUN = """
+import contextlib, io, json, sys
+
+printed, namespace = [], {}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec("".join(cell["source"]), namespace)
+        printed.append(output.getvalue())
+print("PRINTED" + json.dumps(printed))
+"""
+PAGES = ("index.md", "methods.md", "migration.md", "coming-from.md", "cloud.md")
+
+
+def code_cells() -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def words(text: str) -> str:
+    """A text without its numbers: another processor may round otherwise, and then sample another token."""
+    return re.sub(r"\s+", " ", re.sub(r"[-\d.%]+", " ", text)).strip()
+
+
+def test_the_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path: Path) -> None:
+    quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(NOTEBOOK)],
+        cwd=tmp_path,
+        env={**os.environ, **quiet, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = json.loads(done.stdout.partition("PRINTED")[2])
+    for cell, found in zip(code_cells(), printed, strict=True):
+        shown = "".join(line for output in cell["outputs"] for line in output["text"])
+        assert words(found) == words(shown), "run docs/first_run.ipynb anew in Jupyter, and save it with its outputs"
+
+
+def test_the_notebook_was_saved_after_one_run_and_without_errors() -> None:
+    cells = code_cells()
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
+    assert kinds == {"stream"}
+    names = {output["name"] for cell in cells for output in cell["outputs"]}
+    assert names == {"stdout"}, "warnings are of one machine: leave them out"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each block with a new tiny trainer where it makes none; the session stays from block to block."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"])
+    rows = [{"prompt": "1=", "completion": text, "reward": float(text == "2")} for text in "2345"]
+    rewards = Rewards([LIVE, DEAD, HALF])
+
+    def tiny(*_: Any) -> Any:
+        return make_trainer("out", rewards, max_steps=2)
+
+    with trl_replay.attached(tiny()) as session:
+        session.buffer.add(rows)
+        session.export("out.parquet")
+    namespace: dict[str, Any] = {"trl_replay": trl_replay, "GRPOTrainer": tiny, "trainer": tiny()}
+    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        if "attach" in block and "GRPOTrainer" not in block:
+            namespace["trainer"] = tiny()
+        exec(block, namespace)

@@ -1,0 +1,158 @@
+"""The documentation site, without mkdocs: its pages, what stands on them, and how it is built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import trl_replay
+from trl_replay.registry import registry
+from trl_replay.specs import SPECS
+from trl_replay.table import COLUMNS
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
+DOCS = ROOT / "docs"
+
+
+class Loader(yaml.SafeLoader):
+    """Reads what mkdocs reads, but for Python objects."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+CONFIG = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
+API = {path.name: path.read_text() for path in sorted((DOCS / "api").glob("*.md"))}
+DIRECTIVES = [
+    (page, name, yaml.safe_load(options or "{}"))
+    for page, text in API.items()
+    for name, options in re.findall(r"^::: ([\w.]+)\n((?:    .*\n)*)", text + "\n", re.MULTILINE)
+]
+
+
+def in_navigation(entries: Any) -> list[str]:
+    """Every page that the navigation names, in its order."""
+    if isinstance(entries, str):
+        return [entries]
+    nested = entries.values() if isinstance(entries, dict) else entries
+    return [page for entry in nested for page in in_navigation(entry)]
+
+
+NAVIGATION = in_navigation(CONFIG["nav"])
+INSIDE = [page for page in NAVIGATION if not page.startswith("https://")]
+OUTSIDE = [page for page in NAVIGATION if page.startswith("https://")]
+
+
+def find(name: str) -> Any:
+    """What a directive names: `trl_replay.errors`, `trl_replay.hookspecs.SessionHooks`."""
+    parts = name.split(".")
+    found = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], start=2):
+        found = getattr(found, part, None) or importlib.import_module(".".join(parts[:number]))
+    return found
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables, headings included; a bar in a cell is escaped."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_every_page_of_the_navigation_exists_and_stands_there_once() -> None:
+    assert [page for page in INSIDE if not (DOCS / page).is_file()] == []
+    assert len(set(NAVIGATION)) == len(NAVIGATION)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {path.relative_to(DOCS).as_posix() for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")}
+    assert pages == set(INSIDE)
+
+
+def test_what_the_navigation_names_outside_is_in_the_repository() -> None:
+    prefix = f"{CONFIG['repo_url']}/blob/main/"
+    for page in OUTSIDE:
+        assert page.startswith(prefix)
+        assert (ROOT / page.removeprefix(prefix)).is_file()
+
+
+@pytest.mark.parametrize("page", API)
+def test_every_relative_link_of_an_api_page_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", API[page]):
+        assert (DOCS / "api" / target).exists(), f"docs/api/{page}: {target} does not exist"
+
+
+@pytest.mark.parametrize("name", trl_replay.__all__)
+def test_every_public_name_stands_on_an_api_page(name: str) -> None:
+    shown = {directive for _, directive, _ in DIRECTIVES}
+    assert f"trl_replay.{name}" in shown or any(f"`trl_replay.{name}` " in text for text in API.values())
+
+
+@pytest.mark.parametrize(("page", "name", "options"), DIRECTIVES, ids=lambda value: value if value else "")
+def test_what_an_api_page_shows_exists_and_has_a_docstring(page: str, name: str, options: dict[str, Any]) -> None:
+    shown = find(name)
+    assert inspect.getdoc(shown)
+    members = options.get("options", {}).get("members") or []
+    for member in members:
+        assert inspect.getdoc(getattr(shown, member)), f"docs/api/{page}: {name}.{member}"
+
+
+def test_every_column_of_the_table_is_described_with_its_type() -> None:
+    described = {row[0]: row[1] for row in rows(API["buffer.md"])}
+    for name, dtype in COLUMNS.items():
+        assert described[f"`{name}`"] == np.dtype(dtype).name
+
+
+METHODS = (DOCS / "methods.md").read_text()
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind: Any) -> None:
+    section = re.search(rf"^## {kind}s?\n(.*?)^## ", METHODS, re.MULTILINE | re.DOTALL | re.IGNORECASE)
+    assert section
+    described = {row[0].strip("*`"): " ".join(row) for row in rows(section[1])}
+    for plugin, spec in registry().strategies(kind):
+        if plugin.name == "builtin":
+            row = described[spec.name]
+            for text in arguments(spec.factory, kind):
+                assert text in row, f"docs/methods.md: {text} is no argument of the {kind} {spec.name}"
+
+
+def arguments(factory: Any, kind: str) -> list[str]:
+    """Each argument as it is written where its default is shown: `alpha=1.0`; without one, its name."""
+    if kind == "scope":
+        return []
+    parameters = inspect.signature(factory).parameters.values()
+    return [
+        parameter.name if parameter.default is None else f"{parameter.name}={parameter.default!r}".replace("'", '"')
+        for parameter in parameters
+    ]
+
+
+def test_the_gallery_shows_every_picture_of_the_benchmarks() -> None:
+    gallery = (DOCS / "gallery.md").read_text()
+    for picture in (ROOT / "benchmarks" / "results").glob("*.png"):
+        assert f"](../benchmarks/results/{picture.name})" in gallery, f"docs/gallery.md does not show {picture.name}"
+
+
+def test_what_builds_the_site_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    constraints = (ROOT / "constraints.txt").read_text()
+    for requirement in project["optional-dependencies"]["docs"]:
+        name = re.split(r"[\[>=]", requirement)[0]
+        assert re.search(rf"^{re.escape(name)}==", constraints, re.MULTILINE), f"constraints.txt does not pin {name}"
+
+
+def test_continuous_integration_builds_the_site_strictly_and_needs_no_secret() -> None:
+    text = (ROOT / ".github" / "workflows" / "docs.yml").read_text()
+    steps = [step.get("run") for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+    assert "make docs" in steps
+    assert "secrets" not in text
+    recipe = re.search(r"^docs:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    assert "mkdocs build --strict" in recipe[1]
