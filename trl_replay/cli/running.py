@@ -27,10 +27,8 @@ from .settings import add_settings, given_settings
 
 NAME = "trl-replay run"
 EXAMPLE = f"{NAME} -- python train.py"
-NOT_EXECUTABLE = 126
-NOT_FOUND = 127
 ENDED_BY_SIGNAL = 128
-"""Exit statuses as a shell gives them; the last with the signal's number added."""
+"""With the signal's number added, the exit status that a shell gives."""
 FORWARDED = (
     signal.SIGTERM,
     signal.SIGHUP,
@@ -83,14 +81,7 @@ def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
 
 def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs the command; its exit status."""
-    try:
-        process = subprocess.Popen(command, env=environment)
-    except FileNotFoundError:
-        print(f"{NAME}: there is no command {command[0]!r}", file=sys.stderr)
-        return NOT_FOUND
-    except PermissionError:
-        print(f"{NAME}: {command[0]!r} can't be executed", file=sys.stderr)
-        return NOT_EXECUTABLE
+    process = subprocess.Popen(command, env=environment)
     with _signals_passed_to(process):
         status = process.wait()
     return status if status >= 0 else ENDED_BY_SIGNAL - status
