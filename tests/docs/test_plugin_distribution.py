@@ -116,8 +116,9 @@ def test_the_wheels_hold_their_package_and_nothing_else(wheels):
         assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
         assert "License-Expression: Apache-2.0" in metadata
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trl_replay").rglob("*.py")}
+    examples = {f"trl_replay/examples/{path.name}" for path in (ROOT / "examples").glob("*.*")}
     with zipfile.ZipFile(wheels[0]) as archive:
-        assert {name for name in archive.namelist() if name.endswith(".py")} == sources
+        assert {name for name in archive.namelist() if name.endswith((".py", ".yaml"))} == sources | examples
 
 
 def test_the_installed_plugin_trains_and_changes_nothing_where_it_is_not_named(wheels, tmp_path):
@@ -140,3 +141,16 @@ def test_the_installed_plugin_trains_and_changes_nothing_where_it_is_not_named(w
     assert idle == stock, "installed but not named, and yet the run is another"
     assert named["plugins"] == ["freshness"]
     assert named["replaced"] > 0
+
+
+def test_the_installed_package_has_its_examples_and_its_hook(wheels, tmp_path):
+    """A copied example, less its line that attaches, replays under `trl-replay run`."""
+    environment = Environment(tmp_path / "environment")
+    environment.install(wheels[0])
+    command = (environment.executable, "-m", "trl_replay")
+    python(*command, "example", "warm_start", "--out", tmp_path, cwd=tmp_path)
+    above, attaching, _ = (tmp_path / "warm_start.py").read_text().partition("    session = trl_replay.attach(")
+    assert attaching
+    (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
+    printed = python(*command, "run", "--", environment.executable, "unattached.py", cwd=tmp_path)
+    assert "replay: 30 generation batches" in printed

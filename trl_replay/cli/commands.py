@@ -6,23 +6,28 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .. import __version__
 from ..errors import ReplayError
 from .checking import CHECK
 from .demo import DEMO
 from .estimating import ESTIMATE
+from .examples import EXAMPLE
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
+from .parsing import Parser
+from .running import RUN
 from .tables import printable
 
-COMMANDS = (LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, DEMO)
+COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, EXAMPLE, DEMO)
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser with all subcommands."""
-    main_parser = argparse.ArgumentParser(
+    main_parser = Parser(
         prog="trl-replay",
         description="A replay buffer for TRL's GRPOTrainer.",
     )
+    main_parser.add_argument("--version", action="version", version=f"trl-replay {__version__}")
     subparsers = main_parser.add_subparsers(metavar="command", required=True)
     for command in COMMANDS:
         subparser = subparsers.add_parser(

@@ -93,6 +93,11 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     return session
 
 
+def is_attached(trainer: Any) -> bool:
+    """Whether `attach` was called for this trainer, also with settings under which it does nothing."""
+    return trainer in _sessions
+
+
 def detach(trainer: Any) -> None:
     """Takes the seam off again: the trainer's methods are its class's, bit for bit as before.
 

@@ -1,0 +1,560 @@
+"""Unmodified scripts: `trl_replay.autoattach` in this process, and `trl-replay run` with the commands of the docs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support import DEAD, LIVE, Rewards
+from transformers import Trainer
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay import ConfigurationError, RefusedError
+from trl_replay.bootstrap.sitecustomize import WhenImported
+from trl_replay.cli.commands import main
+from trl_replay.cli.receipts import NOT_ATTACHED, REFUSED, TOO_FEW, Report, judge
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+from trl_replay.trainer.attachment import is_attached
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "running.md").read_text()
+README = (ROOT / "README.md").read_text()
+
+
+def session_of(trainer: Any) -> Any:
+    from trl_replay.trainer import attachment
+
+    return attachment._sessions[trainer]
+
+
+# in this process
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes tiny trainers; afterwards, TRL's class is as it was."""
+    before = dict(vars(GRPOTrainer))
+
+    def make(trainer_class: type | None = None) -> Any:
+        return make_trainer(tmp_path, Rewards([LIVE, DEAD, LIVE]), trainer_class=trainer_class, max_steps=2)
+
+    yield make
+    assert dict(vars(GRPOTrainer)) == before
+
+
+def test_every_trainer_attaches_when_it_first_trains_and_not_before(make: Any) -> None:
+    undo = trl_replay.autoattach(replay_evictor="fifo")
+    first, second = make(), make()
+    assert not is_attached(first)
+    first.train()
+    assert session_of(first).config.replay_evictor == "fifo"
+    assert session_of(first).metrics["replay/size"] > 0
+    assert not is_attached(second)
+    second.train()
+    assert is_attached(second)
+    undo()
+    undo()
+    third = make()
+    third.train()
+    assert not is_attached(third)
+
+
+def test_subclasses_attach_whatever_they_do_to_train(make: Any) -> None:
+    class Plain(GRPOTrainer):
+        pass
+
+    class GoesAround(GRPOTrainer):
+        def train(self) -> Any:
+            return Trainer.train(self)
+
+    undo = trl_replay.autoattach()
+
+    class Mixin:
+        def train(self) -> Any:
+            return Trainer.train(self)  # type: ignore[arg-type]
+
+    class MixedIn(Mixin, GRPOTrainer):
+        pass
+
+    class Calls(GRPOTrainer):
+        def train(self, *args: Any, **kwargs: Any) -> Any:
+            assert is_attached(self)
+            return super().train(*args, **kwargs)
+
+    for trainer_class in (Plain, GoesAround, MixedIn, Calls):
+        trainer = make(trainer_class)
+        trainer.train()
+        assert is_attached(trainer), trainer_class.__name__
+    undo()
+    assert "train" not in vars(Plain)
+    assert "train" not in vars(MixedIn)
+    assert vars(GoesAround)["train"].__name__ == "train"
+    assert not hasattr(vars(GoesAround)["train"], "__wrapped__")
+
+
+def test_training_again_keeps_the_session_and_detach_is_not_undone(make: Any) -> None:
+    undo = trl_replay.autoattach()
+    trainer = make()
+    trainer.train()
+    session = session_of(trainer)
+    trainer.train()
+    assert session_of(trainer) is session
+    assert session.tap.update == 4
+    trl_replay.detach(trainer)
+    trainer.train()
+    assert not is_attached(trainer)
+    undo()
+
+
+@pytest.mark.parametrize("own", [{"replay_evictor": "heap"}, {"use_replay": False}])
+def test_a_script_that_attaches_by_itself_keeps_its_settings(make: Any, own: dict[str, Any]) -> None:
+    undo = trl_replay.autoattach(replay_evictor="fifo")
+    trainer = make()
+    session = trl_replay.attach(trainer, **own)
+    trainer.train()
+    assert session_of(trainer) is session
+    undo()
+
+
+def test_the_last_call_holds_until_it_is_undone(make: Any) -> None:
+    undo_first = trl_replay.autoattach(replay_evictor="fifo")
+    undo_last = trl_replay.autoattach(replay_evictor="heap")
+    found = []
+    for undo in (undo_last, undo_first):
+        trainer = make()
+        trainer.train()
+        found.append(session_of(trainer).config.replay_evictor)
+        undo()
+    assert found == ["heap", "fifo"]
+
+
+def test_somebody_elses_patch_of_train_outlives_ours(make: Any) -> None:
+    undo = trl_replay.autoattach()
+    ours = GRPOTrainer.train
+    GRPOTrainer.train = lambda self: ours(self)
+    undo()
+    trainer = make()
+    trainer.train()
+    assert not is_attached(trainer)
+    del GRPOTrainer.train
+
+
+def test_a_refusal_is_raised_by_train_and_a_wrong_setting_at_once(make: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"autoattach\(\) has no setting 'replay_evctor'.*'replay_evictor'"):
+        trl_replay.autoattach(replay_evctor="fifo")
+    undo = trl_replay.autoattach(replay_retire_passes=9)
+    trainer = make()
+    with pytest.raises(RefusedError, match="replay_retire_passes=9"):
+        trainer.train()
+    assert not is_attached(trainer)
+    undo()
+
+
+def test_it_waits_for_trl_without_importing_it() -> None:
+    code = (
+        "import sys, trl_replay; undo = trl_replay.autoattach(replay_buffer_size=8); "
+        "assert not {'torch', 'trl', 'transformers'} & set(sys.modules); "
+        "assert any(type(finder).__name__ == 'WhenImported' for finder in sys.meta_path); "
+        "undo(); "
+        "assert not any(type(finder).__name__ == 'WhenImported' for finder in sys.meta_path)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_two_that_wait_for_one_module_are_both_told_each_time_and_its_loader_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "awaited.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    told: list[tuple[str, int]] = []
+
+    def tell(name: str) -> Callable[[ModuleType], None]:
+        return lambda module: told.append((name, module.value))
+
+    finders = [WhenImported("awaited", tell("first")), WhenImported("awaited", tell("second"))]
+    monkeypatch.setattr(sys, "meta_path", [*finders, *sys.meta_path])
+    for _ in range(2):
+        module = importlib.import_module("awaited")
+        assert "exec_module" not in vars(module.__loader__)
+        assert importlib.util.find_spec("unheard_of") is None
+        del sys.modules["awaited"]
+    assert told == [("second", 1), ("first", 1)] * 2
+
+
+# other processes
+
+TRAIN = """
+    import json, os, sys
+    import torch
+    from trl import GRPOTrainer
+    from trl_replay.testing import make_trainer
+    from trl_replay.trainer import attachment
+
+    torch.set_num_threads(1)
+
+    def every_other(completions, **kwargs):
+        return [float(row % 2 and row < 8) for row in range(len(completions))]
+
+    class Own(GRPOTrainer):
+        def train(self):
+            return super().train()
+
+    def train(trainer):
+        trainer.train()
+        config = attachment._sessions[trainer].config
+        accelerator = trainer.accelerator
+        print("TRAINED" + json.dumps({
+            "rank": accelerator.process_index,
+            "ranks": accelerator.num_processes,
+            "evictor": config.replay_evictor,
+            "max_age": config.replay_max_age,
+            "scope": config.replay_scope,
+            "hook": "bootstrap" in os.environ.get("PYTHONPATH", "") or "TRL_REPLAY_AUTOATTACH" in os.environ,
+            "site": "earlier_site" in sys.modules,
+        }), flush=True)
+
+    trainer = make_trainer("out", every_other)
+    train(trainer)
+    if trainer.accelerator.num_processes == 1:
+        train(make_trainer("out", every_other, trainer_class=Own))
+        train(trainer)
+    else:
+        torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # gloo's threads can abort a process whose interpreter is being torn down
+"""
+
+GRPO = """
+    model_name_or_path: model
+    dtype: float32
+    dataset_name: data
+    reward_funcs: [my_rewards.every_other]
+    output_dir: out
+    max_steps: 2
+    per_device_train_batch_size: 8
+    num_generations: 4
+    max_completion_length: 4
+    logging_steps: 1
+    report_to: none
+    save_strategy: "no"
+    use_cpu: true
+    bf16: false
+    disable_tqdm: true
+"""
+
+ACCELERATE = """
+    compute_environment: LOCAL_MACHINE
+    distributed_type: MULTI_GPU
+    use_cpu: true
+    num_machines: 1
+    num_processes: 2
+    machine_rank: 0
+    main_process_port: 0
+    mixed_precision: "no"
+    rdzv_backend: static
+    same_network: true
+"""
+
+REWARD = "def every_other(completions, **_):\n    return [float(row % 2) for row in range(len(completions))]\n"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands of docs/running.md start: nothing in it attaches."""
+    folder = tmp_path_factory.mktemp("project")
+    files = {
+        "train.py": textwrap.dedent(TRAIN),
+        "project/__init__.py": "",
+        "project/train.py": textwrap.dedent(TRAIN),
+        "replay.yaml": re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0],
+        "grpo.yaml": textwrap.dedent(GRPO),
+        "my_rewards.py": REWARD,
+        "data/train.jsonl": "\n".join(json.dumps({"prompt": f"{number}+{number}="}) for number in range(8)),
+        "accelerate/default_config.yaml": textwrap.dedent(ACCELERATE),
+        "site/sitecustomize.py": "import sys\nsys.modules['earlier_site'] = sys\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder / "model")
+    make_model(tokenizer).save_pretrained(folder / "model")
+    return folder
+
+
+def trl_replay_run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`trl-replay run …` by this Python, whose programs come first."""
+    environment = {**os.environ, **variables}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [sys.executable, "-m", "trl_replay", "run", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def trained(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in re.findall(r"TRAINED(\{.*?\})", done.stdout)]
+    return sorted(found, key=lambda facts: int(facts["rank"]))
+
+
+DOCUMENTED: list[str] = re.findall(r"^trl-replay run (.*)$", PAGE, re.MULTILINE)
+ONE = {"rank": 0, "ranks": 1, "evictor": "prompt_balanced", "max_age": None, "scope": "process", "hook": False}
+TWO = {**ONE, "ranks": 2}
+EXPECTED: dict[str, list[dict[str, Any]]] = {
+    "python train.py": [ONE, ONE, ONE],
+    "python -m": [{**ONE, "evictor": "fifo"}] * 3,
+    "torchrun": [{**TWO, "rank": rank, "scope": "gathered"} for rank in range(2)],
+    "accelerate": [{**TWO, "rank": rank, "evictor": "fifo"} for rank in range(2)],
+    "trl grpo": [],
+}
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_every_documented_command_attaches_on_every_rank_with_its_settings(line: str, project: Path) -> None:
+    (expected,) = [facts for words, facts in EXPECTED.items() if f"-- {words}" in line]
+    before = os.pathsep.join([str(project / "site"), os.environ.get("PYTHONPATH", str(ROOT))])
+    home = {"HF_HOME": str(project)} if "accelerate" in line else {}
+    done = trl_replay_run(*shlex.split(line), cwd=project, PYTHONPATH=before, **home)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert trained(done) == [{**facts, "site": True} for facts in expected]
+    assert "trl-replay run:" not in done.stderr
+    if "trl grpo" in line:
+        assert "2 generation batches" in done.stdout, "the session's closing words are missing"
+        assert "'replay/size': '2'" in done.stdout
+
+
+def test_every_kind_of_command_is_documented() -> None:
+    assert len(DOCUMENTED) == len(EXPECTED)
+    for words in EXPECTED:
+        assert any(f"-- {words}" in line for line in DOCUMENTED), words
+    assert "trl-replay run --replay_buffer_size 64 -- accelerate launch train.py" in README
+
+
+def test_a_refusal_is_told_once_with_a_status_of_its_own(project: Path) -> None:
+    done = trl_replay_run("--replay_retire_passes", "9", "--", "python", "train.py", cwd=project)
+    assert done.returncode == REFUSED
+    message = done.stderr.rpartition("trl-replay run: ")[2]
+    assert "replay_retire_passes=9 is more than a group has rows" in message
+    assert "Traceback" not in message
+    assert trained(done) == []
+
+
+def test_a_command_that_trains_nothing_has_a_status_of_its_own(tmp_path: Path) -> None:
+    done = trl_replay_run("--", "python", "-c", "print('no trainer')", cwd=tmp_path)
+    assert done.returncode == NOT_ATTACHED
+    assert done.stdout == "no trainer\n"
+    assert done.stderr == "trl-replay run: replay was not attached: no GRPOTrainer trained in it.\n"
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_a_python_that_skips_the_hook_is_told_apart(tmp_path: Path, flag: str) -> None:
+    done = trl_replay_run("--", "python", flag, "-c", "pass", cwd=tmp_path)
+    assert done.returncode == NOT_ATTACHED
+    assert "python -I, -E and -S skip it" in done.stderr
+
+
+def test_a_python_without_trl_replay_goes_on_and_is_named(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
+    other = str(tmp_path / "other" / "bin" / "python")
+    done = trl_replay_run("--", other, "-c", "print('goes on')", cwd=ROOT, PYTHONPATH="")
+    assert done.returncode == NOT_ATTACHED
+    assert done.stdout == "goes on\n"
+    assert done.stderr == (
+        f"trl-replay run: replay was not attached: it ran in a Python that has no trl_replay: {other}. "
+        "Install trl-replay there.\n"
+    )
+
+
+def test_a_hook_that_can_not_attach_leaves_the_process_alone_and_says_why(tmp_path: Path) -> None:
+    """Where TRL is imported beside a trl_replay that can't be."""
+    files = {
+        "trl/__init__.py": "",
+        "trl/trainer/__init__.py": "",
+        "trl/trainer/grpo_trainer.py": "print('imported')",
+        "trl_replay/__init__.py": "raise ImportError('broken')",
+        "train.py": "import trl.trainer.grpo_trainer; print('goes on')",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    hook_alone = 'PYTHONPATH="${PYTHONPATH%%:*}"'
+    done = trl_replay_run("--", "sh", "-c", f"{hook_alone} python {tmp_path}/train.py", cwd=ROOT)
+    assert done.stdout == "imported\ngoes on\n"
+    assert done.returncode == NOT_ATTACHED
+    assert "its processes could not set it up: ImportError: broken" in done.stderr
+
+
+def test_an_earlier_sitecustomize_fails_as_it_would_have(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('broken before')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
+    done = trl_replay_run("--", "python", "-c", "print('goes on')", cwd=tmp_path, PYTHONPATH=path)
+    assert done.stdout == "goes on\n"
+    assert done.stderr.count("RuntimeError: broken before") == 2, "in the parent and in the command"
+    assert "no GRPOTrainer trained" in done.stderr
+
+
+def test_the_hook_without_its_variable_changes_nothing(tmp_path: Path) -> None:
+    hook = ROOT / "trl_replay" / "bootstrap"
+    code = "import sys; print(len(sys.meta_path), any('bootstrap' in entry for entry in sys.path))"
+    results = []
+    for path in (str(tmp_path), str(hook)):
+        command = [sys.executable, "-c", code]
+        variables = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        results.append((done.stdout, done.stderr))
+    assert results[0] == results[1]
+
+
+def test_a_failing_command_keeps_its_status(tmp_path: Path) -> None:
+    done = trl_replay_run("--", "python", "-c", "raise SystemExit(7)", cwd=tmp_path)
+    assert done.returncode == 7
+    assert "ended with status 7 before a GRPOTrainer trained" in done.stderr
+
+
+def test_signals_reach_the_command(tmp_path: Path) -> None:
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    command = [sys.executable, "-m", "trl_replay", "run", "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 128 + signal.SIGTERM
+
+
+# the parent
+
+
+def attached(rank: int = 0, world_size: int = 1, **facts: Any) -> Report:
+    return Report("attached", 1, "python", rank=rank, world_size=world_size, **facts)
+
+
+EIGHT_HERE = {"LOCAL_WORLD_SIZE": "8"}
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "environment", "expected"),
+    [
+        ([attached()], 0, {}, 0),
+        ([attached()], 3, {}, 3),
+        ([attached(0, 2), attached(1, 2)], 0, {}, 0),
+        ([attached(1, 2)], 0, {}, TOO_FEW),
+        ([attached(1, 2), attached(1, 2)], 0, {}, TOO_FEW),
+        ([attached(1, 2)], 1, {}, 1),
+        ([attached(), attached(0, 2)], 0, {}, TOO_FEW),
+        ([attached(rank, 16, launcher=EIGHT_HERE) for rank in range(8, 16)], 0, {}, 0),
+        ([attached(rank, 16, launcher=EIGHT_HERE) for rank in range(8, 15)], 0, {}, TOO_FEW),
+        ([attached(3, 16)], 0, {"SLURM_STEP_ID": "0"}, 0),
+        ([attached(3, 16, launcher=EIGHT_HERE)], 0, {"RANK": "3", **EIGHT_HERE}, 0),
+        ([attached(3, 16, launcher=EIGHT_HERE)], 0, {"SLURM_STEP_ID": "0"}, TOO_FEW),
+        ([attached(), Report("refused", 1, "python", reason="no")], 0, {}, REFUSED),
+        ([], 0, {}, NOT_ATTACHED),
+        ([], 5, {}, 5),
+    ],
+)
+def test_the_verdict(reports: list[Report], status: int, environment: dict[str, str], expected: int) -> None:
+    verdict = judge(reports, status, environment)
+    assert verdict.status == expected
+    assert bool(verdict.message) == (expected != status or not reports)
+
+
+def test_what_several_ranks_say_is_said_once() -> None:
+    reports = [Report("refused", rank, "python", reason="too few rows", rank=rank) for rank in range(4)]
+    verdict = judge(reports, 1, {})
+    assert verdict.message is not None
+    assert verdict.message.count("too few rows") == 1
+
+
+def test_settings_that_the_script_overruled_are_told() -> None:
+    verdict = judge([attached(own=True)], 0, {})
+    assert verdict == (0, "the script attaches replay by itself; its own settings were used, not the given ones.")
+
+
+WRONG = [
+    (["--replay_evctor", "fifo"], "trl-replay run has no setting 'replay_evctor'. Did you mean 'replay_evictor'?"),
+    (["--replay_evictor", "fifoo"], "replay_evictor='fifoo': there is no evictor of that name. Did you mean 'fifo'?"),
+    (["--replay_max_age", "ten"], "replay_max_age='ten' can't be used: leave it out or give a whole number"),
+    (["--replay_buffer_size", "8", "--replay_min_size", "9"], "replay_min_size=9 can't be used"),
+    (["--use_replay", "maybe"], "use_replay='maybe' can't be used: give true or false."),
+    (["--config", "wrong.yaml"], "wrong.yaml has no setting 'learning_rate'."),
+    (["--config", "list.yaml"], "list.yaml holds no settings"),
+    (["--config", "broken.yaml"], "broken.yaml is no YAML"),
+    (["--config", "gone.yaml"], "gone.yaml"),
+    (["python", "train.py"], "put -- before the command"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [(["run", *arguments], words) for arguments, words in WRONG])
+def test_the_command_is_not_started_with_a_wrong_setting(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.yaml").write_text("replay_evictor: fifo\nlearning_rate: 1.0")
+    (tmp_path / "list.yaml").write_text("- replay_evictor")
+    (tmp_path / "broken.yaml").write_text("replay_evictor: [")
+    assert main([*arguments, "--", "touch", "started"]) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "started").exists()
+
+
+def test_no_command_and_one_that_does_not_exist_are_told(capsys: Any) -> None:
+    assert main(["run", "--replay_evictor", "fifo"]) == 1
+    assert "Give a command after --" in capsys.readouterr().err
+    assert main(["run", "--", "no-such-command"]) == 1
+    assert "no-such-command" in capsys.readouterr().err
+
+
+def test_flags_and_the_file_arrive_with_their_types_and_flags_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "replay.yaml").write_text(
+        "replay_evictor: fifo\nreplay_max_age: 20\nreplay_half_life: 1e-1\nreplay_cooldown: null\n"
+        "replay_sampler_kwargs: {alpha: 0.5}\nreplay_buffer_size: 4\nreplay_min_size: 4\n"
+    )
+    flags = "--replay-max-age 30 --replay_max_fraction 0.5 --replay_dry_run --replay_max_bytes 2MB --replay_seed none"
+    more = ["--replay_sampler", "proportional", "--replay_start=5", "--replay_min_size", "2"]
+    plugins = ["--replay_plugins", "one", "two"]
+    code = "import os; open('given', 'w').write(os.environ['TRL_REPLAY_AUTOATTACH'])"
+    monkeypatch.chdir(tmp_path)
+    arguments = ["run", "--config", "replay.yaml", *flags.split(), *more, *plugins, "--", sys.executable, "-c", code]
+    assert main(arguments) == NOT_ATTACHED
+    given = json.loads((tmp_path / "given").read_text())
+    assert given["settings"] == {
+        "replay_evictor": "fifo",
+        "replay_max_age": 30,
+        "replay_half_life": 0.1,
+        "replay_cooldown": None,
+        "replay_sampler_kwargs": {"alpha": 0.5},
+        "replay_buffer_size": 4,
+        "replay_min_size": 2,
+        "replay_max_fraction": 0.5,
+        "replay_dry_run": True,
+        "replay_max_bytes": "2MB",
+        "replay_seed": None,
+        "replay_sampler": "proportional",
+        "replay_start": 5,
+        "replay_plugins": ["one", "two"],
+    }
+    assert not Path(given["reports"]).exists()
+
+
+def test_the_parent_imports_neither_torch_nor_trl() -> None:
+    code = (
+        "import sys; from trl_replay.cli.commands import main; "
+        "main(['run', '--replay_evictor', 'fifo', '--', 'true']); "
+        "sys.exit(' '.join({'torch', 'trl', 'transformers'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,1 @@
+"""The folder that `trl-replay run` puts on PYTHONPATH."""

@@ -1,0 +1,130 @@
+"""What the processes of `trl-replay run` reported, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NOT_ATTACHED = 91
+"""The command succeeded, and replay was attached to no trainer."""
+TOO_FEW = 92
+"""The command succeeded, and replay was attached on some of its ranks."""
+REFUSED = 93
+"""Replay could not be attached to a trainer."""
+
+RANK_VARIABLES = (
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "SLURM_STEP_ID",
+)
+"""One of these is set where a launcher has started this very process."""
+
+SKIPPED = (
+    "no Python that it started ran the hook: python -I, -E and -S skip it, and so does whatever starts its processes "
+    "with an environment of its own (containers, sudo, ssh)"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One process's word: that it `started`, or that hooking `failed`; and of each trainer that it `attached` or
+    `refused`."""
+
+    event: str
+    pid: int
+    python: str
+    installed: bool = True  # trl_replay, in this Python
+    reason: str = ""
+    own: bool = False  # the script had attached by itself
+    rank: int = 0
+    world_size: int = 1
+    launcher: Mapping[str, str] = field(default_factory=dict)  # what it says of the ranks on one machine
+
+
+class Verdict(NamedTuple):
+    """The exit status, and what is said about it."""
+
+    status: int
+    message: str | None = None
+
+
+def read(folder: Path) -> list[Report]:
+    """All reports of a run, the oldest first."""
+    known = {fact.name for fact in fields(Report)}
+    reports = []
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
+        facts: dict[str, Any] = json.loads(path.read_text())
+        reports.append(Report(**{name: value for name, value in facts.items() if name in known}))
+    return reports
+
+
+def judge(reports: Sequence[Report], status: int, environment: Mapping[str, str]) -> Verdict:
+    """What a command that ended with `status` comes to.
+
+    Args:
+        reports: Of all its processes.
+        status: 0 if it succeeded.
+        environment: Of this process, not of the command's.
+    """
+    refused = [report for report in reports if report.event == "refused"]
+    if refused:
+        reasons = _distinct(report.reason for report in refused)
+        return Verdict(REFUSED, f"replay could not be attached to a GRPOTrainer of this command:\n{reasons}")
+    attached = [report for report in reports if report.event == "attached"]
+    if not attached:
+        return _nothing_attached(reports, status)
+    missing = _missing(attached, environment)
+    if missing and status == 0:
+        return Verdict(TOO_FEW, f"replay was not attached on every rank: {missing}.")
+    if any(report.own for report in attached):
+        return Verdict(status, "the script attaches replay by itself; its own settings were used, not the given ones.")
+    return Verdict(status)
+
+
+def _nothing_attached(reports: Sequence[Report], status: int) -> Verdict:
+    if status != 0:
+        return Verdict(status, f"the command ended with status {status} before a GRPOTrainer trained.")
+    failed = _distinct(report.reason for report in reports if report.event == "failed")
+    started = [report for report in reports if report.event == "started"]
+    without = _distinct(report.python for report in started if not report.installed)
+    if failed:
+        reason = f"its processes could not set it up: {failed}"
+    elif not started:
+        reason = SKIPPED
+    elif without:
+        reason = f"it ran in a Python that has no trl_replay: {without}. Install trl-replay there"
+    else:
+        reason = "no GRPOTrainer trained in it"
+    return Verdict(NOT_ATTACHED, f"replay was not attached: {reason}.")
+
+
+def _missing(attached: Sequence[Report], environment: Mapping[str, str]) -> str | None:
+    """The first launch that lacks a rank, in words. Launches of different sizes within a command are told apart."""
+    for world_size in sorted({report.world_size for report in attached}):
+        launch = [report for report in attached if report.world_size == world_size]
+        expected = _ranks_here(launch[0], environment)
+        ranks = sorted({report.rank for report in launch})
+        if len(ranks) < expected:
+            return f"of {expected} ranks only {', '.join(map(str, ranks))}"
+    return None
+
+
+def _ranks_here(report: Report, environment: Mapping[str, str]) -> int:
+    """How many ranks of a launch report to this process: not those of other machines, and only one if a launcher
+    outside has started this process too, once a rank."""
+    local = [int(size) for name, size in report.launcher.items() if name not in environment]
+    if local:
+        return min(local[0], report.world_size)
+    if any(name in environment for name in RANK_VARIABLES):
+        return 1
+    return report.world_size
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    """Each text once: ranks say the same."""
+    return "\n".join(dict.fromkeys(texts))

@@ -1,0 +1,109 @@
+"""`trl-replay run`: any command, with replay attached to every GRPOTrainer that trains in it.
+
+The command's processes find our `sitecustomize` through PYTHONPATH (see `bootstrap`), attach, and leave reports in a
+folder. They decide nothing: whether all is well is judged here, when the command has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .. import bootstrap
+from ..bootstrap.sitecustomize import VARIABLE
+from ..errors import ConfigurationError
+from .command import Command
+from .receipts import judge, read
+from .settings import add_settings, given_settings
+
+NAME = "trl-replay run"
+EXAMPLE = f"{NAME} -- python train.py"
+ENDED_BY_SIGNAL = 128
+"""With the signal's number added, the exit status that a shell gives."""
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Signals that are passed on to the command. Ctrl-C reaches it by itself."""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{NAME} [--replay_… VALUE]… [--config FILE] -- COMMAND…"
+    parser.allow_abbrev = False
+    add_settings(parser)
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = given_settings(options, NAME)
+    command = _command(options)
+    # a process that outlives the command may still write there while it is removed
+    with tempfile.TemporaryDirectory(prefix="trl-replay-", ignore_cleanup_errors=True) as reports:
+        status = _call(command, _environment(settings, reports))
+        verdict = judge(read(Path(reports)), status, os.environ)
+    if verdict.message:
+        print(f"{NAME}: {verdict.message}", file=sys.stderr)
+    return verdict.status
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    if options.unknown:
+        raise ConfigurationError(f"{' '.join(options.unknown)}: put -- before the command, as in {EXAMPLE}")
+    if not options.passed_on:
+        raise ConfigurationError(f"Give a command after --, as in {EXAMPLE}")
+    return list(options.passed_on)
+
+
+def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
+    """This process's environment, with the hook first on PYTHONPATH."""
+    hook = str(Path(bootstrap.__file__).resolve().parent)
+    entries = [hook]
+    if os.environ.get("PYTHONPATH"):
+        before = os.environ["PYTHONPATH"].split(os.pathsep)
+        entries += [entry for entry in before if entry != hook]
+    given = {"settings": settings, "reports": reports, "hook": hook}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(entries),
+        VARIABLE: json.dumps(given),
+    }
+
+
+def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs the command; its exit status."""
+    process = subprocess.Popen(command, env=environment)
+    with _signals_passed_to(process):
+        status = process.wait()
+    return status if status >= 0 else ENDED_BY_SIGNAL - status
+
+
+@contextmanager
+def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    def pass_on(number: int, frame: Any) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+RUN = Command(
+    "run",
+    "any command, with replay attached to every GRPOTrainer that trains in it",
+    _add_options,
+    _run,
+)

@@ -1,0 +1,116 @@
+"""The settings of ReplayConfig as flags and from a YAML file, without the seconds that TrlParser takes to import."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from ..config import ReplayConfig
+from ..errors import ConfigurationError
+from ..validation import STRATEGY_KINDS
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds `--config` and a flag for each setting, spelled with underscores or dashes."""
+    parser.add_argument("--config", dest="file", type=Path, help="YAML file with settings; flags win over it")
+    group = parser.add_argument_group("settings")
+    hints = get_type_hints(ReplayConfig)
+    for field in fields(ReplayConfig):
+        dashed = field.name.replace("_", "-")
+        group.add_argument(
+            f"--{field.name}",
+            f"--{dashed}",
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            metavar="VALUE",
+            help=field.metadata["help"].replace("%", "%%"),
+            **_values_taken(_kinds(hints[field.name])),
+        )
+
+
+def _values_taken(kinds: tuple[Any, ...]) -> Mapping[str, Any]:
+    if list[str] in kinds:
+        return {"nargs": "+"}
+    if bool in kinds:
+        return {"nargs": "?", "const": "true"}
+    return {}
+
+
+def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
+    """What the file and the flags set, flags first; all of it can be used.
+
+    Args:
+        options: What `add_settings` had parsed, with `unknown`: what no flag took.
+        source (`str`): Is named if a setting does not exist.
+
+    Raises:
+        ConfigurationError: In the words of [`ReplayConfig`].
+    """
+    settings = _from_file(options.file) if options.file else {}
+    hints = get_type_hints(ReplayConfig)
+    for name, hint in hints.items():
+        if hasattr(options, name):
+            settings[name] = _typed(getattr(options, name), hint)
+    for word in options.unknown:
+        if word.startswith("--"):
+            name = word[2:].partition("=")[0]
+            settings[name.replace("-", "_")] = None
+    config = ReplayConfig().with_settings(settings, source)
+    _refuse_unknown_strategies(config)
+    return settings
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is no YAML: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(f"{path} holds no settings: give lines such as 'replay_buffer_size: 64'.")
+    hints = get_type_hints(ReplayConfig)
+    unknown = {name: value for name, value in found.items() if name not in hints}
+    if unknown:
+        ReplayConfig().with_settings(unknown, str(path))  # raises, and says what there is
+    return {name: _typed(value, hints[name]) for name, value in found.items()}
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types that a setting may have."""
+    kinds = get_args(hint)
+    return kinds if NoneType in kinds else (hint,)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """Text as the setting's type; what can't be one stays as it is, for the setting's own check to refuse."""
+    if not isinstance(value, str):
+        return value
+    kinds = _kinds(hint)
+    if value.lower() in ("none", "null") and NoneType in kinds:
+        return None
+    if value.lower() in ("true", "false") and bool in kinds:
+        return value.lower() == "true"
+    for number in (int, float):
+        if number in kinds:
+            try:
+                return number(value)
+            except ValueError:
+                continue
+    return value
+
+
+def _refuse_unknown_strategies(config: ReplayConfig) -> None:
+    """Before a model is loaded for nothing. What a plugin (`plugin/name`) or a module (`module:name`) has may be known
+    in the command's environment alone."""
+    from ..registry import registry
+
+    for kind in STRATEGY_KINDS:
+        setting = f"replay_{kind}"
+        name = getattr(config, setting)
+        if "/" not in name and ":" not in name:
+            registry().resolve(kind, name, setting)
