@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -78,7 +79,8 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
         known.fields(set(plugins)),
         config.replay_logps_dtype,
     )
-    scope = _make("scope", resolved["scope"], config, trainer.accelerator, fields.names)
+    accelerator = weakref.proxy(trainer.accelerator)  # a session that outlives its trainer keeps no model alive
+    scope = _make("scope", resolved["scope"], config, accelerator, fields.names)
     storage = _make("storage", resolved["storage"], config)
     strategies: dict[str, Any] = {}
     for kind in STRATEGY_KINDS:

@@ -175,6 +175,13 @@ class Session:
         rows, error = self.communicator.share(None, count, None)
         self.communicator.agree(rows, Plan(error=error, mode=self.mode))
 
+    def let_go(self) -> None:
+        """Detached: what waits for the next batch is forgotten, since none will come."""
+        self.detached = True
+        self.tap.forget()
+        self.rewards = None
+        self.carry.pending_groups = None
+
     def explain(self) -> str:
         """What was replayed so far and, where nothing or little was, why."""
         if not self.enabled:

@@ -165,6 +165,17 @@ def test_43_export_on_one_rank_needs_no_other(results: Results) -> None:
     assert ranks[0]["returned"] == ["out-00000-of-00002.parquet"]
 
 
+@pytest.mark.parametrize("scope", SCOPES)
+def test_45_a_session_of_two_processes_keeps_no_model_alive_that_stock_would_free(
+    results: Results, scope: str
+) -> None:
+    for rank, stock in zip(of(results, f"outlived, {scope}"), of(results, "outlived, stock"), strict=True):
+        assert rank["type"] == "", rank["text"]
+        assert rank["alive"] == stock["alive"]
+        assert "model" not in rank["alive"]
+        assert rank["left"] > 0, "what is stored can be read"
+
+
 def test_43_an_exception_in_a_callback_ends_its_rank_as_in_stock(results: Results) -> None:
     failed, other = of(results, "an exception in a callback")
     assert failed["type"] == "ZeroDivisionError"

@@ -34,7 +34,7 @@ def test_detach_restores_the_trainer_exactly(trainer: Any) -> None:
     before = state(trainer)
     methods = {name: getattr(type(trainer), name) for name in compat.SEAM}
     session = trl_replay.attach(trainer)
-    assert set(trainer.__dict__) - set(before[0]) == set(compat.SEAM)
+    assert set(trainer.__dict__) - set(before[0]) == {*compat.SEAM, "__getstate__"}
     assert session.trainer is trainer
     trl_replay.detach(trainer)
     assert state(trainer) == before

@@ -86,7 +86,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         _warn_of_absolute_positions(trainer)
         session.notify("attached")
     except BaseException:
-        session.detached = True
+        session.let_go()
         take_off(trainer, session)
         del _sessions[trainer]
         raise
@@ -115,14 +115,14 @@ def detach(trainer: Any) -> None:
         return
     refuse_patches_on_top(trainer, session)
     del _sessions[trainer]
-    session.detached = True
+    session.let_go()
     leave(trainer, session)
     session.notify("detached")
 
 
 @contextmanager
 def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Iterator[Session]:
-    """`attach` for the length of a `with` block.
+    """`attach` for the length of a `with` block, or until `detach` in it.
 
     Example:
         ```python
@@ -134,7 +134,8 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
     try:
         yield session
     finally:
-        detach(trainer)
+        if _sessions.get(trainer) is session:
+            detach(trainer)
 
 
 def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:

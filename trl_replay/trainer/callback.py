@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from .. import compat
+from ..errors import SeamError
 from ..offline.prefill import begin
 from ..session import Session
 
@@ -41,7 +42,16 @@ class ReplayCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Weights may have been loaded since: rows noted before are not recorded any more. The buffer is filled once
-        from the file that is to start it, with the model in its place."""
+        from the file that is to start it, with the model in its place.
+
+        Raises:
+            SeamError: Another trainer is training, which has this one's callbacks.
+        """
+        if state is not self.session.trainer.state:
+            raise SeamError(
+                "A copy of the trainer that replay is attached to is training: it has the callbacks and the methods "
+                "of the original, which would train with the original's model. Detach before you copy."
+            )
         self.session.tap.forget()
         self.session.met = False
         begin(self.session)

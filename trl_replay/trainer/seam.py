@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import compat
 from ..checkpoint import seam as checkpoint_seam
@@ -15,6 +15,9 @@ from ..session import Session
 from ..types import Batch
 from . import completions_table
 from .callback import ReplayCallback
+
+COPIED = "__getstate__"
+"""What `copy` and `pickle` ask an instance for. A copy would have this trainer's methods, and train with its model."""
 
 
 class SeamFunction:
@@ -42,16 +45,21 @@ class SeamFunction:
         return self._around(self.session, trainer, stock, *args, **kwargs)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        raise TypeError(
-            "A trainer with replay attached can't be pickled or copied: call trl_replay.detach(trainer) first and "
-            "attach again afterwards."
-        )
+        return _refuse_copies()
+
+
+def _refuse_copies() -> NoReturn:
+    raise TypeError(
+        "A trainer with replay attached can't be pickled or copied: call trl_replay.detach(trainer) first and attach "
+        "again afterwards."
+    )
 
 
 def put_on(trainer: Any, session: Session) -> None:
     """Puts the seam on: wrapped methods, a callback, and a column in the table of completions."""
     for name in compat.seam(trainer):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
+    trainer.__dict__[COPIED] = _refuse_copies
     completions_table.begin(trainer)
     trainer.add_callback(ReplayCallback(session, take_off))
 
@@ -75,6 +83,7 @@ def take_off(trainer: Any, session: Session) -> None:
     for name in compat.seam(trainer):
         if _is_ours(trainer.__dict__.get(name), session):
             del trainer.__dict__[name]
+    trainer.__dict__.pop(COPIED, None)
     completions_table.end(trainer)
     handler = trainer.callback_handler
     # a new list: a callback may be detaching while the old one is walked

@@ -20,6 +20,7 @@ import json
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -145,7 +146,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "resume on one", lambda: resuming(case(replay_scope="gathered"))
     yield "resume on both", lambda: resuming(case(), ranks=(0, 1))
     yield "detach on both", lambda: detaching(case(replay_scope="sharded"), ranks=(0, 1))
-    yield "detach on both in a generation cycle", lambda: detaching(case(settings=CYCLE), ranks=(0, 1), update=4)
+    yield "detach on both in a generation cycle", lambda: detaching(case(settings=CYCLE), ranks=(0, 1))
     yield "detach on one in the last update", lambda: detaching(case(), update=5)
     yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
@@ -158,6 +159,9 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "save on one", lambda: saving(case(brief=True))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
     yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)
+    for scope in ("stock", *SCOPES):
+        settings = {"attach": ()} if scope == "stock" else {"replay_scope": scope}
+        yield f"outlived, {scope}", lambda s=settings: outlived([case(**s)])
     yield "an exception in a callback", lambda: raising(case())
 
 
@@ -228,6 +232,21 @@ def continuing(case: Case, folder: Path) -> dict[str, Any]:
 
 def exporting(case: Case, folder: Path) -> dict[str, Any]:
     return case.at(3, lambda: str(case.session.export(folder / "out.parquet").name)).train()
+
+
+def outlived(cases: list[Case]) -> dict[str, Any]:
+    """What is still alive when the trainer is gone and only the session is left."""
+    case = cases.pop()
+    result = case.train()
+    if case.session is not None:
+        trl_replay.detach(case.trainer)
+    session, trainer = case.session, case.trainer
+    kept = {"model": trainer.model, "optimizer": trainer.optimizer, "accelerator": trainer.accelerator}
+    references = {name: weakref.ref(value) for name, value in kept.items()}
+    del case, trainer, kept
+    gc.collect()
+    alive = [name for name, reference in references.items() if reference() is not None]
+    return {**result, "alive": alive, "left": 0 if session is None else len(session.buffer.held())}
 
 
 def raising(case: Case) -> dict[str, Any]:
