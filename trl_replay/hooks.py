@@ -169,7 +169,7 @@ class SessionHooks:
             "compose",
             context.update,
             batch=batch,
-            placements=placements,
+            placements=tuple(placements),  # what is checked below and flagged as replayed can't be edited
             context=context,
         )
         self._check_keys(result, batch)

@@ -146,7 +146,7 @@ class Scope(Protocol):
         arrivals: Sequence[Arrival],
         mine: Mapping[int, Group],
     ) -> dict[int, list[Group]]:
-        """Moves admitted payload to where it lives, and sets its `owner` in the table.
+        """Moves admitted payload to where it lives, and sets its `owner` in `table.writable("owner")`.
 
         Args:
             table ([`Table`]): The metadata, newcomers included.

@@ -40,8 +40,8 @@ FIRST_ROOM = 1024
 class Table:
     """Columns of equal length, readable as attributes: `table.score`, `table.uses`, … (see `COLUMNS`).
 
-    A strategy reads columns; only the buffer changes the table. A column is a view on the used rows: copy it to keep
-    it.
+    A column is a view on the used rows: copy it to keep it. Those of `COLUMNS` can only be read so, a plugin's own can
+    be written to.
     """
 
     def __init__(
@@ -64,6 +64,10 @@ class Table:
         return self._length
 
     def __getattr__(self, name: str) -> NDArray[Any]:
+        return _read_only(name, self.writable(name))
+
+    def writable(self, name: str) -> NDArray[Any]:
+        """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
         columns = self.__dict__.get("_columns", {})
         if name not in columns:
             raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
@@ -139,8 +143,8 @@ class Table:
         begins[1:] = prompt[1:] != prompt[:-1]
         first = np.flatnonzero(begins)
         counts = np.diff(first, append=len(order))
-        self.peers[order] = np.repeat(counts, counts)
-        self.newer[order] = np.arange(len(order)) - np.repeat(first, counts)
+        self.writable("peers")[order] = np.repeat(counts, counts)
+        self.writable("newer")[order] = np.arange(len(order)) - np.repeat(first, counts)
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:
         """The same rows with other scores; no column is copied."""
@@ -164,12 +168,19 @@ class _Subset(Table):
             raise AttributeError(name)
         if name not in self._columns:
             column = getattr(self._source, name)
-            self._columns[name] = column[self._rows]
+            self._columns[name] = _read_only(name, column[self._rows])
         return self._columns[name]
 
     @property
     def names(self) -> list[str]:
         return self._source.names
+
+
+def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
+    """The column, which can't be written to any more if it is one of `COLUMNS`."""
+    if name in COLUMNS:
+        column.flags.writeable = False
+    return column
 
 
 def weighted_sample(

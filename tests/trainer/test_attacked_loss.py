@@ -20,6 +20,7 @@ from trl_replay import compat
 from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.tap import ROWS
 from trl_replay.registry import registry
+from trl_replay.table import COLUMNS
 from trl_replay.testing import make_trainer
 
 CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "m2po", "decoupled", "shaped", "per"]
@@ -400,3 +401,74 @@ def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(
     with pytest.raises(trl_replay.SeamError, match="those of 2 of the results"):
         trainer.train()
     assert len(session.buffer) == 0
+
+
+class Composer:
+    """Edits the list of placements, and so what the batch is checked against and which rows count as replayed."""
+
+    @trl_replay.hookimpl
+    def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> Any:
+        placements.clear()
+        return batch
+
+
+@pytest.fixture
+def _composer() -> Any:
+    trl_replay.register(Composer(), "composer")
+    yield
+    trl_replay.unregister("composer")
+
+
+@pytest.mark.usefixtures("_composer")
+def test_42_a_compose_hook_cant_edit_what_was_placed(tmp_path: Any) -> None:
+    """Else rows of the policy of today were flagged as replayed, with the log-probs of others."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), trainer_class=Spy, max_steps=2)
+    trl_replay.attach(trainer, replay_plugins=["composer"])
+    with pytest.raises(trl_replay.HookError, match=r"'composer'.*trl_replay_compose.*'tuple' object has no attribute"):
+        trainer.train()
+    assert len(trainer.losses) == 1
+
+
+def spoil(table: Any) -> None:
+    table.score[:] = 1.0
+
+
+def spoiling_sampler(table: Any, count: int, context: Any) -> Any:
+    spoil(table)
+    return list(range(count))
+
+
+def spoiling_evictor(table: Any, context: Any) -> Any:
+    spoil(table)
+    return table.serial
+
+
+def spoiling_scorer(groups: Any, context: Any) -> Any:
+    spoil(context.table)
+    return np.ones(len(groups))
+
+
+SPOILING = {"sampler": spoiling_sampler, "evictor": spoiling_evictor, "scorer": spoiling_scorer}
+
+
+@pytest.mark.parametrize("kind", SPOILING)
+def test_42_a_strategy_cant_write_to_a_core_column(tmp_path: Any, kind: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [LIVE, DEAD, DEAD]), max_steps=6)
+    session = trl_replay.attach(trainer, **{f"replay_{kind}": SPOILING[kind]}, replay_buffer_size=4, replay_cooldown=2)
+    with pytest.raises(trl_replay.HookError, match=f"The {kind} .*read-only"):
+        trainer.train()
+    assert 1.0 not in session.buffer.table.score.tolist()
+
+
+def test_42_sessions_and_subsets_give_core_columns_to_read_and_plugins_columns_to_write(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3)
+    session = trl_replay.attach(trainer)
+    session.buffer.table.add_column("seen")
+    trainer.train()
+    for table in (session.buffer.table, session.buffer.table.take(np.array([0, 1]))):
+        for name in COLUMNS:
+            with pytest.raises(ValueError, match="read-only"):
+                getattr(table, name)[:] = 0
+    session.buffer.table.seen[:] = 5.0
+    assert session.buffer.table.seen.tolist() == [5.0] * 3
+    assert session.buffer.table.uses.tolist() == [2, 2, 2], "the buffer itself still writes"

@@ -90,7 +90,7 @@ def test_the_contract_suites_find_strategies_that_break_them(suite, strategy):
     for test in [name for name in vars(suite) if name.startswith("test_")]:
         try:
             getattr(instance, test)()
-        except AssertionError:
+        except (AssertionError, ValueError):  # a core column can only be read
             failed.append(test)
     assert failed
 

@@ -138,7 +138,7 @@ class ReplayBuffer:
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         never = np.full(count, -1)
         table.append({"last_used": never, **columns, "tag": tags}, count)
-        table.first_score[new] = table.score[new]
+        table.writable("first_score")[new] = table.score[new]
         table.count_peers(table.prompt[new])
         left = self.trim(rank)
         stayed = np.isin(serials, table.serial)
@@ -302,8 +302,8 @@ class ReplayBuffer:
 
     def use(self, rows: Ints, update: int) -> None:
         """Marks `rows` as replayed in this update."""
-        self.table.uses[rows] += 1
-        self.table.last_used[rows] = update
+        self.table.writable("uses")[rows] += 1
+        self.table.writable("last_used")[rows] = update
 
     def retire(self, update: int) -> int:
         """Drops the entries that no limit will ever let through again; returns their number."""

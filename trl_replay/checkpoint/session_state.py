@@ -226,7 +226,7 @@ def _settle(session: Session, ready: ReadyGroups, take: Callable[[Group], Group]
     if ready.groups is not None:
         kept = session.decide.offer(ready.groups, ready.serials, ready.sizes, ready.keys, tally)
         for serial in kept:
-            table.owner[table.serial == serial] = ready.owners[serial]
+            table.writable("owner")[table.serial == serial] = ready.owners[serial]
         for serial, group in ready.payload.items():
             if serial in kept:
                 session.buffer.receive({serial: take(group)})

@@ -148,8 +148,8 @@ def _offer(
             continue
         row = buffer.table.serial == serial
         owner = number % ranks if dealt else rank
-        buffer.table.origin[row] = each.origin
-        buffer.table.owner[row] = owner
+        buffer.table.writable("origin")[row] = each.origin
+        buffer.table.writable("owner")[row] = owner
         if owner == rank:
             buffer.receive({serial: each.group})
 

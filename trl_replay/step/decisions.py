@@ -125,7 +125,7 @@ class Decisions:
             if not len(row) or not sums["seen"]:
                 continue
             drift = sums["drift"] / sums["seen"]
-            table.drift[row] = drift
+            table.writable("drift")[row] = drift
             self._refresh(table, row, sums, drift)
             if limit is not None and drift > limit:
                 too_far.append(serial)
@@ -136,9 +136,9 @@ class Decisions:
         refresh = self._config.replay_refresh
         if refresh == "ratio":
             kept = np.exp(-drift)
-            table.score[row] = table.first_score[row] * kept
+            table.writable("score")[row] = table.first_score[row] * kept
         elif refresh == "advantage":
-            table.score[row] = sums["remaining_signal"] / sums["seen"]
+            table.writable("score")[row] = sums["remaining_signal"] / sums["seen"]
 
     def solve(self, fresh: Groups, tally: Tally) -> Ints:
         """Takes note of how the fresh groups went; returns the prompts that are solved, whose entries leave."""

@@ -156,7 +156,7 @@ class ProcessScope(_Scope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """This process's payload stays here."""
-        table.owner[_newcomers(table, arrivals)] = self.rank
+        table.writable("owner")[_newcomers(table, arrivals)] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
@@ -221,7 +221,7 @@ class GatheredScope(_CommonScope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Every process sends its rows of what was admitted to every other."""
-        table.owner[_newcomers(table, arrivals)] = self.rank
+        table.writable("owner")[_newcomers(table, arrivals)] = self.rank
         everybody = range(self.ranks)
         return self._send(arrivals, [everybody] * len(arrivals), mine)
 
@@ -258,7 +258,7 @@ class ShardedScope(_CommonScope):
             owner = born if ahead < self.slack else int(np.argmin(loads))
             loads[owner] += 1
             owners.append([owner])
-            table.owner[table.serial == arrival.serial] = owner
+            table.writable("owner")[table.serial == arrival.serial] = owner
         return self._send(arrivals, owners, mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
