@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
 from . import session_state as checkpoint
 from .discovery import TRAINER_STATE
-from .format import FOLDER, RankState
+from .format import FOLDER, RankState, rank_folder
 
 MISSING = "no buffer"
 
@@ -33,26 +34,62 @@ def save(
 
     Stock writes `trainer_state.json` last: where it is, all of ours is. Of a folder that is written again it goes
     first.
+
+    Raises:
+        CheckpointError: A process can't write its part.
+        SeamError: Not all processes write, or replay is detached on some of them.
     """
-    folder = checkpoint_folder(trainer, trial)
-
-    def make_room() -> None:
-        if trainer.args.should_save:
-            (folder / TRAINER_STATE).unlink(missing_ok=True)
-            if (folder / FOLDER).is_symlink():
-                (folder / FOLDER).unlink()
-            elif (folder / FOLDER).exists():
-                shutil.rmtree(folder / FOLDER)
-
     session.roll_call("checkpoint", "a checkpoint")
     detached = gather_object([session.detached])
     if all(detached):
         return stock(model, trial, **kwargs)
     if any(detached):
         raise SeamError("Replay is detached on some processes only: detach on all, after the same update.")
-    run_on_all_ranks(make_room, CheckpointError)
-    run_on_all_ranks(lambda: checkpoint.write(session, folder / FOLDER), CheckpointError)
+    folder = checkpoint_folder(trainer, trial)
+    saves = trainer.args.should_save
+
+    def make_room() -> list[str]:
+        if saves:
+            (folder / TRAINER_STATE).unlink(missing_ok=True)
+        _remove(folder / FOLDER)
+        return _checkpoints(folder.parent) if saves else []
+
+    listed = run_on_all_ranks(make_room, CheckpointError)
+
+    def write() -> None:
+        if trainer.args.save_total_limit and not saves:
+            rank = int(trainer.accelerator.process_index)
+            present = {folder.name}.union(*(names or [] for names in listed))
+            _rotate(folder.parent, rank, present)
+        checkpoint.write(session, folder / FOLDER)
+
+    run_on_all_ranks(write, CheckpointError)
     return stock(model, trial, **kwargs)
+
+
+def _checkpoints(output_dir: Path) -> list[str]:
+    return [path.name for path in output_dir.glob("checkpoint-*")]
+
+
+def _rotate(output_dir: Path, rank: int, present: Set[str]) -> None:
+    """Removes this rank's part of checkpoints that the trainer has rotated where it saves.
+
+    On another machine's disk it rotates nothing: of the little that it writes there, all stays.
+    """
+    for path in output_dir.glob("checkpoint-*"):
+        if path.name not in present:
+            _remove(rank_folder(path / FOLDER, rank))
+            with contextlib.suppress(OSError):  # other ranks' parts are there still, or it is gone
+                (path / FOLDER).rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder, or a link to one; other ranks may be doing the same."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    while path.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | None) -> Any:
