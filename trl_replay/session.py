@@ -176,11 +176,10 @@ class Session:
         self.communicator.agree(rows, Plan(error=error, mode=self.mode))
 
     def let_go(self) -> None:
-        """Detached: what waits for the next batch is forgotten, since none will come."""
+        """Detached: nothing more is recorded, and what was taken off the trainer for the next batch is forgotten."""
         self.detached = True
         self.tap.forget()
         self.rewards = None
-        self.carry.pending_groups = None
 
     def explain(self) -> str:
         """What was replayed so far and, where nothing or little was, why."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from support import DEAD, HALF, LIVE, Rewards
-from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.strategies import scopes
@@ -101,22 +100,6 @@ def test_45_a_detached_session_takes_no_more_groups(tmp_path: Any) -> None:
     trl_replay.detach(trainer)
     with pytest.raises(trl_replay.AttachError, match="is detached"):
         session.buffer.add([])
-
-
-def test_45_what_waits_for_the_next_batch_goes_with_detach(tmp_path: Any) -> None:
-    """Its rows are copies on the training device, and can't settle any more."""
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
-    session = trl_replay.attach(trainer)
-
-    class Leaving(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 1:
-                assert session.carry.pending_groups is not None
-                trl_replay.detach(trainer)
-
-    trainer.add_callback(Leaving())
-    trainer.train()
-    assert session.carry.pending_groups is None
 
 
 # copies
