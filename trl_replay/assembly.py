@@ -102,7 +102,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
         hooks=SessionHooks(plugins.values(), resolved, strategies),
         rate_limiter=rate_limiter,
         gates=_gates(trainer, config),
-        bounds=_bounds(trainer),
+        bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,
         rng=np.random.default_rng(_seed(trainer, config, scope)),
         num_generations=trainer.num_generations,
@@ -158,15 +158,6 @@ def _limits(config: ReplayConfig) -> Limits:
         config.replay_max_age,
         config.replay_max_uses,
         config.replay_cooldown,
-    )
-
-
-def _bounds(trainer: Any) -> Bounds:
-    """What this trainer's loss makes of ratios."""
-    return Bounds(
-        sequence_level=trainer.args.importance_sampling_level == "sequence",
-        sums_ratios=trainer.args.loss_type == "vespo",
-        weighs_kl=trainer.args.use_bias_correction_kl,
     )
 
 

@@ -76,6 +76,11 @@ OTHER_LOSS = (
 )
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
 
+ENTROPY_WINDOW = "_entropy_window_stats"
+"""Sum and number of the entropies of this window's tokens so far, of which the adaptive control takes the mean."""
+LAST_ENTROPY = "_last_world_entropy"
+"""The mean of the last window."""
+
 OLD_LOGPS = "old_per_token_logps"
 """Batch key that the loss reads after it has called `LOGPS`."""
 REF_LOGPS = "ref_per_token_logps"
@@ -103,6 +108,25 @@ class RewardSetup:
     weights: Floats
     scale: str
     aggregation: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossForm:
+    """How a trainer's loss makes and uses importance ratios.
+
+    Attributes:
+        sequence_level (`bool`): Whether it forms one ratio a row.
+        sums_ratios (`bool`): Whether it weighs rows by the product of their ratios, and bounds that weight (`vespo`).
+        weighs_kl (`bool`): Whether it multiplies the KL term by the ratio (`use_bias_correction_kl`).
+        clip_low (`float`, *optional*): The ratio below which it clips negative advantages, if it does.
+        clip_high (`float`, *optional*): The ratio above which it clips positive advantages, if it does.
+    """
+
+    sequence_level: bool = False
+    sums_ratios: bool = False
+    weighs_kl: bool = False
+    clip_low: float | None = None
+    clip_high: float | None = None
 
 
 def check_release() -> None:
@@ -216,6 +240,62 @@ def advantages(rewards: torch.Tensor, setup: RewardSetup, size: int) -> torch.Te
         elif setup.scale == "batch":
             result = result / (std(total) + STD_EPSILON)
     return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
+
+
+def loss_form(trainer: Any) -> LossForm:
+    """How this trainer's loss makes and uses importance ratios."""
+    args = trainer.args
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    clip_low: float | None = None
+    clip_high: float | None = None
+    if args.loss_type == "cispo":
+        clip_high = high
+    elif args.loss_type not in ("sapo", "vespo"):
+        clip_low = 1 - args.epsilon
+        clip_high = 1 + high
+    return LossForm(
+        sequence_level=args.importance_sampling_level == "sequence",
+        sums_ratios=args.loss_type == "vespo",
+        weighs_kl=args.use_bias_correction_kl,
+        clip_low=clip_low,
+        clip_high=clip_high,
+    )
+
+
+def leave_out_of_entropy_control(
+    trainer: Any,
+    entropies: torch.Tensor,
+    mask: torch.Tensor,
+    replayed: torch.Tensor,
+) -> None:
+    """Keeps replayed rows out of the mean entropy that TRL's adaptive control of the entropy bonus goes by.
+
+    The loss is about to add all tokens of a micro-batch to the sums of its window: those of replayed rows are taken
+    off before. A micro-batch without any other token counts as one token of the last mean, or a window of nothing else
+    would look like an entropy of 0. To be called in each training loss: a quantile of entropies is one of all ranks.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Its sums are changed if it uses the adaptive control (from 1.8 on).
+        entropies (`(b, C)`): As the loss gets them.
+        mask (`(b, C)`): Tokens that the loss trains on.
+        replayed (`(b,)` bool): Which rows are replayed.
+    """
+    if not getattr(trainer, "use_adaptive_entropy", False):
+        return
+    import torch
+
+    entropies = entropies.detach()
+    if trainer.top_entropy_quantile < 1.0:
+        mask = mask * trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
+    if not bool(replayed.any()):
+        return
+    left_out = mask * replayed.unsqueeze(1)
+    sums = [-(entropies * left_out).sum(), -left_out.sum().to(entropies.dtype)]
+    if not bool((mask * ~replayed.unsqueeze(1)).any()):
+        sums = [sums[0] + getattr(trainer, LAST_ENTROPY), sums[1] + 1]
+    change = torch.stack(sums)
+    before = getattr(trainer, ENTROPY_WINDOW)
+    setattr(trainer, ENTROPY_WINDOW, change if before is None else before + change)
 
 
 def sequence_level_ratio(trainer: Any) -> bool:

@@ -89,6 +89,7 @@ class Session:
             components.forward,
             components.processes > 1,
             components.bounds,
+            self._control_entropy,
         )
         self.communicator = Communicator(
             components,
@@ -322,6 +323,7 @@ class Session:
         self._record(self.tap.stats.metrics())
         self._record(self.components.gates.metrics())
         self._record(self.components.bounds.metrics())
+        self._record(self.tap.fresh.metrics())
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
@@ -375,6 +377,9 @@ class Session:
         """Puts values where the trainer's log averages them, and into `metrics`."""
         compat.log_metrics(self.trainer, values)
         self.metrics = {**self.metrics, **values}
+
+    def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
+        compat.leave_out_of_entropy_control(self.trainer, entropies, mask, replayed)
 
     def _correct(self, rows: ReplayedRows) -> Corrected:
         corrected = self.components.hooks.correct(rows, self._local_context())

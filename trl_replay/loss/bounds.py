@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from ..compat import LossForm
 from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
 
 RATIO_LIMIT = 20.0
@@ -37,24 +38,20 @@ class Bounds:
       reference finds the token less likely, is clamped to −20: there the gradient grows in a straight line at most.
 
     Attributes:
-        sequence_level (`bool`): Whether the loss forms one ratio a row.
-        sums_ratios (`bool`): Whether it weighs rows by the product of their ratios, and bounds that weight (`vespo`).
-        weighs_kl (`bool`): Whether it multiplies the KL term by the ratio (`use_bias_correction_kl`).
+        form ([`LossForm`]): How the loss makes ratios.
     """
 
-    sequence_level: bool = False
-    sums_ratios: bool = False
-    weighs_kl: bool = False
+    form: LossForm = field(default_factory=LossForm)
     _counts: list[torch.Tensor] = field(default_factory=list)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
         """What the correction decided, with old log-probs near enough to the new ones: unchanged where they are."""
         logs = (rows.logps - corrected.old_logps).masked_fill(~rows.mask, 0.0)
         limit = _log_limit(rows.logps.dtype)
-        per_token = not (self.sequence_level or self.sums_ratios)
+        per_token = not (self.form.sequence_level or self.form.sums_ratios)
         bounded = logs.clamp(-limit, math.log(RATIO_LIMIT) if per_token else limit)
-        if self.sequence_level and not self.sums_ratios:
-            excess = _row_means(bounded, rows.mask) - math.log(RATIO_LIMIT)
+        if self.form.sequence_level and not self.form.sums_ratios:
+            excess = row_means(bounded, rows.mask) - math.log(RATIO_LIMIT)
             bounded = bounded - excess.clamp(min=0.0)
         old_logps = torch.where(bounded != logs, rows.logps - bounded, corrected.old_logps)
         return replace(corrected, old_logps=old_logps)
@@ -77,9 +74,9 @@ class Bounds:
         limit = _log_limit(rows.logps.dtype)
         gap = reference_logps - rows.logps
         size = gap.clamp(min=0.0)  # of the KL term's gradient, as a logarithm
-        if self.weighs_kl:
+        if self.form.weighs_kl:
             logs = (rows.logps - old_logps).masked_fill(~rows.mask, 0.0)
-            size = size + (_row_means(logs, rows.mask) if self.sequence_level else logs)
+            size = size + (row_means(logs, rows.mask) if self.form.sequence_level else logs)
         kept = (gap <= limit) & (size <= math.log(RATIO_LIMIT))  # a gap of NaN is not kept
         self._counts.append(torch.stack([(~kept & trained).sum(), trained.sum()]))
         near = torch.where(gap < -limit, rows.logps - limit, reference_logps)
@@ -99,6 +96,6 @@ def _log_limit(dtype: torch.dtype) -> float:
     return min(LOG_RATIO_LIMIT, math.log(torch.finfo(dtype).max) / 2)
 
 
-def _row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`(R, 1)`: mean over a row's trained tokens."""
     return (values * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)

@@ -22,6 +22,7 @@ from ..errors import ResultError, SeamError
 from ..types import Batch, Corrected, Placement, ReplayedRows
 from .bounds import Bounds
 from .dead_group_mask import NOTHING_MASKED, DeadGroupMask
+from .fresh_stats import FreshStats
 from .micro_batch import COMPOSED, MASKED, ROWS, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
 
@@ -34,6 +35,7 @@ class Tap:
         update (`int`): Optimizer updates so far; the session's callback counts it up.
         error (`Exception`, *optional*): What failed since the last `agree`, on several processes: all raise it there.
         stats ([`OffPolicyStats`]): What was seen of replayed rows.
+        fresh ([`FreshStats`]): What the loss computes, of the other rows.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Tap:
         forward: bool,
         keep_errors: bool,
         bounds: Bounds,
+        control_entropy: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
     ) -> None:
         self._correct = correct
         self._generations = num_generations
         self._token_weights = token_weights
         self._keep_errors = keep_errors
         self._bounds = bounds
+        self._control_entropy = control_entropy
         self.forward = forward
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
@@ -57,6 +61,7 @@ class Tap:
         self._first_placed = 0
         self._dead_group_mask = NOTHING_MASKED
         self.stats = OffPolicyStats()
+        self.fresh = FreshStats(bounds.form)
         self.verified = False
         self.update = 0
         self.error: Exception | None = None
@@ -157,6 +162,7 @@ class Tap:
         detached = logps.detach()
         ids, flags = micro.rows[:, 0].tolist(), micro.rows[:, 1]
         self._record(ids, detached)
+        self._note_fresh(micro, result)
         masked: torch.Tensor | None = None  # (b, C) or (b, 1) bool
         if bool((flags & COMPOSED).any()):
             try:
@@ -198,6 +204,16 @@ class Tap:
             candidate = self._candidates.get(serial)
             if candidate is not None and candidate.update == self.update and candidate.records[index] is None:
                 candidate.records[index] = logps[position]
+
+    def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
+        """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
+        logps = result[0].detach()
+        entropies = result[1] if len(result) > 1 else None
+        mask = loss_mask(micro)
+        replayed = (micro.rows[:, 0] < 0).to(logps.device)
+        self.fresh.add(micro, logps, entropies, mask.bool() & ~replayed.unsqueeze(1))
+        if torch.is_tensor(entropies):
+            self._control_entropy(entropies, mask, replayed)
 
     def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> torch.Tensor | None:
         """Puts what the correction decides into a composed micro-batch, and the policy's own log-probs onto its pads.

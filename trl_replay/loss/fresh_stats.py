@@ -1,0 +1,74 @@
+"""What TRL's log would say of the loss if nothing had been replayed: KL, entropy and clipping of fresh rows alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..compat import OLD_LOGPS, REF_LOGPS, LossForm
+from .bounds import row_means
+from .micro_batch import MicroBatch
+
+
+class FreshStats:
+    """Sums over the fresh rows of all micro-batches since the last log, kept on the training device until then.
+
+    Args:
+        form ([`LossForm`]): How the loss makes ratios.
+    """
+
+    def __init__(self, form: LossForm) -> None:
+        self._form = form
+        self._sums: dict[str, list[torch.Tensor]] = {}
+
+    def add(
+        self,
+        micro: MicroBatch,
+        logps: torch.Tensor,
+        entropies: Any,
+        mask: torch.Tensor,
+    ) -> None:
+        """Notes one micro-batch, as TRL made it.
+
+        Args:
+            micro ([`MicroBatch`]): With the old and the reference log-probs of its fresh rows, where there are any.
+            logps (`(b, C)`): The policy's, detached.
+            entropies (`(b, C)`, *optional*): As the log-prob method returned them.
+            mask (`(b, C)` bool): Tokens of fresh rows that the loss trains on.
+        """
+        old = dict.get(micro, OLD_LOGPS)
+        logs = torch.zeros_like(logps) if old is None else logps - old
+        logs = logs.masked_fill(~mask, 0.0)
+        if self._form.sequence_level:
+            logs = row_means(logs, mask)
+        ratios = logs.exp()  # (b, C) or (b, 1)
+        if torch.is_tensor(entropies):
+            self._note("entropy", entropies.detach(), mask)
+        reference = dict.get(micro, REF_LOGPS)
+        if reference is not None:
+            gap = reference - logps
+            kl = gap.exp() - gap - 1
+            self._note("kl", kl * ratios if self._form.weighs_kl else kl, mask)
+        if self._form.clip_high is not None:
+            advantages = micro["advantages"].view(len(logps), -1)
+            clipped = (ratios > self._form.clip_high) & (advantages > 0)
+            if self._form.clip_low is not None:
+                clipped = clipped | (ratios < self._form.clip_low) & (advantages < 0)
+            of_rows = clipped.size(1) == 1
+            self._note("clip_ratio", clipped, mask.any(dim=1, keepdim=True) if of_rows else mask)
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call, over tokens (of clipping at sequence level, over rows); none where there were no
+        fresh rows."""
+        values = {}
+        for name, sums in self._sums.items():
+            total, count = torch.stack(sums).sum(dim=0).tolist()
+            if count:
+                values[f"replay/fresh_{name}"] = total / count
+        self._sums = {}
+        return values
+
+    def _note(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        total = torch.where(mask, values.float(), 0.0).sum()
+        self._sums.setdefault(name, []).append(torch.stack([total, mask.sum().float()]))
