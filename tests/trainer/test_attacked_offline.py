@@ -12,7 +12,7 @@ from support import DEAD, Rewards, masked_rollout
 
 import trl_replay
 from trl_replay import ReplayError
-from trl_replay.testing import make_trainer
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 IDS: dict[str, Any] = {"prompt_ids": [4, 5], "completion_ids": [6, 7, 8], "old_per_token_logps": [-1.0, -2.0, -3.0]}
 
@@ -115,3 +115,36 @@ def test_38_infinite_sampling_log_probs_are_refused_with_their_group(tmp_path: P
     made[1]["sampling_per_token_logps"] = [-1.0, float("-inf"), -1.0]
     assert session.buffer.add(made) == 0
     assert list(session.totals.reasons) == ["a group was refused: a trainable token's log-prob is not finite"]
+
+
+def test_47_completions_longer_than_the_trainers_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    """One of 4000 tokens would have padded every row of its batch to 4000."""
+    long = rows()
+    long[1]["completion"] = "1" * 4000
+    path = written(tmp_path, [*long, *({**row, "prompt": "2="} for row in rows())])
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer, replay_warm_start=path)
+    with pytest.warns(UserWarning, match=r"1 of the 2 groups of .*rows.jsonl were refused.*4000 tokens") as caught:
+        trainer.train()
+    assert sum("groups of" in str(warning.message) for warning in caught) == 1
+    reason = "a group was refused: a completion is longer than max_completion_length=6: the longest has 4000 tokens"
+    assert session.totals.reasons[reason] == 1
+    assert f"1 x {reason}" in session.explain()
+    assert session.totals.counters["replaced"] == 2, "the other group is replayed"
+
+
+def test_47_rows_longer_than_the_models_positions_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    model = make_model(make_tokenizer(), max_position_embeddings=16)
+    trainer = build(tmp_path, model=model)
+    session = trl_replay.attach(trainer)
+    fits = rows(prompt_ids=[4] * 13, completion_ids=[6, 7, 8])
+    with pytest.warns(UserWarning, match="1 of the 2 groups of the rows given were refused.*16 positions.*17 tokens"):
+        assert session.buffer.add([*fits, *rows(prompt="2=", prompt_ids=[4] * 14, completion_ids=[6, 7, 8])]) == 1
+    reason = "a prompt with its completion is longer than the model's 16 positions: the longest has 17 tokens"
+    assert session.totals.reasons[f"a group was refused: {reason}"] == 1
+
+
+def test_47_a_completion_that_just_fits_is_taken_without_a_warning(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    assert session.buffer.add(rows(completion_ids=[6] * 6, prompt_ids=[4])) == 1
