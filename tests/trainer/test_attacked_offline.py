@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from support import DEAD, Rewards, masked_rollout
@@ -148,3 +149,43 @@ def test_47_a_completion_that_just_fits_is_taken_without_a_warning(tmp_path: Pat
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     assert session.buffer.add(rows(completion_ids=[6] * 6, prompt_ids=[4])) == 1
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64])
+def test_51_a_reward_of_nan_is_named_as_that(tmp_path: Path, kind: Any) -> None:
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(ReplayError, match=r"Row 2 of the rows given has reward=.*nan.*, which is no number"):
+        session.buffer.add(changed(reward=kind("nan")))
+
+
+def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(tmp_path: Path) -> None:
+    """As pandas gives what was null in a file."""
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    made = [{**row, "reward": float("nan"), "reward/other": row["reward"]} for row in rows()]
+    assert session.buffer.add(made) == 1
+
+
+def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tmp_path: Path) -> None:
+    def scored(value: float) -> Any:
+        def score(completions: list[str], **_: Any) -> list[float]:
+            return [value * (row % 2) for row in range(len(completions))]
+
+        return score
+
+    functions = [scored(1.0), scored(10.0)]
+    trainer = make_trainer(tmp_path, functions, max_steps=3, reward_weights=[1.0, 0.25])
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    path = session.export(tmp_path / "out.parquet")
+    found = pd.read_parquet(path)
+    assert [name for name in found if name.startswith("reward/")] == ["reward/score", "reward/score#2"]
+    assert set(found["reward/score"]) == {0.0, 1.0}
+    assert set(found["reward/score#2"]) == {0.0, 10.0}
+    again = make_trainer(tmp_path / "again", functions, max_steps=1, reward_weights=[1.0, 0.25])
+    other = trl_replay.attach(again)
+    assert other.buffer.add(path) == len(session.buffer) > 0
+    assert other.buffer.table.reward_mean.tolist() == session.buffer.table.reward_mean.tolist()
+    pd.testing.assert_frame_equal(pd.read_parquet(other.export(tmp_path / "b.parquet"))[list(found)[4:7]],
+                                  found[list(found)[4:7]])  # fmt: skip

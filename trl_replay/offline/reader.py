@@ -18,8 +18,8 @@ from ..counters import Tally
 from ..errors import ReplayError
 from ..session import Session
 from ..types import Floats
-from .export import PORTION, TOKENS
-from .schema import Row, array, checked, compact, has_images
+from .export import PORTION
+from .schema import TOKENS, Row, array, checked, compact, has_images, is_nan, reward_columns
 
 FINGERPRINT = "trl_replay_tokenizer"
 
@@ -203,10 +203,10 @@ def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats, boo
 
     Of these where the file names them all; else the column `reward`, or other functions at weight 1.
     """
-    names = [f"reward/{name}" for name in session.trainer.reward_func_names]
+    names = reward_columns(session.trainer.reward_func_names)
     named = all(name in row for row in rows for name in names)
     values = _columns(rows, names) if named else np.full((len(rows), 0), np.nan)
-    whole = all(row.get("reward") is not None for row in rows)
+    whole = all(row.get("reward") is not None and not is_nan(row["reward"]) for row in rows)
     if named and not (whole and np.isnan(values).all()):
         return values, compat.reward_setup(session.trainer).weights, True
     others = ["reward"] if whole else sorted({name for row in rows for name in row if name.startswith("reward/")})

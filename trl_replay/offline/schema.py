@@ -1,9 +1,9 @@
-"""What a row made elsewhere must be like: refused in words that name the row and the value."""
+"""The columns of a file, and what a row made elsewhere must be like: refused in words that name row and value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..errors import ReplayError
-from ..fields import LOGPS
+from ..fields import FIELDS, LOGPS
 from ..types import Bools, Floats
-from .export import TOKENS
 
 Row = Mapping[str, Any]
 SHOWN = 80
 """Characters of a value that an error shows."""
+TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
+"""Token-level fields, each a column of lists; null where all values are implied or absent."""
 MASKS = ("completion_mask", "tool_mask")
 """Fields that tell which tokens are trained on."""
 LOGP_FLOOR = -1000.0
@@ -43,10 +44,7 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
     """
     if not isinstance(row, Mapping):
         raise ReplayError(f"{label} is {_show(row)}, not a mapping.")
-    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
-    if missing or not _has_reward(row):
-        lacking = ", ".join(missing or ["reward"])
-        raise ReplayError(f"{label} lacks {lacking}: it has {', '.join(map(str, row))}.")
+    _refuse_lacking(row, label)
     for name, value in row.items():
         if value is None:
             continue
@@ -56,6 +54,20 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
     if row.get("completion_ids") is not None:  # without them, nothing token-level is read
         _refuse_token_values(row, label)
     return row
+
+
+def _refuse_lacking(row: Row, label: str) -> None:
+    """For a row without texts, or without any reward. One of NaN is named as what it is."""
+    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
+    scored = any(name.startswith("reward/") for name in row)
+    if not missing and not scored:
+        reward = row.get("reward")
+        if is_nan(reward):
+            raise _refusal(label, "reward", reward, "is no number")
+        if reward is None:
+            missing.append("reward")
+    if missing:
+        raise ReplayError(f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}.")
 
 
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:
@@ -124,17 +136,28 @@ def array(value: Any, dtype: Any) -> NDArray[Any]:
     return np.array([float(number) for number in value]).astype(dtype)
 
 
+def is_nan(value: Any) -> bool:
+    """Whether it is a number of any kind that is NaN."""
+    return _is_number(value) and math.isnan(float(value))
+
+
+def reward_columns(names: Sequence[str]) -> list[str]:
+    """The column of each reward function: `reward/name`, and for a further one of that name `reward/name#2`."""
+    columns: list[str] = []
+    for name in names:
+        column = f"reward/{name}"
+        number = 1
+        while column in columns:
+            number += 1
+            column = f"reward/{name}#{number}"
+        columns.append(column)
+    return columns
+
+
 def has_images(row: Row) -> bool:
     """Whether a row belongs to images: their number, as exported, or a list of them."""
     images = row.get("images")
     return images is not None and bool(len(images) if hasattr(images, "__len__") else images)
-
-
-def _has_reward(row: Row) -> bool:
-    value = row.get("reward")
-    if value is not None and not (isinstance(value, float) and math.isnan(value)):
-        return True
-    return any(name.startswith("reward/") for name in row)
 
 
 def _is_text(value: Any) -> bool:
