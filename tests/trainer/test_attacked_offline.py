@@ -12,7 +12,7 @@ import pytest
 from support import DEAD, Rewards, masked_rollout
 
 import trl_replay
-from trl_replay import ReplayError
+from trl_replay import ConfigurationError, ReplayError
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 IDS: dict[str, Any] = {"prompt_ids": [4, 5], "completion_ids": [6, 7, 8], "old_per_token_logps": [-1.0, -2.0, -3.0]}
@@ -189,3 +189,19 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
     assert other.buffer.table.reward_mean.tolist() == session.buffer.table.reward_mean.tolist()
     pd.testing.assert_frame_equal(pd.read_parquet(other.export(tmp_path / "b.parquet"))[list(found)[4:7]],
                                   found[list(found)[4:7]])  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [5, "", b"rows.jsonl", ["rows.jsonl"]])
+def test_51_a_warm_start_that_is_no_path_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"replay_warm_start=.* can't be used: leave it out or give the path"):
+        trl_replay.attach(build(tmp_path), replay_warm_start=value)
+
+
+def test_51_a_warm_start_from_a_file_that_does_not_exist_is_refused_at_attach(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    words = r"replay_warm_start='.*missing.jsonl' can't be used: .*a file that exists"
+    with pytest.raises(ConfigurationError, match=words):
+        trl_replay.attach(trainer, replay_warm_start=str(tmp_path / "missing.jsonl"))
+    session = trl_replay.attach(trainer, replay_warm_start=Path(written(tmp_path, rows())))
+    trainer.train()
+    assert len(session.buffer) == 1
