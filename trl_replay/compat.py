@@ -455,6 +455,12 @@ def vocabulary_size(trainer: Any) -> int:
     return int(trainer.model.config.get_text_config().vocab_size)
 
 
+def positions(trainer: Any) -> int | None:
+    """Tokens of the longest row that the model has positions for; None where its configuration names no number."""
+    count = getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)
+    return count if isinstance(count, int) and count > 0 else None
+
+
 def tokenizer_fingerprint(trainer: Any) -> str:
     """A hash of what each token id stands for."""
     tokens = sorted(

@@ -68,8 +68,8 @@ def test_advantages_that_are_no_numbers_never_reach_the_loss(attached: Any, valu
     assert reasons(attached) == ["a group was refused: an advantage is not finite"]
 
 
-def test_a_reward_that_is_no_number_is_none(attached: Any) -> None:
-    with pytest.raises(ReplayError, match="Row 2 of the rows given lacks reward"):
+def test_a_reward_that_is_no_number_is_not_trained_on(attached: Any) -> None:
+    with pytest.raises(ReplayError, match="Row 2 of the rows given has reward=nan, which is no number"):
         attached.buffer.add(changed(reward=float("nan")))
     assert attached.buffer.add(changed(reward=float("inf"))) == 0
     assert reasons(attached) == ["a group was refused: an advantage is not finite"]

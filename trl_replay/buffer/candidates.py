@@ -267,9 +267,9 @@ def logps_dtype(fields: FieldTable) -> torch.dtype:
     return dtype
 
 
-def trainable_sums(group: Group) -> NDArray[Any]:
+def trainable_sums(group: Group, key: str = OLD_LOGPS) -> NDArray[Any]:
     """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
-    logps = group.tensors[OLD_LOGPS].float()
+    logps = group.tensors[key].float()
     mask = torch.ones_like(logps, dtype=torch.bool)
     for key in ("completion_mask", "tool_mask"):
         if key in group.tensors:

@@ -14,12 +14,11 @@ from ..buffer.replay_buffer import ReplayBuffer
 from ..checkpoint import format as saved
 from ..components import Components
 from ..errors import CheckpointError, ReplayError
-from ..fields import FIELDS, REWARD, REWARDS
+from ..fields import REWARD, REWARDS
 from ..protocols import division_of
 from ..types import Group
+from .schema import TOKENS, reward_columns
 
-TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
-"""Token-level fields, each a column of lists; null where all values are implied or absent."""
 PORTION = 512
 """Groups that are in memory at once."""
 
@@ -138,7 +137,7 @@ def write(path: str | Path, source: Source) -> int:
         "completion": pyarrow.string(),
         "prompt_ids": ints,
         "completion_ids": ints,
-        **{f"reward/{name}": pyarrow.float32() for name in source.reward_functions},
+        **dict.fromkeys(reward_columns(source.reward_functions), pyarrow.float32()),
         "reward": pyarrow.float32(),
         "advantage": pyarrow.float32(),
         "step": pyarrow.int64(),
@@ -177,13 +176,13 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
     rewards, reward = _rewards_of(group), group.tensors.get(REWARD)
     images = group.tensors.get("num_images", torch.zeros(1, dtype=torch.int32)).expand(size).tolist()
     for row in range(size):
-        named = dict(zip(source.reward_functions, rewards[row], strict=False))
+        named = dict(zip(reward_columns(source.reward_functions), rewards[row], strict=False))
         yield {
             "prompt": source.tokenizer.decode(prompts[row]),
             "completion": source.tokenizer.decode(completions[row], skip_special_tokens=True),
             "prompt_ids": prompts[row],
             "completion_ids": completions[row],
-            **{f"reward/{name}": None if np.isnan(value) else value for name, value in named.items()},
+            **{column: None if np.isnan(value) else value for column, value in named.items()},
             "reward": None if reward is None else float(reward[row]),
             "advantage": float(group.tensors["advantages"][row]),
             **{name: columns[name] for name in ("step", "uses", "score")},

@@ -62,7 +62,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     for start in range(0, len(groups), PORTION):
         portion = slice(start, start + PORTION)
         made += _make(session, groups[portion], advantages[portion])
-    known = [each for each in made if np.isfinite(trainable_sums(each.group)).all()]
+    known = [each for each in made if _has_finite_logps(each.group)]
     tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
     before = set(session.buffer.table.serial.tolist())
     run_on_all_ranks(lambda: _offer(session, known, division, tally), ReplayError)
@@ -117,6 +117,14 @@ def _digest(groups: Sequence[OfflineGroup]) -> str:
             digest.update(row.tobytes())
         digest.update(group.rewards.tobytes())
     return digest.hexdigest()
+
+
+def _has_finite_logps(group: Group) -> bool:
+    """Whether the policy's and the sampler's log-probs of all trainable tokens are known."""
+    for key in (compat.OLD_LOGPS, compat.SAMPLING_LOGPS):
+        if key in group.tensors and not np.isfinite(trainable_sums(group, key)).all():
+            return False
+    return True
 
 
 def _offer(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,8 @@ from ..counters import Tally
 from ..errors import ReplayError
 from ..session import Session
 from ..types import Floats
-from .export import PORTION, TOKENS
-from .schema import Row, array, checked, compact, has_images
+from .export import PORTION
+from .schema import TOKENS, Row, array, checked, compact, has_images, is_nan, reward_columns
 
 FINGERPRINT = "trl_replay_tokenizer"
 
@@ -92,7 +94,54 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
                 f"it has fewer rows in {source_name(source)} than num_generations={size}",
             )
         groups += [_group(session, part, same_tokenizer) for part in parts]
-    return groups
+    return _fitting(session, groups, source_name(source), tally)
+
+
+def _fitting(
+    session: Session,
+    groups: Sequence[OfflineGroup],
+    source: str,
+    tally: Tally,
+) -> list[OfflineGroup]:
+    """The groups whose rows are no longer than this trainer's may be. One warning tells of all others."""
+    trainer = session.trainer
+    longest_completion = trainer.max_completion_length or math.inf
+    positions = compat.positions(trainer) or math.inf
+    fitting: list[OfflineGroup] = []
+    completions: list[int] = []
+    rows: list[int] = []
+    for group in groups:
+        lengths = [len(ids) for ids in group.completion_ids]
+        prompts = [len(ids) for ids in group.prompt_ids]
+        completion = max(lengths)
+        row = max(map(sum, zip(prompts, lengths, strict=True)))
+        if completion > longest_completion:
+            completions.append(completion)
+        elif row > positions:
+            rows.append(row)
+        else:
+            fitting.append(group)
+    reasons: list[str] = []
+    if completions:
+        reasons.append(
+            f"a completion is longer than max_completion_length={longest_completion}: "
+            f"the longest has {max(completions)} tokens"
+        )
+        tally.refuse(len(completions), reasons[-1])
+    if rows:
+        reasons.append(
+            f"a prompt with its completion is longer than the model's {positions} positions: "
+            f"the longest has {max(rows)} tokens"
+        )
+        tally.refuse(len(rows), reasons[-1])
+    if reasons and trainer.accelerator.is_main_process:
+        warnings.warn(
+            f"{len(completions) + len(rows)} of the {len(groups)} groups of {source} were refused: "
+            f"{'; '.join(reasons)}. All rows of a batch are padded to its longest one, so that replaying such a group "
+            "would make every row of its batch that long.",
+            stacklevel=2,
+        )
+    return fitting
 
 
 def _read(source: Any) -> tuple[Iterable[Any], str | None]:
@@ -154,10 +203,10 @@ def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats, boo
 
     Of these where the file names them all; else the column `reward`, or other functions at weight 1.
     """
-    names = [f"reward/{name}" for name in session.trainer.reward_func_names]
+    names = reward_columns(session.trainer.reward_func_names)
     named = all(name in row for row in rows for name in names)
     values = _columns(rows, names) if named else np.full((len(rows), 0), np.nan)
-    whole = all(row.get("reward") is not None for row in rows)
+    whole = all(row.get("reward") is not None and not is_nan(row["reward"]) for row in rows)
     if named and not (whole and np.isnan(values).all()):
         return values, compat.reward_setup(session.trainer).weights, True
     others = ["reward"] if whole else sorted({name for row in rows for name in row if name.startswith("reward/")})

@@ -1,20 +1,34 @@
-"""What a row made elsewhere must be like: refused in words that name the row and the value."""
+"""The columns of a file, and what a row made elsewhere must be like: refused in words that name row and value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import compat
 from ..errors import ReplayError
-from .export import TOKENS
+from ..fields import FIELDS, LOGPS
+from ..types import Bools, Floats
 
 Row = Mapping[str, Any]
 SHOWN = 80
 """Characters of a value that an error shows."""
+TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
+"""Token-level fields, each a column of lists; null where all values are implied or absent."""
+MASKS = ("completion_mask", "tool_mask")
+"""Fields that tell which tokens are trained on."""
+LOGP_FLOOR = -1000.0
+"""Least log-prob that a model gives: its logits lie within about 100 of each other, and a temperature of 0.1 makes
+1000 of that. Below are the fillers for "none": vLLM's server writes -9999, others -1e9 or float32's least."""
+LOGP_CEILING = 1e-3
+"""Most that rounding can make of a log-prob of 0: float32 at logits of 1000 is off by less."""
+RATIO_CEILING = 1000.0
+"""Largest ratio between trainer and sampler. TRL clips it at 3 unless told otherwise, and stores 0 for what its mask
+modes leave out."""
 
 
 def checked(row: Any, label: str, vocabulary: int) -> Row:
@@ -26,29 +40,83 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
         vocabulary (`int`): Token ids that the model knows.
 
     Raises:
-        ReplayError: It lacks something, or has a value of another kind.
+        ReplayError: It lacks something, or has a value of another kind, or one that can't be.
     """
     if not isinstance(row, Mapping):
         raise ReplayError(f"{label} is {_show(row)}, not a mapping.")
-    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
-    if missing or not _has_reward(row):
-        lacking = ", ".join(missing or ["reward"])
-        raise ReplayError(f"{label} lacks {lacking}: it has {', '.join(map(str, row))}.")
+    _refuse_lacking(row, label)
     for name, value in row.items():
         if value is None:
             continue
-        if name in ("prompt", "completion") and not _is_text(value):
-            raise _refusal(label, name, value, "is neither text nor messages")
-        if (name in ("reward", "advantage") or name.startswith("reward/")) and not _is_number(value):
-            raise _refusal(label, name, value, "is no number")
-        if name in ("prompt_ids", "completion_ids") and not _are_ids(value, vocabulary):
-            raise _refusal(label, name, value, "are no token ids of this model")
-        if name in TOKENS and not _are_numbers(value):
-            raise _refusal(label, name, value, "are no numbers")
-        ids = row.get("completion_ids")
-        if name in TOKENS and ids is not None and len(value) != len(ids):
-            raise ReplayError(f"{label} has {len(value)} {name} for {len(ids)} completion_ids.")
+        fault = _fault(name, value, vocabulary)
+        if fault is not None:
+            raise _refusal(label, name, value, fault)
+    if row.get("completion_ids") is not None:  # without them, nothing token-level is read
+        _refuse_token_values(row, label)
     return row
+
+
+def _refuse_lacking(row: Row, label: str) -> None:
+    """For a row without texts, or without any reward. One of NaN is named as what it is."""
+    missing = [name for name in ("prompt", "completion") if row.get(name) is None]
+    scored = any(name.startswith("reward/") for name in row)
+    if not missing and not scored:
+        reward = row.get("reward")
+        if is_nan(reward):
+            raise _refusal(label, "reward", reward, "is no number")
+        if reward is None:
+            missing.append("reward")
+    if missing:
+        raise ReplayError(f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}.")
+
+
+def _fault(name: str, value: Any, vocabulary: int) -> str | None:
+    """What is wrong with the kind of a column's value."""
+    if name in ("prompt", "completion"):
+        return None if _is_text(value) else "is neither text nor messages"
+    if name in ("reward", "advantage") or name.startswith("reward/"):
+        return None if _is_number(value) else "is no number"
+    if name in ("prompt_ids", "completion_ids"):
+        return None if _are_ids(value, vocabulary) else "are no token ids of this model"
+    if name in TOKENS:
+        return None if _are_numbers(value) else "are no numbers"
+    return None
+
+
+def _refuse_token_values(row: Row, label: str) -> None:
+    """Of the right kind, but too many or too few, or of a size that can't be."""
+    size = len(row["completion_ids"])
+    fields = {name: row[name] for name in TOKENS if row.get(name) is not None}
+    for name, values in fields.items():
+        if len(values) != size:
+            raise ReplayError(f"{label} has {len(values)} {name} for {size} completion_ids.")
+    trained = np.ones(size, bool)
+    for name in MASKS:
+        if name in fields:
+            trained &= array(fields[name], np.float64) != 0
+    for name, values in fields.items():
+        numbers = array(values, np.float64)
+        possible, fault = _possible(name, numbers, trained)
+        if not possible.all():
+            token = int(np.argmin(possible))
+            raise _refusal(label, f"{name}[{token}]", float(numbers[token]), fault)
+
+
+def _possible(name: str, numbers: Floats, trained: Bools) -> tuple[Bools, str]:
+    """`(tokens,)`: which of a field's numbers can be, and what is wrong with the others.
+
+    Log-probs of tokens that are not trained on may be anything: nothing reads them. One that is not finite stands for
+    one that is not known: its group is refused, and not the file.
+    """
+    if name in MASKS:
+        return np.isin(numbers, (0, 1)), "is neither 0 nor 1"
+    if name in LOGPS:
+        within = (numbers >= LOGP_FLOOR) & (numbers <= LOGP_CEILING)
+        fault = f"is no log-prob: these lie between {LOGP_FLOOR:g} and 0"
+        return within | ~np.isfinite(numbers) | ~trained, fault
+    assert name == compat.IS_RATIO, name
+    within = (numbers >= 0) & (numbers <= RATIO_CEILING)
+    return within, f"is no ratio between trainer and sampler: these lie between 0 and {RATIO_CEILING:g}"
 
 
 def compact(row: dict[str, Any]) -> dict[str, Any]:
@@ -63,20 +131,33 @@ def compact(row: dict[str, Any]) -> dict[str, Any]:
 
 def array(value: Any, dtype: Any) -> NDArray[Any]:
     """Numbers of any kind (a list, an array, a tensor) as an array."""
+    if isinstance(value, np.ndarray):
+        return value.astype(dtype)
     return np.array([float(number) for number in value]).astype(dtype)
+
+
+def is_nan(value: Any) -> bool:
+    """Whether it is a number of any kind that is NaN."""
+    return _is_number(value) and math.isnan(float(value))
+
+
+def reward_columns(names: Sequence[str]) -> list[str]:
+    """The column of each reward function: `reward/name`, and for a further one of that name `reward/name#2`."""
+    columns: list[str] = []
+    for name in names:
+        column = f"reward/{name}"
+        number = 1
+        while column in columns:
+            number += 1
+            column = f"reward/{name}#{number}"
+        columns.append(column)
+    return columns
 
 
 def has_images(row: Row) -> bool:
     """Whether a row belongs to images: their number, as exported, or a list of them."""
     images = row.get("images")
     return images is not None and bool(len(images) if hasattr(images, "__len__") else images)
-
-
-def _has_reward(row: Row) -> bool:
-    value = row.get("reward")
-    if value is not None and not (isinstance(value, float) and math.isnan(value)):
-        return True
-    return any(name.startswith("reward/") for name in row)
 
 
 def _is_text(value: Any) -> bool:
