@@ -43,7 +43,8 @@ def test_a_module_names_nothing_private_of_trls(path: Path) -> None:
     [
         'trainer._metrics["train"]', "self.trainer._logs", "session.trainer._tokenizer.pad_token_id",
         "trainer._get_output_dir(trial=None)", 'getattr(trainer, "_buffered_inputs")', "trainer._step",
-        "owner._metrics", 'trainer.__dict__["_compute_loss"]', "self.accelerator._prepare()", 'name == "SyncRefModelCallback"',
+        "owner._metrics", 'trainer.__dict__["_compute_loss"]', "self.accelerator._prepare()",
+        'name == "SyncRefModelCallback"',
     ],
 )  # fmt: skip
 def test_a_private_name_is_found_however_it_is_written(code: str) -> None:
