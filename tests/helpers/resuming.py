@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,10 @@ class StopError(Exception):
     pass
 
 
-def restored(folder: Path, resume: str, trainer: Any = None, **settings: Any) -> dict[str, Any]:
-    """The state just after a checkpoint was restored, before anything else happens."""
-    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
-    trainer = trainer or build(folder, **settings)
-    session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, **replay})
+@contextlib.contextmanager
+def stopped_after_loading(trainer: Any, resume: str, **replay: Any) -> Iterator[Any]:
+    """A session just after a checkpoint was restored, before anything else happens."""
+    session = trl_replay.attach(trainer, **replay)
 
     def stop(checkpoint: Any) -> None:
         raise StopError
@@ -98,9 +98,16 @@ def restored(folder: Path, resume: str, trainer: Any = None, **settings: Any) ->
     with contextlib.suppress(StopError):
         trainer.train(resume_from_checkpoint=resume)
     del trainer.__dict__["_load_scaler"]
-    found = state(session)
+    yield session
     trl_replay.detach(trainer)
-    return found
+
+
+def restored(folder: Path, resume: str, trainer: Any = None, **settings: Any) -> dict[str, Any]:
+    """The state just after a checkpoint was restored."""
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+    trainer = trainer or build(folder, **settings)
+    with stopped_after_loading(trainer, resume, **{"replay_buffer_size": 5, **replay}) as session:
+        return state(session)
 
 
 def group_hash(group: Group) -> str:

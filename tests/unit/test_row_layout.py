@@ -142,11 +142,13 @@ def test_decisions_have_the_same_identity_where_they_are_the_same() -> None:
     assert len({STRADDLING[0].identity(*decided)[1] for decided in others} | {told[1]}) == 6
 
 
-def agreement(identities: list[tuple[float, float]], errors: list[str]) -> Agreement:
+def agreement(
+    identities: list[tuple[float, float]], errors: list[str], modes: tuple[int, ...] = (0,) * 9
+) -> Agreement:
     """Three counters first, and one number after."""
-    return Agreement(
-        np.array([[1.0, 2.0, 3.0 + rank, *one, 9.0 * rank] for rank, one in enumerate(identities)]), errors
-    )
+    ranks = zip(modes, identities, strict=False)
+    rows = [[1.0, 2.0, 3.0 + rank, mode, *one, 9.0 * rank] for rank, (mode, one) in enumerate(ranks)]
+    return Agreement(np.array(rows), errors)
 
 
 def test_all_stop_for_an_error_of_any_or_for_decisions_that_differ() -> None:
@@ -156,3 +158,12 @@ def test_all_stop_for_an_error_of_any_or_for_decisions_that_differ() -> None:
     assert reason_to_stop(agreement([(0, 5), (0, 5)], ["a", "b"]), 3) == "rank 0: a; rank 1: b"
     for identities in ([(0, 5), (0, 6)], [(0, 5), (0, 5), (2, 5), (2, 7)]):
         assert "decided differently" in reason_to_stop(agreement(identities, [""] * len(identities)), 3)
+
+
+def test_all_stop_where_some_have_paused_or_detached() -> None:
+    same = [(0.0, 5.0)] * 3
+    assert reason_to_stop(agreement(same, [""] * 3, (1, 1, 1)), 3) == ""
+    words = "It runs on rank 0, 2 and is paused on rank 1: pause, resume and detach on all processes"
+    assert reason_to_stop(agreement(same, [""] * 3, (0, 1, 0)), 3).startswith(words)
+    assert "runs on rank 1 and is detached on rank 0" in reason_to_stop(agreement(same[:2], ["", ""], (2, 0)), 3)
+    assert reason_to_stop(agreement(same[:2], ["", "OSError: x"], (0, 1)), 3) == "rank 1: OSError: x"

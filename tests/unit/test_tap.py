@@ -11,6 +11,7 @@ import torch
 
 from trl_replay import Corrected, ReplayedRows, ResultError, SeamError
 from trl_replay.buffer.candidates import Candidate
+from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.dead_group_mask import DeadGroupMask
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.loss.tap import Tap
@@ -29,7 +30,7 @@ def ratio(rows: ReplayedRows) -> Corrected:
 
 def make_tap(correct: Callable[[ReplayedRows], Corrected] = ratio, **settings: Any) -> Tap:
     made = {"num_generations": SIZE, "token_weights": True, "forward": False, "keep_errors": False, **settings}
-    return Tap(correct, **made)
+    return Tap(correct, **made, bounds=Bounds())
 
 
 def candidate(serial: int, first_row: int, update: int = 0) -> Candidate:

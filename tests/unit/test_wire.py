@@ -23,7 +23,7 @@ FIELDS = FieldTable(0, extra=EXTRA)
 
 
 def bytes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().flatten().view(torch.uint8).tolist()
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def assert_same(one: Group, other: Group) -> None:
@@ -51,7 +51,8 @@ def groups(draw: Any) -> Group:
         flat = st.sampled_from([(int(completions.sum()),), (int(prompts.sum()),), (size,)])
         shape = draw(flat | st.lists(st.integers(0, 3), max_size=3).map(lambda trailing: (size, *trailing)))
         count = int(np.prod(shape)) * dtype.itemsize
-        values = torch.tensor(np.random.default_rng(number).integers(0, 2, count).tolist(), dtype=torch.uint8)
+        drawn = np.random.default_rng(number).integers(0, 2, count, np.uint8)
+        values = torch.cat([torch.empty(0, dtype=torch.uint8), torch.from_numpy(drawn)])
         tensors[key] = values.view(dtype).view(shape)
     return Group(tensors, frozenset(keys), prompts, completions)
 

@@ -1,0 +1,58 @@
+"""Private names of TRL's stand in compat.py, each with its reason, and nowhere else in the package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trl_replay
+from trl_replay import compat
+
+PACKAGE = Path(trl_replay.__file__).parent
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "compat.py"]
+NAMES = {name for name in (*compat.SEAM, *compat.ATTRIBUTES) if name.startswith("_")}
+NAMES |= {compat.BUFFERED, compat.OTHER_LOSS, compat.REFERENCE_SYNC}
+OWNERS = ("trainer", "model", "accelerator", "callback_handler")
+"""What the objects of TRL and of the libraries beneath it are called here."""
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Where a syntax tree names something private: `line: what`. Parts of f-strings, of hooks' names say, are none."""
+    texts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value).rpartition(".")[2]
+            private = node.attr.startswith("_") and not node.attr.startswith("__")
+            if (node.attr in NAMES and owner != "self") or (private and owner in OWNERS):
+                yield f"{node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Constant) and node.value in NAMES and node not in texts:
+            yield f"{node.lineno}: {node.value!r}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_module_names_nothing_private_of_trls(path: Path) -> None:
+    found = list(private_names(ast.parse(path.read_text(encoding="utf-8"))))
+    assert not found, f"{path.relative_to(PACKAGE)} names what belongs into compat.py: {found}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'trainer._metrics["train"]', "self.trainer._logs", "session.trainer._tokenizer.pad_token_id",
+        "trainer._get_output_dir(trial=None)", 'getattr(trainer, "_buffered_inputs")', "trainer._step",
+        "owner._metrics", 'trainer.__dict__["_compute_loss"]', "self.accelerator._prepare()",
+        'name == "SyncRefModelCallback"',
+    ],
+)  # fmt: skip
+def test_a_private_name_is_found_however_it_is_written(code: str) -> None:
+    assert list(private_names(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code", ["self._metrics", "trainer.__dict__", "trainer.model.training", "session._trainer()", "f'{p}_metrics'"]
+)
+def test_names_of_our_own_are_none_of_trls(code: str) -> None:
+    assert not list(private_names(ast.parse(code)))
