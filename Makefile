@@ -47,7 +47,7 @@ canary: .venv/.installed # reads the source of every TRL release in range; needs
 	touch $@
 
 docs: .venv/.docs # the documentation as a site, in out/site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: .venv/.installed # what would be uploaded, in dist/: built, checked, and trained with; needs a package index
 	$(BIN)/python tests/compat/dist.py

@@ -87,6 +87,12 @@ def test_every_relative_link_of_an_api_page_leads_somewhere(page: str) -> None:
         assert (DOCS / "api" / target).exists(), f"docs/api/{page}: {target} does not exist"
 
 
+@pytest.mark.parametrize("page", [page for page in INSIDE if page.endswith(".md")])
+def test_every_script_and_test_file_that_a_page_names_exists(page: str) -> None:
+    for path in re.findall(r"\b(?:tests|benchmarks|examples)/[\w/]+\.py\b", (DOCS / page).read_text()):
+        assert (ROOT / path).is_file(), f"docs/{page}: there is no {path}"
+
+
 @pytest.mark.parametrize("name", trl_replay.__all__)
 def test_every_public_name_stands_on_an_api_page(name: str) -> None:
     shown = {directive for _, directive, _ in DIRECTIVES}
@@ -156,3 +162,4 @@ def test_continuous_integration_builds_the_site_strictly_and_needs_no_secret() -
     recipe = re.search(r"^docs:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe
     assert "mkdocs build --strict" in recipe[1]
+    assert "quiet" not in recipe[1], "mkdocs counts no warnings where it shows none"
