@@ -40,7 +40,7 @@ def test_with_sparse_rewards_replay_waits_for_a_quarter_of_the_buffer(tmp_path: 
     # 5 entries are needed: the ninth batch's two are the fifth and sixth
     assert counts == [0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 6]
     assert (
-        "8 x replay_start='adaptive' (sparse rewards, too few entries yet) allows 0 of 16 groups" in session.explain()
+        "9 x replay_start='adaptive' (sparse rewards, too few entries yet) allows 0 of 16 groups" in session.explain()
     )
     for start in (0, None):
         assert sparse_run(tmp_path, script, replay_buffer_size=20, replay_start=start)[0][3:7] == [2, 2, 3, 3]

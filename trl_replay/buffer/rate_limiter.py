@@ -12,8 +12,8 @@ from ..validation import ADAPTIVE
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
 SPARSE, ENOUGH, PATIENCE = 0.1, 16, 4
-"""With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live, from
-the first batch on. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
+"""With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live,
+from the first batch on. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
 live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
 on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
 
@@ -71,6 +71,11 @@ class RateLimiter:
     def prefilled(self) -> None:
         """The buffer was filled from elsewhere: there is nothing to wait for."""
         self._prefilled = True
+
+    @property
+    def has_seen_entries(self) -> bool:
+        """Whether anything was ever stored."""
+        return self._inserted > 0
 
     def drawn(self, count: int) -> None:
         """Counts replayed groups."""
