@@ -151,9 +151,8 @@ class Totals:
         if ranks > 1:
             lines.append(f"all ranks together: {_facts(self.of_all_ranks, dry_run)}")
         if not self.counters["replaced"]:
-            lines.append(
-                "nothing was replayed:" if self.reasons else "nothing was replayed: the buffer has just begun"
-            )
+            cause = ":" if self.reasons else ": the buffer has just begun"
+            lines.append(f"nothing was replayed{cause}")
         elif self.reasons:
             lines.append("where less was replayed, or a group was refused:")
         for reason, times in self.reasons.most_common():

@@ -25,7 +25,7 @@ from .config import ReplayConfig
 from .counters import Totals, metrics
 from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
-from .distributed.row_layout import RowLayout
+from .distributed.row_layout import MODES, RowLayout
 from .errors import ReplayError
 from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .loss.micro_batch import ROWS
@@ -103,11 +103,11 @@ class Session:
         self.exporter: Callable[[str | Path], Path] | None = None
 
     def __repr__(self) -> str:
-        state = "off" if not self.enabled else "paused" if self.paused else "replaying"
+        state = MODES[self.mode] if self.enabled else "is off"
         config = self.config
         strategies = f"{config.replay_scorer}, {config.replay_evictor}, {config.replay_sampler}"
         return (
-            f"<trl_replay.Session {state}: {len(self.buffer)} of {self.buffer.capacity} groups ({strategies}; "
+            f"<trl_replay.Session, which {state}: {len(self.buffer)} of {self.buffer.capacity} groups ({strategies}; "
             f"{config.replay_correction}; {config.replay_scope}), update {self.update}>"
         )
 
@@ -178,6 +178,8 @@ class Session:
         Raises:
             SeamError: Replay runs on another process.
         """
+        if self.paused:
+            self.totals.reasons["replay was paused"] += 1
         if self.components.processes == 1:
             return
         self.meet()

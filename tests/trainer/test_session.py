@@ -112,10 +112,18 @@ def test_a_sessions_repr_says_size_strategies_and_state(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=2)
     session = trl_replay.attach(trainer, replay_buffer_size=5, replay_evictor="fifo")
     trainer.train()
-    assert repr(session) == (
-        "<trl_replay.Session replaying: 2 of 5 groups (advantage_std, fifo, prompt_balanced; ratio; process), update 2>"
-    )
+    strategies = "advantage_std, fifo, prompt_balanced; ratio; process"
+    assert repr(session) == f"<trl_replay.Session, which runs: 2 of 5 groups ({strategies}), update 2>"
     session.pause()
-    assert "Session paused" in repr(session)
+    assert "Session, which is paused" in repr(session)
     off = trl_replay.attach(make_trainer(tmp_path, Rewards([DEAD] * 3)), use_replay=False)
-    assert "Session off" in repr(off)
+    assert "Session, which is off" in repr(off)
+
+
+def test_the_summary_says_that_replay_was_paused(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    session.pause()
+    trainer.train()
+    assert "2 x replay was paused" in session.explain()

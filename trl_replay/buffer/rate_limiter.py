@@ -13,9 +13,9 @@ MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
 SPARSE, ENOUGH, PATIENCE = 0.1, 16, 4
 """With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live,
-from the first batch on. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
-live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
-on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
+from the first batch on. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long
+as live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a
+limit on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
 
 
 class RateLimiter:
