@@ -96,10 +96,18 @@ class Totals:
         self.batches = 0
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
+        self.of_all_ranks: Counter[str] = Counter()
 
-    def add(self, tally: Tally, batches: int = 1) -> None:
-        """Adds the counters of `batches` generation batches."""
+    def add(self, tally: Tally, batches: int = 1, of_all_ranks: Mapping[str, float] | None = None) -> None:
+        """Adds the counters of `batches` generation batches.
+
+        Args:
+            tally ([`Tally`]): This rank's.
+            batches (`int`): How many.
+            of_all_ranks (`Mapping[str, float]`, *optional*): The same, summed over all ranks.
+        """
         self.batches += batches
+        self.of_all_ranks.update(of_all_ranks or {})
         for name in COUNTERS:
             self.counters[name] += getattr(tally, name)
         self.reasons.update(tally.reasons)
@@ -110,6 +118,7 @@ class Totals:
             "batches": self.batches,
             "counters": {name: float(count) for name, count in self.counters.items()},
             "reasons": dict(self.reasons),
+            "of_all_ranks": {name: float(count) for name, count in self.of_all_ranks.items()},
         }
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
@@ -117,32 +126,46 @@ class Totals:
         self.batches = max((state["batches"] for state in states), default=0)
         self.counters = Counter()
         self.reasons = Counter()
+        self.of_all_ranks = Counter()
         for state in states:
             self.counters.update(state["counters"])
             self.reasons.update(state["reasons"])
+        for state in states[:1]:  # every rank has the same
+            self.of_all_ranks.update(state.get("of_all_ranks", state["counters"]))
 
-    def explain(self, size: int, dry_run: bool = False) -> str:
+    def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
         """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain
-        words."""
-        count = self.counters
+        words.
+
+        Args:
+            size (`int`): Entries in this rank's buffer.
+            dry_run (`bool`): Whether nothing was exchanged.
+            rank (`int`): This process.
+            ranks (`int`): Number of processes; with several, what all of them did together stands below.
+        """
         if not self.batches:
             return "replay: no generation batch was scored since attach (was trainer.train() called?)"
-        number = {name: int(total) for name, total in count.items()}
-        dead_share = number["dead"] / number["groups"]
-        replacing = "would have been replaced (dry run)" if dry_run else "replaced"
-        facts = [
-            f"{self.batches} generation batches",
-            f"{number['groups']} groups",
-            f"{number['dead']} dead ({dead_share:.0%})",
-            f"{number['replaced']} {replacing}; {number['stored']} stored",
-            f"{number['evicted']} evicted",
-            f"{number['refused']} refused; {size} in the buffer",
-        ]
-        lines = [f"replay: {', '.join(facts)}"]
-        if number["replaced"] == 0:
-            lines.append("nothing was replayed:")
+        own = _facts(self.counters, dry_run)
+        who = "replay" if ranks == 1 else f"replay on rank {rank} of {ranks}"
+        lines = [f"{who}: {self.batches} generation batches, {own}; {size} in the buffer"]
+        if ranks > 1:
+            lines.append(f"all ranks together: {_facts(self.of_all_ranks, dry_run)}")
+        if not self.counters["replaced"]:
+            cause = ":" if self.reasons else ": the buffer has just begun"
+            lines.append(f"nothing was replayed{cause}")
         elif self.reasons:
             lines.append("where less was replayed, or a group was refused:")
         for reason, times in self.reasons.most_common():
             lines.append(f"  {times} x {reason}")
         return "\n".join(lines)
+
+
+def _facts(count: Mapping[str, float], dry_run: bool) -> str:
+    """Counters in words."""
+    number = {name: int(count[name]) for name in ("groups", "dead", "replaced", "stored", "evicted", "refused")}
+    dead_share = number["dead"] / max(number["groups"], 1)
+    replacing = "would have been replaced (dry run)" if dry_run else "replaced"
+    return (
+        f"{number['groups']} groups, {number['dead']} dead ({dead_share:.0%}), {number['replaced']} {replacing}; "
+        f"{number['stored']} stored, {number['evicted']} evicted, {number['refused']} refused"
+    )

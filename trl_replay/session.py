@@ -22,10 +22,10 @@ from .buffer.candidates import (
 )
 from .components import Components
 from .config import ReplayConfig
-from .counters import Tally, Totals, metrics
+from .counters import Totals, metrics
 from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
-from .distributed.row_layout import RowLayout
+from .distributed.row_layout import MODES, RowLayout
 from .errors import ReplayError
 from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .loss.micro_batch import ROWS
@@ -103,6 +103,15 @@ class Session:
         self.carry = StepCarry()
         self.exporter: Callable[[str | Path], Path] | None = None
 
+    def __repr__(self) -> str:
+        state = MODES[self.mode] if self.enabled else "is off"
+        config = self.config
+        strategies = f"{config.replay_scorer}, {config.replay_evictor}, {config.replay_sampler}"
+        return (
+            f"<trl_replay.Session, which {state}: {len(self.buffer)} of {self.buffer.capacity} groups ({strategies}; "
+            f"{config.replay_correction}; {config.replay_scope}), update {self.update}>"
+        )
+
     @property
     def trainer(self) -> Any:
         """The trainer, held weakly.
@@ -170,6 +179,8 @@ class Session:
         Raises:
             SeamError: Replay runs on another process.
         """
+        if self.paused:
+            self.totals.reasons["replay was paused"] += 1
         if self.components.processes == 1:
             return
         self.meet()
@@ -186,7 +197,8 @@ class Session:
         """What was replayed so far and, where nothing or little was, why."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
-        return self.totals.explain(len(self.buffer), self.config.replay_dry_run)
+        scope = self.communicator
+        return self.totals.explain(len(self.buffer), self.config.replay_dry_run, scope.rank, scope.ranks)
 
     def step(self, batch: Batch) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out."""
@@ -217,10 +229,10 @@ class Session:
         plan = Plan(error=error)
         with plan.keeping_errors():
             self.decide.settle_last_batch(plan, rows, pending, replayed)
-        self.communicator.agree(rows, plan)
+        total = self.communicator.agree(rows, plan)
         self.communicator.move(rows, plan)
         self.communicator.agree(rows, Plan(error=self.tap.take_error()))
-        self.totals.add(plan.tally, batches=0)
+        self.totals.add(plan.tally, batches=0, of_all_ranks=total)
 
     def _decide(
         self,
@@ -261,7 +273,8 @@ class Session:
             composed = count_items(batch, composed, total)
             waiting = collect(batch, plan, fresh, rows, self.components, self.carry, self.update)
             ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, dead_mask)
-            self._log(composed, plan.tally, total, started)
+            self.totals.add(plan.tally, of_all_ranks=total)
+            self._log(composed, total, started)
         except Exception as caught:
             self.communicator.keep(caught)
             return batch
@@ -359,14 +372,7 @@ class Session:
         rows.check(len(scored), processes)
         return view(rows.columns, scored, setup, rows.size, self.update)
 
-    def _log(
-        self,
-        batch: Batch,
-        tally: Tally,
-        total: dict[str, float],
-        started: float,
-    ) -> None:
-        self.totals.add(tally)
+    def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
         self._record({**metrics(total), "replay/padding": padding(batch)})
         for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):

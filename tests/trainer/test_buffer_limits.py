@@ -44,7 +44,7 @@ def test_each_limit_holds_and_is_named_where_it_held_back(tmp_path: Any, setting
 
 def test_a_cooldown_keeps_an_entry_from_being_used_again_too_soon(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD]), max_steps=8)
-    session = trl_replay.attach(trainer, replay_cooldown=3)
+    session = trl_replay.attach(trainer, replay_cooldown=3, replay_start=0)
     steps = record(session)
     trainer.train()
     assert replayed(steps) == [0, 1, 0, 0, 1, 0, 0, 1]

@@ -173,7 +173,7 @@ def test_10_eval_batches_pass_through_and_never_enter_the_buffer(tmp_path: Any) 
 
 def test_11_entries_are_copies_and_hold_few_bytes(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], ALL_DEAD), max_steps=4)
-    session = trl_replay.attach(trainer)
+    session = trl_replay.attach(trainer, replay_start=0)
     steps = record(session)
     step, outs = session.step, []
 
@@ -202,7 +202,7 @@ def test_12_an_entry_replayed_a_hundred_times_does_not_grow(tmp_path: Any) -> No
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, DEAD, DEAD], ALL_DEAD), prompts=prompts, max_steps=101, learning_rate=1e-5
     )
-    session, steps = train(trainer)
+    session, steps = train(trainer, replay_start=0)
     assert session.buffer.table.uses.tolist() == [100]
     first = real_tokens(steps[0][0], 0)
     assert all(real_tokens(after, replayed_slots(after)[0]) == first for _, after in steps[1:])
@@ -522,7 +522,7 @@ def test_32_behaviour_logps_are_those_of_storing_time(tmp_path: Any) -> None:
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, DEAD, DEAD], ALL_DEAD), max_steps=5, trainer_class=Spy, learning_rate=5e-2
     )
-    session, _ = train(trainer)
+    session, _ = train(trainer, replay_start=0)
     supplied, new = [], []
     for loss in trainer.losses[1:]:
         inputs = loss["inputs"]

@@ -9,6 +9,7 @@ from support import DEAD, HALF, LIVE, Rewards, Spy, record
 from transformers import TrainerCallback
 
 import trl_replay
+from trl_replay.counters import Tally, Totals
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
@@ -52,7 +53,7 @@ def test_the_summary_says_why_nothing_was_replayed(tmp_path: Any, capsys: Any) -
     printed = capsys.readouterr().out
     assert "6 groups, 6 dead (100%), 0 replaced" in printed
     assert "nothing was replayed:" in printed
-    assert "2 x the" in printed or "x the buffer was empty" in printed
+    assert "x the buffer was empty: no live group has been stored yet" in printed
 
 
 def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path: Any) -> None:
@@ -88,3 +89,41 @@ def test_renamed_names_of_session_and_buffer_still_work_and_warn(trainer: Any) -
         assert session.progress is session.carry
     with pytest.warns(DeprecationWarning, match="add\\(short=…\\) is now add\\(incomplete=…\\)"):
         assert session.buffer.add([], short="resample") == 0
+
+
+def test_the_summary_names_the_cause_where_no_live_group_has_come(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert "2 x the buffer was empty: no live group has been stored yet" in session.explain()
+    assert "has not run yet" not in session.explain()
+
+
+def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> None:
+    totals = Totals()
+    totals.add(Tally(groups=3, dead=2, replaced=1), of_all_ranks={"groups": 6, "dead": 3, "replaced": 2})
+    told = totals.explain(4, rank=1, ranks=2)
+    assert "replay on rank 1 of 2: 1 generation batches, 3 groups, 2 dead (67%), 1 replaced" in told
+    assert "all ranks together: 6 groups, 3 dead (50%), 2 replaced" in told
+    assert "all ranks" not in totals.explain(4)
+
+
+def test_a_sessions_repr_says_size_strategies_and_state(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_buffer_size=5, replay_evictor="fifo")
+    trainer.train()
+    strategies = "advantage_std, fifo, prompt_balanced; ratio; process"
+    assert repr(session) == f"<trl_replay.Session, which runs: 2 of 5 groups ({strategies}), update 2>"
+    session.pause()
+    assert "Session, which is paused" in repr(session)
+    off = trl_replay.attach(make_trainer(tmp_path, Rewards([DEAD] * 3)), use_replay=False)
+    assert "Session, which is off" in repr(off)
+
+
+def test_the_summary_says_that_replay_was_paused(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    session.pause()
+    trainer.train()
+    assert "2 x replay was paused" in session.explain()

@@ -107,8 +107,7 @@ ONE_OF_16, NONE_OF_16 = [LIVE, *[DEAD] * 15], [DEAD] * 16
 
 def test_sparse_rewards_wait_until_enough_was_stored() -> None:
     sparse = [ONE_OF_16] * 4
-    assert adaptive(*sparse[:3]) == 16, "48 groups are too few to judge by"
-    assert adaptive(*sparse) == 0
+    assert [adaptive(*sparse[:count]) for count in (1, 2, 3, 4)] == [0, 0, 0, 0], "from the first batch on"
     assert [adaptive(*sparse, inserted=count) for count in (15, 16)] == [0, 16]
     assert [adaptive(*sparse, capacity=20, inserted=count) for count in (4, 5)] == [0, 16], "a quarter of the buffer"
 
@@ -117,6 +116,14 @@ def test_rewards_are_sparse_below_one_live_group_in_ten() -> None:
     one_of_10, none_of_10 = [LIVE, *[DEAD] * 9], [DEAD] * 10
     assert adaptive(*[one_of_10] * 7) == 16
     assert adaptive(*[one_of_10] * 6, none_of_10) == 0
+
+
+def test_after_a_warm_start_nothing_waits() -> None:
+    limits = limiter()
+    seen(limits, ONE_OF_16)
+    assert limits.slots_allowed(16, 9)[0] == 0
+    limits.prefilled()
+    assert limits.slots_allowed(16, 9)[0] == 16
 
 
 def test_it_does_not_wait_where_no_live_group_came_or_none_comes_any_more() -> None:
@@ -134,6 +141,7 @@ def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
     limits.measured(0.1)
     limits.inserted(7)
     limits.drawn(4)
+    limits.prefilled()
     state = limits.state_dict()
     new = limiter(**settings).state_dict()
     assert all(state[name] != new[name] for name in state), "nothing is as in a new one"

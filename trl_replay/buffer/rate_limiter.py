@@ -11,11 +11,11 @@ from ..validation import ADAPTIVE
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
-SPARSE, EVIDENCE, ENOUGH, PATIENCE = 0.1, 64, 16, 4
-"""With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
-so many were seen. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
-live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
-on age or bytes the buffer may never hold so many at once."""
+SPARSE, ENOUGH, PATIENCE = 0.1, 16, 4
+"""With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live,
+from the first batch on. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long
+as live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a
+limit on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
 
 
 class RateLimiter:
@@ -41,6 +41,7 @@ class RateLimiter:
         self._seen = 0
         self._live = 0
         self._seen_at_live = 0
+        self._prefilled = False
 
     def observe(self, fresh: Groups) -> None:
         """Takes note of how a fresh batch went."""
@@ -66,6 +67,15 @@ class RateLimiter:
     def inserted(self, count: int) -> None:
         """Counts newcomers of the buffer."""
         self._inserted += count
+
+    def prefilled(self) -> None:
+        """The buffer was filled from elsewhere: there is nothing to wait for."""
+        self._prefilled = True
+
+    @property
+    def has_seen_entries(self) -> bool:
+        """Whether anything was ever stored."""
+        return self._inserted > 0
 
     def drawn(self, count: int) -> None:
         """Counts replayed groups."""
@@ -101,7 +111,7 @@ class RateLimiter:
     def _sparse(self) -> bool:
         """Whether live groups are rare and yet keep coming."""
         rare = self._live < SPARSE * self._seen
-        if self._seen < EVIDENCE or not rare or not self._live:
+        if self._prefilled or not rare or not self._live:
             return False
         since_live = self._seen - self._seen_at_live
         mean_distance = self._seen_at_live / self._live
@@ -117,6 +127,7 @@ class RateLimiter:
             "seen": self._seen,
             "live": self._live,
             "seen_at_live": self._seen_at_live,
+            "prefilled": self._prefilled,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,6 +139,7 @@ class RateLimiter:
         self._seen = state["seen"]
         self._live = state["live"]
         self._seen_at_live = state["seen_at_live"]
+        self._prefilled = state.get("prefilled", False)  # checkpoints of 0.1 don't say
 
 
 def _share(fraction: float, groups: int) -> int:

@@ -24,6 +24,8 @@ class Communicator:
 
     Attributes:
         replaced (`list[bool]`): Of all processes' rows, in their order, whether replay took the last batch's.
+        rank (`int`): This process.
+        ranks (`int`): Number of processes.
 
     Args:
         components ([`Components`]): Scope, buffer and fields.
@@ -34,7 +36,8 @@ class Communicator:
     def __init__(self, components: Components, tap: Tap, rank: int) -> None:
         self._components = components
         self._tap = tap
-        self._rank = rank
+        self.rank = rank
+        self.ranks = components.processes
         self.replaced: list[bool] = []
 
     def share(
@@ -56,7 +59,7 @@ class Communicator:
         fields = components.fields
         size = components.num_generations
         error = self._tap.take_error()
-        first = self._rank * count
+        first = self.rank * count
         local = blank(first, count) | self._tap.stats.columns(count)
         for row, serial in enumerate(components.buffer.overflow[:count]):
             local["overflow"][row] = serial + 1

@@ -270,7 +270,7 @@ class Decisions:
         table = self._buffer.table
         update = self._tap.update
         drawn, priorities = NO_ENTRIES, list[float]()
-        if slots and self._seam_has_run(collected_at, tally):
+        if slots and self._seam_has_run(collected_at):
             drawn, priorities = self._draw(len(slots), keys, tally)
         filled = slots[: len(drawn)]
         ages: list[int] = (update - table.step[drawn]).tolist()
@@ -287,7 +287,7 @@ class Decisions:
         serials: list[int] = table.serial[drawn].tolist()
         return Sampled(filled, serials, ages, drawn.tolist(), priorities)
 
-    def _seam_has_run(self, collected_at: int | None, tally: Tally) -> bool:
+    def _seam_has_run(self, collected_at: int | None) -> bool:
         """Whether replayed rows would be corrected: nothing is drawn before the loss has been seen to do so."""
         if self._tap.verified:
             return True
@@ -296,8 +296,7 @@ class Decisions:
                 f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of "
                 "this trainer goes around the seam, so that replayed rows could not be corrected."
             )
-        tally.reasons["the loss has not run yet"] += 1
-        return False
+        return False  # before the first loss nothing is stored either
 
     def _draw(self, count: int, keys: frozenset[str], tally: Tally) -> tuple[Ints, list[float]]:
         """Table rows for `count` slots, as many as are eligible, and their priorities."""
@@ -312,8 +311,21 @@ class Decisions:
             drawn = rows[chosen]
             priorities = self._priorities(table, chosen)
         if len(drawn) < count:
-            tally.reasons[_shortage(len(buffer), held_back)] += 1
+            tally.reasons[self._shortage(held_back)] += 1
         return drawn, priorities
+
+    def _shortage(self, held_back: Mapping[str, int]) -> str:
+        """Why fewer entries were drawn than there were slots."""
+        if len(self._buffer):
+            reason = "the buffer held fewer eligible groups than slots"
+        elif self._rate_limiter.has_seen_entries:
+            reason = "the buffer was empty"
+        else:
+            reason = "the buffer was empty: no live group has been stored yet"
+        limits = sorted(held_back.keys() - {"replay_min_size"} if not len(self._buffer) else held_back)
+        if not limits:
+            return reason
+        return f"{reason} (held back: {', '.join(limits)})"
 
     def _priorities(self, table: Table, chosen: Ints) -> list[float]:
         """Of each chosen entry, its chance of being drawn first relative to that of the least likely one."""
@@ -368,11 +380,3 @@ class Decisions:
         for dead, live in pairs:
             tally.items_delta += float(tokens[live] - tokens[dead])
         return pairs
-
-
-def _shortage(size: int, held_back: Mapping[str, int]) -> str:
-    """Why fewer entries were drawn than there were slots."""
-    reason = "the buffer held fewer eligible groups than slots" if size else "the buffer was empty"
-    if not held_back:
-        return reason
-    return f"{reason} (held back: {', '.join(sorted(held_back))})"
