@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from resuming import build, digits
-from support import DEAD, Rewards, record
+from support import DEAD, LIVE, Rewards, record
 from teacher import TEACHER, rows_of
 
 import trl_replay
@@ -153,3 +153,22 @@ def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(t
     assert session.totals.counters["replaced"] == 2, session.explain()
     group = session.buffer.load(0)
     assert group.tensors["sampling_per_token_logps"].tolist() == group.tensors["old_per_token_logps"].tolist()
+
+
+def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Path) -> None:
+    """One group of 16 is live in the first batch: without the file, replay would wait for 16 stored groups."""
+    rows = [
+        {"prompt": "1=", "completion": text, "reward": reward}
+        for text, reward in (("2", 1.0), ("3", 0.0), ("4", 0.0), ("5", 0.0))
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    sparse = [LIVE, *[DEAD] * 15]
+    replaced = {}
+    for start in (None, str(path)):
+        trainer = make_trainer(tmp_path, Rewards(sparse, [DEAD] * 16), max_steps=2, per_device_train_batch_size=64)
+        session = trl_replay.attach(trainer, replay_warm_start=start)
+        trainer.train()
+        replaced[start] = session.totals.counters["replaced"]
+    assert replaced[None] == 0
+    assert replaced[str(path)] > 0

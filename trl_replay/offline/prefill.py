@@ -67,7 +67,10 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     before = set(session.buffer.table.serial.tolist())
     run_on_all_ranks(lambda: _offer(session, known, division, tally), ReplayError)
     session.totals.add(tally, batches=0)
-    return len(set(session.buffer.table.serial.tolist()) - before)
+    added = set(session.buffer.table.serial.tolist()) - before
+    if added:
+        session.components.rate_limiter.prefilled()
+    return len(added)
 
 
 def _read(
