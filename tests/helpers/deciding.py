@@ -64,7 +64,7 @@ class Deciding:
         self.buffer.receive(dict.fromkeys(stored))
         for name in ("uses", "last_used"):
             if name in columns:
-                getattr(self.buffer.table, name)[:] = columns[name]
+                self.buffer.table.writable(name)[:] = columns[name]
 
     @property
     def serials(self) -> list[int]:

@@ -60,7 +60,7 @@ def shared(rows: list[int], advantages: list[float]) -> dict[str, Any]:
 
 def test_a_process_sees_its_own_groups_of_all_that_were_scored() -> None:
     rewards = np.array([[9.0], [9.0], [1.0], [0.0], [0.5], [0.5]])
-    groups = view(shared([2, 3, 4, 5], [1.0, -1.0, 0.0, 0.0]), rewards, setup(), 2, 7)
+    groups = view(shared([2, 3, 4, 5], [1.0, -1.0, 0.0, 0.0]), torch.from_numpy(rewards), setup(), 2, 7)
     assert groups.rewards[:, :, 0].tolist() == [[1.0, 0.0], [0.5, 0.5]]
     assert groups.dead.tolist() == [False, True]
     assert groups.advantages.tolist() == [[1.0, -1.0], [0.0, 0.0]]
@@ -71,13 +71,16 @@ def test_a_process_sees_its_own_groups_of_all_that_were_scored() -> None:
     assert groups.counted.tolist() == [[5, 6], [7, 8]]
 
 
-def test_advantages_within_the_noise_are_dead_and_beyond_it_alive() -> None:
-    rewards = np.full((4, 1), 0.7)
+@pytest.mark.parametrize(("eighths", "dead"), [(0.9, True), (2.0, False)])
+def test_trls_own_advantages_of_equal_rewards_are_dead_and_others_than_its_own_are_not(
+    eighths: float, dead: bool
+) -> None:
+    """One rounding error of a mean is an eighth of the noise; what is further off somebody has shaped."""
+    rewards = np.full((4, 1), 0.75)
     noise = float(advantage_noise(rewards.reshape(1, 4, 1), setup())[0])
-    assert noise == pytest.approx(EPS * 0.7 / 1e-4)
-    for spread, dead in ((noise, True), (noise * 1.01, False)):
-        groups = view(shared([0, 1, 2, 3], [0.0, 0.0, spread, 0.0]), rewards, setup(), 4, 0)
-        assert groups.dead.tolist() == [dead]
+    assert noise == pytest.approx(EPS * 0.75 / 1e-4)
+    columns = shared([0, 1, 2, 3], [0.0, 0.0, eighths * noise / 8, 0.0])
+    assert view(columns, torch.from_numpy(rewards), setup(), 4, 0).dead.tolist() == [dead]
 
 
 def test_the_noise_grows_with_rewards_and_their_weights_and_falls_with_their_deviation() -> None:

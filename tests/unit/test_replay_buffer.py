@@ -27,7 +27,7 @@ def stored(capacity: int = 50, limits: Limits | None = None, count: int = 4, **c
     offer(buffer, count, **columns)
     for name in ("uses", "last_used"):
         if name in columns:
-            getattr(buffer.table, name)[:] = columns[name]
+            buffer.table.writable(name)[:] = columns[name]
     return buffer
 
 
@@ -57,7 +57,7 @@ def test_newcomers_get_tags_their_first_score_and_no_use() -> None:
     assert float(table.tag.min()) > 0
     assert float(table.tag.max()) <= 1
     assert len(set(table.tag.tolist())) == 200
-    table.score[:] = 7.0
+    table.writable("score")[:] = 7.0
     offer(buffer, 2, first=200, score=[1.0, 2.0])
     assert table.first_score[-2:].tolist() == [1.0, 2.0]
     assert table.first_score[:200].tolist() == list(range(200)), "earlier ones keep theirs"
@@ -261,7 +261,7 @@ def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
     saved = stored(count=3, keysets=[TEXT, pictured, TEXT], score=[1.0, 2.0, 3.0], prompt=[4, 4, 5])
     saved.table.add_column("gone", fill=1.0)
     state = saved.state_dict()
-    saved.table.score[:] = 0.0
+    saved.table.writable("score")[:] = 0.0
     other = ReplayBuffer(50, Ledger(), Limits())
     other.table.add_column("mine", fill=0.5)
     other.keyset(pictured)
