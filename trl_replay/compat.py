@@ -346,14 +346,23 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
     return counted.where(batch["completion_mask"].any(dim=1), lengths)
 
 
+def syncs_reference(trainer: Any) -> bool:
+    """Whether the reference model changes in training (`sync_ref_model`)."""
+    for callback in trainer.callback_handler.callbacks:
+        names = [base.__name__ for base in type(callback).__mro__]
+        if REFERENCE_SYNC in names and callback.ref_model is not None:
+            return True
+    return False
+
+
 def reference_synced(trainer: Any, state: Any) -> bool:
     """Whether the reference model has changed at the end of this update."""
-    return any(
-        any(base.__name__ == REFERENCE_SYNC for base in type(callback).__mro__)
-        and callback.ref_model is not None
-        and state.global_step % trainer.args.ref_model_sync_steps == 0
-        for callback in trainer.callback_handler.callbacks
-    )
+    return state.global_step % trainer.args.ref_model_sync_steps == 0 and syncs_reference(trainer)
+
+
+def reference_moved(trainer: Any) -> bool:
+    """Whether the reference model has changed in the trainer's last `train()`."""
+    return trainer.state.global_step >= trainer.args.ref_model_sync_steps and syncs_reference(trainer)
 
 
 def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -62,6 +63,8 @@ class Session:
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
+        reference (`str`): Tells the reference model's states apart; empty as long as it is the one that the trainer
+            was made with.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Session:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.exporter: Callable[[str | Path], Path] | None = None
+        self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
 
     def __repr__(self) -> str:
         state = MODES[self.mode] if self.enabled else "is off"
@@ -303,6 +307,7 @@ class Session:
             **self.carry.state_dict(),
             "measured": self.tap.stats.state_dict(rows) if self.carry.drawn else {},
             "metrics": self.metrics,
+            "reference": self.reference,
             "totals": self.totals.state_dict(),
             **self.components.state_dict(),
         }
@@ -340,6 +345,11 @@ class Session:
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
+        self.reference = uuid.uuid4().hex
+        self.forget_reference()
+
+    def forget_reference(self) -> None:
+        """Groups that hold the reference's log-probs leave; those that wait are refused."""
         dropped = self.buffer.forget_with(compat.REF_LOGPS)
         if dropped:
             self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped

@@ -230,7 +230,7 @@ def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(t
             assert watch.origin[serial][0] // 3 == number // 3, "nothing from before the last sync (every 3 updates)"
     assert watch.slots[1], "replayed before the sync"
     assert not any(watch.slots[3:]), "all that was stored was from before it"
-    assert "reference log-probs are from before a sync" in session.explain()
+    assert "reference log-probs are another reference model's: it was synced since" in session.explain()
     assert len(session.buffer) == 0, "stale entries take no room"
 
 

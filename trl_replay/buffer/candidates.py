@@ -17,7 +17,7 @@ from ..fields import REWARDS, FieldTable
 from ..serialization.wire import packed_size
 from ..types import Batch, Floats, Group, Groups
 
-STALE = "its reference log-probs are from before a sync of the reference model"
+STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
 
 
 @dataclass(slots=True)

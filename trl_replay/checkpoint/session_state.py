@@ -150,6 +150,7 @@ def apply(session: Session, states: list[RankState], folder: Path) -> None:
         _apply_own(session, mine)
     else:
         _apply_resharded(session, states, mine)
+    _forget_other_reference(session, mine)
     written = files.rank_folder(folder, mine.rank)
     session.components.hooks.load(session, written / files.PLUGINS)
 
@@ -181,6 +182,14 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     _fill(session, resharded.payload(), take)
     session.carry.serial = resharded.next_serial
     _settle(session, resharded.ready, take)
+
+
+def _forget_other_reference(session: Session, mine: RankState) -> None:
+    """The trainer does not save its reference model: it resumes with the one that it was made with, whatever
+    `sync_ref_model` had made of it. Checkpoints of earlier releases do not tell."""
+    unknown = None if compat.syncs_reference(session.trainer) else ""
+    if mine.session.get("reference", unknown) != session.reference:
+        session.forget_reference()
 
 
 def empty(session: Session) -> None:

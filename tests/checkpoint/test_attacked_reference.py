@@ -1,0 +1,136 @@
+"""What an attack found about the reference model, which the trainer does not save: resuming starts with the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import DEAD, LIVE, Rewards, Spy, record
+
+import trl_replay
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+STALE = "its reference log-probs are another reference model's"
+ALTERNATING = [[LIVE, DEAD, DEAD], [DEAD, LIVE, DEAD]] * 4
+
+
+@pytest.fixture
+def initial(tmp_path: Path) -> Any:
+    """Makes trainers that start, each time anew, with the same policy and reference."""
+    model = make_model(make_tokenizer())
+    model.save_pretrained(tmp_path / "initial")
+
+    def make(steps: int, **settings: Any) -> Any:
+        defaults = {
+            "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 3, "ref_model_mixup_alpha": 1.0,
+            "save_strategy": "steps", "save_steps": 5,
+        }  # fmt: skip
+        return make_trainer(
+            tmp_path / "run", Rewards(*ALTERNATING), model=type(model).from_pretrained(tmp_path / "initial"),
+            trainer_class=Spy, max_steps=steps, **{**defaults, **settings},
+        )  # fmt: skip
+
+    return make
+
+
+def furthest(trainer: Any, steps: list[Any]) -> tuple[int, float]:
+    """Replayed rows, and how far their reference log-probs are from those of the trainer's own reference model."""
+    gaps = []
+    for _, out in steps:
+        replayed = out["trl_replay_rows"][:, 0] < 0
+        if not replayed.any():
+            continue
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
+        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
+        width = out["completion_ids"].size(1)
+        with torch.no_grad():
+            now = trainer._get_per_token_logps_and_entropies(trainer.ref_model, ids, mask, width)[0]
+        off = (now - out["ref_per_token_logps"]).abs() * out["completion_mask"]
+        gaps += off[replayed].amax(dim=1).tolist()
+    return len(gaps), max(gaps, default=0.0)
+
+
+def resumed(trainer: Any, checkpoint: str) -> tuple[Any, list[Any]]:
+    session = trl_replay.attach(trainer, replay_start=0)
+    steps = record(session)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return session, steps
+
+
+def test_39_entries_of_a_synced_reference_leave_when_training_resumes_with_the_first_one(
+    initial: Any, tmp_path: Path
+) -> None:
+    """The trainer does not save its reference model: it resumes with the one that it was made with."""
+    first = initial(5)
+    session = trl_replay.attach(first, replay_start=0)
+    first.train()
+    stored = len(session.buffer)
+    assert stored > 0, "made since the sync in update 3"
+    checkpoint = str(tmp_path / "run" / "checkpoint-5")
+    again = initial(8, ref_model_sync_steps=100)
+    session, steps = resumed(again, checkpoint)
+    count, gap = furthest(again, steps)
+    assert count > 0, "groups of the resumed run are replayed"
+    assert gap < 1e-4, "with the log-probs of its own reference"
+    dropped = sum(times for reason, times in session.totals.reasons.items() if STALE in reason)
+    assert dropped >= stored
+    assert STALE in session.explain()
+
+
+def test_39_entries_of_the_first_reference_stay(initial: Any, tmp_path: Path) -> None:
+    first = initial(5, ref_model_sync_steps=100)
+    session = trl_replay.attach(first, replay_start=0)
+    first.train()
+    stored = len(session.buffer)
+    again = initial(6, ref_model_sync_steps=100)
+    session, steps = resumed(again, str(tmp_path / "run" / "checkpoint-5"))
+    assert len(session.buffer) > stored > 0
+    count, gap = furthest(again, steps)
+    assert count > 0
+    assert gap < 1e-4
+    assert STALE not in session.explain()
+
+
+def test_39_a_run_that_was_resumed_without_a_sync_keeps_its_entries_when_it_is_resumed_again(
+    initial: Any, tmp_path: Path
+) -> None:
+    first = initial(5)
+    trl_replay.attach(first)
+    first.train()
+    second = initial(10, ref_model_sync_steps=100)
+    session, _ = resumed(second, str(tmp_path / "run" / "checkpoint-5"))
+    stored = len(session.buffer)
+    third = initial(12, ref_model_sync_steps=100)
+    session, steps = resumed(third, str(tmp_path / "run" / "checkpoint-10"))
+    assert len(session.buffer) >= stored > 0
+    assert furthest(third, steps)[1] < 1e-4
+
+
+def test_39_in_the_same_process_entries_stay_as_long_as_the_reference_does(initial: Any, tmp_path: Path) -> None:
+    trainer = initial(5)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    stored = session.buffer.table.serial.tolist()
+    trainer.args.max_steps = 6
+    steps = record(session)
+    trainer.ref_model_sync_steps = trainer.args.ref_model_sync_steps = 100
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
+    assert set(stored) <= set(session.buffer.table.serial.tolist()), "it is the reference that made their log-probs"
+    assert furthest(trainer, steps)[1] < 1e-4
+
+
+def test_39_a_reference_that_was_synced_before_attach_is_known(initial: Any, tmp_path: Path) -> None:
+    first = initial(4, save_strategy="no")
+    first.train()
+    first.args.max_steps = 2
+    first.args.save_strategy = "steps"
+    first.args.save_steps = 2
+    session = trl_replay.attach(first, replay_start=0)
+    first.train()
+    assert len(session.buffer) > 0
+    again = initial(4, ref_model_sync_steps=100)
+    session, steps = resumed(again, str(tmp_path / "run" / "checkpoint-2"))
+    assert STALE in session.explain()
+    assert furthest(again, steps)[1] < 1e-4
