@@ -24,6 +24,7 @@ Trainers that bound the ratio of negative advantages do so at 3 (dual-clip PPO, 
 `delta`) or at 5 (CISPO). This is a last resort and no opinion of its own, so it stands well above: of 40,000 such
 tokens replayed in 500 updates of the sparse benchmark task, two were beyond it.
 """
+LOG_OF_LIMIT = math.log(RATIO_LIMIT)
 
 
 @dataclass(slots=True)
@@ -46,14 +47,18 @@ class Bounds:
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
         """What the correction decided, with old log-probs near enough to the new ones: unchanged where they are."""
-        logs = (rows.logps - corrected.old_logps).masked_fill(~rows.mask, 0.0)
+        logs = _log_ratios(rows, corrected.old_logps)
         limit = _log_limit(rows.logps.dtype)
-        per_token = not (self.form.sequence_level or self.form.sums_ratios)
-        bounded = logs.clamp(-limit, math.log(RATIO_LIMIT) if per_token else limit)
-        if self.form.sequence_level and not self.form.sums_ratios:
-            excess = row_means(bounded, rows.mask) - math.log(RATIO_LIMIT)
+        if self.form.sums_ratios:
+            bounded = logs.clamp(-limit, limit)
+        elif self.form.sequence_level:
+            bounded = logs.clamp(-limit, limit)
+            excess = row_means(bounded, rows.mask) - LOG_OF_LIMIT
             bounded = bounded - excess.clamp(min=0.0)
-        old_logps = torch.where(bounded != logs, rows.logps - bounded, corrected.old_logps)
+        else:
+            bounded = logs.clamp(-limit, LOG_OF_LIMIT)
+        moved = rows.logps - bounded
+        old_logps = torch.where(bounded != logs, moved, corrected.old_logps)
         return replace(corrected, old_logps=old_logps)
 
     def reference(
@@ -75,27 +80,43 @@ class Bounds:
         gap = reference_logps - rows.logps
         size = gap.clamp(min=0.0)  # of the KL term's gradient, as a logarithm
         if self.form.weighs_kl:
-            logs = (rows.logps - old_logps).masked_fill(~rows.mask, 0.0)
-            size = size + (row_means(logs, rows.mask) if self.form.sequence_level else logs)
-        kept = (gap <= limit) & (size <= math.log(RATIO_LIMIT))  # a gap of NaN is not kept
-        self._counts.append(torch.stack([(~kept & trained).sum(), trained.sum()]))
-        near = torch.where(gap < -limit, rows.logps - limit, reference_logps)
-        return torch.where(kept, near, rows.logps.to(near.dtype))
+            logs = _log_ratios(rows, old_logps)
+            if self.form.sequence_level:
+                logs = row_means(logs, rows.mask)
+            size = size + logs
+        kept = (gap <= limit) & (size <= LOG_OF_LIMIT)  # a gap of NaN is not kept
+        dropped = trained & ~kept
+        counts = torch.stack([dropped.sum(), trained.sum()])
+        self._counts.append(counts)
+        lowest = rows.logps - limit
+        near = torch.where(gap < -limit, lowest, reference_logps)
+        own = rows.logps.to(near.dtype)
+        return torch.where(kept, near, own)
 
     def metrics(self) -> dict[str, float]:
         """The share of replayed tokens whose KL term was dropped since the last call; none without a reference."""
         if not self._counts:
             return {}
-        dropped, count = torch.stack(self._counts).sum(dim=0).tolist()
+        counts = torch.stack(self._counts)
         self._counts = []
+        dropped, count = counts.sum(dim=0).tolist()
         return {"replay/kl_dropped_fraction": dropped / count} if count else {}
 
 
 def _log_limit(dtype: torch.dtype) -> float:
     """Largest log ratio: the product of two such ratios is finite in this type."""
-    return min(LOG_RATIO_LIMIT, math.log(torch.finfo(dtype).max) / 2)
+    largest = math.log(torch.finfo(dtype).max)
+    return min(LOG_RATIO_LIMIT, largest / 2)
+
+
+def _log_ratios(rows: ReplayedRows, old_logps: torch.Tensor) -> torch.Tensor:
+    """`(R, C)`: those that the loss forms, 0 where it does not train."""
+    logs = rows.logps - old_logps
+    return logs.masked_fill(~rows.mask, 0.0)
 
 
 def row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`(R, 1)`: mean over a row's trained tokens."""
-    return (values * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    total = (values * mask).sum(dim=1, keepdim=True)
+    count = mask.sum(dim=1, keepdim=True)
+    return total / count.clamp(min=1)

@@ -28,7 +28,11 @@ class DeadGroupMask:
     factor: float = 1.0
     denominator: str = ""
 
-    def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
+    def scale(
+        self,
+        micro: Mapping[str, Any],
+        flags: torch.Tensor,
+    ) -> torch.Tensor | float | None:
         """What the loss of a micro-batch is multiplied by to take excluded rows out of its denominator; None: nothing.
 
         Args:
@@ -37,14 +41,14 @@ class DeadGroupMask:
         """
         if self.denominator == "rows" and self.factor != 1.0:
             return self.factor
-        if self.denominator == "tokens" and bool((flags > 1).any()):
+        excluded = flags > 1
+        if self.denominator == "tokens" and bool(excluded.any()):
             mask = loss_mask(micro)
-            live = mask[(flags <= 1).to(mask.device)].sum()
-            return torch.where(
-                live > 0,
-                mask.sum() / live.clamp(min=1),
-                torch.ones_like(live, dtype=torch.float32),
-            )
+            kept = ~excluded.to(mask.device)
+            live = mask[kept].sum()
+            factor = mask.sum() / live.clamp(min=1)
+            unscaled = torch.ones_like(factor)
+            return torch.where(live > 0, factor, unscaled)
         return None
 
     def returned(

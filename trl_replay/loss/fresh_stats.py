@@ -49,26 +49,44 @@ class FreshStats:
         if reference is not None:
             gap = reference - logps
             kl = gap.exp() - gap - 1
-            self._note("kl", kl * ratios if self._form.weighs_kl else kl, mask)
-        if self._form.clip_high is not None:
-            advantages = micro["advantages"].view(len(logps), -1)
-            clipped = (ratios > self._form.clip_high) & (advantages > 0)
-            if self._form.clip_low is not None:
-                clipped = clipped | (ratios < self._form.clip_low) & (advantages < 0)
-            of_rows = clipped.size(1) == 1
-            self._note("clip_ratio", clipped, mask.any(dim=1, keepdim=True) if of_rows else mask)
+            if self._form.weighs_kl:
+                kl = kl * ratios
+            self._note("kl", kl, mask)
+        high = self._form.clip_high
+        if high is not None:
+            clipped = self._clipped(ratios, micro["advantages"], high)
+            by_row = clipped.size(1) == 1
+            counted = mask.any(dim=1, keepdim=True) if by_row else mask
+            self._note("clip_ratio", clipped, counted)
 
     def metrics(self) -> dict[str, float]:
         """Means since the last call, over tokens (of clipping at sequence level, over rows); none where there were no
         fresh rows."""
         values = {}
         for name, sums in self._sums.items():
-            total, count = torch.stack(sums).sum(dim=0).tolist()
+            over_all = torch.stack(sums).sum(dim=0)
+            total, count = over_all.tolist()
             if count:
                 values[f"replay/fresh_{name}"] = total / count
         self._sums = {}
         return values
 
+    def _clipped(
+        self,
+        ratios: torch.Tensor,
+        advantages: torch.Tensor,
+        high: float,
+    ) -> torch.Tensor:
+        """Which ratios the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b, C)`."""
+        advantages = advantages.view(len(ratios), -1)
+        clipped = (ratios > high) & (advantages > 0)
+        if self._form.clip_low is not None:
+            low = (ratios < self._form.clip_low) & (advantages < 0)
+            clipped = clipped | low
+        return clipped
+
     def _note(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        total = torch.where(mask, values.float(), 0.0).sum()
-        self._sums.setdefault(name, []).append(torch.stack([total, mask.sum().float()]))
+        counted = torch.where(mask, values.float(), 0.0)
+        count = mask.sum().float()
+        sums = self._sums.setdefault(name, [])
+        sums.append(torch.stack([counted.sum(), count]))

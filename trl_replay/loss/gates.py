@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
+from .bounds import row_means
 
 
 @dataclass(slots=True)
@@ -33,22 +34,24 @@ class Gates:
         """What the correction decided, with the gates applied."""
         weights = corrected.weights
         if self.weight != 1.0:
-            weights = (torch.ones_like(rows.advantages) if weights is None else weights) * self.weight
+            given = torch.ones_like(rows.advantages) if weights is None else weights
+            weights = given * self.weight
         if self.max_weight is not None:
             weights = self._cap(rows, corrected.old_logps, weights, self.max_weight)
         if self.max_log_ratio is not None:
-            logs = ((rows.logps - rows.behaviour_logps).abs() * rows.mask).sum(dim=1)
-            near = (logs / rows.mask.sum(dim=1).clamp(min=1) <= self.max_log_ratio).to(rows.logps.dtype)
-            weights = near if weights is None else weights * (near if weights.dim() == 1 else near.unsqueeze(1))
-        return corrected if weights is corrected.weights else replace(corrected, weights=weights)
+            weights = self._shut(rows, weights, self.max_log_ratio)
+        if weights is corrected.weights:
+            return corrected
+        return replace(corrected, weights=weights)
 
     def metrics(self) -> dict[str, float]:
         """The share of replayed tokens (with sequence-level importance sampling, rows) whose weight was capped since
         the last call."""
         if not self._capped:
             return {}
-        capped, count = torch.stack(self._capped).sum(dim=0).tolist()
+        counts = torch.stack(self._capped)
         self._capped = []
+        capped, count = counts.sum(dim=0).tolist()
         return {"replay/capped_fraction": capped / count} if count else {}
 
     def _cap(
@@ -58,14 +61,14 @@ class Gates:
         weights: torch.Tensor | None,
         most: float,
     ) -> torch.Tensor:
-        logs, mask = rows.logps - old_logps, rows.mask
+        logs = rows.logps - old_logps
+        mask = rows.mask
+        of_tokens = weights is not None and weights.dim() == 2
         if self.sequence_level:
-            logs, mask = (
-                (logs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1),
-                mask.any(dim=1),
-            )
-        if weights is not None and weights.dim() == 2 and self.sequence_level:  # one ratio a row, weights of tokens
-            logs, mask = logs.unsqueeze(1), rows.mask
+            logs = row_means(logs, mask)  # (R, 1)
+            if not of_tokens:
+                logs = logs.squeeze(1)
+                mask = mask.any(dim=1)
         ratio = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         if weights is None:
             weights = torch.ones_like(ratio)
@@ -73,5 +76,21 @@ class Gates:
             weights = weights.unsqueeze(1)
         total = ratio * weights
         over = (total > most) & mask
-        self._capped.append(torch.stack([over.sum(), mask.sum()]))
-        return weights * torch.where(over, most / total, torch.ones_like(total))
+        counts = torch.stack([over.sum(), mask.sum()])
+        self._capped.append(counts)
+        fitting = most / total
+        return weights * torch.where(over, fitting, torch.ones_like(total))
+
+    @staticmethod
+    def _shut(
+        rows: ReplayedRows,
+        weights: torch.Tensor | None,
+        limit: float,
+    ) -> torch.Tensor:
+        """The weights, 0 for rows whose mean |log ratio| is above the limit."""
+        distances = (rows.logps - rows.behaviour_logps).abs()
+        near = row_means(distances, rows.mask) <= limit
+        opened = near.to(rows.logps.dtype)  # (R, 1)
+        if weights is None:
+            return opened.squeeze(1)
+        return weights * (opened.squeeze(1) if weights.dim() == 1 else opened)

@@ -26,6 +26,21 @@ class MicroBatch(dict[str, Any]):
         self.watched = False
         self.read = False
 
+    @property
+    def ids(self) -> torch.Tensor:
+        """`(b,)` int64 on the CPU: the first column of `ROWS`."""
+        return self.rows[:, 0]
+
+    @property
+    def flags(self) -> torch.Tensor:
+        """`(b,)` int64 on the CPU: the second column of `ROWS`."""
+        return self.rows[:, 1]
+
+    @property
+    def replayed(self) -> torch.Tensor:
+        """`(b,)` bool on the CPU: whether a row is a replayed one."""
+        return self.ids < 0
+
     def __getitem__(self, key: str) -> Any:
         self._note(key)
         return super().__getitem__(key)
@@ -59,3 +74,9 @@ class PlacedRow:
     priority: float
     position: int
     proximal: torch.Tensor | None = None
+
+    def keep_proximal(self, logps: torch.Tensor) -> torch.Tensor:
+        """The log-probs of its first training forward since it was drawn, which are `logps` if this is it."""
+        if self.proximal is None:
+            self.proximal = logps
+        return self.proximal

@@ -40,9 +40,12 @@ class OffPolicyStats:
             rows ([`ReplayedRows`]): What the tap saw.
             weights (`(R,)` or `(R, C)`, *optional*): What the policy term is multiplied by.
         """
-        logs = (rows.logps.float() - rows.behaviour_logps.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
-        mask, ratios = rows.mask.double(), logs.exp()
-        remaining_signal = ratios.clamp(max=1.0) * rows.advantages.double().abs().unsqueeze(1)
+        logs = rows.logps.float() - rows.behaviour_logps.float()
+        logs = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
+        ratios = logs.exp()
+        mask = rows.mask.double()
+        signal = rows.advantages.double().abs()
+        remaining_signal = ratios.clamp(max=1.0) * signal.unsqueeze(1)
         each = (
             torch.ones_like(ratios),
             ratios,
@@ -50,24 +53,29 @@ class OffPolicyStats:
             logs.abs(),
             remaining_signal,
         )
-        stats = torch.stack([(value * mask).sum(dim=1) for value in each], dim=1)
+        sums = [(value * mask).sum(dim=1) for value in each]
+        stats = torch.stack(sums, dim=1)  # (R, len(STATS))
         self._rows.append((list(positions), stats))
-        weightless = logs.new_zeros(()) if weights is None else weights.eq(0).view(len(positions), -1).all(dim=1).sum()
-        counts = torch.stack([weightless.double(), logs.new_tensor(len(positions))])
-        self._since_log.append(torch.cat([stats.sum(dim=0), counts]))
+        count = logs.new_tensor(len(positions))
+        weightless = torch.zeros_like(count)
+        if weights is not None:
+            silent = weights.eq(0).view(len(positions), -1)
+            weightless = silent.all(dim=1).sum().double()
+        over_rows = stats.sum(dim=0)
+        counts = torch.stack([weightless, count])
+        self._since_log.append(torch.cat([over_rows, counts]))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the replayed rows trained on since the last call; none if there were none."""
         if not self._since_log:
             return {}
-        seen, ratio, squares, drift, _, weightless, rows = torch.stack(self._since_log).sum(dim=0).tolist()
+        sums = torch.stack(self._since_log).sum(dim=0)
         self._since_log = []
+        seen, ratio, squares, drift, _, weightless, rows = sums.tolist()
         values = {"replay/gated_fraction": weightless / rows}
         if seen:
-            values |= {
-                "replay/ratio_mean": ratio / seen,
-                "replay/ess": ratio * ratio / (seen * squares),
-            }
+            values["replay/ratio_mean"] = ratio / seen
+            values["replay/ess"] = ratio * ratio / (seen * squares)
             values["replay/drift_mean"] = drift / seen
         return values
 
@@ -76,24 +84,33 @@ class OffPolicyStats:
         table: Floats = np.zeros((count, len(STATS)))
         for positions, stats in self._rows:
             np.add.at(table, positions, stats.cpu().numpy())
-        told = {name: table[:, number] for number, name in enumerate(STATS)}
-        return {name: column + self._restored.get(name, 0.0) for name, column in told.items()}
+        columns = {}
+        for number, name in enumerate(STATS):
+            restored = self._restored.get(name, 0.0)
+            columns[name] = table[:, number] + restored
+        return columns
 
     def clear(self) -> None:
         """The next generation batch begins."""
-        self._rows, self._restored = [], {}
+        self._rows = []
+        self._restored = {}
 
     def state_dict(self, count: int) -> dict[str, list[float]]:
         """What a checkpoint keeps of the last generation batch's `count` rows: see `columns`."""
-        return {name: column.tolist() for name, column in self.columns(count).items()}
+        columns = self.columns(count)
+        return {name: column.tolist() for name, column in columns.items()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
         """Takes what `state_dict` gave."""
-        self._rows = []
-        self._restored = {RENAMED.get(name, name): np.asarray(column, np.float64) for name, column in state.items()}
+        self.clear()
+        for name, column in state.items():
+            today = RENAMED.get(name, name)
+            self._restored[today] = np.asarray(column, np.float64)
 
 
 def effective_share(columns: Mapping[str, Any]) -> float | None:
     """The effective sample size of the replayed tokens as a share of their number; None if there were none."""
-    seen, ratio, squares = (float(np.sum(columns[name])) for name in ("seen", "ratio", "squares"))
+    seen = float(np.sum(columns["seen"]))
+    ratio = float(np.sum(columns["ratio"]))
+    squares = float(np.sum(columns["squares"]))
     return ratio * ratio / (seen * squares) if seen else None

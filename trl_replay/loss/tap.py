@@ -9,7 +9,7 @@ micro-batch before the loss reads them. Rows that shall train nothing lose their
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -25,6 +25,9 @@ from .dead_group_mask import NOTHING_MASKED, DeadGroupMask
 from .fresh_stats import FreshStats
 from .micro_batch import COMPOSED, MASKED, ROWS, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
+
+EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Is told of each training loss the entropies `(b, C)`, the loss's mask `(b, C)`, and which rows are replayed."""
 
 
 class Tap:
@@ -45,14 +48,14 @@ class Tap:
         token_weights: bool,
         forward: bool,
         keep_errors: bool,
-        bounds: Bounds,
-        control_entropy: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
+        bounds: Bounds | None = None,
+        control_entropy: EntropyControl | None = None,
     ) -> None:
         self._correct = correct
         self._generations = num_generations
         self._token_weights = token_weights
         self._keep_errors = keep_errors
-        self._bounds = bounds
+        self._bounds = bounds or Bounds()
         self._control_entropy = control_entropy
         self.forward = forward
         self._current: MicroBatch | None = None
@@ -61,7 +64,7 @@ class Tap:
         self._first_placed = 0
         self._dead_group_mask = NOTHING_MASKED
         self.stats = OffPolicyStats()
-        self.fresh = FreshStats(bounds.form)
+        self.fresh = FreshStats(self._bounds.form)
         self.verified = False
         self.update = 0
         self.error: Exception | None = None
@@ -102,22 +105,9 @@ class Tap:
         self._placed = []
         for placed in placements:
             first = self._first_placed + len(self._placed)
-            ids[placed.rows, 0] = -1 - torch.arange(first, first + placed.count)
-            tensors, lengths = (
-                placed.group.tensors,
-                placed.group.completion_lengths.tolist(),
-            )
-            logps = torch.split(tensors[OLD_LOGPS].float(), lengths)[placed.part]
-            self._placed += [
-                PlacedRow(
-                    row,
-                    placed.age,
-                    advantage,
-                    placed.priority,
-                    placed.start + index,
-                )
-                for index, (row, advantage) in enumerate(zip(logps, tensors["advantages"][placed.part], strict=True))
-            ]
+            numbers = torch.arange(first, first + placed.count)
+            ids[placed.rows, 0] = -1 - numbers
+            self._placed += _placed_rows(placed)
         return ids
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
@@ -155,28 +145,25 @@ class Tap:
         Returns:
             The same, but for rows and tokens that train nothing, whose entropies lose their gradient.
         """
-        micro, logps = self._current, result[0]
-        if micro is None or micro.tapped or not logps.requires_grad:
+        micro = self._current
+        if micro is None or micro.tapped or not result[0].requires_grad:
             return result
-        micro.tapped = micro.watched = True
-        detached = logps.detach()
-        ids, flags = micro.rows[:, 0].tolist(), micro.rows[:, 1]
-        self._record(ids, detached)
+        micro.tapped = True
+        micro.watched = True
+        logps = result[0].detach()
+        self._record(micro.ids.tolist(), logps)
         self._note_fresh(micro, result)
         masked: torch.Tensor | None = None  # (b, C) or (b, 1) bool
-        if bool((flags & COMPOSED).any()):
-            try:
-                masked = self._supply(micro, [-1 - row for row in ids if row < 0], detached)
-            except Exception as error:
-                if not self._keep_errors:
-                    raise
-                self.error = self.error or error
-                self._mask_rows(micro, (micro.rows[:, 0] < 0).to(logps.device), detached)
-        if bool((flags & MASKED).any()):
-            rows = (flags & MASKED).bool().to(logps.device)
-            self._mask_rows(micro, rows, detached)
-            masked = rows.unsqueeze(1) if masked is None else masked | rows.unsqueeze(1)
-        return self._dead_group_mask.returned(result, masked, self._dead_group_mask.scale(micro, flags))
+        if bool((micro.flags & COMPOSED).any()):
+            masked = self._supply_or_mask(micro, logps)
+        dead = (micro.flags & MASKED).bool()
+        if bool(dead.any()):
+            dead = dead.to(logps.device)
+            self._mask_rows(micro, dead, logps)
+            silent = dead.unsqueeze(1)
+            masked = silent if masked is None else masked | silent
+        scale = self._dead_group_mask.scale(micro, micro.flags)
+        return self._dead_group_mask.returned(result, masked, scale)
 
     def forget(self) -> None:
         """Records nothing more of the present generation batch; what is recorded already stays."""
@@ -202,51 +189,70 @@ class Tap:
                 continue
             serial, index = divmod(row - 1, self._generations)
             candidate = self._candidates.get(serial)
-            if candidate is not None and candidate.update == self.update and candidate.records[index] is None:
+            if candidate is None or candidate.update != self.update:
+                continue
+            if candidate.records[index] is None:
                 candidate.records[index] = logps[position]
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
         """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
         logps = result[0].detach()
-        entropies = result[1] if len(result) > 1 else None
+        others = [value for value in result[1:] if torch.is_tensor(value)]
+        entropies = next((value for value in others if value.shape == logps.shape), None)
         mask = loss_mask(micro)
-        replayed = (micro.rows[:, 0] < 0).to(logps.device)
-        self.fresh.add(micro, logps, entropies, mask.bool() & ~replayed.unsqueeze(1))
-        if torch.is_tensor(entropies):
+        replayed = micro.replayed.to(logps.device)
+        fresh = mask.bool() & ~replayed.unsqueeze(1)
+        self.fresh.add(micro, logps, entropies, fresh)
+        if entropies is not None and self._control_entropy is not None:
             self._control_entropy(entropies, mask, replayed)
 
-    def _supply(self, micro: MicroBatch, placed: list[int], logps: torch.Tensor) -> torch.Tensor | None:
+    def _supply_or_mask(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor | None:
+        """`_supply`; on several processes an error is kept until all can raise it, and replayed rows train nothing."""
+        try:
+            return self._supply(micro, logps)
+        except Exception as error:
+            if not self._keep_errors:
+                raise
+            self.error = self.error or error
+            self._mask_rows(micro, micro.replayed.to(logps.device), logps)
+            return None
+
+    def _supply(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor | None:
         """Puts what the correction decides into a composed micro-batch, and the policy's own log-probs onto its pads.
 
         Returns:
             `(b, C)` bool, the replayed tokens whose weight is 0, if weights were given.
         """
         mask = loss_mask(micro).bool()
-        masked = self._replace(micro, placed, logps, mask) if placed else None
+        masked = None
+        if bool(micro.replayed.any()):
+            masked = self._replace(micro, logps, mask)
         self._fill_pads(micro, logps, mask, masked)
         return masked
 
     def _replace(
         self,
         micro: MicroBatch,
-        placed: list[int],
         logps: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor | None:
         """Gives the replayed rows of a micro-batch their old, sampling and reference log-probs, and their weights."""
-        index = (micro.rows[:, 0] < 0).nonzero().flatten().to(logps.device)
-        stored = self._stored(placed)
+        places = micro.replayed.nonzero().flatten()
+        numbers = -1 - micro.ids[places]
+        stored = self._stored(numbers.tolist())
+        index = places.to(logps.device)
         rows = self._replayed(micro, stored, index, logps[index], mask[index])
         corrected = self._correct(rows)
         weights = corrected.weights
-        self.stats.add([row.position for row in stored], rows, weights)
+        positions = [row.position for row in stored]
+        self.stats.add(positions, rows, weights)
         masked: torch.Tensor | None = None
         trained = rows.mask
         if weights is not None:
             micro["advantages"] = self._weighted(micro["advantages"], index, weights, logps.size(1))
-            weightless = weights.eq(0).view(len(placed), -1).expand(-1, logps.size(1))
+            weightless = weights.eq(0).view(len(stored), -1)
             masked = torch.zeros_like(mask)
-            masked[index] = weightless
+            masked[index] = weightless.expand_as(rows.mask)
             trained = trained & ~weightless
         old = dict.get(micro, OLD_LOGPS)
         old = logps if old is None else old
@@ -288,7 +294,8 @@ class Tap:
 
     def _stored(self, placed: list[int]) -> list[PlacedRow]:
         numbers = [row - self._first_placed for row in placed]
-        if not all(0 <= number < len(self._placed) for number in numbers):
+        known = range(len(self._placed))
+        if not all(number in known for number in numbers):
             raise SeamError(
                 "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
             )
@@ -302,28 +309,33 @@ class Tap:
         logps: torch.Tensor,
         mask: torch.Tensor,
     ) -> ReplayedRows:
-        for position, row in enumerate(stored):
-            row.proximal = logps[position] if row.proximal is None else row.proximal
-        proximal = torch.stack([row.proximal for row in stored if row.proximal is not None])
-        padded = pad_sequence([row.logps for row in stored], batch_first=True).to(logps.device, torch.float32)
-        padded = functional.pad(padded, (0, logps.size(1) - padded.size(1)))
-        behaviour = torch.where(mask, padded, logps.float())
-        ages = torch.tensor([row.age for row in stored], device=logps.device)
-        priorities = torch.tensor(
-            [row.priority for row in stored],
-            device=logps.device,
-            dtype=torch.float32,
-        )
+        """What a correction sees of the rows at the places `index`; `logps` and `mask` are theirs, `(R, C)`."""
+        proximal = [row.keep_proximal(now) for row, now in zip(stored, logps, strict=True)]
+        padded = pad_sequence([row.logps for row in stored], batch_first=True)
+        missing = logps.size(1) - padded.size(1)
+        padded = functional.pad(padded, (0, missing)).to(logps.device, torch.float32)
         advantages = micro["advantages"][index]
         if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
             advantages = torch.stack([row.advantage for row in stored]).to(advantages)
-        return ReplayedRows(logps, behaviour, proximal, mask, advantages, ages, priorities)
+        ages = [row.age for row in stored]
+        priorities = [row.priority for row in stored]
+        return ReplayedRows(
+            logps=logps,
+            behaviour_logps=torch.where(mask, padded, logps.float()),
+            proximal_logps=torch.stack(proximal),
+            mask=mask,
+            advantages=advantages,
+            ages=torch.tensor(ages, device=logps.device),
+            priorities=torch.tensor(priorities, device=logps.device, dtype=torch.float32),
+        )
 
     def _mask_rows(self, micro: MicroBatch, rows: torch.Tensor, logps: torch.Tensor) -> None:
         """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient."""
         advantages = micro["advantages"]
-        micro["advantages"] = advantages.masked_fill(rows if advantages.dim() == 1 else rows.unsqueeze(1), 0.0)
-        mask = loss_mask(micro).bool() & ~rows.unsqueeze(1)
+        tokens = rows.unsqueeze(1)
+        masked = rows if advantages.dim() == 1 else tokens
+        micro["advantages"] = advantages.masked_fill(masked, 0.0)
+        mask = loss_mask(micro).bool() & ~tokens
         for key in (OLD_LOGPS, REF_LOGPS):
             value = dict.get(micro, key)
             if value is not None:
@@ -343,12 +355,32 @@ class Tap:
                     "The correction gives token weights, which are exact only with importance_sampling_level='token'. "
                     "Use a correction with one weight a row, or set importance_sampling_level='token'."
                 )
-            advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(-1, width)
+            if advantages.dim() == 1:
+                advantages = advantages.unsqueeze(1).expand(-1, width)
         elif advantages.dim() == 2:
             weights = weights.unsqueeze(1)
         weighted = advantages.clone()
         weighted[index] = weighted[index] * weights.to(weighted)
         return weighted
+
+
+def _placed_rows(placed: Placement) -> list[PlacedRow]:
+    """The replayed rows of a placement that lie on this process."""
+    tensors = placed.group.tensors
+    lengths = placed.group.completion_lengths.tolist()
+    logps = torch.split(tensors[OLD_LOGPS].float(), lengths)
+    advantages = tensors["advantages"][placed.part]
+    rows = []
+    for index, row_logps in enumerate(logps[placed.part]):
+        row = PlacedRow(
+            logps=row_logps,
+            age=placed.age,
+            advantage=advantages[index],
+            priority=placed.priority,
+            position=placed.start + index,
+        )
+        rows.append(row)
+    return rows
 
 
 def _with_rows(values: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -67,19 +67,21 @@ class SamplingWeights:
 
     def __init__(self, beta: float = 0.4, final_beta: float = 1.0, updates: int = 1000) -> None:
         for name, value in (("beta", beta), ("final_beta", final_beta)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            if not (_is_number(value) and 0 <= value <= 1):
                 raise ConfigurationError(f"per: {name}={value!r} can't be used: give a number from 0 to 1.")
         _require("per", "updates", updates, above=0)
-        self.beta, self.final_beta, self.updates = beta, final_beta, updates
+        self.beta = beta
+        self.final_beta = final_beta
+        self.updates = updates
 
     def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Weights of the rows' groups."""
         done = min(context.update / self.updates, 1.0)
-        beta = self.beta + (self.final_beta - self.beta) * done
-        return Corrected(
-            rows.behaviour_logps,
-            None if rows.priorities is None else rows.priorities**-beta,
-        )
+        way = self.final_beta - self.beta
+        beta = self.beta + way * done
+        if rows.priorities is None:
+            return Corrected(rows.behaviour_logps)
+        return Corrected(rows.behaviour_logps, rows.priorities**-beta)
 
 
 def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
@@ -97,7 +99,7 @@ def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
 
     def truncated(rows: ReplayedRows, context: Context) -> Corrected:
         logs = _log_ratio(rows) if level == "token" else _sequence_log_ratio(rows)
-        return Corrected(rows.logps, logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap))
+        return Corrected(rows.logps, _exp(logs).clamp(max=cap))
 
     return TokenWeights(truncated) if level == "token" else truncated
 
@@ -111,8 +113,8 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
     _require("sequence_mask", "high", high, above=low)
 
     def sequence_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        mean_log = _sequence_log_ratio(rows) / rows.mask.sum(dim=1).clamp(min=1)
-        mean = mean_log.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        tokens = rows.mask.sum(dim=1).clamp(min=1)
+        mean = _exp(_sequence_log_ratio(rows) / tokens)
         near = (mean >= low) & (mean <= high)
         return Corrected(rows.behaviour_logps, near.to(rows.logps.dtype))
 
@@ -124,8 +126,10 @@ def make_topr(cap: float = 1.0) -> Correction:
     _require("topr", "cap", cap, above=0.0)
 
     def topr(rows: ReplayedRows, context: Context) -> Corrected:
-        tapered = _sequence_log_ratio(rows).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp().clamp(max=cap)
-        return Corrected(rows.logps, tapered.where(rows.advantages < 0, tapered.new_ones(())))
+        product = _exp(_sequence_log_ratio(rows))
+        tapered = product.clamp(max=cap)
+        weights = tapered.where(rows.advantages < 0, tapered.new_ones(()))
+        return Corrected(rows.logps, weights)
 
     return topr
 
@@ -139,11 +143,14 @@ def make_m2po(threshold: float = 0.04) -> Correction:
     _require("m2po", "threshold", threshold, above=0.0)
 
     def m2po(rows: ReplayedRows, context: Context) -> Corrected:
-        squares = (_log_ratio(rows) ** 2).masked_fill(~rows.mask, 0.0)
+        squares = _log_ratio(rows) ** 2
+        squares = squares.masked_fill(~rows.mask, 0.0)
         ordered, order = squares.flatten().sort()
-        ordered_mask = rows.mask.flatten()[order]
-        means = ordered.cumsum(0) / ordered_mask.cumsum(0).clamp(min=1)
-        keep = ordered.new_zeros(ordered.shape).scatter(0, order, (means <= threshold).to(ordered.dtype))
+        mask = rows.mask.flatten()[order]
+        tokens = mask.cumsum(0).clamp(min=1)
+        means = ordered.cumsum(0) / tokens  # of each token and all smaller ones
+        keep = ordered.new_zeros(ordered.shape)
+        keep[order] = (means <= threshold).to(keep.dtype)
         return Corrected(rows.behaviour_logps, keep.view(squares.shape))
 
     return TokenWeights(m2po)
@@ -158,8 +165,8 @@ def make_decoupled(cap: float = 2.0) -> Correction:
     _require("decoupled", "cap", cap, above=0.0)
 
     def decoupled(rows: ReplayedRows, context: Context) -> Corrected:
-        logs = (rows.proximal_logps - rows.behaviour_logps).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        return Corrected(rows.proximal_logps, logs.exp().clamp(max=cap))
+        drift = _exp(rows.proximal_logps - rows.behaviour_logps)
+        return Corrected(rows.proximal_logps, drift.clamp(max=cap))
 
     return TokenWeights(decoupled)
 
@@ -173,8 +180,9 @@ def make_shaped(gamma: float = 0.1) -> Correction:
     _require("shaped", "gamma", gamma, above=0.0)
 
     def shaped(rows: ReplayedRows, context: Context) -> Corrected:
-        r = _log_ratio(rows).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-        return Corrected(rows.logps, gamma * r / (r + gamma) ** 2)
+        r = _exp(_log_ratio(rows))
+        slope = gamma * r / (r + gamma) ** 2
+        return Corrected(rows.logps, slope)
 
     return TokenWeights(shaped)
 
@@ -186,9 +194,20 @@ def _log_ratio(rows: ReplayedRows) -> torch.Tensor:
 
 def _sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R,)`: the sum of log r over the row's trained tokens."""
-    return (_log_ratio(rows) * rows.mask).sum(dim=1)
+    logs = _log_ratio(rows) * rows.mask
+    return logs.sum(dim=1)
+
+
+def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
+    """Ratios from their logarithms, finite ones."""
+    bounded = log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return bounded.exp()
 
 
 def _require(correction: str, name: str, value: Any, above: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > above or value == float("inf"):
+    if not (_is_number(value) and above < value < float("inf")):
         raise ConfigurationError(f"{correction}: {name}={value!r} can't be used: give a number above {above:g}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
