@@ -17,7 +17,7 @@ from ..errors import CheckpointError, ReplayError
 from ..fields import REWARD, REWARDS
 from ..protocols import division_of
 from ..types import Group
-from .schema import TOKENS, reward_columns
+from .schema import FINGERPRINT, TOKENS, reward_columns
 
 PORTION = 512
 """Groups that are in memory at once."""
@@ -147,7 +147,7 @@ def write(path: str | Path, source: Source) -> int:
         "images": pyarrow.int32(),
         **dict.fromkeys(TOKENS, floats),
     }
-    schema = pyarrow.schema(list(columns.items())).with_metadata({"trl_replay_tokenizer": source.fingerprint})
+    schema = pyarrow.schema(list(columns.items())).with_metadata({FINGERPRINT: source.fingerprint})
     rows, count = list[dict[str, Any]](), 0
     try:
         with parquet.ParquetWriter(part, schema) as writer:

@@ -15,6 +15,8 @@ from ..fields import FIELDS, LOGPS
 from ..types import Bools, Floats
 
 Row = Mapping[str, Any]
+FINGERPRINT = "trl_replay_tokenizer"
+"""Key of a Parquet file's metadata: a hash of the tokenizer that made its token ids."""
 SHOWN = 80
 """Characters of a value that an error shows."""
 TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
