@@ -18,7 +18,7 @@ from ..errors import ReplayError
 from ..session import Session
 from ..types import Floats
 from .export import PORTION
-from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, is_nan, reward_columns
+from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, reward_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +65,26 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
         ReplayError: The source can't be read, or a row lacks what is needed: names the row.
     """
     name = source_name(source)
+    trainer = session.trainer
     rows, fingerprint = _read(source)
-    vocabulary = compat.vocabulary_size(session.trainer)
-    labelled = ((f"Row {number} of {name}", row) for number, row in enumerate(rows))
-    usable = (checked(row, label, vocabulary) for label, row in labelled)
-    same_tokenizer = fingerprint is None or fingerprint == compat.tokenizer_fingerprint(session.trainer)
+    gathered = _gathered(rows, name, compat.vocabulary_size(trainer))
+    same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(trainer))
     groups: list[OfflineGroup] = []
-    for part in _parts(session, _gathered(usable), name, incomplete, tally):
-        groups.append(_group(session, part, same_tokenizer))
-    return _fitting(session, groups, name, tally)
+    for part in _parts(session, gathered, name, incomplete, tally):
+        group = _group(trainer, part, same_tokenizer)
+        groups.append(group)
+    return _fitting(trainer, groups, name, tally)
 
 
-def _gathered(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows that belong together."""
+def _gathered(rows: Iterable[Any], source: str, vocabulary: int) -> list[list[Row]]:
+    """Rows that belong together, if all of them can be used."""
     gathered: dict[str, list[Row]] = {}
-    for row in rows:
-        key = row["prompt"] if row.get("group") is None else row["group"]
+    for number, given in enumerate(rows):
+        label = f"Row {number} of {source}"
+        row = checked(given, label, vocabulary)
+        key = row.get("group")
+        if key is None:
+            key = row["prompt"]
         text = json.dumps(key, sort_keys=True, default=str)
         gathered.setdefault(text, []).append(row)
     return list(gathered.values())
@@ -114,13 +118,12 @@ def _parts(
 
 
 def _fitting(
-    session: Session,
+    trainer: Any,
     groups: Sequence[OfflineGroup],
     source: str,
     tally: Tally,
 ) -> list[OfflineGroup]:
     """The groups whose rows are no longer than this trainer's may be. One warning tells of all others."""
-    trainer = session.trainer
     limit = trainer.max_completion_length
     positions = compat.positions(trainer)
     fitting: list[OfflineGroup] = []
@@ -136,14 +139,14 @@ def _fitting(
         else:
             fitting.append(group)
     reasons: list[str] = []
-    if long_completions:
-        longest = f"the longest has {max(long_completions)} tokens"
-        reasons.append(f"a completion is longer than max_completion_length={limit}: {longest}")
-        tally.refuse(len(long_completions), reasons[-1])
-    if long_rows:
-        longest = f"the longest has {max(long_rows)} tokens"
-        reasons.append(f"a prompt with its completion is longer than the model's {positions} positions: {longest}")
-        tally.refuse(len(long_rows), reasons[-1])
+    for lengths, fault in (
+        (long_completions, f"a completion is longer than max_completion_length={limit}"),
+        (long_rows, f"a prompt with its completion is longer than the model's {positions} positions"),
+    ):
+        if lengths:
+            reason = f"{fault}: the longest has {max(lengths)} tokens"
+            tally.refuse(len(lengths), reason)
+            reasons.append(reason)
     if reasons and trainer.accelerator.is_main_process:
         refused = len(groups) - len(fitting)
         warnings.warn(
@@ -188,17 +191,17 @@ def source_name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the rows given"
 
 
-def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
+def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
     with_ids = same_tokenizer and all(map(_has_ids, rows))
     if with_ids:
         prompts = [array(row["prompt_ids"], np.int32) for row in rows]
         completions = [array(row["completion_ids"], np.int32) for row in rows]
     else:
-        prompts = [_prompt_ids(session.trainer, row["prompt"]) for row in rows]
-        completions = [_completion_ids(session.trainer, row["completion"]) for row in rows]
+        prompts = [_prompt_ids(trainer, row["prompt"]) for row in rows]
+        completions = [_completion_ids(trainer, row["completion"]) for row in rows]
     if not all(map(len, prompts)) or not all(map(len, completions)):
         raise ReplayError(f"A row with the prompt {rows[0]['prompt']!r} has no tokens.")
-    rewards, weights, named = _rewards(session, rows)
+    rewards, weights, named = _rewards(trainer, rows)
     return OfflineGroup(
         prompt_ids=prompts,
         completion_ids=completions,
@@ -231,21 +234,23 @@ def _advantages(rows: Sequence[Row]) -> Floats | None:
     return np.array(advantages, np.float64)
 
 
-def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
+def _rewards(trainer: Any, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
     """`(G, functions)` rewards, `(functions,)` weights, and whether they are of the trainer's functions.
 
     Of these where the file names them all; else the column `reward`, or other functions at weight 1.
     """
-    has_total = all(row.get("reward") is not None and not is_nan(row["reward"]) for row in rows)
-    names = reward_columns(session.trainer.reward_func_names)
+    total = _columns(rows, ["reward"])
+    has_total = not np.isnan(total).any()
+    names = reward_columns(trainer.reward_func_names)
     if all(name in row for row in rows for name in names):
         rewards = _columns(rows, names)
         if not (has_total and np.isnan(rewards).all()):
-            return rewards, compat.reward_setup(session.trainer).weights, True
+            return rewards, compat.reward_setup(trainer).weights, True
     if has_total:
-        return _columns(rows, ["reward"]), np.ones(1), False
-    present = {name for row in rows for name in row if name.startswith("reward/")}
-    return _columns(rows, sorted(present)), np.ones(len(present)), False
+        return total, np.ones(1), False
+    present = {name for row in rows for name in row}
+    others = sorted(name for name in present if name.startswith("reward/"))
+    return _columns(rows, others), np.ones(len(others)), False
 
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
@@ -253,8 +258,9 @@ def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
     values = np.full((len(rows), len(names)), np.nan)
     for number, row in enumerate(rows):
         for column, name in enumerate(names):
-            if row.get(name) is not None:
-                values[number, column] = row[name]
+            value = row.get(name)
+            if value is not None:
+                values[number, column] = value
     return values
 
 
@@ -262,7 +268,8 @@ def _prompt_ids(trainer: Any, prompt: Any) -> NDArray[np.int32]:
     """Of a text, or of messages in the trainer's chat template."""
     tokenizer = compat.tokenizer(trainer)
     if isinstance(prompt, str):
-        return np.array(tokenizer(prompt)["input_ids"], np.int32)
+        encoded = tokenizer(prompt)
+        return np.array(encoded["input_ids"], np.int32)
     templated = tokenizer.apply_chat_template(
         list(prompt),
         add_generation_prompt=True,
@@ -277,7 +284,8 @@ def _completion_ids(trainer: Any, completion: Any) -> NDArray[np.int32]:
     """Of a text, or of messages of which the last one counts; the end token follows where there is room for it."""
     tokenizer = compat.tokenizer(trainer)
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    encoded = tokenizer(text, add_special_tokens=False)
+    ids = list(encoded["input_ids"])
     limit = trainer.max_completion_length
     ended = ids[-1:] == [tokenizer.eos_token_id]
     full = limit is not None and len(ids) >= limit
