@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from ..errors import CheckpointError, ReplayError
 from ..fields import REWARD, REWARDS
 from ..protocols import division_of
 from ..types import Group
-from .schema import TOKENS, reward_columns
+from .schema import FINGERPRINT, TOKENS, reward_columns
+
+if TYPE_CHECKING:
+    import pyarrow
 
 PORTION = 512
 """Groups that are in memory at once."""
@@ -48,11 +51,9 @@ class Source(NamedTuple):
 
 def export(path: str | Path, trainer: Any, components: Components) -> Path:
     """What [`Session.export`] does."""
-    path, rank, ranks = (
-        Path(path),
-        int(trainer.accelerator.process_index),
-        components.processes,
-    )
+    path = Path(path)
+    rank = int(trainer.accelerator.process_index)
+    ranks = components.processes
     division = division_of(components.scope)
     copies = division is not None and division.replicated
     if ranks > 1 and not copies:
@@ -64,22 +65,20 @@ def export(path: str | Path, trainer: Any, components: Components) -> Path:
 
 def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
     """What this process holds."""
-    table, held = buffer.table, set(buffer.held())
+    table = buffer.table
+    held = set(buffer.held())
 
     def entries() -> Iterator[Entry]:
         for row, serial in enumerate(table.serial.tolist()):
             if serial in held:
-                yield Entry(
-                    {name: getattr(table, name)[row].item() for name in table.names},
-                    buffer.load(serial),
-                )
+                columns = {name: getattr(table, name)[row].item() for name in table.names}
+                yield Entry(columns, buffer.load(serial))
 
-    fingerprint = compat.tokenizer_fingerprint(trainer)
     return Source(
-        entries(),
-        compat.tokenizer(trainer),
-        list(trainer.reward_func_names),
-        fingerprint,
+        entries=entries(),
+        tokenizer=compat.tokenizer(trainer),
+        reward_functions=list(trainer.reward_func_names),
+        fingerprint=compat.tokenizer_fingerprint(trainer),
     )
 
 
@@ -98,19 +97,21 @@ def of_checkpoint(folder: str | Path) -> Source:
 
     def entries() -> Iterator[Entry]:
         for state in states:
-            rows = {serial: row for row, serial in enumerate(state.columns["serial"].tolist())}
-            for serial, group in state.payload() if state.payload_rank == state.rank else ():
-                yield Entry(
-                    {name: column[rows[serial]].item() for name, column in state.columns.items()},
-                    group,
-                )
+            if state.payload_rank != state.rank:
+                continue  # another rank has written it
+            serials = state.columns["serial"].tolist()
+            rows = {serial: row for row, serial in enumerate(serials)}
+            for serial, group in state.payload():
+                row = rows[serial]
+                columns = {name: column[row].item() for name, column in state.columns.items()}
+                yield Entry(columns, group)
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    first = states[0]
     return Source(
-        entries(),
-        tokenizer,
-        states[0].session["reward_functions"],
-        states[0].identity.tokenizer,
+        entries=entries(),
+        tokenizer=AutoTokenizer.from_pretrained(folder),
+        reward_functions=first.session["reward_functions"],
+        fingerprint=first.identity.tokenizer,
     )
 
 
@@ -128,10 +129,31 @@ def write(path: str | Path, source: Source) -> int:
         raise ReplayError(f"{path} can't be written: give a path that ends in .parquet.")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")  # what was there before stays until all is written
-    floats, ints = (
-        pyarrow.list_(pyarrow.float32()),
-        pyarrow.list_(pyarrow.int32()),
-    )
+    schema = _schema(source)
+    rows: list[dict[str, Any]] = []
+    count = 0
+    try:
+        with parquet.ParquetWriter(part, schema) as writer:
+            for number, entry in enumerate(source.entries):
+                rows += rows_of(number, entry, source)
+                if number % PORTION == PORTION - 1:
+                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                    count += len(rows)
+                    rows = []
+            if rows:  # an empty row group is more than readers expect
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return count + len(rows)
+
+
+def _schema(source: Source) -> pyarrow.Schema:
+    """The columns of a file, and the fingerprint of the tokenizer."""
+    import pyarrow
+
+    ints = pyarrow.list_(pyarrow.int32())
+    floats = pyarrow.list_(pyarrow.float32())
     columns: dict[str, Any] = {
         "prompt": pyarrow.string(),
         "completion": pyarrow.string(),
@@ -147,36 +169,28 @@ def write(path: str | Path, source: Source) -> int:
         "images": pyarrow.int32(),
         **dict.fromkeys(TOKENS, floats),
     }
-    schema = pyarrow.schema(list(columns.items())).with_metadata({"trl_replay_tokenizer": source.fingerprint})
-    rows, count = list[dict[str, Any]](), 0
-    try:
-        with parquet.ParquetWriter(part, schema) as writer:
-            for number, entry in enumerate(source.entries):
-                rows += rows_of(number, entry, source)
-                if number % PORTION == PORTION - 1:
-                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                    count, rows = count + len(rows), []
-            if rows:  # an empty row group is more than readers expect
-                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return count + len(rows)
+    schema = pyarrow.schema(list(columns.items()))
+    return schema.with_metadata({FINGERPRINT: source.fingerprint})
 
 
 def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any]]:
     """One row a completion of an entry; `number` tells groups apart, whose serials may be equal on several ranks."""
-    group, columns = entry.group, entry.columns
+    group = entry.group
+    tensors = group.tensors
     size = len(group.completion_lengths)
     lengths = group.completion_lengths.tolist()
-    prompts = _split(group.tensors["prompt_ids"], group.prompt_lengths.tolist())
-    prompts = prompts * size if len(prompts) == 1 else prompts
-    completions = _split(group.tensors["completion_ids"], lengths)
-    tokens = {key: _split(group.tensors[key], lengths) for key in TOKENS if _is_flat(group, key)}
-    rewards, reward = _rewards_of(group), group.tensors.get(REWARD)
-    images = group.tensors.get("num_images", torch.zeros(1, dtype=torch.int32)).expand(size).tolist()
+    prompts = _split(tensors["prompt_ids"], group.prompt_lengths.tolist())
+    if len(prompts) == 1:
+        prompts = prompts * size
+    completions = _split(tensors["completion_ids"], lengths)
+    tokens = {key: _split(tensors[key], lengths) for key in TOKENS if _is_flat(group, key)}
+    rewards = _rewards_of(group)
+    reward = tensors.get(REWARD)
+    no_images = torch.zeros(1, dtype=torch.int32)
+    images = tensors.get("num_images", no_images).expand(size).tolist()
+    reward_names = reward_columns(source.reward_functions)
     for row in range(size):
-        named = dict(zip(reward_columns(source.reward_functions), rewards[row], strict=False))
+        named = dict(zip(reward_names, rewards[row], strict=False))
         yield {
             "prompt": source.tokenizer.decode(prompts[row]),
             "completion": source.tokenizer.decode(completions[row], skip_special_tokens=True),
@@ -184,8 +198,10 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
             "completion_ids": completions[row],
             **{column: None if np.isnan(value) else value for column, value in named.items()},
             "reward": None if reward is None else float(reward[row]),
-            "advantage": float(group.tensors["advantages"][row]),
-            **{name: columns[name] for name in ("step", "uses", "score")},
+            "advantage": float(tensors["advantages"][row]),
+            "step": entry.columns["step"],
+            "uses": entry.columns["uses"],
+            "score": entry.columns["score"],
             "group": number,
             "images": images[row],
             **{key: parts[row] for key, parts in tokens.items()},
@@ -193,19 +209,26 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
 
 
 def _rewards_of(group: Group) -> list[list[float]]:
-    """Per row, the raw reward of each function; NaN where it returned None."""
-    stored = group.tensors.get(REWARDS)
-    rows: list[list[float]] = [[] for _ in group.completion_lengths] if stored is None else stored.tolist()
-    return rows
+    """Of each row, the raw reward of each function, NaN where it returned None; nothing where other functions gave
+    them."""
+    rewards = group.tensors.get(REWARDS)
+    if rewards is None:
+        return [[] for _ in group.completion_lengths]
+    by_row: list[list[float]] = rewards.tolist()
+    return by_row
 
 
 def _is_flat(group: Group, key: str) -> bool:
     """Whether a key has one value a completion token (not, as vLLM's ratio in a sequence mode, one a row)."""
-    return key in group.tensors and group.tensors[key].shape == (int(group.completion_lengths.sum()),)
+    if key not in group.tensors:
+        return False
+    tokens = int(group.completion_lengths.sum())
+    return group.tensors[key].shape == (tokens,)
 
 
 def _split(tensor: torch.Tensor, lengths: list[int]) -> list[list[float]]:
     """The values of each row."""
-    parts: list[list[float]] = [part.float().tolist() if part.is_floating_point() else part.tolist()
-                                for part in torch.split(tensor, lengths)]  # fmt: skip
-    return parts
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+    rows: list[list[float]] = [part.tolist() for part in torch.split(tensor, lengths)]
+    return rows

@@ -22,6 +22,7 @@ from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ConfigurationError, ReplayError
 from ..fields import REWARD, REWARDS, FieldTable
 from ..protocols import Division, division_of
+from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
 from ..types import Batch, Floats, Group, Groups
 from .export import PORTION
@@ -32,7 +33,7 @@ FROM_FILE, FROM_POLICY = 1, 2
 
 
 @dataclass(slots=True)
-class Made:
+class Newcomer:
     """A group as the buffer takes it."""
 
     group: Group
@@ -58,19 +59,20 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     tally = Tally()
     session.roll_call("add", "adding groups to its buffer")
     groups, advantages = _read(session, source, incomplete, tally)
-    made: list[Made] = []
+    newcomers: list[Newcomer] = []
     for start in range(0, len(groups), PORTION):
         portion = slice(start, start + PORTION)
-        made += _make(session, groups[portion], advantages[portion])
-    known = [each for each in made if _has_finite_logps(each.group)]
-    tally.refuse(len(made) - len(known), "a trainable token's log-prob is not finite")
-    before = set(session.buffer.table.serial.tolist())
-    run_on_all_ranks(lambda: _offer(session, known, division, tally), ReplayError)
+        newcomers += _prepare(session, groups[portion], advantages[portion])
+    scored = [newcomer for newcomer in newcomers if _has_finite_logps(newcomer.group)]
+    tally.refuse(len(newcomers) - len(scored), "a trainable token's log-prob is not finite")
+    table = session.buffer.table
+    before = set(table.serial.tolist())
+    run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
     session.totals.add(tally, batches=0)
-    added = set(session.buffer.table.serial.tolist()) - before
-    if added:
+    stayed = set(table.serial.tolist()) - before
+    if stayed:
         session.components.rate_limiter.prefilled()
-    return len(added)
+    return len(stayed)
 
 
 def _read(
@@ -88,15 +90,15 @@ def _read(
     advantages: list[Floats] = []
 
     def read() -> str:
-        found = read_groups(session, source, incomplete, tally)
-        for group, values in zip(found, _advantages(session, found), strict=True):
-            if not np.isfinite(values).all():
+        whole = read_groups(session, source, incomplete, tally)
+        for group, of_group in zip(whole, _advantages(session, whole), strict=True):
+            if not np.isfinite(of_group).all():
                 tally.refuse(1, "an advantage is not finite")
-            elif not np.ptp(values):
+            elif not np.ptp(of_group):
                 tally.refuse(1, "its rewards do not differ")
             else:
                 groups.append(group)
-                advantages.append(values)
+                advantages.append(of_group)
         return _digest(groups)
 
     digests = run_on_all_ranks(read, ReplayError)
@@ -115,7 +117,8 @@ def _digest(groups: Sequence[OfflineGroup]) -> str:
         rows: list[NDArray[Any]] = [*group.prompt_ids, *group.completion_ids]
         for key in sorted(group.tokens):
             rows += group.tokens[key]
-        digest.update(repr([len(row) for row in rows]).encode())
+        lengths = [len(row) for row in rows]
+        digest.update(repr(lengths).encode())
         for row in rows:
             digest.update(row.tobytes())
         digest.update(group.rewards.tobytes())
@@ -132,37 +135,39 @@ def _has_finite_logps(group: Group) -> bool:
 
 def _offer(
     session: Session,
-    made: Sequence[Made],
+    newcomers: Sequence[Newcomer],
     division: Division,
     tally: Tally,
 ) -> None:
+    """Offers groups to the buffer; this process keeps the payload of its own among those that stay."""
     rank = int(session.trainer.accelerator.process_index)
     ranks = session.components.processes
     if not division.one_buffer:
-        made = made[rank::ranks]
-    if not made:
+        newcomers = newcomers[rank::ranks]
+    if not newcomers:
         return
     buffer = session.buffer
     carry = session.carry
-    serials = [carry.serial + number for number in range(len(made))]
-    carry.serial += len(made)
+    serials = [carry.serial + number for number in range(len(newcomers))]
+    carry.serial += len(newcomers)
+    views = [newcomer.view for newcomer in newcomers]
     kept = session.decide.offer(
-        Groups.concatenate(_alike([each.view for each in made])),
+        Groups.concatenate(_alike(views)),
         serials,
-        [each.group.nbytes for each in made],
-        [each.group.keys for each in made],
+        [newcomer.group.nbytes for newcomer in newcomers],
+        [newcomer.group.keys for newcomer in newcomers],
         tally,
     )
     dealt = division.one_buffer and not division.replicated
-    for number, (serial, each) in enumerate(zip(serials, made, strict=True)):
+    for number, (serial, newcomer) in enumerate(zip(serials, newcomers, strict=True)):
         if serial not in kept:
             continue
         row = buffer.table.serial == serial
         owner = number % ranks if dealt else rank
-        buffer.table.writable("origin")[row] = each.origin
+        buffer.table.writable("origin")[row] = newcomer.origin
         buffer.table.writable("owner")[row] = owner
         if owner == rank:
-            buffer.receive({serial: each.group})
+            buffer.receive({serial: newcomer.group})
 
 
 def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
@@ -170,29 +175,34 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     first = views[0].reward_weights
     if all(np.array_equal(view.reward_weights, first) for view in views):
         return views
-    return [replace(view, rewards=view.reward[:, :, None], reward_weights=np.ones(1)) for view in views]
+    totals: list[Groups] = []
+    for view in views:
+        total = view.reward[:, :, None]
+        totals.append(replace(view, rewards=total, reward_weights=np.ones(1)))
+    return totals
 
 
-def _make(
+def _prepare(
     session: Session,
     groups: Sequence[OfflineGroup],
     advantages: Sequence[Floats],
-) -> list[Made]:
+) -> list[Newcomer]:
     """Groups as the buffer takes them: with log-probs, and the same bits on all processes."""
     batches: list[Batch] = []
-    with_own = [compat.OLD_LOGPS in group.tokens for group in groups]
 
     def compute() -> None:
-        for group, values in zip(groups, advantages, strict=True):
-            batches.append(_with_logps(session.trainer, _batch(session, group, values)))
+        for group, of_group in zip(groups, advantages, strict=True):
+            batch = _batch(session, group, of_group)
+            batches.append(_with_logps(session.trainer, batch))
 
     run_on_all_ranks(compute, ReplayError)
     if session.components.processes > 1:
         _broadcast(batches)
-    made = []
-    for group, batch, own in zip(groups, batches, with_own, strict=True):
-        made.append(_cut(session, group, batch, FROM_FILE if own else FROM_POLICY))
-    return made
+    newcomers = []
+    for group, batch in zip(groups, batches, strict=True):
+        origin = FROM_FILE if compat.OLD_LOGPS in group.tokens else FROM_POLICY
+        newcomers.append(_cut(session, group, batch, origin))
+    return newcomers
 
 
 def _with_logps(trainer: Any, batch: Batch) -> Batch:
@@ -208,12 +218,14 @@ def _with_logps(trainer: Any, batch: Batch) -> Batch:
 
 def _broadcast(batches: Sequence[Batch]) -> None:
     """Gives all processes the first one's log-probs, in one message."""
-    places = [(batch, key) for batch in batches for key in (compat.OLD_LOGPS, compat.REF_LOGPS) if key in batch]
+    keys = (compat.OLD_LOGPS, compat.REF_LOGPS)
+    places = [(batch, key) for batch in batches for key in keys if key in batch]
     if not places:
         return
-    flat = torch.cat([batch[key].flatten() for batch, key in places])
-    sizes = [batch[key].numel() for batch, key in places]
-    parts = torch.split(broadcast(flat), sizes)
+    logps = [batch[key].flatten() for batch, key in places]
+    sizes = [part.numel() for part in logps]
+    of_first = broadcast(torch.cat(logps))
+    parts = torch.split(of_first, sizes)
     for (batch, key), part in zip(places, parts, strict=True):
         batch[key] = part.view_as(batch[key])
 
@@ -223,7 +235,7 @@ def _cut(
     offline: OfflineGroup,
     batch: Batch,
     origin: int,
-) -> Made:
+) -> Newcomer:
     """One group, through the same cutting as a batch of TRL's."""
     fields = session.components.fields
     size = session.components.num_generations
@@ -245,8 +257,11 @@ def _cut(
         prompt=columns["prompt"][:1],
         behaviour_logps=trainable_sums(group)[None],
     )
-    kept = (offline.rewards, REWARDS) if offline.named else (view.reward[0], REWARD)
-    return Made(with_rewards(group, *kept), view, origin)
+    if offline.named:
+        group = with_rewards(group, offline.rewards, REWARDS)
+    else:
+        group = with_rewards(group, view.reward[0], REWARD)
+    return Newcomer(group, view, origin)
 
 
 def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
@@ -258,86 +273,73 @@ def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
     if compat.corrects_sampler(trainer):
         logps = batch[compat.OLD_LOGPS]
         per_row = fields.spec(compat.IS_RATIO).layout == "row"
-        batch.setdefault(compat.IS_RATIO, torch.ones_like(logps[:, :1] if per_row else logps))
+        ratios = logps[:, :1] if per_row else logps
+        batch.setdefault(compat.IS_RATIO, torch.ones_like(ratios))
     return batch
 
 
 def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch:
     """A batch of one group, padded as TRL pads."""
-    device, fields = (
-        session.trainer.accelerator.device,
-        session.components.fields,
-    )
-    prompts, completions = offline.prompt_ids, offline.completion_ids
-    widths = max(map(len, prompts)), max(map(len, completions))
-
-    def padded(
-        rows: Sequence[NDArray[Any]],
-        width: int,
-        value: float,
-        dtype: torch.dtype,
-        left: bool,
-    ) -> Any:
-        out = torch.full((len(rows), width), value, dtype=dtype)
-        for row, values in enumerate(rows):
-            place = slice(width - len(values), width) if left else slice(0, len(values))
-            out[row, place] = torch.from_numpy(values).to(dtype)
-        return out.to(device)
-
+    device = session.trainer.accelerator.device
+    fields = session.components.fields
     pad = fields.pad_token_id
+    prompts = offline.prompt_ids
+    completions = offline.completion_ids
+    prompt_mask = [np.ones_like(row) for row in prompts]
+    completion_mask = [np.ones_like(row) for row in completions]
     batch: Batch = {
-        "prompt_ids": padded(prompts, widths[0], pad, torch.int64, left=True),
-        "prompt_mask": padded(
-            [np.ones_like(row) for row in prompts],
-            widths[0],
-            0,
-            torch.int64,
-            left=True,
-        ),
-        "completion_ids": padded(completions, widths[1], pad, torch.int64, left=False),
-        "completion_mask": padded(
-            [np.ones_like(row) for row in completions],
-            widths[1],
-            0,
-            torch.int64,
-            left=False,
-        ),
-        "advantages": torch.tensor(advantages, dtype=torch.float32, device=device),
+        "prompt_ids": _padded(prompts, pad, torch.int64, left=True),
+        "prompt_mask": _padded(prompt_mask, 0, torch.int64, left=True),
+        "completion_ids": _padded(completions, pad, torch.int64),
+        "completion_mask": _padded(completion_mask, 0, torch.int64),
+        "advantages": torch.tensor(advantages, dtype=torch.float32),
     }
     for key, rows in offline.tokens.items():
         spec = fields.spec(key)
-        dtype = torch.float32 if spec.dtype in (None, "float32", "bfloat16") else torch.int64
-        batch[key] = padded(rows, widths[1], fields.pad_value(spec), dtype, left=False)
-    return batch
+        is_float = spec.dtype in (None, "float32", "bfloat16")
+        dtype = torch.float32 if is_float else torch.int64
+        batch[key] = _padded(rows, fields.pad_value(spec), dtype)
+    return {key: value.to(device) for key, value in batch.items()}
 
 
-def _advantages(session: Session, found: Sequence[OfflineGroup]) -> list[Floats]:
+def _padded(
+    rows: Sequence[NDArray[Any]],
+    value: float,
+    dtype: torch.dtype,
+    left: bool = False,
+) -> torch.Tensor:
+    """`(rows, longest row)`, filled up with `value` on the right, or on the left."""
+    width = max(map(len, rows))
+    padded = torch.full((len(rows), width), value, dtype=dtype)
+    for target, numbers in zip(padded, rows, strict=True):
+        first = width - len(numbers) if left else 0
+        target[first : first + len(numbers)] = torch.from_numpy(numbers).to(dtype)
+    return padded
+
+
+def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats]:
     """The file's advantages; where it has none, TRL's normalisation of the weighted sum of its rewards.
 
     A row that no function scored does not count, and gets 0. With `scale_rewards="batch"` the deviation is taken over
     all groups of the file.
     """
-    sums = [_totals(group) for group in found]
-    scale = compat.reward_setup(session.trainer).scale
-    everything = np.concatenate(sums) if sums else np.zeros(0)
-    values = []
-    for group, total in zip(found, sums, strict=True):
-        scored = total[~np.isnan(total)]
-        with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
-            std = {"none": 1.0 - STD_EPSILON, "batch": _std(everything)}.get(scale, _std(total))
-            computed = (total - (scored.mean() if len(scored) else 0.0)) / (std + STD_EPSILON)
-        computed = np.where(np.isnan(total), 0.0, computed)
-        values.append(computed if group.advantages is None else group.advantages)
-    return values
+    if not groups:
+        return []
+    totals = np.stack([weighted_rewards(group.rewards, group.weights) for group in groups])  # (groups, G)
+    with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
+        centred = totals - mean_of_scored(totals)[:, None]
+        divisor = _divisor(totals, compat.reward_setup(session.trainer).scale)
+        computed = np.where(np.isnan(totals), 0.0, centred / divisor)
+    advantages = []
+    for group, of_group in zip(groups, computed, strict=True):
+        advantages.append(of_group if group.advantages is None else group.advantages)
+    return advantages
 
 
-def _totals(group: OfflineGroup) -> Floats:
-    """`(G,)`: the weighted sum of each row's rewards; NaN where there is none."""
-    unscored = np.isnan(group.rewards).all(axis=1)
-    return np.where(unscored, np.nan, np.nansum(group.rewards * group.weights, axis=1))
-
-
-def _std(values: Floats) -> float:
-    """Bessel-corrected, without NaN; 0 with fewer than two values."""
-    scored = values[~np.isnan(values)]
-    return float(scored.std(ddof=1)) if len(scored) > 1 else 0.0
+def _divisor(totals: Floats, scale: str) -> Floats | float:
+    """What TRL divides centred rewards by, for `(groups, G)` of them; `(groups, 1)` if each group has its own."""
+    if scale == "none":
+        return 1.0
+    if scale == "batch":
+        totals = totals.reshape(1, -1)
+    return bessel_std(totals)[:, None] + STD_EPSILON

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ from ..errors import ReplayError
 from ..session import Session
 from ..types import Floats
 from .export import PORTION
-from .schema import TOKENS, Row, array, checked, compact, has_images, is_nan, reward_columns
-
-FINGERPRINT = "trl_replay_tokenizer"
+from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, reward_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,17 @@ class OfflineGroup:
     advantages: Floats | None
     tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
 
+    @property
+    def longest_completion(self) -> int:
+        """Tokens of the longest completion."""
+        return max(map(len, self.completion_ids))
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of the longest prompt with its completion."""
+        pairs = zip(self.prompt_ids, self.completion_ids, strict=True)
+        return max(len(prompt) + len(completion) for prompt, completion in pairs)
+
 
 def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) -> list[OfflineGroup]:
     """The groups of a file or of rows, each with the trainer's number of rows.
@@ -56,89 +64,95 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
     Raises:
         ReplayError: The source can't be read, or a row lacks what is needed: names the row.
     """
+    name = source_name(source)
+    trainer = session.trainer
     rows, fingerprint = _read(source)
-    same_tokenizer = fingerprint in (
-        None,
-        compat.tokenizer_fingerprint(session.trainer),
-    )
-    size, rng = (
-        session.components.num_generations,
-        np.random.default_rng(session.trainer.args.seed),
-    )
-    vocabulary, gathered = (
-        compat.vocabulary_size(session.trainer),
-        dict[str, list[Row]](),
-    )
-    for number, row in enumerate(rows):
-        row = checked(row, f"Row {number} of {source_name(source)}", vocabulary)
-        key = row["group"] if row.get("group") is not None else row["prompt"]
-        gathered.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(row)
-    groups = []
-    for members in gathered.values():
+    gathered = _gathered(rows, name, compat.vocabulary_size(trainer))
+    same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(trainer))
+    groups: list[OfflineGroup] = []
+    for part in _parts(session, gathered, name, incomplete, tally):
+        group = _group(trainer, part, same_tokenizer)
+        groups.append(group)
+    return _fitting(trainer, groups, name, tally)
+
+
+def _gathered(rows: Iterable[Any], source: str, vocabulary: int) -> list[list[Row]]:
+    """Rows that belong together, if all of them can be used."""
+    gathered: dict[str, list[Row]] = {}
+    for number, given in enumerate(rows):
+        label = f"Row {number} of {source}"
+        row = checked(given, label, vocabulary)
+        key = row.get("group")
+        if key is None:
+            key = row["prompt"]
+        text = json.dumps(key, sort_keys=True, default=str)
+        gathered.setdefault(text, []).append(row)
+    return list(gathered.values())
+
+
+def _parts(
+    session: Session,
+    gathered: Sequence[list[Row]],
+    source: str,
+    incomplete: str,
+    tally: Tally,
+) -> Iterator[list[Row]]:
+    """Parts of `num_generations` rows. What is left over is refused, or filled up with rows of its own."""
+    size = session.components.num_generations
+    rng = np.random.default_rng(session.trainer.args.seed)
+    for members in gathered:
         if any(map(has_images, members)):
             tally.refuse(1, "it has images, and its file does not hold them")
             continue
         whole = len(members) // size * size
-        parts = [members[start : start + size] for start in range(0, whole, size)]
+        for start in range(0, whole, size):
+            yield members[start : start + size]
         rest = members[whole:]
-        if rest and incomplete == "resample":
-            parts.append(
-                [
-                    *rest,
-                    *(rest[index] for index in rng.integers(len(rest), size=size - len(rest))),
-                ]
-            )
-        elif rest:
-            tally.refuse(
-                1,
-                f"it has fewer rows in {source_name(source)} than num_generations={size}",
-            )
-        groups += [_group(session, part, same_tokenizer) for part in parts]
-    return _fitting(session, groups, source_name(source), tally)
+        if not rest:
+            continue
+        if incomplete == "resample":
+            drawn = rng.integers(len(rest), size=size - len(rest))
+            yield rest + [rest[index] for index in drawn]
+        else:
+            tally.refuse(1, f"it has fewer rows in {source} than num_generations={size}")
 
 
 def _fitting(
-    session: Session,
+    trainer: Any,
     groups: Sequence[OfflineGroup],
     source: str,
     tally: Tally,
 ) -> list[OfflineGroup]:
     """The groups whose rows are no longer than this trainer's may be. One warning tells of all others."""
-    trainer = session.trainer
-    longest_completion = trainer.max_completion_length or math.inf
-    positions = compat.positions(trainer) or math.inf
+    limit = trainer.max_completion_length
+    positions = compat.positions(trainer)
     fitting: list[OfflineGroup] = []
-    completions: list[int] = []
-    rows: list[int] = []
+    long_completions: list[int] = []
+    long_rows: list[int] = []
     for group in groups:
-        lengths = [len(ids) for ids in group.completion_ids]
-        prompts = [len(ids) for ids in group.prompt_ids]
-        completion = max(lengths)
-        row = max(map(sum, zip(prompts, lengths, strict=True)))
-        if completion > longest_completion:
-            completions.append(completion)
-        elif row > positions:
-            rows.append(row)
+        completion = group.longest_completion
+        row = group.longest_row
+        if limit is not None and completion > limit:
+            long_completions.append(completion)
+        elif positions is not None and row > positions:
+            long_rows.append(row)
         else:
             fitting.append(group)
     reasons: list[str] = []
-    if completions:
-        reasons.append(
-            f"a completion is longer than max_completion_length={longest_completion}: "
-            f"the longest has {max(completions)} tokens"
-        )
-        tally.refuse(len(completions), reasons[-1])
-    if rows:
-        reasons.append(
-            f"a prompt with its completion is longer than the model's {positions} positions: "
-            f"the longest has {max(rows)} tokens"
-        )
-        tally.refuse(len(rows), reasons[-1])
+    for lengths, fault in (
+        (long_completions, f"a completion is longer than max_completion_length={limit}"),
+        (long_rows, f"a prompt with its completion is longer than the model's {positions} positions"),
+    ):
+        if lengths:
+            reason = f"{fault}: the longest has {max(lengths)} tokens"
+            tally.refuse(len(lengths), reason)
+            reasons.append(reason)
     if reasons and trainer.accelerator.is_main_process:
+        refused = len(groups) - len(fitting)
         warnings.warn(
-            f"{len(completions) + len(rows)} of the {len(groups)} groups of {source} were refused: "
-            f"{'; '.join(reasons)}. All rows of a batch are padded to its longest one, so that replaying such a group "
-            "would make every row of its batch that long.",
+            f"{refused} of the {len(groups)} groups of {source} were refused: {'; '.join(reasons)}. All rows of a "
+            "batch are padded to its longest one, so that replaying such a group would make every row of its batch "
+            "that long.",
             stacklevel=2,
         )
     return fitting
@@ -151,17 +165,25 @@ def _read(source: Any) -> tuple[Iterable[Any], str | None]:
     path = Path(source)
     try:
         if path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            file = parquet.ParquetFile(path)
-            told = (file.schema_arrow.metadata or {}).get(FINGERPRINT.encode())
-            rows = [compact(row) for batch in file.iter_batches(PORTION) for row in batch.to_pylist()]
-            return rows, told.decode() if told else None
+            return _read_parquet(path)
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()], None
+            lines = path.read_bytes().split(b"\n")
+            return [json.loads(line) for line in lines if line.strip()], None
     except Exception as error:  # of pyarrow, json or the system
         raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
     raise ReplayError(f"{path} can't be read: give a path that ends in .parquet or .jsonl.")
+
+
+def _read_parquet(path: Path) -> tuple[list[Row], str | None]:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    metadata = file.schema_arrow.metadata or {}
+    fingerprint = metadata.get(FINGERPRINT.encode())
+    rows: list[Row] = []
+    for batch in file.iter_batches(PORTION):
+        rows += map(compact, batch.to_pylist())
+    return rows, fingerprint.decode() if fingerprint else None
 
 
 def source_name(source: Any) -> str:
@@ -169,78 +191,104 @@ def source_name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the rows given"
 
 
-def _group(session: Session, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
-    trainer, with_ids = (
-        session.trainer,
-        same_tokenizer and all(_has_ids(row) for row in rows),
-    )
+def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
+    with_ids = same_tokenizer and all(map(_has_ids, rows))
     if with_ids:
-        prompts, completions = (
-            [array(row[key], np.int32) for row in rows] for key in ("prompt_ids", "completion_ids")
-        )
+        prompts = [array(row["prompt_ids"], np.int32) for row in rows]
+        completions = [array(row["completion_ids"], np.int32) for row in rows]
     else:
-        prompts = [array(_prompt_ids(trainer, row["prompt"]), np.int32) for row in rows]
-        completions = [array(_completion_ids(trainer, row["completion"]), np.int32) for row in rows]
+        prompts = [_prompt_ids(trainer, row["prompt"]) for row in rows]
+        completions = [_completion_ids(trainer, row["completion"]) for row in rows]
     if not all(map(len, prompts)) or not all(map(len, completions)):
         raise ReplayError(f"A row with the prompt {rows[0]['prompt']!r} has no tokens.")
-    tokens = {
-        key: [array(row[key], np.float32) for row in rows]
-        for key in TOKENS
-        if with_ids and all(row.get(key) is not None for row in rows)
-    }
-    rewards, weights, named = _rewards(session, rows)
-    told = [row.get("advantage") for row in rows]
-    advantages = None if any(value is None for value in told) else np.array(told, dtype=np.float64)
-    return OfflineGroup(prompts, completions, rewards, weights, named, advantages, tokens)
+    rewards, weights, named = _rewards(trainer, rows)
+    return OfflineGroup(
+        prompt_ids=prompts,
+        completion_ids=completions,
+        rewards=rewards,
+        weights=weights,
+        named=named,
+        advantages=_advantages(rows),
+        tokens=_token_fields(rows) if with_ids else {},
+    )
 
 
 def _has_ids(row: Row) -> bool:
     return row.get("prompt_ids") is not None and row.get("completion_ids") is not None
 
 
-def _rewards(session: Session, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
+def _token_fields(rows: Sequence[Row]) -> dict[str, list[NDArray[np.float32]]]:
+    """Those that every row has."""
+    fields: dict[str, list[NDArray[np.float32]]] = {}
+    for name in TOKENS:
+        if all(row.get(name) is not None for row in rows):
+            fields[name] = [array(row[name], np.float32) for row in rows]
+    return fields
+
+
+def _advantages(rows: Sequence[Row]) -> Floats | None:
+    """`(G,)`, if every row has one."""
+    advantages = [row.get("advantage") for row in rows]
+    if any(value is None for value in advantages):
+        return None
+    return np.array(advantages, np.float64)
+
+
+def _rewards(trainer: Any, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
     """`(G, functions)` rewards, `(functions,)` weights, and whether they are of the trainer's functions.
 
     Of these where the file names them all; else the column `reward`, or other functions at weight 1.
     """
-    names = reward_columns(session.trainer.reward_func_names)
-    named = all(name in row for row in rows for name in names)
-    values = _columns(rows, names) if named else np.full((len(rows), 0), np.nan)
-    whole = all(row.get("reward") is not None and not is_nan(row["reward"]) for row in rows)
-    if named and not (whole and np.isnan(values).all()):
-        return values, compat.reward_setup(session.trainer).weights, True
-    others = ["reward"] if whole else sorted({name for row in rows for name in row if name.startswith("reward/")})
+    total = _columns(rows, ["reward"])
+    has_total = not np.isnan(total).any()
+    names = reward_columns(trainer.reward_func_names)
+    if all(name in row for row in rows for name in names):
+        rewards = _columns(rows, names)
+        if not (has_total and np.isnan(rewards).all()):
+            return rewards, compat.reward_setup(trainer).weights, True
+    if has_total:
+        return total, np.ones(1), False
+    present = {name for row in rows for name in row}
+    others = sorted(name for name in present if name.startswith("reward/"))
     return _columns(rows, others), np.ones(len(others)), False
 
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
     """`(G, names)`; NaN for None."""
-    return np.array(
-        [[np.nan if row.get(name) is None else row[name] for name in names] for row in rows],
-        np.float64,
-    )
+    values = np.full((len(rows), len(names)), np.nan)
+    for number, row in enumerate(rows):
+        for column, name in enumerate(names):
+            value = row.get(name)
+            if value is not None:
+                values[number, column] = value
+    return values
 
 
-def _prompt_ids(trainer: Any, prompt: Any) -> list[int]:
-    """A text, or messages in the trainer's chat template."""
+def _prompt_ids(trainer: Any, prompt: Any) -> NDArray[np.int32]:
+    """Of a text, or of messages in the trainer's chat template."""
+    tokenizer = compat.tokenizer(trainer)
     if isinstance(prompt, str):
-        return list(compat.tokenizer(trainer)(prompt)["input_ids"])
-    told = compat.tokenizer(trainer).apply_chat_template(
+        encoded = tokenizer(prompt)
+        return np.array(encoded["input_ids"], np.int32)
+    templated = tokenizer.apply_chat_template(
         list(prompt),
         add_generation_prompt=True,
         tokenize=True,
         return_dict=True,
         **trainer.chat_template_kwargs,
     )
-    return list(told["input_ids"])
+    return np.array(templated["input_ids"], np.int32)
 
 
-def _completion_ids(trainer: Any, completion: Any) -> list[int]:
-    """A text, or messages of which the last one counts; the end token follows where there is room for it."""
+def _completion_ids(trainer: Any, completion: Any) -> NDArray[np.int32]:
+    """Of a text, or of messages of which the last one counts; the end token follows where there is room for it."""
+    tokenizer = compat.tokenizer(trainer)
     text = completion if isinstance(completion, str) else completion[-1]["content"]
-    ids = list(compat.tokenizer(trainer)(text, add_special_tokens=False)["input_ids"])
-    longest, end = (
-        trainer.max_completion_length,
-        compat.tokenizer(trainer).eos_token_id,
-    )
-    return ids if ids[-1:] == [end] or (longest is not None and len(ids) >= longest) else [*ids, end]
+    encoded = tokenizer(text, add_special_tokens=False)
+    ids = list(encoded["input_ids"])
+    limit = trainer.max_completion_length
+    ended = ids[-1:] == [tokenizer.eos_token_id]
+    full = limit is not None and len(ids) >= limit
+    if not ended and not full:
+        ids.append(tokenizer.eos_token_id)
+    return np.array(ids, np.int32)

@@ -15,6 +15,8 @@ from ..fields import FIELDS, LOGPS
 from ..types import Bools, Floats
 
 Row = Mapping[str, Any]
+FINGERPRINT = "trl_replay_tokenizer"
+"""Key of a Parquet file's metadata: a hash of the tokenizer that made its token ids."""
 SHOWN = 80
 """Characters of a value that an error shows."""
 TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
@@ -124,8 +126,9 @@ def compact(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("prompt_ids", "completion_ids", *TOKENS):
         value = row.get(name)
         if isinstance(value, list) and None not in value:
-            made = np.array(value)
-            row[name] = made.astype(np.float32) if made.dtype.kind == "f" else made
+            numbers = np.array(value)
+            is_float = numbers.dtype.kind == "f"
+            row[name] = numbers.astype(np.float32) if is_float else numbers
     return row
 
 
@@ -133,7 +136,8 @@ def array(value: Any, dtype: Any) -> NDArray[Any]:
     """Numbers of any kind (a list, an array, a tensor) as an array."""
     if isinstance(value, np.ndarray):
         return value.astype(dtype)
-    return np.array([float(number) for number in value]).astype(dtype)
+    numbers = [float(number) for number in value]
+    return np.array(numbers).astype(dtype)
 
 
 def is_nan(value: Any) -> bool:
@@ -157,18 +161,26 @@ def reward_columns(names: Sequence[str]) -> list[str]:
 def has_images(row: Row) -> bool:
     """Whether a row belongs to images: their number, as exported, or a list of them."""
     images = row.get("images")
-    return images is not None and bool(len(images) if hasattr(images, "__len__") else images)
+    if images is None:
+        return False
+    if hasattr(images, "__len__"):
+        return len(images) > 0
+    return bool(images)
 
 
 def _is_text(value: Any) -> bool:
     """A text, or messages: mappings with a content."""
     if isinstance(value, str):
         return True
-    return _is_list(value) and len(value) > 0 and all(isinstance(m, Mapping) and "content" in m for m in value)
+    if not _is_list(value) or not len(value):
+        return False
+    return all(isinstance(message, Mapping) and "content" in message for message in value)
 
 
 def _is_list(value: Any) -> bool:
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, str | bytes | Mapping)
+    if isinstance(value, str | bytes | Mapping):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _are_numbers(value: Any) -> bool:
@@ -192,7 +204,9 @@ def _are_ids(value: Any, vocabulary: int) -> bool:
     if not _are_numbers(value):
         return False
     ids = array(value, np.float64)
-    return bool(((ids >= 0) & (ids < vocabulary) & (ids == np.floor(ids))).all())
+    known = (ids >= 0) & (ids < vocabulary)
+    whole = ids == np.floor(ids)
+    return bool((known & whole).all())
 
 
 def _refusal(label: str, name: str, value: Any, reason: str) -> ReplayError:
