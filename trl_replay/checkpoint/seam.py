@@ -15,7 +15,7 @@ from ..compat import checkpoint_folder
 from ..distributed.all_ranks import join_errors, run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
-from . import session_state as checkpoint
+from . import session_state
 from .discovery import TRAINER_STATE
 from .format import FOLDER, RankState, rank_folder
 
@@ -61,7 +61,7 @@ def save(
             rank = int(trainer.accelerator.process_index)
             present = {folder.name}.union(*(names or [] for names in listed))
             _rotate(folder.parent, rank, present)
-        checkpoint.write(session, folder / FOLDER)
+        session_state.write(session, folder / FOLDER)
 
     run_on_all_ranks(write, CheckpointError)
     return stock(model, trial, **kwargs)
@@ -103,30 +103,31 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
     if path is None or session.detached:
         return result
     session.roll_call("resume", "resuming from a checkpoint")
-    folder = Path(path) / FOLDER
+    _restore(session, Path(path))
+    return result
+
+
+def _restore(session: Session, checkpoint: Path) -> None:
+    """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
+    folder = checkpoint / FOLDER
     states: list[RankState] = []
     error: ReplayError | None = None
     try:
         if folder.is_dir():
-            states = checkpoint.read(session, folder)
+            states = session_state.read(session, folder)
     except CheckpointError as caught:
         error = caught
     told = gather_object([str(error or "") if folder.is_dir() else MISSING])
-    if all(text == MISSING for text in told):
-        warnings.warn(
-            f"{path} holds no replay buffer: training resumes with an empty one.",
-            stacklevel=2,
-        )
-        checkpoint.empty(session)
-    elif not any(told):
-        run_on_all_ranks(lambda: checkpoint.apply(session, states, folder), CheckpointError)
-        checkpoint.withdraw_unrestored(session, gather_object([session.buffer.unrestored]))
-    elif session.config.replay_on_mismatch == "refuse":
+    if not any(told):
+        run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
+        unrestored = gather_object([session.buffer.unrestored])
+        session_state.withdraw_unrestored(session, unrestored)
+        return
+    absent = all(text == MISSING for text in told)
+    if not absent and session.config.replay_on_mismatch == "refuse":
         raise error or CheckpointError(join_errors(told))
-    else:
-        warnings.warn(
-            f"Training resumes with an empty replay buffer. {join_errors(told)}",
-            stacklevel=2,
-        )
-        checkpoint.empty(session)
-    return result
+    problem = f"{checkpoint} holds no replay buffer: training resumes with an empty one."
+    if not absent:
+        problem = f"Training resumes with an empty replay buffer. {join_errors(told)}"
+    warnings.warn(problem, stacklevel=3)
+    session_state.empty(session)
