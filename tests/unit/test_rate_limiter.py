@@ -119,7 +119,7 @@ def test_rewards_are_sparse_below_one_live_group_in_ten() -> None:
 
 
 def test_after_a_warm_start_nothing_waits() -> None:
-    limits = limiter()
+    limits = limiter(replay_start="adaptive")
     seen(limits, ONE_OF_16)
     assert limits.slots_allowed(16, 9)[0] == 0
     limits.prefilled()
