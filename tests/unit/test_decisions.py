@@ -308,7 +308,14 @@ def test_without_slots_nothing_is_drawn_and_no_reason_is_told() -> None:
 
 def test_why_too_little_was_drawn_is_told_with_the_limits_that_held_back() -> None:
     deciding = Deciding(update=10)
-    assert list(sampled(deciding, [0])[1].reasons) == ["the buffer was empty: no live group has been stored yet"]
+    never = "the buffer was empty: no live group has been stored yet"
+    assert list(sampled(deciding, [0])[1].reasons) == [never]
+    deciding.rate_limiter.inserted(1)
+    assert list(sampled(deciding, [0])[1].reasons) == ["the buffer was empty"]
+    deciding = Deciding(update=10, replay_min_size=2)
+    deciding.store([1.0])
+    words = "the buffer held fewer eligible groups than slots (held back: replay_min_size)"
+    assert list(sampled(deciding, [0])[1].reasons) == [words]
     deciding = Deciding(update=10, replay_max_age=3, replay_max_uses=1)
     deciding.store([1.0] * 3, step=[0, 9, 10], uses=[0, 1, 0])
     words = "the buffer held fewer eligible groups than slots (held back: replay_max_age, replay_max_uses, too new)"
@@ -327,9 +334,7 @@ def test_nothing_is_drawn_before_the_loss_has_run() -> None:
     deciding.store([1.0])
     deciding.tap.verified = False
     for collected_at in (None, 3):
-        drawn, tally = sampled(deciding, [0], collected_at=collected_at)
-        assert drawn.slots == []
-        assert not tally.reasons, "in the first batch there is no cause to name"
+        assert sampled(deciding, [0], collected_at=collected_at)[0].slots == []
     with pytest.raises(SeamError, match="goes around the seam"):
         sampled(deciding, [0], collected_at=2)
     assert sampled(deciding, [], collected_at=2)[0].slots == [], "where there is nothing to fill nothing is asked"

@@ -30,7 +30,7 @@ def ratio(rows: ReplayedRows) -> Corrected:
 
 def make_tap(correct: Callable[[ReplayedRows], Corrected] = ratio, **settings: Any) -> Tap:
     made = {"num_generations": SIZE, "token_weights": True, "forward": False, "keep_errors": False, **settings}
-    return Tap(correct, **made, bounds=Bounds())
+    return Tap(correct, **made, bounds=Bounds(), control_entropy=lambda entropies, mask, replayed: None)
 
 
 def candidate(serial: int, first_row: int, update: int = 0) -> Candidate:
