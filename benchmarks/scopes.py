@@ -92,8 +92,9 @@ class Step:
         """Settles half of this rank's groups and fills the other half, with the payload's bound noted."""
         from trl_replay.batch.group_view import blank
         from trl_replay.counters import COUNTERS
-        from trl_replay.distributed.row_layout import Draw, Rows
+        from trl_replay.distributed.row_layout import IDENTITY, RowLayout
         from trl_replay.loss.off_policy_stats import STATS
+        from trl_replay.plan import Sampled
         from trl_replay.serialization.wire import packed_size
 
         rank, ranks, live = self.scope.rank, self.scope.ranks, self.groups // 2
@@ -102,7 +103,7 @@ class Step:
         local = blank(rank * count, count) | {name: np.zeros(count) for name in STATS}
         for slot, group in enumerate(mine):
             local["nbytes"][slot * SIZE] = packed_size(group, self.names)
-        rows = Rows(self.timed("share", self.scope.share, local), local, SIZE)
+        rows = RowLayout(self.timed("share", self.scope.share, local), local, SIZE)
 
         slots = [
             owner * self.groups + number for owner in range(ranks if self.shared else 1) for number in range(live)
@@ -125,9 +126,11 @@ class Step:
             self.common.choice(len(self.buffer), min(len(dead), len(self.buffer)), replace=False) if eligible else []
         )
         drawn = np.asarray(drawn, np.int64)
-        draw = Draw(dead[: len(drawn)], self.buffer.table.serial[drawn].tolist(), [1] * len(drawn), drawn.tolist())
+        draw = Sampled(dead[: len(drawn)], self.buffer.table.serial[drawn].tolist(), [1] * len(drawn), drawn.tolist())
 
-        self.timed("agree", self.scope.agree, np.concatenate([np.zeros(len(COUNTERS) + 3), rows.filled(draw)]), "")
+        self.timed(
+            "agree", self.scope.agree, np.concatenate([np.zeros(len(COUNTERS) + IDENTITY), rows.filled(draw)]), ""
+        )
         arrivals = rows.arrivals([serial for serial, _ in kept], [slot for _, slot in kept], ranks)
         parts = self.timed("admit", self.scope.admit, self.buffer.table, arrivals, held)
         self.buffer.receive({serial: held_parts[0] for serial, held_parts in parts.items()})
