@@ -7,10 +7,19 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pytest
+
 import trl_replay
 from trl_replay.registry import registry
 
 CHOOSING = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _a_file_to_start_from(tmp_path, monkeypatch):
+    """The one that the examples of `replay_warm_start` name."""
+    (tmp_path / "groups.parquet").touch()
+    monkeypatch.chdir(tmp_path)
 
 
 def settings_in(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,17 @@ def test_51_a_warm_start_from_a_file_that_does_not_exist_is_refused_at_attach(tm
     session = trl_replay.attach(trainer, replay_warm_start=Path(written(tmp_path, rows())))
     trainer.train()
     assert len(session.buffer) == 1
+
+
+@pytest.mark.parametrize("columns", [{"advantage": 1e30}, {"advantage": -2e9}, {"reward": 1e39}])
+def test_38_rewards_and_advantages_that_no_gradient_bears_are_refused(
+    tmp_path: Path, columns: dict[str, float]
+) -> None:
+    trainer = build(tmp_path)
+    ((name, value),) = columns.items()
+    session = trl_replay.attach(trainer)
+    with pytest.raises(
+        ReplayError, match=rf"Row 2 of the rows given has {name}={re.escape(repr(value))}, which is larger than 1e\+09"
+    ):
+        session.buffer.add(changed(**columns))
+    assert len(session.buffer) == 0

@@ -28,6 +28,8 @@ LOGP_FLOOR = -1000.0
 1000 of that. Below are the fillers for "none": vLLM's server writes -9999, others -1e9 or float32's least."""
 LOGP_CEILING = 1e-3
 """Most that rounding can make of a log-prob of 0: float32 at logits of 1000 is off by less."""
+LARGEST = 1e9
+"""Largest reward or advantage. A gradient's norm sums squares: in float32 those of numbers above 1e19 are infinite."""
 RATIO_CEILING = 1000.0
 """Largest ratio between trainer and sampler. TRL clips it at 3 unless told otherwise, and stores 0 for what its mask
 modes leave out."""
@@ -77,7 +79,10 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     if name in ("prompt", "completion"):
         return None if _is_text(value) else "is neither text nor messages"
     if name in ("reward", "advantage") or name.startswith("reward/"):
-        return None if _is_number(value) else "is no number"
+        if not _is_number(value):
+            return "is no number"
+        too_large = math.isfinite(float(value)) and abs(float(value)) > LARGEST
+        return f"is larger than {LARGEST:g}, which no gradient of float32 bears" if too_large else None
     if name in ("prompt_ids", "completion_ids"):
         return None if _are_ids(value, vocabulary) else "are no token ids of this model"
     if name in TOKENS:
