@@ -65,10 +65,10 @@ class FieldSpec:
             )
 
 
-REWARDS = "trl_replay_rewards"
+STORED_REWARDS = "trl_replay_rewards"
 """Stored beside TRL's keys: each row's raw rewards, one a function. No batch has it."""
-REWARD = "trl_replay_reward"
-"""In the place of `REWARDS` in groups made elsewhere, whose one reward is not that of the trainer's functions."""
+STORED_REWARD = "trl_replay_reward"
+"""In its place in groups made elsewhere, whose one reward is not that of the trainer's functions."""
 
 FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("prompt_ids", "prompt", pad="pad_token", dtype="int32"),
@@ -92,10 +92,10 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("spatial_shapes", "tile"),
     FieldSpec(PIXELS, "pixels"),
     FieldSpec("pixel_attention_mask", "pixels"),
-    FieldSpec(REWARDS, "row"),
-    FieldSpec(REWARD, "row"),
+    FieldSpec(STORED_REWARDS, "row"),
+    FieldSpec(STORED_REWARD, "row"),
 )
-LOGPS = (
+LOGPS_KEYS = (
     "old_per_token_logps",
     "ref_per_token_logps",
     "sampling_per_token_logps",
@@ -118,7 +118,7 @@ class FieldTable:
         logps_dtype: str = "float32",
     ) -> None:
         fields = {spec.name: spec for spec in FIELDS}
-        for name in LOGPS:
+        for name in LOGPS_KEYS:
             fields[name] = replace(fields[name], dtype=logps_dtype)
         if sequence_level_ratio:  # (B, 1) by configuration; never told by width: a completion may have length 1
             ratio = fields["importance_sampling_ratio"]
@@ -134,7 +134,7 @@ class FieldTable:
         """The same fields, with log-probs as the batch has them: for copies that are not stored."""
         table = copy(self)
         table._fields = dict(self._fields)
-        for name in LOGPS:
+        for name in LOGPS_KEYS:
             table._fields[name] = replace(self._fields[name], dtype=None)
         return table
 

@@ -21,7 +21,7 @@ from trl_replay.buffer.candidates import (
     with_rewards,
 )
 from trl_replay.counters import Tally
-from trl_replay.fields import REWARDS, FieldTable
+from trl_replay.fields import STORED_REWARDS, FieldTable
 from trl_replay.serialization.wire import packed_size
 from trl_replay.testing import make_groups
 from trl_replay.types import Group
@@ -180,8 +180,8 @@ def test_collected_candidates_have_their_rows_rewards_and_serials() -> None:
     assert nowhere is None
     assert first is not None
     assert part is not None
-    assert first.tensors[REWARDS].tolist() == [[1.0], [0.0], [0.5]]
-    assert part.tensors[REWARDS].tolist() == [[0.5], [0.75]], "from its own first row on"
+    assert first.tensors[STORED_REWARDS].tolist() == [[1.0], [0.0], [0.5]]
+    assert part.tensors[STORED_REWARDS].tolist() == [[0.5], [0.75]], "from its own first row on"
     (expected,) = cut(batch, FIELDS, [rows_of(0)])
     assert torch.equal(first.tensors["completion_ids"], expected.tensors["completion_ids"])
 
@@ -189,7 +189,7 @@ def test_collected_candidates_have_their_rows_rewards_and_serials() -> None:
 def test_rewards_follow_the_names_of_their_functions() -> None:
     stored = with_rewards(group(), np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]))
     assert with_named_rewards(stored, ["one", "two"], ["one", "two"]) is stored
-    named = with_named_rewards(stored, ["one", "two"], ["two", "three"]).tensors[REWARDS]
+    named = with_named_rewards(stored, ["one", "two"], ["two", "three"]).tensors[STORED_REWARDS]
     assert named[:, 0].tolist() == [10.0, 20.0, 30.0]
     assert bool(named[:, 1].isnan().all())
     assert with_named_rewards(group(), ["one"], ["two"]).tensors == {}
@@ -215,7 +215,7 @@ def test_what_a_batch_leaves_goes_into_checkpoints_and_comes_back() -> None:
 @pytest.mark.parametrize("first", [0, 1])
 def test_rewards_are_cut_to_the_rows_of_the_group(first: int) -> None:
     rewards = np.array([[0.0], [1.0], [2.0], [3.0]])[first:]
-    assert with_rewards(group(), rewards).tensors[REWARDS].flatten().tolist() == [
+    assert with_rewards(group(), rewards).tensors[STORED_REWARDS].flatten().tolist() == [
         0.0 + first,
         1.0 + first,
         2.0 + first,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..batch.compose import cut
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..counters import Tally
-from ..fields import REWARDS, FieldTable
+from ..fields import STORED_REWARDS, FieldTable
 from ..serialization.wire import packed_size
 from ..types import Batch, Floats, Group, Groups
 
@@ -233,13 +233,13 @@ def collect_candidates(
     return candidates
 
 
-def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
+def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Group:
     """The group with the raw rewards of its rows beside TRL's tensors.
 
     Args:
         group ([`Group`]): Without them.
         rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
-        key (`str`, *optional*): `REWARD` if they are not of the trainer's functions.
+        key (`str`, *optional*): `STORED_REWARD` if they are not of the trainer's functions.
     """
     rows = len(group.completion_lengths)
     kept = torch.from_numpy(rewards[:rows].astype(np.float32))
@@ -248,7 +248,7 @@ def with_rewards(group: Group, rewards: Floats, key: str = REWARDS) -> Group:
 
 def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:
     """The group with its raw rewards in the order of other reward functions; NaN for those that did not score it."""
-    rewards = group.tensors.get(REWARDS)
+    rewards = group.tensors.get(STORED_REWARDS)
     if rewards is None or list(then) == list(now):
         return group
     columns = []
@@ -258,7 +258,7 @@ def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) ->
         else:
             columns.append(torch.full_like(rewards[:, 0], torch.nan))
     named = torch.stack(columns, dim=1)
-    return replace(group, tensors={**group.tensors, REWARDS: named})
+    return replace(group, tensors={**group.tensors, STORED_REWARDS: named})
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:

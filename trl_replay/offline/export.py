@@ -14,7 +14,7 @@ from ..buffer.replay_buffer import ReplayBuffer
 from ..checkpoint import format as saved
 from ..components import Components
 from ..errors import CheckpointError, ReplayError
-from ..fields import REWARD, REWARDS
+from ..fields import STORED_REWARD, STORED_REWARDS
 from ..protocols import division_of
 from ..types import Group
 from .schema import FINGERPRINT, TOKENS, reward_columns
@@ -185,7 +185,7 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
     completions = _split(tensors["completion_ids"], lengths)
     tokens = {key: _split(tensors[key], lengths) for key in TOKENS if _is_flat(group, key)}
     rewards = _rewards_of(group)
-    reward = tensors.get(REWARD)
+    reward = tensors.get(STORED_REWARD)
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
@@ -211,7 +211,7 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
 def _rewards_of(group: Group) -> list[list[float]]:
     """Of each row, the raw reward of each function, NaN where it returned None; nothing where other functions gave
     them."""
-    rewards = group.tensors.get(REWARDS)
+    rewards = group.tensors.get(STORED_REWARDS)
     if rewards is None:
         return [[] for _ in group.completion_lengths]
     by_row: list[list[float]] = rewards.tolist()

@@ -20,7 +20,7 @@ from ..compat import STD_EPSILON
 from ..counters import Tally
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ConfigurationError, ReplayError
-from ..fields import REWARD, REWARDS, FieldTable
+from ..fields import STORED_REWARD, STORED_REWARDS, FieldTable
 from ..protocols import Division, division_of
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
@@ -258,9 +258,9 @@ def _cut(
         behaviour_logps=trainable_sums(group)[None],
     )
     if offline.named:
-        group = with_rewards(group, offline.rewards, REWARDS)
+        group = with_rewards(group, offline.rewards, STORED_REWARDS)
     else:
-        group = with_rewards(group, view.reward[0], REWARD)
+        group = with_rewards(group, view.reward[0], STORED_REWARD)
     return Newcomer(group, view, origin)
 
 

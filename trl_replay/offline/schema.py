@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..errors import ReplayError
-from ..fields import FIELDS, LOGPS
+from ..fields import FIELDS, LOGPS_KEYS
 from ..types import Bools, Floats
 
 Row = Mapping[str, Any]
@@ -117,7 +117,7 @@ def _possible(name: str, numbers: Floats, trained: Bools) -> tuple[Bools, str]:
     """
     if name in MASKS:
         return np.isin(numbers, (0, 1)), "is neither 0 nor 1"
-    if name in LOGPS:
+    if name in LOGPS_KEYS:
         within = (numbers >= LOGP_FLOOR) & (numbers <= LOGP_CEILING)
         fault = f"is no log-prob: these lie between {LOGP_FLOOR:g} and 0"
         return within | ~np.isfinite(numbers) | ~trained, fault
