@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,6 +42,9 @@ from .types import (
     Placement,
     ReplayedRows,
 )
+
+FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+"""Batch keys in which a compose hook must leave fresh rows as they are."""
 
 
 class SessionHooks:
@@ -115,17 +119,23 @@ class SessionHooks:
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
+        copies = replace(
+            rows,
+            logps=rows.logps.clone(),
+            behaviour_logps=rows.behaviour_logps.clone(),
+            mask=rows.mask.clone(),
+        )  # what is checked and bounded below can't be edited
         result = self.call(
             "correct",
             context.update,
-            rows=rows,
+            rows=copies,
             context=context,
         )
         if not isinstance(result, Corrected):
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
         self._check_old_logps(result.old_logps, rows)
         if result.weights is not None:
-            self._check_weights(result.weights, tuple(rows.logps.shape))
+            self._check_weights(result.weights, rows.logps)
         return result
 
     def _check_old_logps(self, old_logps: Any, rows: ReplayedRows) -> None:
@@ -142,21 +152,15 @@ class SessionHooks:
                 "finite old_logps wherever rows.mask is set",
             )
 
-    def _check_weights(self, weights: Any, shape: tuple[int, ...]) -> None:
-        if not torch.is_tensor(weights) or tuple(weights.shape) not in (
-            shape,
-            shape[:1],
-        ):
-            raise self._bad(
-                f"weights {_shown(weights)}",
-                f"a tensor of shape {shape[:1]} or {shape}",
-            )
-        usable = (weights >= 0) & weights.isfinite()
+    def _check_weights(self, weights: Any, logps: torch.Tensor) -> None:
+        """Weights must be usable in the type in which they are applied: float64 holds what float32 does not."""
+        shape = tuple(logps.shape)
+        if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
+            raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
+        applied = weights.to(logps.dtype)
+        usable = (weights >= 0) & applied.isfinite()
         if not bool(usable.all()):
-            raise self._bad(
-                f"the weights {weights.tolist()}",
-                "finite weights of at least 0",
-            )
+            raise self._bad(f"the weights {weights.tolist()}", f"finite weights of at least 0, as {logps.dtype}")
 
     def compose(
         self,
@@ -165,6 +169,7 @@ class SessionHooks:
         context: Context,
     ) -> Batch:
         """The batch with the placed groups in their slots."""
+        fresh = self._snapshot(batch)
         result = self.call(
             "compose",
             context.update,
@@ -181,6 +186,8 @@ class SessionHooks:
                     "another number of rows",
                     "as many as the batch has",
                 )
+        if fresh is not None:
+            self._check_fresh_rows(result, batch, fresh, placements)
         for placed in placements:
             if not _holds(result, placed):
                 raise self._bad(
@@ -189,6 +196,29 @@ class SessionHooks:
                 )
         composed: Batch = result
         return composed
+
+    def _snapshot(self, batch: Batch) -> Batch | None:
+        """Copies of what a hook must leave to fresh rows; None where nothing but the built-in composing runs."""
+        hook = getattr(self._manager.hook, f"{PROJECT}_compose")
+        if len(hook.get_hookimpls()) == 1:
+            return None
+        return {key: batch[key].clone() for key in FRESH}
+
+    def _check_fresh_rows(self, result: Batch, batch: Batch, fresh: Batch, placements: Sequence[Placement]) -> None:
+        if result is batch:
+            raise self._bad("the batch itself, in which it had put groups", "another dict, with new tensors")
+        rows = torch.ones(len(fresh["advantages"]), dtype=torch.bool)
+        for placed in placements:
+            rows[placed.rows] = False
+        for key, before in fresh.items():
+            after = result[key]
+            if key.startswith("prompt"):  # padded on the left
+                after = after[:, after.size(1) - before.size(1) :]
+            elif key.startswith("completion"):
+                after = after[:, : before.size(1)]
+            here = rows.to(before.device)
+            if after.shape != before.shape or not torch.equal(after[here], before[here]):
+                raise self._bad(f"{key!r} with changed values of fresh rows", "fresh rows as they are")
 
     def _check_keys(self, result: Any, batch: Batch) -> None:
         """The batch's keys in their order, and of others only those of images."""
@@ -348,8 +378,11 @@ def _shown(value: Any) -> str:
 
 
 def _holds(batch: Batch, placed: Placement) -> bool:
-    """Whether the completion tokens of a placement are in their rows."""
+    """Whether the completion tokens of a placement are in their rows, with their advantages."""
     group = placed.group
+    advantages = group.tensors["advantages"][placed.part]
+    if batch["advantages"][placed.rows].tolist() != advantages.tolist():
+        return False
     lengths = group.completion_lengths.tolist()
     stored = torch.split(group.tensors["completion_ids"], lengths)[placed.part]
     rows = batch["completion_ids"][placed.rows].cpu()

@@ -93,8 +93,10 @@ class Table:
         """Adds a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
 
         Raises:
-            ConfigurationError: The name is taken or no identifier.
+            ConfigurationError: The name is taken or no identifier, or the type is none of numbers.
         """
+        if np.dtype(dtype).kind not in "biuf":
+            raise ConfigurationError(f"Column {name!r} can't be added: {dtype!r} is no type of numbers.")
         if name in self._columns or hasattr(type(self), name) or not name.isidentifier():
             raise ConfigurationError(f"Column {name!r} can't be added: the name is taken or not an identifier.")
         size = len(self._columns["serial"])

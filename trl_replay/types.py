@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,7 +28,7 @@ what comes out is finite."""
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A row-level view of `n` groups of `G` completions: what scorers and selectors see. Never tokens.
+    """A row-level view of `n` groups of `G` completions: what scorers and selectors see, to read only. Never tokens.
 
     Attributes:
         rewards (`(n, G, functions)` float64): Raw reward of each function, NaN where it returned None.
@@ -55,6 +55,14 @@ class Groups:
     prompt: Ints
     behaviour_logps: Floats | None = None
     items: Ints | None = None
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            array = getattr(self, spec.name)
+            if array is not None:
+                to_read = array.view()
+                to_read.flags.writeable = False
+                object.__setattr__(self, spec.name, to_read)
 
     def __len__(self) -> int:
         return len(self.dead)

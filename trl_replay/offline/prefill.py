@@ -63,8 +63,10 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     for start in range(0, len(groups), PORTION):
         portion = slice(start, start + PORTION)
         newcomers += _prepare(session, groups[portion], advantages[portion])
-    scored = [newcomer for newcomer in newcomers if _has_finite_logps(newcomer.group)]
-    tally.refuse(len(newcomers) - len(scored), "a trainable token's log-prob is not finite")
+    trainable = [newcomer for newcomer in newcomers if newcomer.view.trainable.any()]
+    tally.refuse(len(newcomers) - len(trainable), "it has no trainable token")
+    scored = [newcomer for newcomer in trainable if _has_finite_logps(newcomer.group)]
+    tally.refuse(len(trainable) - len(scored), "a trainable token's log-prob is not finite")
     table = session.buffer.table
     before = set(table.serial.tolist())
     run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
@@ -92,9 +94,11 @@ def _read(
     def read() -> str:
         whole = read_groups(session, source, incomplete, tally)
         for group, of_group in zip(whole, _advantages(session, whole), strict=True):
-            if not np.isfinite(of_group).all():
+            with np.errstate(over="ignore"):
+                stored = of_group.astype(np.float32)  # as it will be trained on
+            if not np.isfinite(stored).all():
                 tally.refuse(1, "an advantage is not finite")
-            elif not np.ptp(of_group):
+            elif not np.ptp(stored):
                 tally.refuse(1, "its rewards do not differ")
             else:
                 groups.append(group)

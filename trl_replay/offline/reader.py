@@ -161,6 +161,8 @@ def _fitting(
 def _read(source: Any) -> tuple[Iterable[Any], str | None]:
     """The rows, and the fingerprint of the tokenizer that made their ids, where it is known."""
     if not isinstance(source, str | Path):
+        if not isinstance(source, Iterable):
+            raise ReplayError(f"{source!r} can't be read: give a path, or rows as mappings.")
         return source, None
     path = Path(source)
     try:

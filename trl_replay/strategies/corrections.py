@@ -22,6 +22,9 @@ from ..types import LOG_RATIO_LIMIT, Context, Corrected, ReplayedRows
 if TYPE_CHECKING:
     import torch
 
+LARGEST = 1e6
+"""Largest argument of a correction; larger numbers do not fit into every type that weights are computed in."""
+
 
 class TokenWeights:
     """A correction with a weight for each token: only where the loss's ratio is each token's own."""
@@ -205,8 +208,10 @@ def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _require(correction: str, name: str, value: Any, above: float) -> None:
-    if not (_is_number(value) and above < value < float("inf")):
-        raise ConfigurationError(f"{correction}: {name}={value!r} can't be used: give a number above {above:g}.")
+    if not (_is_number(value) and above < value <= LARGEST):
+        raise ConfigurationError(
+            f"{correction}: {name}={value!r} can't be used: give a number above {above:g}, and at most {LARGEST:g}."
+        )
 
 
 def _is_number(value: Any) -> bool:

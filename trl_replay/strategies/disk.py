@@ -10,7 +10,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import ConfigurationError, StorageFullError
+from ..errors import ConfigurationError, ReplayError, StorageFullError
 from ..sizes import format_bytes, parse_bytes
 from ..types import Group
 
@@ -43,6 +43,7 @@ class DiskStorage:
         self.max_bytes = parse_bytes(max_bytes)
         self.folder = _claim(Path(folder))
         self._nbytes = 0
+        self._sizes: dict[int, int] = {}
         weakref.finalize(self, _give_back, self.folder, os.getpid())
 
     def put(self, serial: int, group: Group) -> None:
@@ -70,19 +71,27 @@ class DiskStorage:
                 f"{self.folder} holds {format_bytes(self._nbytes)}, and max_bytes={self.max_bytes}."
             )
         self._nbytes += size
+        self._sizes[serial] = size
 
     def get(self, serial: int) -> Group:
-        """Reads a fresh copy of the group."""
+        """Reads a fresh copy of the group.
+
+        Raises:
+            ReplayError: Its file is gone.
+        """
         from ..serialization.group_files import read
 
-        ((_, group),) = read(self._path(serial))
+        path = self._path(serial)
+        if not path.is_file():
+            raise ReplayError(f"{path} is gone: something else has deleted from the folder of replay_storage='disk'.")
+        ((_, group),) = read(path)
         return group
 
     def remove(self, serial: int) -> None:
         """Deletes the group's file."""
         path = self._path(serial)
-        self._nbytes -= path.stat().st_size
-        path.unlink()
+        self._nbytes -= self._sizes.pop(serial)
+        path.unlink(missing_ok=True)
         with suppress(OSError):  # other groups' files are in it
             path.parent.rmdir()
 

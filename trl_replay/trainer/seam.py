@@ -135,12 +135,16 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
     try:
         batch = stock(inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
-        if not trainer.model.training:
+        if not trainer.model.training or session.detached:
             return batch
         if session.paused:
             session.abstain(len(inputs))
             return batch
-        return session.step(_with_logps(session, trainer, batch))
+        composed = session.step(_with_logps(session, trainer, batch))
+        if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
+            session.replaced = [False] * len(session.replaced)
+            return batch
+        return composed
     finally:
         session.rewards = None
         completions_table.mark(trainer, session.replaced)
