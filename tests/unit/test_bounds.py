@@ -1,0 +1,78 @@
+"""Bounds on replayed tokens, by hand: what moves, what is dropped, and what stays to the last bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trl_replay.compat import LossForm
+from trl_replay.loss.bounds import RATIO_LIMIT, Bounds
+from trl_replay.types import Corrected, ReplayedRows
+
+LIMIT = math.log(RATIO_LIMIT)
+
+
+def rows(logps: list[list[float]], mask: list[list[bool]] | None = None) -> ReplayedRows:
+    new = torch.tensor(logps)
+    trained = torch.ones_like(new, dtype=torch.bool) if mask is None else torch.tensor(mask)
+    count = len(logps)
+    return ReplayedRows(new, new, new, trained, torch.ones(count), torch.ones(count, dtype=torch.int64))
+
+
+def bounded(bounds: Bounds, logps: list[list[float]], old: list[list[float]], **others: object) -> list[list[float]]:
+    result = bounds(rows(logps, **others), Corrected(torch.tensor(old)))  # type: ignore[arg-type]
+    moved: list[list[float]] = result.old_logps.tolist()
+    return moved
+
+
+def test_old_log_probs_within_the_bounds_stay_to_the_last_bit() -> None:
+    old = [[-1.1, -0.3, -2.9]]
+    corrected = Corrected(torch.tensor(old))
+    assert torch.equal(Bounds()(rows([[-1.0, -3.0, -0.5]]), corrected).old_logps, corrected.old_logps)
+
+
+def test_a_tokens_ratio_is_at_most_the_limit_and_at_least_e_to_minus_20() -> None:
+    moved = bounded(Bounds(), [[-1.0, -50.0]], [[-9.0, -1.0]])
+    assert moved[0] == pytest.approx([-1.0 - LIMIT, -50.0 + 20.0])
+
+
+def test_masked_tokens_are_left_alone() -> None:
+    assert bounded(Bounds(), [[-1.0, -1.0]], [[-1.0, -90.0]], mask=[[True, False]]) == [[-1.0, -90.0]]
+
+
+def test_at_sequence_level_the_mean_is_bounded_by_moving_all_tokens_alike() -> None:
+    bounds = Bounds(LossForm(sequence_level=True))
+    within = [[-5.0, -1.0]]  # log ratios 4 and 0: their mean is 2
+    assert bounded(bounds, [[-1.0, -1.0]], within) == within
+    moved = bounded(bounds, [[-1.0, -1.0]], [[-9.0, -5.0]])  # 8 and 4: the mean is 6
+    excess = 6 - LIMIT
+    assert moved[0] == pytest.approx([-9.0 + excess, -5.0 + excess], abs=1e-5)
+
+
+def test_where_the_loss_sums_log_ratios_each_may_reach_20() -> None:
+    assert bounded(Bounds(LossForm(sums_ratios=True)), [[-1.0]], [[-16.0]]) == [[-16.0]]
+    assert bounded(Bounds(LossForm(sums_ratios=True)), [[-1.0]], [[-31.0]]) == [[-21.0]]
+
+
+def reference(bounds: Bounds, new: float, old: float, ref: float) -> float:
+    tokens = rows([[new]])
+    seen = bounds.reference(tokens, torch.tensor([[old]]), torch.tensor([[ref]]), tokens.mask)
+    return float(seen)
+
+
+def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays() -> None:
+    bounds = Bounds()
+    assert reference(bounds, -3.5, -3.5, -1.0) == -1.0, "e^2.5 is 12"
+    assert reference(bounds, -4.5, -4.5, -1.0) == -4.5, "e^3.5 is 33"
+    assert reference(bounds, -1.0, -1.0, -90.0) == -21.0, "the other side is clamped"
+    assert reference(bounds, -1.0, -1.0, float("nan")) == -1.0
+    assert bounds.metrics() == {"replay/kl_dropped_fraction": 0.5}
+    assert bounds.metrics() == {}, "counted since the last call"
+
+
+def test_where_the_ratio_multiplies_the_kl_term_their_product_counts() -> None:
+    bounds = Bounds(LossForm(weighs_kl=True))
+    assert reference(bounds, -3.0, -4.5, -1.0) == -3.0, "e^2 times e^1.5"
+    assert reference(bounds, -3.0, -3.5, -1.0) == -1.0, "e^2 times e^0.5"
