@@ -156,7 +156,7 @@ def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(t
 
 
 def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Path) -> None:
-    """One group of 16 is live in the first batch: without the file, replay would wait for 16 stored groups."""
+    """One group in 16 is live in four batches: without the file, replay would wait for 16 stored groups."""
     rows = [
         {"prompt": "1=", "completion": text, "reward": reward}
         for text, reward in (("2", 1.0), ("3", 0.0), ("4", 0.0), ("5", 0.0))
@@ -166,9 +166,13 @@ def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Pat
     sparse = [LIVE, *[DEAD] * 15]
     replaced = {}
     for start in (None, str(path)):
-        trainer = make_trainer(tmp_path, Rewards(sparse, [DEAD] * 16), max_steps=2, per_device_train_batch_size=64)
+        trainer = make_trainer(
+            tmp_path, Rewards(*[sparse] * 4, [DEAD] * 16), max_steps=5, per_device_train_batch_size=64
+        )
         session = trl_replay.attach(trainer, replay_warm_start=start)
+        steps = record(session)
         trainer.train()
-        replaced[start] = session.totals.counters["replaced"]
+        _, last = steps[-1]
+        replaced[start] = int((last["trl_replay_rows"][:, 0] < 0).sum())
     assert replaced[None] == 0
     assert replaced[str(path)] > 0

@@ -1,4 +1,4 @@
-"""Cuts groups out of TRL's batch and composes batches from groups. The only code that pads."""
+"""Cuts groups out of TRL's batch and composes batches from groups. The only code that pads TRL's batch."""
 
 from __future__ import annotations
 

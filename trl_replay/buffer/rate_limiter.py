@@ -11,11 +11,11 @@ from ..validation import ADAPTIVE
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
-SPARSE, ENOUGH, PATIENCE = 0.1, 16, 4
-"""With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live,
-from the first batch on. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long
-as live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a
-limit on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
+SPARSE, EVIDENCE, ENOUGH, PATIENCE = 0.1, 64, 16, 4
+"""With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
+so many were seen. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
+live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
+on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
 
 
 class RateLimiter:
@@ -111,7 +111,7 @@ class RateLimiter:
     def _sparse(self) -> bool:
         """Whether live groups are rare and yet keep coming."""
         rare = self._live < SPARSE * self._seen
-        if self._prefilled or not rare or not self._live:
+        if self._prefilled or self._seen < EVIDENCE or not rare or not self._live:
             return False
         since_live = self._seen - self._seen_at_live
         mean_distance = self._seen_at_live / self._live

@@ -1,4 +1,4 @@
-"""Scopes: which processes share a buffer. The four verbs are all the communication there is."""
+"""Scopes: which processes share a buffer. The four verbs are all that a step says to other processes."""
 
 from __future__ import annotations
 
