@@ -13,7 +13,7 @@ from two_ranks import run_two_ranks
 
 SCRIPT = Path(__file__).parent / "ranks" / "alone.py"
 NODES = Path(__file__).parent / "ranks" / "nodes.py"
-LIMIT = 300
+LIMIT = 500
 """Seconds after which the launch counts as hanging."""
 SCOPES = ("process", "gathered", "sharded")
 SEAM = [

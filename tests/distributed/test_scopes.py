@@ -222,7 +222,7 @@ def test_a_sharded_buffer_holds_each_group_once_and_its_owners_stay_balanced(lau
 @pytest.mark.parametrize("world", WORLDS)
 def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches: Launches, world: int) -> None:
     local = {"replay/seconds", "replay/padding", "replay/ratio_mean", "replay/ess", "replay/drift_mean"}
-    local |= {"replay/gated_fraction"}
+    local |= {"replay/gated_fraction", "replay/fresh_kl", "replay/fresh_entropy", "replay/fresh_clip_ratio"}
     for scope in ("process", "gathered", "sharded"):
         ranks = launches(world, f"{scope} whole")
         metrics = [{key: value for key, value in rank["metrics"].items() if key not in local} for rank in ranks]
@@ -408,7 +408,7 @@ def test_the_example_trains_on_two_processes_with_each_scope(tmp_path: Path) -> 
         assert trained["processes"] == 2
         assert len(trained["reward"]) == 12
         assert trained["rollouts"] == 12 * 64, "the same completions as one process has"
-        assert trained["explanation"].startswith("replay: 12 generation batches")
+        assert trained["explanation"].startswith("replay on rank 0 of 2: 12 generation batches")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ BRIEF = 3
 TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
 ends when the other one leaves the case, and its connections close."""
-LIMIT = 60
+LIMIT = 180
 """Seconds after which a case counts as hanging, and the launch ends."""
 SCOPES = ("process", "gathered", "sharded")
 TEACHER = [{"prompt": "1+1=", "completion": completion, "reward": float(completion == "2")} for completion in "2345"]
