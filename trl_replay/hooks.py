@@ -206,7 +206,7 @@ class SessionHooks:
 
     def _check_fresh_rows(self, result: Batch, batch: Batch, fresh: Batch, placements: Sequence[Placement]) -> None:
         if result is batch:
-            raise self._bad("the batch itself, in which it had put groups", "another dict, with new tensors")
+            raise self._bad("the batch itself", "another dict, with new tensors and every placement in its rows")
         rows = torch.ones(len(fresh["advantages"]), dtype=torch.bool)
         for placed in placements:
             rows[placed.rows] = False

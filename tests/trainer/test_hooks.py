@@ -563,7 +563,7 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
 
 
 def test_a_compose_hook_that_drops_a_placement_is_an_error(tmp_path):
-    with plugin(compose=lambda batch: batch):
+    with plugin(compose=lambda batch: dict(batch)):
         trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE]), max_steps=3)
         selecting = {"replay_selector": "always", "replay_selector_kwargs": {"share": 1.0}}
         trl_replay.attach(trainer, replay_plugins="mine", **selecting)
