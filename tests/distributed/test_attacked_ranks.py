@@ -187,7 +187,8 @@ def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Results,
     saving, other = of(nodes, f"{scope}, rotated")
     assert list(saving["folders"]) == ["checkpoint-6"]
     held = [name for name, parts in other["folders"].items() if parts]
-    assert held == ["checkpoint-4", "checkpoint-6"], "at most one more than the trainer keeps"
+    soon = held == ["checkpoint-6"]  # the other machine's rank was the first to remove its checkpoint
+    assert soon or held == ["checkpoint-4", "checkpoint-6"], "at most one more than the trainer keeps"
     assert list(other["folders"]) == EVERY, "what the trainer wrote stays, as in stock"
 
 

@@ -19,6 +19,7 @@ import io
 import json
 import sys
 import time
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState
 from scripted import build
 from transformers import TrainerCallback
 
@@ -256,35 +256,49 @@ def raising(case: Case) -> dict[str, Any]:
     return case.at(3, fail).train()
 
 
-@contextlib.contextmanager
-def process_group(folder: Path, number: int) -> Iterator[None]:
-    """A process group of its own, that is gone afterwards, its connections with it."""
+def process_group(folder: Path, number: int) -> None:
+    """A process group of the case's own."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store-{number}", rank=RANK, world_size=WORLD,
         timeout=timedelta(seconds=TIMEOUT),
     )  # fmt: skip
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        gc.collect()
+
+
+def run(folder: Path, number: int, name: str, case: Callable[[], dict[str, Any]]) -> None:
+    """Runs a case and adds what it finds to this rank's results."""
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    process_group(folder, number)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = outcome(case)
+    path = folder / f"results.{RANK}.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**results, name: found}))
 
 
 def main(folder: Path, wanted: list[str]) -> None:
+    """Every case in a process of its own, which ends without tearing its process group down.
+
+    Destroying a gloo group whose peer left can wait forever for a thread that waits for the interpreter's lock.
+    """
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
     for number, (name, case) in enumerate(cases(folder / f"trainer{RANK}")):
         if wanted and name not in wanted:
             continue
-        faulthandler.dump_traceback_later(LIMIT, exit=True)
-        with process_group(folder, number), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results[name] = outcome(case)
-        (folder / f"results.{RANK}.json").write_text(json.dumps(results))
-    faulthandler.cancel_dump_traceback_later()
-    os._exit(0)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                run(folder, number, name, case)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        _, ended = os.waitpid(child, 0)
+        if ended:
+            sys.exit(f"case {name!r} ended with {ended}")
 
 
 if __name__ == "__main__":
