@@ -11,17 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from support import DEAD, Rewards, masked_rollout
+from teacher import rows
 
 import trl_replay
 from trl_replay import ConfigurationError, ReplayError
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 IDS: dict[str, Any] = {"prompt_ids": [4, 5], "completion_ids": [6, 7, 8], "old_per_token_logps": [-1.0, -2.0, -3.0]}
-
-
-def rows(**columns: Any) -> list[dict[str, Any]]:
-    """Four completions of one prompt, the first one right; `columns` are the same in every row."""
-    return [{"prompt": "1=", "completion": c, "reward": float(c == "2"), **columns} for c in "2345"]
 
 
 def changed(**columns: Any) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from datasets import load_dataset
 from replaying import build as build_checked
 from resuming import build, digits, group_hash, train
 from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
+from teacher import rows
 
 import trl_replay
 from trl_replay.cli.commands import main
@@ -153,11 +154,6 @@ def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, t
     session = trl_replay.attach(trainer)
     assert session.buffer.add(path) > 0
     assert set(session.buffer.table.origin.tolist()) == {2}
-
-
-def rows(**columns: Any) -> list[dict[str, Any]]:
-    """Four completions of one prompt, the first one right; `columns` are the same in every row."""
-    return [{"prompt": "1=", "completion": c, "reward": float(c == "2"), **columns} for c in "2345"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from resuming import build, digits
 from support import DEAD, LIVE, Rewards, record
-from teacher import TEACHER, rows_of
+from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
 from trl_replay import ConfigurationError
@@ -82,14 +82,6 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     session.buffer.add(rows_of(prompt, [[{"role": "assistant", "content": c}] for c in "2345"], [1, 0, 0, 0]))
     group = session.buffer.load(0)
     assert trainer.processing_class.decode(group.tensors["prompt_ids"]) == "1+1="
-
-
-IDS: dict[str, Any] = {"prompt_ids": [4, 5], "completion_ids": [6, 7], "old_per_token_logps": [-1.0, -2.0]}
-
-
-def rows(**columns: Any) -> list[dict[str, Any]]:
-    """Four completions of one prompt, the first one right; `columns` are the same in every row."""
-    return [{"prompt": "1=", "completion": c, "reward": float(c == "2"), **columns} for c in "2345"]
 
 
 def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:

@@ -11,18 +11,11 @@ import pandas as pd
 import pytest
 import torch
 from support import DEAD, Rewards
-from teacher import TEACHER, rows_of
+from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.testing import make_trainer
-
-IDS: dict[str, Any] = {"prompt_ids": [4, 5], "completion_ids": [6, 7], "old_per_token_logps": [-1.0, -2.0]}
-
-
-def rows(**columns: Any) -> list[dict[str, Any]]:
-    """Four completions of one prompt, the first one right; `columns` are the same in every row."""
-    return [{"prompt": "1=", "completion": c, "reward": float(c == "2"), **columns} for c in "2345"]
 
 
 def changed(**columns: Any) -> list[dict[str, Any]]:

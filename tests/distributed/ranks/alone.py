@@ -1,7 +1,7 @@
 """One of two ranks that run through the cases of test_attacked_ranks.py; results as JSON in a folder.
 
-In most cases one rank does something that the other does not. Every case has a process group of its own, whose
-timeout is short, so that one that breaks does not spoil the next.
+In most cases one rank does something that the other does not. Every case has a process and a process group of its
+own, so that one that breaks does not spoil the next.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BRIEF = 3
 """`ddp_timeout` of the cases in which one rank waits for the other in vain."""
 TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
-ends when the other one leaves the case, and its connections close."""
+ends when the other one leaves the case: with its process, its connections close."""
 LIMIT = 180
 """Seconds after which a case counts as hanging, and the launch ends."""
 SCOPES = ("process", "gathered", "sharded")
@@ -256,8 +256,8 @@ def raising(case: Case) -> dict[str, Any]:
     return case.at(3, fail).train()
 
 
-def process_group(folder: Path, number: int) -> None:
-    """A process group of the case's own."""
+def open_process_group(folder: Path, number: int) -> None:
+    """The process group of one case."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store-{number}", rank=RANK, world_size=WORLD,
         timeout=timedelta(seconds=TIMEOUT),
@@ -267,7 +267,7 @@ def process_group(folder: Path, number: int) -> None:
 def run(folder: Path, number: int, name: str, case: Callable[[], dict[str, Any]]) -> None:
     """Runs a case and adds what it finds to this rank's results."""
     faulthandler.dump_traceback_later(LIMIT, exit=True)
-    process_group(folder, number)
+    open_process_group(folder, number)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = outcome(case)
