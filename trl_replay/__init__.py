@@ -32,6 +32,7 @@ from .registry import register, unregister
 from .specs import (
     CorrectionSpec,
     EvictorSpec,
+    MixerSpec,
     Preset,
     SamplerSpec,
     ScopeSpec,
@@ -82,6 +83,7 @@ __all__ = [
     "Groups",
     "HookError",
     "MismatchError",
+    "MixerSpec",
     "Placement",
     "PluginError",
     "Preset",

@@ -62,17 +62,8 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
     Raises:
         ReplayError: A name, a setting or the trainer can't be used.
     """
-    plugins: dict[str, Plugin] = {}
-    if config.replay_preset is not None:
-        plugin, _ = known.preset(config.replay_preset)
-        plugins[plugin.name] = plugin
-    for name in config.replay_plugins or []:
-        plugins[name] = known.plugin(name, "replay_plugins")
     resolved = _resolve_all(config, known)
-    for found in resolved.values():
-        if found.plugin is not None and found.plugin.name != BUILTIN:
-            plugins[found.plugin.name] = found.plugin
-
+    plugins = {plugin.name: plugin for plugin in plugins_of(config, known, resolved)}
     fields = FieldTable(
         compat.tokenizer(trainer).pad_token_id,
         compat.sequence_level_ratio(trainer),
@@ -90,6 +81,8 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
     multiple_of = trainer.pad_to_multiple_of
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
 
+    hooks = SessionHooks(plugins.values(), resolved, strategies)
+    mixes_rows = _mixes_rows(hooks, strategies["mixer"])
     capacity, max_bytes = _capacity(trainer, config, scope)
     rate_limiter = RateLimiter(config, capacity)
     stateful: dict[str, Stateful] = {RATE_LIMITER: rate_limiter}
@@ -97,9 +90,16 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
         if isinstance(strategy, Stateful):
             stateful[name] = strategy
     return Components(
-        buffer=ReplayBuffer(capacity, storage, _limits(config), max_bytes),
+        buffer=ReplayBuffer(
+            capacity,
+            storage,
+            _limits(config),
+            max_bytes,
+            trainer.num_generations,
+            len(trainer.reward_func_names),
+        ),
         scope=scope,
-        hooks=SessionHooks(plugins.values(), resolved, strategies),
+        hooks=hooks,
         rate_limiter=rate_limiter,
         gates=_gates(trainer, config),
         bounds=Bounds(compat.loss_form(trainer)),
@@ -108,11 +108,50 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
         num_generations=trainer.num_generations,
         token_weights=compat.allows_token_weights(trainer),
         forward=compat.has_other_loss_path(trainer),
+        mixes_rows=mixes_rows,
+        draws_same_prompt=_draws_same_prompt(strategies["sampler"], plugins.values()),
+        records=_records(config, hooks, strategies["selector"], mixes_rows),
         processes=trainer.accelerator.num_processes,
         plugins=list(plugins),
         weigh=_weights(config, strategies, plugins.values()),
         stateful=stateful,
     )
+
+
+def _mixes_rows(hooks: SessionHooks, mixer: Any) -> bool:
+    """Whether stored rows may stand beside fresh ones in a group."""
+    return hooks.has_plugin_for("mix") or not getattr(mixer, "takes_whole_groups", False)
+
+
+def _draws_same_prompt(sampler: Any, plugins: Iterable[Plugin]) -> bool:
+    """Whether entries are drawn for slots of their own prompt only, by whoever draws."""
+    others = [plugin.object for plugin in plugins if hasattr(plugin.object, "trl_replay_sample")]
+    return all(getattr(drawer, "same_prompt", False) for drawer in others or [sampler])
+
+
+def _records(config: ReplayConfig, hooks: SessionHooks, selector: Any, mixes_rows: bool) -> bool:
+    """Whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
+    replaced, whose log-probs the loss would never show."""
+    if config.replay_record != "auto":
+        return config.replay_record == "forward"
+    may_choose_live = hooks.has_plugin_for("select") or not getattr(selector, "only_dead", False)
+    return mixes_rows and may_choose_live
+
+
+def plugins_of(
+    config: ReplayConfig, known: Registry, resolved: Mapping[Kind, Resolved] | None = None
+) -> list[Plugin]:
+    """The plugins that a configuration names: by preset, in `replay_plugins`, and by their strategies."""
+    plugins: dict[str, Plugin] = {}
+    if config.replay_preset is not None:
+        plugin, _ = known.preset(config.replay_preset)
+        plugins[plugin.name] = plugin
+    for name in config.replay_plugins or []:
+        plugins[name] = known.plugin(name, "replay_plugins")
+    for found in (resolved or _resolve_all(config, known)).values():
+        if found.plugin is not None and found.plugin.name != BUILTIN:
+            plugins[found.plugin.name] = found.plugin
+    return list(plugins.values())
 
 
 def idle_components() -> Components:
@@ -177,6 +216,7 @@ def preflight(trainer: Any, config: ReplayConfig, components: Components) -> Non
         RefusedError: There is at least one reason.
     """
     reasons = [*_misfits(trainer, config, components)]
+    reasons += _baselines_over_two_prompts(config, components)
     if components.forward:
         reasons += _beside_the_tap(config)
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=config):
@@ -210,6 +250,19 @@ def _misfits(trainer: Any, config: ReplayConfig, components: Components) -> Iter
             f"replay_retire_passes={config.replay_retire_passes} is more than a group has rows (num_generations="
             f"{size}), so that no prompt would ever count as solved: lower it"
         )
+
+
+def _baselines_over_two_prompts(config: ReplayConfig, components: Components) -> Iterator[str]:
+    """Advantages are computed over rows of one prompt only: the sampler must see to that."""
+    setting = config.replay_advantages
+    computes = setting in ("joint", "split") or (setting == "auto" and components.mixes_rows)
+    if not computes or components.draws_same_prompt:
+        return
+    yield (
+        f"replay_advantages={setting!r} computes the advantages of mixed groups anew, for which all rows must have "
+        f"the same prompt, and replay_sampler={config.replay_sampler!r} does not say that it draws so (an attribute "
+        "same_prompt = True): use replay_sampler='same_prompt', or replay_advantages='stored'"
+    )
 
 
 def _beside_the_tap(config: ReplayConfig) -> Iterator[str]:

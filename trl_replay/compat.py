@@ -203,7 +203,12 @@ def reward_setup(trainer: Any) -> RewardSetup:
     )
 
 
-def advantages(rewards: torch.Tensor, setup: RewardSetup, size: int) -> torch.Tensor:
+def advantages(
+    rewards: torch.Tensor,
+    setup: RewardSetup,
+    size: int,
+    within: torch.Tensor | None = None,
+) -> torch.Tensor:
     """TRL's advantages, `(rows,)`, as the installed release computes them.
 
     In the rewards' type, on their device and operation by operation, since rounding errors of a group with equal
@@ -213,16 +218,44 @@ def advantages(rewards: torch.Tensor, setup: RewardSetup, size: int) -> torch.Te
         rewards (`(rows, functions)`): Raw rewards of all processes, as `REWARDS` returns them: NaN where None.
         setup ([`RewardSetup`]): The trainer's.
         size (`int`): Rows of a group.
+        within (`(batch rows, functions)`, *optional*): Rewards of the batch whose mean and deviation count where TRL
+            takes them over all rows; these rows themselves if not given. Rows without any reward, which stand for
+            none, are then left out in all releases.
     """
     import torch
     from trl.trainer.utils import nanstd
 
-    leaves_out_unscored = Version(version("trl")) >= Version("1.6")  # before, rows that no function scored have 0
+    # before 1.6, rows that no function scored have 0
+    leaves_out_unscored = within is not None or not counts_unscored()
     mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
-    weights = torch.as_tensor(setup.weights).to(rewards)
     sums_normalised = setup.aggregation == "normalize_then_sum"
-    scored = rewards
+    total = _summed(rewards, setup, size, leaves_out_unscored)
+    batch = total if within is None else _summed(within, setup, size, leaves_out_unscored)
+    groups = total.view(-1, size)
     if sums_normalised:
+        result = (groups - mean(batch.view(-1, size))) / (std(batch) + STD_EPSILON)
+    else:
+        result = groups - mean(groups, dim=1).unsqueeze(1)
+        if setup.scale == "group":
+            result = result / (std(groups, dim=1).unsqueeze(1) + STD_EPSILON)
+        elif setup.scale == "batch":
+            result = result / (std(batch) + STD_EPSILON)
+    return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
+
+
+def counts_unscored() -> bool:
+    """Whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
+    return Version(version("trl")) < Version("1.6")
+
+
+def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
+    """`(rows,)`: the weighted sum of each row's rewards, or of what is normalised within its group."""
+    import torch
+    from trl.trainer.utils import nanstd
+
+    weights = torch.as_tensor(setup.weights).to(rewards)
+    scored = rewards
+    if setup.aggregation == "normalize_then_sum":
         by_function = rewards.view(-1, size, rewards.size(1))  # (groups, size, functions)
         centred = by_function - torch.nanmean(by_function, dim=1, keepdim=True)
         deviations = nanstd(by_function, dim=1, keepdim=True)
@@ -230,16 +263,7 @@ def advantages(rewards: torch.Tensor, setup: RewardSetup, size: int) -> torch.Te
     total = (scored * weights).nansum(dim=1)
     if leaves_out_unscored:
         total[rewards.isnan().all(dim=1)] = torch.nan
-    groups = total.view(-1, size)
-    if sums_normalised:
-        result = (groups - mean(groups)) / (std(total) + STD_EPSILON)
-    else:
-        result = groups - mean(groups, dim=1).unsqueeze(1)
-        if setup.scale == "group":
-            result = result / (std(groups, dim=1).unsqueeze(1) + STD_EPSILON)
-        elif setup.scale == "batch":
-            result = result / (std(total) + STD_EPSILON)
-    return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
+    return total
 
 
 def loss_form(trainer: Any) -> LossForm:
@@ -371,6 +395,17 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     if OLD_LOGPS in batch:
         return batch
     return {**batch, OLD_LOGPS: _forward(trainer, trainer.model, batch)}
+
+
+def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
+    """Log-probs of a fresh batch under the policy that generated it, `(B, C)`, by one forward as TRL's own old
+    log-probs are made: without gradients and without activation checkpointing. None where the batch holds them."""
+    if OLD_LOGPS in batch:
+        return None
+    from trl.models.utils import disable_gradient_checkpointing
+
+    with disable_gradient_checkpointing(trainer.model, trainer.args.gradient_checkpointing_kwargs):
+        return _forward(trainer, trainer.model, batch)
 
 
 def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:

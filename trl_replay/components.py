@@ -36,6 +36,10 @@ class Components:
         num_generations (`int`): Rows of a group.
         token_weights (`bool`): Whether a correction may give one weight a token.
         forward (`bool`): Whether every batch gets a no-grad forward for its log-probs.
+        mixes_rows (`bool`): Whether stored rows may stand beside fresh ones in a group.
+        draws_same_prompt (`bool`): Whether entries are drawn for slots of their own prompt only.
+        records (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are stored and
+            never trained on.
         processes (`int`): Number of processes.
         plugins (`list[str]`): Names of the plugins whose hooks take part.
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
@@ -54,6 +58,9 @@ class Components:
     num_generations: int
     token_weights: bool
     forward: bool
+    mixes_rows: bool = False
+    draws_same_prompt: bool = False
+    records: bool = False
     processes: int = 1
     plugins: list[str] = field(default_factory=list)
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None

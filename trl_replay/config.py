@@ -83,6 +83,8 @@ class ReplayConfig:
             Which entries are replayed.
         replay_selector (`str`, *optional*, defaults to `"zero_std"`):
             Which fresh groups may be replaced.
+        replay_mixer (`str`, *optional*, defaults to `"whole"`):
+            Which rows of a slot stored rows take: all (`whole`), or some beside the slot's own (`inject`).
         replay_scope (`str`, *optional*, defaults to `"process"`):
             Which processes share a buffer: none (`process`), or all, with every group on each of them (`gathered`) or
             on one of them (`sharded`).
@@ -125,6 +127,14 @@ class ReplayConfig:
         replay_refresh (`str`, *optional*):
             How an entry's score changes once it was replayed: `"ratio"` (the score at admission × e^-(mean |log
             ratio|)) or `"advantage"` (mean of min(ratio, 1) × |advantage| over its tokens). Not at all if not set.
+        replay_advantages (`str`, *optional*, defaults to `"auto"`):
+            Advantages of a slot with stored rows: `"stored"` (each row keeps its own), `"joint"` (computed anew over
+            all rows of the mixed group), `"split"` (over its fresh and its stored rows apart), or `"auto"`: stored
+            where a slot is taken whole, else joint.
+        replay_record (`str`, *optional*, defaults to `"auto"`):
+            Where log-probs of fresh groups come from: `"loss"`, which never sees rows that are replaced, or
+            `"forward"`, one forward without gradients a batch, so that live groups can be mixed into and stored too.
+            `"auto"`: the forward where stored rows are mixed into live groups.
         replay_unfilled (`str`, *optional*, defaults to `"keep"`):
             What becomes of dead groups that nothing fills: `"keep"` leaves them as stock has them; `"mask"` takes
             their KL and entropy gradient; `"exclude"` takes them out of the loss's denominator too; `"intra_batch"`
@@ -196,6 +206,13 @@ class ReplayConfig:
     replay_selector_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("selector")
     )
+    replay_mixer: str = field(
+        default=_unless_given("whole"),
+        metadata=_help("Which rows of a slot stored rows take."),
+    )
+    replay_mixer_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None), metadata=_kwargs_help("mixer")
+    )
     replay_scope: str = field(default=_unless_given("process"), metadata=_help("Which processes share a buffer."))
     replay_scope_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("scope")
@@ -264,6 +281,14 @@ class ReplayConfig:
     replay_refresh: str | None = field(
         default=_unless_given(None),
         metadata=_help("How a score changes after a replay: ratio or advantage."),
+    )
+    replay_advantages: str = field(
+        default=_unless_given("auto"),
+        metadata=_help("Advantages of a slot with stored rows: auto, stored, joint or split."),
+    )
+    replay_record: str = field(
+        default=_unless_given("auto"),
+        metadata=_help("Where fresh groups' log-probs come from: auto, loss or forward."),
     )
     replay_unfilled: str = field(
         default=_unless_given("keep"),

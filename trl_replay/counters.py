@@ -26,7 +26,10 @@ class Tally:
         retired (`float`): Entries that left because they had drifted off the policy or their prompt was solved.
         excluded, excluded_items (`float`): Dead groups taken out of the loss's denominator, and their tokens.
         size, bytes (`float`): Entries and bytes of the buffer after this batch.
-        age, uses, score (`float`): Sums over the replayed groups.
+        entries, rows (`float`): Entries that gave a row; rows that they gave.
+        masked, masked_apart (`float`): Rows that a plugin's advantages mask; those of them outside of excluded groups.
+        lost (`float`): Live groups that can't be stored, since the loss did not see all of their rows.
+        age, uses, score (`float`): Sums over the entries that gave a row.
     """
 
     items_delta: float = 0
@@ -40,6 +43,11 @@ class Tally:
     retired: float = 0
     excluded: float = 0
     excluded_items: float = 0
+    entries: float = 0
+    rows: float = 0
+    masked: float = 0
+    masked_apart: float = 0
+    lost: float = 0
     size: float = 0
     bytes: float = 0
     age: float = 0
@@ -83,7 +91,7 @@ def metrics(total: Mapping[str, float]) -> dict[str, float]:
     }
     if total["replaced"]:
         for name in ("age", "uses", "score"):
-            mean = total[name] / total["replaced"]
+            mean = total[name] / total["entries"]
             if np.isfinite(mean):
                 values[f"replay/{name}_mean"] = mean
     return values

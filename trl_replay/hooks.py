@@ -45,6 +45,8 @@ from .types import (
 
 FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """Batch keys in which a compose hook must leave fresh rows as they are."""
+NONE = -1
+"""No entry in what a sampler returns, no stored row in what a mixer returns."""
 
 
 class SessionHooks:
@@ -107,7 +109,7 @@ class SessionHooks:
         return ranks
 
     def sample(self, table: Table, count: int, context: Context) -> Ints:
-        """At most `count` distinct rows of the eligible `table`."""
+        """`(m, k)` distinct rows of the eligible `table` for the first `m` of `count` slots; -1 for none."""
         result = self.call(
             "sample",
             context.update,
@@ -115,7 +117,76 @@ class SessionHooks:
             count=count,
             context=context,
         )
-        return self._indices(result, len(table), count)
+        drawn = self._array(result)
+        if drawn.size == 0:
+            return np.empty((0, 1), np.int64)
+        if drawn.ndim == 1:
+            drawn = drawn[:, None]
+        is_whole = np.issubdtype(drawn.dtype, np.integer)
+        if drawn.ndim != 2 or not is_whole or len(drawn) > count:
+            raise self._bad(
+                _shown(drawn),
+                f"whole numbers, one for each of at most {count} slots, or (slots, k) of them",
+            )
+        entries = drawn[drawn != NONE]
+        inside = ((entries >= 0) & (entries < len(table))).all()
+        if not inside or len(np.unique(entries)) != len(entries):
+            raise self._bad(
+                str(drawn.tolist()),
+                f"distinct indices from 0 to {len(table) - 1} (-1: the slot stays as it is)",
+            )
+        return drawn.astype(np.int64)
+
+    def mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
+        """`(n, G)`: of the `k * G` stored rows of each slot, the one that takes each of its rows; -1 for none."""
+        result = self.call(
+            "mix",
+            context.update,
+            table=table,
+            drawn=drawn,
+            slots=slots,
+            context=context,
+        )
+        rows = self._array(result)
+        shape = slots.advantages.shape
+        if rows.shape != shape or not np.issubdtype(rows.dtype, np.integer):
+            raise self._bad(_shown(rows), f"whole numbers of shape {shape}, one for each row of each slot")
+        most = drawn.shape[1] * shape[1]
+        if rows.min() < NONE or rows.max() >= most:
+            raise self._bad(str(rows.tolist()), f"stored rows from 0 to {most - 1} (-1: the fresh row stays)")
+        ordered = np.sort(rows, axis=1)
+        if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
+            raise self._bad(str(rows.tolist()), "every stored row at most once a slot")
+        entries = np.where(rows == NONE, 0, rows) // shape[1]
+        given = np.take_along_axis(drawn, entries, axis=1)
+        if (given[rows != NONE] == NONE).any():
+            raise self._bad(str(rows.tolist()), "rows of entries that were drawn (-1 in `drawn`: there is none)")
+        return rows.astype(np.int64)
+
+    def advantages(self, groups: Groups, context: Context) -> Floats | None:
+        """What a plugin makes of the advantages, `(n, G)`, NaN for rows that train nothing; None: nothing."""
+        result = self.call("advantages", context.update, groups=groups, context=context)
+        if result is None:
+            return None
+        numbers = self._array(result)
+        shape = groups.advantages.shape
+        if numbers.shape != shape or numbers.dtype.kind not in "fiub":
+            raise self._bad(_shown(numbers), f"numbers of shape {shape}, one for each row (NaN: it trains nothing)")
+        advantages = numbers.astype(np.float64)
+        with np.errstate(over="ignore"):
+            applied = advantages.astype(np.float32)  # as they are trained on
+        if np.isinf(applied).any():
+            raise self._bad("infinite advantages", "finite float32 numbers, or NaN for rows that train nothing")
+        return advantages
+
+    def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
+        """Tells the plugins of newcomers in the table."""
+        self.call("admitted", context.update, table=table, rows=rows, groups=groups, context=context)
+
+    def has_plugin_for(self, hook: str) -> bool:
+        """Whether a plugin implements a hook, configured strategies apart."""
+        implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
+        return any(not isinstance(implementation.plugin, _Configured) for implementation in implementations)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
@@ -199,8 +270,7 @@ class SessionHooks:
 
     def _snapshot(self, batch: Batch) -> Batch | None:
         """Copies of what a hook must leave to fresh rows; None where nothing but the built-in composing runs."""
-        hook = getattr(self._manager.hook, f"{PROJECT}_compose")
-        if len(hook.get_hookimpls()) == 1:
+        if not self.has_plugin_for("compose"):
             return None
         return {key: batch[key].clone() for key in FRESH}
 
@@ -356,6 +426,7 @@ KIND_OF_HOOK = {
     "score": "scorer",
     "rank": "evictor",
     "sample": "sampler",
+    "mix": "mixer",
     "correct": "correction",
 }
 
@@ -424,6 +495,16 @@ class _Configured:
         context: Context,
     ) -> Any:
         return self._strategies["sampler"](table, count, context)
+
+    @hookimpl(trylast=True)
+    def trl_replay_mix(
+        self,
+        table: Table,
+        drawn: Ints,
+        slots: Groups,
+        context: Context,
+    ) -> Any:
+        return self._strategies["mixer"](table, drawn, slots, context)
 
     @hookimpl(trylast=True)
     def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Any:

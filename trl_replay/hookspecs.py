@@ -16,7 +16,7 @@ import pluggy
 from .fields import FieldSpec
 from .protocols import SessionLike
 from .specs import Preset, StrategySpec
-from .types import Batch, Context, Corrected, Groups, Placement, ReplayedRows
+from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows
 
 if TYPE_CHECKING:
     from .config import ReplayConfig
@@ -153,6 +153,52 @@ class SessionHooks(Protocol):
         ...     @hookimpl
         ...     def trl_replay_sample(self, table, count, context):
         ...         return weighted_sample(1.0 / (1 + table.uses), count, context.rng)
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_mix(
+        self,
+        table: Table,
+        drawn: Ints,
+        slots: Groups,
+        context: Context,
+    ) -> Any:
+        """Which stored row takes each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the fresh
+        row stays.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_mix(self, table, drawn, slots, context):
+        ...         rows = np.full(slots.advantages.shape, -1)
+        ...         rows[:, 0] = table.row_reward[drawn[:, 0]].argmax(axis=1)  # the best row in the place of the first
+        ...         return rows
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_advantages(self, groups: Groups, context: Context) -> Any:
+        """Advantages of the fresh rows, `(n, G)`, instead of the trainer's; NaN where a row shall train nothing. Must
+        be pure: mixed groups pass through it, too.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_advantages(self, groups, context):
+        ...         return np.where(groups.lengths > 1000, np.nan, groups.advantages)  # too long: no gradient
+        """
+
+    @hookspec
+    def trl_replay_admitted(
+        self,
+        table: Table,
+        rows: Ints,
+        groups: Groups,
+        context: Context,
+    ) -> None:
+        """Newcomers stand at `rows` of the table, not ranked yet. The place to fill a plugin's own columns.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_admitted(self, table, rows, groups, context):
+        ...         table.difficulty[rows] = 1 - groups.reward_mean
         """
 
     @hookspec(firstresult=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from .counters import Tally
 from .protocols import Arrival
-from .types import Group, Groups
+from .types import Bools, Floats, Group, Groups, Ints
 
 RUNS, PAUSED, DETACHED = range(3)
 """What replay does on a process: all must do the same."""
@@ -33,27 +36,75 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """Entries drawn for slots, the same on all processes that share the buffer; the lists run in parallel.
+class Taken:
+    """Rows of one slot that rows of one entry take; as a rule all of them.
 
     Attributes:
-        slots (`list[int]`): What is filled, in the selector's order.
-        serials (`list[int]`): The entries' serial numbers.
-        ages (`list[int]`): Updates since each was generated.
-        rows (`list[int]`): Their rows in the table.
-        priorities (`list[float]`): Chance of each to be drawn first, relative to that of the least likely one.
+        slot (`int`): Index among the groups that the scope shares.
+        serial (`int`): The entry's serial number.
+        row (`int`): Its row in the table.
+        age (`int`): Updates since it was generated.
+        priority (`float`): Its chance to be drawn first, relative to that of the least likely entry.
+        targets (`(r,)` int64): Rows of the slot, ascending.
+        sources (`(r,)` int64): The entry's rows that take them.
     """
 
-    slots: list[int] = field(default_factory=list)
-    serials: list[int] = field(default_factory=list)
-    ages: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    priorities: list[float] = field(default_factory=list)
+    slot: int
+    serial: int
+    row: int
+    age: int
+    priority: float
+    targets: Ints
+    sources: Ints
 
     @property
-    def by_slot(self) -> dict[int, int]:
-        """Serial number of the entry in each slot."""
-        return dict(zip(self.slots, self.serials, strict=True))
+    def is_whole(self) -> bool:
+        """Whether every row of the entry takes the row of its number."""
+        return np.array_equal(self.targets, self.sources) and np.array_equal(self.targets, np.arange(len(self.targets)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was drawn for slots, the same on all processes that share the buffer.
+
+    Attributes:
+        taken (`list[Taken]`): Slot by slot in the selector's order; no entry twice.
+    """
+
+    taken: list[Taken] = field(default_factory=list)
+
+    @property
+    def slots(self) -> list[int]:
+        """Slots in which something was put, in order."""
+        return list(dict.fromkeys(taken.slot for taken in self.taken))
+
+    @property
+    def serials(self) -> list[int]:
+        """The entries' serial numbers."""
+        return [taken.serial for taken in self.taken]
+
+    def by_row(self, size: int) -> dict[int, int]:
+        """Serial number of the entry that takes each row, counted over the groups of `size` rows that are shared."""
+        serials = {}
+        for taken in self.taken:
+            for target in taken.targets.tolist():
+                serials[taken.slot * size + target] = taken.serial
+        return serials
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutcome:
+    """What every row of the composed batch trains with, `(n, G)` each, over the groups that the scope shares.
+
+    Attributes:
+        advantages (float64): 0 for masked rows.
+        masked (bool): Rows that train nothing, and are out of the loss's denominators.
+        written (bool): Rows whose advantages differ from what the trainer or the payload holds.
+    """
+
+    advantages: Floats
+    masked: Bools
+    written: Bools
 
 
 @dataclass(slots=True)
@@ -62,7 +113,10 @@ class Plan:
 
     Attributes:
         tally ([`Tally`]): What is counted on the way.
-        fresh ([`Groups`], *optional*): The fresh groups; None at the end of training.
+        fresh ([`Groups`], *optional*): The fresh groups, with what a plugin made of their advantages; None at the end
+            of training.
+        rule (`AdvantageRule`, *optional*): How TRL made advantages of the batch's rewards.
+        outcome ([`RowOutcome`], *optional*): What the rows train with; None until it is decided.
         admitted ([`Admitted`]): Newcomers whose payload is to be moved into the buffer.
         sampled ([`Sampled`]): Entries whose payload is to be moved into slots.
         copies (`list[tuple[int, int]]`): (dead slot, live slot of the same batch that is copied there).
@@ -73,6 +127,8 @@ class Plan:
 
     tally: Tally = field(default_factory=Tally)
     fresh: Groups | None = None
+    rule: Any = None
+    outcome: RowOutcome | None = None
     admitted: Admitted = field(default_factory=Admitted)
     sampled: Sampled = field(default_factory=Sampled)
     copies: list[tuple[int, int]] = field(default_factory=list)

@@ -34,7 +34,9 @@ class Sampler(Protocol):
     """Says which entries are replayed."""
 
     def __call__(self, table: Table, count: int, context: Context) -> NDArray[Any]:
-        """Up to `count` distinct row indices of `table`, which holds the eligible entries only."""
+        """Distinct row indices of `table`, which holds the eligible entries only: up to `count` of them, one a slot,
+        -1 where a slot shall stay as it is; or `(count, k)`, up to k entries a slot. `context.slots` tells what the
+        slots hold. A sampler that draws only entries of a slot's own prompt says so in an attribute `same_prompt`."""
 
 
 class Selector(Protocol):
@@ -42,6 +44,24 @@ class Selector(Protocol):
 
     def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
         """Distinct indices of the fresh groups that may be replaced, most replaceable first."""
+
+
+class Mixer(Protocol):
+    """Says which rows of a slot are taken by which stored rows."""
+
+    def __call__(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> NDArray[Any]:
+        """Of each row of each slot, the stored row that takes it.
+
+        Args:
+            table ([`Table`]): The eligible entries.
+            drawn (`(n, k)` int64): Rows of `table` that the sampler drew for each slot; -1 where there is none.
+            slots ([`Groups`]): The `n` fresh groups.
+            context ([`Context`]): Whatever else may be known.
+
+        Returns:
+            `(n, G)` int64: `e * G + r` for row `r` of the slot's entry `e`, each at most once a slot; -1 where the
+            fresh row stays.
+        """
 
 
 class Correction(Protocol):

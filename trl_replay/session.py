@@ -15,7 +15,7 @@ import torch
 
 from . import compat
 from .batch.compose import padding
-from .batch.group_view import rewards_of_batch, view
+from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import (
     STALE,
     PendingGroups,
@@ -28,12 +28,12 @@ from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
 from .distributed.row_layout import MODES, RowLayout
 from .errors import ReplayError
-from .loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
+from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.micro_batch import ROWS
 from .loss.tap import Tap
 from .plan import DETACHED, PAUSED, RUNS, Plan
 from .step.decisions import Decisions
-from .step.training_batch import collect, compose_batch, count_items, mask_dead_groups
+from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
 from .types import (
     Batch,
     Context,
@@ -204,18 +204,23 @@ class Session:
         scope = self.communicator
         return self.totals.explain(len(self.buffer), self.config.replay_dry_run, scope.rank, scope.ranks)
 
-    def step(self, batch: Batch) -> Batch:
-        """One generation batch: what stock scored goes in, what is trained on comes out."""
+    def step(self, batch: Batch, recorded: torch.Tensor | None = None) -> Batch:
+        """One generation batch: what stock scored goes in, what is trained on comes out.
+
+        Args:
+            batch (`dict`): As TRL returned it.
+            recorded (`(B, C)`, *optional*): Log-probs of its rows that it does not hold itself (`replay_record`).
+        """
         self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, replayed = self.carry.take()
         count = batch["prompt_ids"].size(0)
         rows, error = self.communicator.share(batch, count, pending)
-        plan = self._decide(batch, rows, pending, replayed, error)
+        plan = self._decide(batch, rows, pending, replayed, error, recorded is not None)
         total = self.communicator.agree(rows, plan)
         groups = self.communicator.move(rows, plan)
-        return self._train_on(batch, rows, plan, groups, total, started)
+        return self._train_on(batch, rows, plan, groups, total, started, recorded)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
@@ -245,14 +250,16 @@ class Session:
         pending: PendingGroups | None,
         replayed: dict[int, int],
         error: Exception | None,
+        recorded: bool,
     ) -> Plan:
-        """Settle, select and sample, from columns alone; what fails is kept for `agree`."""
+        """Shape, settle, select, sample and mix, from columns alone; what fails is kept for `agree`."""
         plan = Plan(error=error)
         with plan.keeping_errors():
-            plan.fresh = self._view(rows)
+            self._view(plan, rows)
+            self.decide.shape_advantages(plan)
             self.decide.settle_last_batch(plan, rows, pending, replayed)
             stored_keys = self.components.fields.stored_keys(batch)
-            known = compat.OLD_LOGPS in batch
+            known = recorded or compat.OLD_LOGPS in batch
             self.decide.fill_batch(plan, rows, self.carry, rows.takes(stored_keys), known)
         return plan
 
@@ -264,19 +271,21 @@ class Session:
         groups: dict[int, Group],
         total: dict[str, float],
         started: float,
+        recorded: torch.Tensor | None,
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
         self.replaced = self.communicator.replaced
         fresh = plan.fresh
         try:
             assert fresh is not None  # without a view, agree has raised
-            self.carry.drawn = plan.sampled.by_slot
-            dead_mask = self._dead_mask(plan, fresh, rows, total)
+            self.carry.drawn = plan.sampled.by_row(rows.size)
+            row_mask = self._row_mask(plan, fresh, rows, total)
             context = self._local_context()
-            composed, placements = compose_batch(batch, rows, plan, groups, self.components, context)
+            shaped = write_advantages(batch, fresh, rows)
+            composed, placements = compose_batch(shaped, rows, plan, groups, self.components, context)
             composed = count_items(batch, composed, total)
-            waiting = collect(batch, plan, fresh, rows, self.components, self.carry, self.update)
-            ids = self.tap.expect(rows.count, waiting, placements, composed is not batch, dead_mask)
+            waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, recorded)
+            ids = self.tap.expect(rows.count, waiting, placements, composed is not shaped, row_mask)
             self.totals.add(plan.tally, of_all_ranks=total)
             self._log(composed, total, started)
         except Exception as caught:
@@ -284,11 +293,11 @@ class Session:
             return batch
         return {**composed, ROWS: ids}
 
-    def _dead_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> DeadGroupMask:
+    def _row_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> RowMask:
         if self.config.replay_dry_run:
             return NOTHING_MASKED
         denominator = compat.denominator(self.trainer)
-        return mask_dead_groups(plan, fresh, rows, total, self.config.replay_unfilled, denominator)
+        return mask_rows(plan, fresh, rows, total, self.config.replay_unfilled, denominator)
 
     def export(self, path: str | Path) -> Path:
         """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path.
@@ -333,8 +342,15 @@ class Session:
             pending ([`PendingGroups`], *optional*): The candidates, on the training device.
         """
         self.carry.pending_groups = pending
-        self.carry.drawn = dict(state["drawn"])
+        self.carry.drawn = self._drawn(state)
         self.tap.stats.load_state_dict(state["measured"])
+
+    def _drawn(self, state: Mapping[str, Any]) -> dict[int, int]:
+        """The entry that took each replayed row; of releases that replayed whole groups alone, from their slots."""
+        if "drawn_rows" in state:
+            return dict(state["drawn_rows"])
+        size = self.components.num_generations
+        return {slot * size + row: serial for slot, serial in state["drawn"] for row in range(size)}
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
@@ -375,12 +391,15 @@ class Session:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self.components.hooks.call(hook, self.update, session=self)
 
-    def _view(self, rows: RowLayout) -> Groups:
+    def _view(self, plan: Plan, rows: RowLayout) -> None:
+        """The fresh groups, and the rule by which TRL made their advantages."""
         processes = self.components.processes
         setup = compat.reward_setup(self.trainer)
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
-        return view(rows.columns, scored, setup, rows.size, self.update)
+        plan.rule = AdvantageRule(rows.columns, scored, setup, rows.size)
+        plan.fresh = view(rows.columns, scored, setup, rows.size, self.update)
+        self.buffer.table.reward_weights = setup.weights
 
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}

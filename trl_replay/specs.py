@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "scope", "storage", "correction"]
+Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "mixer", "scope", "storage", "correction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class SelectorSpec(StrategySpec):
     """`factory(**replay_selector_kwargs)` returns a [`Selector`]."""
 
 
+class MixerSpec(StrategySpec):
+    """`factory(**replay_mixer_kwargs)` returns a [`Mixer`]."""
+
+
 class ScopeSpec(StrategySpec):
     """`factory(accelerator, names, **replay_scope_kwargs)` returns a [`Scope`]; `names` are all batch keys there can
     be."""
@@ -52,6 +56,7 @@ SPECS: dict[Kind, type[StrategySpec]] = {
     "evictor": EvictorSpec,
     "sampler": SamplerSpec,
     "selector": SelectorSpec,
+    "mixer": MixerSpec,
     "scope": ScopeSpec,
     "storage": StorageSpec,
     "correction": CorrectionSpec,

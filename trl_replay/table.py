@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigurationError
+from .rewards import weighted_rewards
 
 COLUMNS: dict[str, Any] = {
     "serial": np.int64,  # unique, grows in the order of generation
@@ -33,32 +34,65 @@ COLUMNS: dict[str, Any] = {
 }
 
 
+ROW_COLUMNS: dict[str, Any] = {
+    "row_rewards": np.float32,  # (n, G, functions): raw reward of each function, NaN where None
+    "row_other_reward": np.float32,  # weighted reward in a file that does not name its functions, else NaN
+    "row_advantage": np.float32,  # as it was trained on; NaN in entries of releases that had no row columns
+    "row_logp": np.float32,  # mean log-prob a trainable token under the generating policy
+    "row_length": np.int32,  # completion tokens
+    "row_items": np.int32,  # tokens in num_items_in_batch, unless the row is masked
+    "row_masked": np.bool_,  # whether the row trains nothing
+}
+"""Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
+UNKNOWN: dict[str, float] = {
+    "row_rewards": np.nan,
+    "row_other_reward": np.nan,
+    "row_advantage": np.nan,
+    "row_logp": np.nan,
+}
+"""What row columns hold where nothing is known; 0 in the others."""
+CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
 FIRST_ROOM = 1024
 """Rows that a new table has room for."""
 
 
 class Table:
-    """Columns of equal length, readable as attributes: `table.score`, `table.uses`, … (see `COLUMNS`).
+    """Columns of equal length, readable as attributes: `table.score`, `table.row_reward`, … (see `COLUMNS` and
+    `ROW_COLUMNS`).
 
-    A column is a view on the used rows: copy it to keep it. Those of `COLUMNS` can only be read so, a plugin's own can
+    A column is a view on the used rows: copy it to keep it. Those two kinds can only be read so, a plugin's own can
     be written to.
+
+    Attributes:
+        reward_weights (`(functions,)` float64): The trainer's weight of each reward function, as it is today.
     """
 
     def __init__(
         self,
         columns: Mapping[str, NDArray[Any]],
         length: int,
+        reward_weights: NDArray[np.float64] | None = None,
     ) -> None:
         self._columns = dict(columns)
-        self._fills: dict[str, float] = {}
+        self._fills: dict[str, float] = dict(UNKNOWN)
         self._length = length
+        self.reward_weights = np.ones(1) if reward_weights is None else reward_weights
 
     @classmethod
-    def preallocated(cls, capacity: int) -> Table:
-        """An empty table with room for `capacity` entries, at first for a thousand; it grows as it fills."""
+    def preallocated(cls, capacity: int, size: int = 1, functions: int = 1) -> Table:
+        """An empty table with room for `capacity` entries, at first for a thousand; it grows as it fills.
+
+        Args:
+            capacity (`int`): Entries.
+            size (`int`): Rows of a group.
+            functions (`int`): Reward functions.
+        """
         room = min(max(capacity, 1), FIRST_ROOM)
         columns = {name: np.zeros(room, dtype) for name, dtype in COLUMNS.items()}
-        return cls(columns, length=0)
+        for name, dtype in ROW_COLUMNS.items():
+            shape = (room, size, functions) if name == "row_rewards" else (room, size)
+            columns[name] = np.full(shape, UNKNOWN.get(name, 0), dtype)
+        return cls(columns, 0, np.ones(functions))
 
     def __len__(self) -> int:
         return self._length
@@ -75,6 +109,13 @@ class Table:
         return column
 
     @property
+    def row_reward(self) -> NDArray[np.float64]:
+        """`(n, G)`: each row's weighted reward, by the trainer's weights of today; NaN for a row without any."""
+        weighted = weighted_rewards(self.row_rewards.astype(np.float64), self.reward_weights)
+        other = self.row_other_reward
+        return np.where(np.isnan(other), weighted, other)
+
+    @property
     def names(self) -> list[str]:
         """Names of all columns, plugins' own included."""
         return list(self._columns)
@@ -82,7 +123,7 @@ class Table:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row over all columns."""
-        return sum(column.itemsize for column in self._columns.values())
+        return sum(column[:1].nbytes for column in self._columns.values())
 
     def add_column(
         self,
@@ -118,7 +159,7 @@ class Table:
         """Makes room for `room` rows."""
         grown = {}
         for name, column in self._columns.items():
-            more = np.zeros(room - len(column), column.dtype)
+            more = np.zeros((room - len(column), *column.shape[1:]), column.dtype)
             grown[name] = np.concatenate([column, more])
         self._columns = grown
 
@@ -150,7 +191,7 @@ class Table:
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:
         """The same rows with other scores; no column is copied."""
-        return Table({**self._columns, "score": scores}, self._length)
+        return Table({**self._columns, "score": scores}, self._length, self.reward_weights)
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """A table of copies of `rows`, made column by column when first read."""
@@ -161,7 +202,7 @@ class _Subset(Table):
     """Some rows of another table; a column is copied when it is first asked for, so unused ones cost nothing."""
 
     def __init__(self, source: Table, rows: NDArray[np.int64]) -> None:
-        super().__init__({}, len(rows))
+        super().__init__({}, len(rows), source.reward_weights)
         self._source = source
         self._rows = rows
 
@@ -179,8 +220,8 @@ class _Subset(Table):
 
 
 def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
-    """The column, which can't be written to any more if it is one of `COLUMNS`."""
-    if name in COLUMNS:
+    """The column, which can't be written to any more if it is no plugin's."""
+    if name in CORE:
         column.flags.writeable = False
     return column
 

@@ -37,12 +37,15 @@ class Groups:
         lengths (`(n, G)` int64): Completion tokens of each row.
         trainable (`(n, G)` int64): Completion tokens that the loss trains on (masks applied).
         dead (`(n,)` bool): Whether a group's advantages teach nothing: TRL's own do not differ beyond float noise, or
-            those that the trainer shaped are all next to 0.
+            those that the trainer or a plugin shaped are all next to 0.
         step (`(n,)` int64): Optimizer updates done when the group was generated.
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behaviour_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
             generated them. None until they are known (a selector sees fresh groups).
-        items (`(n, G)` int64, *optional*): What each row adds to `num_items_in_batch`. None: its `trainable` tokens.
+        items (`(n, G)` int64, *optional*): What each row adds to `num_items_in_batch` unless it is masked. None: its
+            `trainable` tokens.
+        masked (`(n, G)` bool, *optional*): Rows that train nothing and count nowhere, because a plugin's advantage for
+            them was NaN; their `advantages` are 0. None: no row.
     """
 
     rewards: Floats
@@ -55,8 +58,11 @@ class Groups:
     prompt: Ints
     behaviour_logps: Floats | None = None
     items: Ints | None = None
+    masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
 
     def __post_init__(self) -> None:
+        if self.masked is None:
+            object.__setattr__(self, "masked", np.zeros(self.advantages.shape, bool))
         for spec in fields(self):
             array = getattr(self, spec.name)
             if array is not None:
@@ -70,7 +76,8 @@ class Groups:
     @property
     def counted(self) -> Ints:
         """Tokens of each row in `num_items_in_batch`, `(n, G)`."""
-        return self.trainable if self.items is None else self.items
+        items = self.trainable if self.items is None else self.items
+        return np.where(self.masked, 0, items) if self.masked.any() else items
 
     @property
     def reward(self) -> Floats:
@@ -101,6 +108,7 @@ class Groups:
             prompt=self.prompt[index],
             behaviour_logps=behaviour_logps,
             items=None if self.items is None else self.items[index],
+            masked=self.masked[index],
         )
 
     @staticmethod
@@ -117,7 +125,8 @@ class Groups:
             step=np.concatenate([part.step for part in parts]),
             prompt=np.concatenate([part.prompt for part in parts]),
             behaviour_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
-            items=np.concatenate([part.counted for part in parts]),
+            items=np.concatenate([part.trainable if part.items is None else part.items for part in parts]),
+            masked=np.concatenate([part.masked for part in parts]),
         )
 
 
@@ -132,6 +141,8 @@ class Context:
         num_generations (`int`): Rows of a group.
         table ([`Table`]): The buffer's metadata as it stands, every entry included.
         metrics (`Mapping[str, float]`): The metrics of the last generation batch.
+        slots ([`Groups`], *optional*): While a sampler or mixer runs: the fresh groups that may be filled, in the
+            selector's order.
     """
 
     update: int
@@ -140,6 +151,7 @@ class Context:
     num_generations: int
     table: Table
     metrics: Mapping[str, float] = field(default_factory=dict)
+    slots: Groups | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +191,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A stored group that takes a slot of the fresh batch, or those of its rows that lie on this process.
+    """Stored rows of one entry that take adjacent rows of one slot on this process: a whole group, as a rule.
 
     With `replay_unfilled="intra_batch"` it may be a copy of a live group of the same batch instead.
     """
@@ -187,7 +199,7 @@ class Placement:
     slot: int
     """Index of the replaced group among the groups that the scope shares."""
     group: Group
-    """A fresh copy of the payload, all rows."""
+    """A fresh copy of the payload: the rows of the entry that are replayed, in the order of the rows they take."""
     serial: int
     """The entry's serial number; -1 for a copy, which is no entry."""
     age: int

@@ -12,7 +12,16 @@ from .errors import ConfigurationError
 from .sizes import parse_bytes
 from .specs import Kind
 
-STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction")
+STRATEGY_KINDS: tuple[Kind, ...] = (
+    "scorer",
+    "evictor",
+    "sampler",
+    "selector",
+    "mixer",
+    "scope",
+    "storage",
+    "correction",
+)
 
 ADAPTIVE = "adaptive"
 """The value of `replay_start` that looks at how sparse rewards are."""
@@ -151,6 +160,8 @@ CHECKS: dict[str, Check] = {
     "replay_max_log_ratio": optional(ABOVE_ZERO),
     "replay_max_weight": optional(number("a number above 0, at most 1,000,000", most=1e6, above=0.0)),
     "replay_refresh": optional(choice("ratio", "advantage")),
+    "replay_advantages": choice("auto", "stored", "joint", "split"),
+    "replay_record": choice("auto", "loss", "forward"),
     "replay_unfilled": choice("keep", "mask", "exclude", "intra_batch"),
     "replay_cooldown": optional(whole(1)),
     "replay_half_life": optional(number("a number of updates above 0", above=0.0)),

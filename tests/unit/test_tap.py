@@ -12,7 +12,7 @@ import torch
 from trl_replay import Corrected, ReplayedRows, ResultError, SeamError
 from trl_replay.buffer.candidates import Candidate
 from trl_replay.loss.bounds import Bounds
-from trl_replay.loss.dead_group_mask import DeadGroupMask
+from trl_replay.loss.row_mask import RowMask
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.loss.tap import Tap
 from trl_replay.types import Group, Placement
@@ -276,8 +276,8 @@ def test_advantages_of_each_token_are_the_stored_ones_for_the_correction() -> No
 
 def test_masked_rows_lose_policy_kl_and_entropy() -> None:
     tap = make_tap()
-    mask = DeadGroupMask([slice(2, 4)])
-    ids = tap.expect(4, [candidate(0, 0)], [], composed=False, mask_of_dead=mask)
+    mask = RowMask([2, 3])
+    ids = tap.expect(4, [candidate(0, 0)], [], composed=False, row_mask=mask)
     assert ids.tolist() == [[1, 0], [2, 0], [0, 2], [0, 2]]
     logps = logps_of(4)
     entropies = torch.ones(4, WIDTH, requires_grad=True) * 2
@@ -292,7 +292,7 @@ def test_masked_rows_lose_policy_kl_and_entropy() -> None:
 
 def test_a_batch_may_have_replayed_rows_and_masked_ones() -> None:
     tap = make_tap(lambda rows: Corrected(rows.behaviour_logps, torch.tensor([0.0, 1.0])))
-    ids = tap.expect(4, [], [placement(0, [-5.0] * 5)], composed=True, mask_of_dead=DeadGroupMask([slice(2, 4)]))
+    ids = tap.expect(4, [], [placement(0, [-5.0] * 5)], composed=True, row_mask=RowMask([2, 3]))
     assert ids.tolist() == [[-1, 1], [-2, 1], [0, 3], [0, 3]]
     entropies = torch.ones(4, WIDTH, requires_grad=True) * 2
     loss = run(tap, batch(ids), logps_of(4), entropies)
@@ -303,8 +303,8 @@ def test_a_batch_may_have_replayed_rows_and_masked_ones() -> None:
 
 def test_excluded_rows_scale_the_loss_and_not_its_auxiliary_part() -> None:
     tap = make_tap()
-    mask = DeadGroupMask([slice(2, 4)], factor=2.0, denominator="rows")
-    ids = tap.expect(4, [], [], composed=False, mask_of_dead=mask)
+    mask = RowMask([2, 3], [2, 3], factor=2.0, denominator="rows")
+    ids = tap.expect(4, [], [], composed=False, row_mask=mask)
     auxiliary = torch.tensor(3.0, requires_grad=True)
     loss = Loss(tap, logps_of(4), None, auxiliary)
     scaled = tap.loss(loss, batch(ids))

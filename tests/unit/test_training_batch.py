@@ -15,7 +15,7 @@ from trl_replay.batch.group_view import blank
 from trl_replay.buffer.candidates import StepCarry
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
-from trl_replay.loss.dead_group_mask import NOTHING_MASKED
+from trl_replay.loss.row_mask import NOTHING_MASKED
 from trl_replay.plan import Plan, Sampled
 from trl_replay.step.training_batch import collect, compose_batch, count_items, mask_dead_groups
 from trl_replay.testing import make_groups

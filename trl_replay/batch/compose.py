@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..errors import BatchError
 from ..fields import IMAGE_LAYOUTS, TOKEN_TYPES, FieldSpec, FieldTable
 from ..types import Batch, Group, Ints, Placement
-from .images import check_images, compose_images, cut_images, join_images
+from .images import check_images, compose_images, cut_images, join_images, take_images
 
 
 class Widths(NamedTuple):
@@ -239,6 +239,31 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
         keys,
         np.concatenate(prompts),
         np.concatenate(completions),
+    )
+
+
+def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
+    """A group of some rows of `group`, in the order of `rows`."""
+    tensors: dict[str, torch.Tensor] = {}
+    index = np.asarray(rows, np.int64)
+    shared = _has_one_prompt(group)
+    for key, tensor in group.tensors.items():
+        if fields.is_image(key):
+            continue
+        spec = fields.spec(key)
+        if spec.layout == "row":
+            tensors[key] = tensor[torch.from_numpy(index).to(tensor.device)]
+        elif spec.layout == "prompt" and shared:
+            tensors[key] = tensor
+        else:
+            parts = torch.split(tensor, _value_counts(group, spec).tolist())
+            tensors[key] = torch.cat([parts[row] for row in rows])
+    images = take_images(group, rows, fields)
+    return Group(
+        tensors | images,
+        group.keys,
+        group.prompt_lengths if shared else group.prompt_lengths[index],
+        group.completion_lengths[index],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,65 @@ def trls_own(
     rounding = advantage_noise(_by_group(scored, size), setup)[shared] * (FLOAT32_EPS / NOISE)
     tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
     return np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageRule:
+    """How TRL makes advantages of rewards in one generation batch.
+
+    Attributes:
+        rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
+        scored (`(rows of all processes, functions)`): The batch's raw rewards, NaN where None.
+        setup ([`RewardSetup`]): TRL's normalisation.
+        size (`int`): Rows of a group.
+    """
+
+    rows: Mapping[str, NDArray[Any]]
+    scored: torch.Tensor
+    setup: compat.RewardSetup
+    size: int
+
+    @property
+    def explains_batch(self) -> bool:
+        """Whether the advantages of the batch are those that this rule makes of its rewards."""
+        return bool(trls_own(self.rows, self.scored, self.setup, self.size).all())
+
+    @property
+    def takes_functions_apart(self) -> bool:
+        """Whether it needs each function's rewards, and not their weighted sum alone."""
+        return self.setup.aggregation == "normalize_then_sum"
+
+    def __call__(self, rewards: Floats, totals: Floats, members: Bools) -> tuple[Floats, Bools]:
+        """Advantages of groups that were put together anew, by the batch's own mean and deviation where TRL takes them
+        over the whole batch.
+
+        Args:
+            rewards (`(n, G, functions)`): Raw rewards, NaN where None.
+            totals (`(n, G)`): Their weighted sums; rows of a file that does not name its functions have these alone.
+            members (`(n, G)` bool): Rows that count.
+
+        Returns:
+            `(n, G)` advantages, 0 for the others, and whether those of a group do not differ, `(n,)`.
+        """
+        setup = self.setup
+        within = self.scored.detach().double().cpu()
+        if not self.takes_functions_apart:
+            rewards = totals[:, :, None]
+            batch = weighted_rewards(within.numpy(), setup.weights)
+            within = torch.from_numpy(batch[:, None])
+            setup = replace(setup, weights=np.ones(1))
+        if compat.counts_unscored():
+            rewards = np.where(np.isnan(rewards).all(axis=2, keepdims=True), 0.0, rewards)
+            within = torch.where(within.isnan().all(dim=1, keepdim=True), 0.0, within)
+        counted = np.where(members[:, :, None], rewards, np.nan).astype(np.float64)
+        flat = torch.from_numpy(counted.reshape(-1, counted.shape[2]))
+        computed = compat.advantages(flat, setup, self.size, within).numpy().reshape(members.shape)
+        advantages = np.where(members, computed, 0.0).astype(np.float32).astype(np.float64)  # as they are trained on
+        with np.errstate(invalid="ignore"):
+            noise = advantage_noise(counted, setup)
+        lowest = np.where(members, advantages, np.inf).min(axis=1)
+        highest = np.where(members, advantages, -np.inf).max(axis=1)
+        return advantages, np.asarray(highest - lowest <= noise)
 
 
 def _by_group(scored: torch.Tensor, size: int) -> Floats:

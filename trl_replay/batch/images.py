@@ -232,6 +232,19 @@ def join_images(
     return _merge_rows(joined, fields)
 
 
+def take_images(group: Group, rows: Sequence[int], fields: FieldTable) -> dict[str, torch.Tensor]:
+    """The image fields of some rows of a group, in the order of `rows`; empty if none of them has an image."""
+    if PIXELS not in group.tensors:
+        return {}
+    held = {key: tensor for key, tensor in group.tensors.items() if fields.is_image(key)}
+    layout = ImageLayout.of(held, [held], fields)
+    sections = _sections(held, len(group.completion_lengths), layout)
+    if not any(int(sections["num_images"][row]) for row in rows):
+        return {}
+    chosen = {key: [parts[row] for row in rows] for key, parts in sections.items()}
+    return _merge_rows(chosen, fields)
+
+
 def compose_images(
     batch: Batch,
     fields: FieldTable,

@@ -160,7 +160,7 @@ class StepCarry:
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
-        drawn (`dict[int, int]`): Serial of the group in each slot that replay filled.
+        drawn (`dict[int, int]`): Serial of the entry that took each replayed row, by its place among those shared.
     """
 
     serial: int = 0
@@ -185,7 +185,7 @@ class StepCarry:
             "noted_at": self.collected_at,
             "pending": self.unfinished,
             "warmed": self.warmed,
-            "drawn": sorted(self.drawn.items()),
+            "drawn_rows": sorted(self.drawn.items()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -244,6 +244,15 @@ def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Gr
     rows = len(group.completion_lengths)
     kept = torch.from_numpy(rewards[:rows].astype(np.float32))
     return replace(group, tensors={**group.tensors, key: kept})
+
+
+def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
+    """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score."""
+    if list(then) == list(now):
+        return rewards
+    missing = np.full(rewards.shape[:-1], np.nan, rewards.dtype)
+    columns = [rewards[..., then.index(name)] if name in then else missing for name in now]
+    return np.stack(columns, axis=-1)
 
 
 def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,8 +79,16 @@ class RateLimiter:
         return self._inserted > 0
 
     def drawn(self, count: int) -> None:
-        """Counts replayed groups."""
+        """Counts entries that were replayed."""
         self._drawn += count
+
+    @property
+    def entries_left(self) -> int:
+        """How many more entries `replay_samples_per_insert` lets replay."""
+        per_insert = self._config.replay_samples_per_insert
+        if per_insert is None:
+            return sys.maxsize
+        return max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
 
     def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
         """How many of a batch's `groups` replay may fill, and which limit says so.
@@ -103,9 +112,7 @@ class RateLimiter:
             limits.append((_share(self.fraction, groups), "replay_min_ess"))
         per_insert = config.replay_samples_per_insert
         if per_insert is not None:
-            allowed = int(per_insert * self._inserted + 1e-9)
-            left = max(allowed - self._drawn, 0)
-            limits.append((left, "replay_samples_per_insert"))
+            limits.append((self.entries_left, "replay_samples_per_insert"))
         return min(limits)
 
     def _sparse(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,33 @@ class Limits:
     cooldown: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What an entry holds, to look at: rows in their order, texts decoded.
+
+    Attributes:
+        serial (`int`): Its serial number.
+        prompts (`list[str]`): Of each row, special tokens included.
+        completions (`list[str]`): Of each row, without special tokens.
+        rewards (`dict[str, list[float]]`): Per reward function each row's reward, NaN where it returned None; under
+            `"reward"` those of a file that does not name its functions.
+        advantages (`list[float]`): As they were trained on.
+        masked (`list[bool]`): Rows that train nothing.
+        logps (`list[list[float]]`): Of each row, the log-prob of every completion token under the policy that
+            generated it.
+        columns (`dict[str, Any]`): Its row of the table: numbers, and of row columns lists.
+    """
+
+    serial: int
+    prompts: list[str]
+    completions: list[str]
+    rewards: dict[str, list[float]]
+    advantages: list[float]
+    masked: list[bool]
+    logps: list[list[float]]
+    columns: dict[str, Any]
+
+
 class ReplayBuffer:
     """Entries of up to `capacity` groups. The session fills and samples it; users look at it.
 
@@ -45,6 +72,7 @@ class ReplayBuffer:
         storage ([`Storage`]): Where the payloads are.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
+        reader (`Callable`, *optional*): What `buffer[serial]` calls; set at attach.
         unrestored (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
     """
 
@@ -54,21 +82,50 @@ class ReplayBuffer:
         storage: Storage,
         limits: Limits,
         max_bytes: int | None = None,
+        size: int = 1,
+        functions: int = 1,
     ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
         self.storage = storage
         self.limits = limits
-        self.table = Table.preallocated(capacity)
+        self.table = Table.preallocated(capacity, size, functions)
         self._keysets: list[frozenset[str]] = []
         self._here: set[int] = set()
         self._overflow: dict[int, Group] = {}
         self.unrestored: list[int] = []
         self._warned: set[str] = set()
         self.adder: Callable[[Any, str], int] | None = None
+        self.reader: Callable[[int], Entry] | None = None
 
     def __len__(self) -> int:
         return len(self.table)
+
+    def __iter__(self) -> Iterator[int]:
+        """Serial numbers of the entries, in the order of the table."""
+        return iter(self.table.serial.tolist())
+
+    def __contains__(self, serial: object) -> bool:
+        return serial in self.table.serial.tolist()
+
+    def __getitem__(self, serial: int) -> Entry:
+        """What an entry holds, as texts and numbers.
+
+        Args:
+            serial (`int`): Its serial number, as in `table.serial`.
+
+        Raises:
+            KeyError: No entry has it.
+            ReplayError: Its payload is on another process, or the buffer belongs to no session.
+        """
+        if serial not in self:
+            raise KeyError(serial)
+        if serial not in self._here and serial not in self._overflow:
+            owner = int(self.table.owner[self.table.serial == serial][0])
+            raise ReplayError(f"The payload of entry {serial} is on rank {owner}: read it there.")
+        if self.reader is None:
+            raise ReplayError("Only the buffer of a session can be read: attach(trainer).buffer[serial].")
+        return self.reader(serial)
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +176,7 @@ class ReplayBuffer:
         columns: Mapping[str, NDArray[Any]],
         rank: Callable[[Table], NDArray[Any]],
         rng: np.random.Generator,
+        admitted: Callable[[Ints], None] | None = None,
     ) -> tuple[list[int], int]:
         """Offers newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
 
@@ -126,6 +184,8 @@ class ReplayBuffer:
             columns (`Mapping[str, NDArray]`): One value a newcomer; `tag` is drawn here.
             rank (`Callable`): Maps the table, newcomers included, to keep ranks.
             rng (`numpy.random.Generator`): Draws the newcomers' tags.
+            admitted (`Callable`, *optional*): Is told the newcomers' rows before any is ranked. What it raises takes
+                them back.
 
         Returns:
             `(stored, evicted)`: serials of the newcomers that stayed, whose payload is expected by `receive`, and the
@@ -140,6 +200,12 @@ class ReplayBuffer:
         table.append({"last_used": never, **columns, "tag": tags}, count)
         table.writable("first_score")[new] = table.score[new]
         table.count_peers(table.prompt[new])
+        if admitted is not None:
+            try:
+                admitted(np.arange(new.start, new.stop))
+            except Exception:
+                self._forget(np.arange(new.start, new.stop))
+                raise
         left = self.trim(rank)
         stayed = np.isin(serials, table.serial)
         stored = [serial for serial, stays in zip(serials, stayed, strict=True) if stays]
@@ -254,13 +320,16 @@ class ReplayBuffer:
         """Takes back entries whose payload will not come or has no place; returns their number."""
         return self._forget_where(np.isin(self.table.serial, serials)) if len(serials) else 0
 
-    def eligible(self, update: int, keys: frozenset[str]) -> tuple[Ints, dict[str, int]]:
+    def eligible(
+        self, update: int, keys: frozenset[str], unfit: Mapping[str, Bools] | None = None
+    ) -> tuple[Ints, dict[str, int]]:
         """Rows that may be replayed now, and how many entries each limit holds back.
 
         Args:
             update (`int`): Updates done so far. An entry is eligible only after one update since its generation.
             keys (`frozenset[str]`): Batch keys that a group must be able to restore. `pixel_values` among them means
                 that the batch can take groups with images; those without fit in any batch.
+            unfit (`Mapping[str, NDArray]`, *optional*): Further reasons, each with the entries that it excludes.
 
         Returns:
             `(rows, held_back)`: row indices, and per reason the number of entries that it alone or with others
@@ -270,7 +339,7 @@ class ReplayBuffer:
         if len(table) < limits.min_size:
             return np.empty(0, np.int64), {"replay_min_size": len(table)}
         age = update - table.step
-        reasons: dict[str, Bools] = {"too new": age < 1}
+        reasons: dict[str, Bools] = {"too new": age < 1, **(unfit or {})}
         if limits.max_age is not None:
             reasons["replay_max_age"] = age > limits.max_age
         if limits.max_uses is not None:

@@ -291,7 +291,9 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     """What safetensors holds of candidates: their view, their payload, and log-probs recorded so far."""
     arrays = {name: getattr(pending.groups, name) for name in VIEWS}
-    arrays["items"] = pending.groups.counted
+    groups = pending.groups
+    arrays["items"] = groups.trainable if groups.items is None else groups.items
+    arrays["masked"] = groups.masked
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     for candidate in pending.candidates:
         if candidate.group is not None:
@@ -312,7 +314,8 @@ def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGrou
     if not description:
         return None
     tensors = load_file(mine / CANDIDATES)
-    views = {name: tensors[name].numpy() for name in (*VIEWS, "items")}
+    names = [name for name in (*VIEWS, "items", "masked") if name in tensors]  # releases before rows had no masks
+    views = {name: tensors[name].numpy() for name in names}
     candidates = [_read_candidate(described, tensors) for described in description["candidates"]]
     return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
 

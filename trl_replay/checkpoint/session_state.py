@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype, with_named_rewards
+from ..buffer.candidates import (
+    Candidate,
+    PendingGroups,
+    StepCarry,
+    logps_dtype,
+    named_rewards,
+    with_named_rewards,
+)
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
-from ..protocols import division_of
+from ..protocols import Columns, division_of
 from ..session import Session
 from ..types import Group
 from . import format as files
@@ -160,7 +167,8 @@ def _apply_own(session: Session, mine: RankState) -> None:
     take = _adapter(session, mine)
     session.load_state_dict(_for_these_strategies(session, mine.session))
     session.totals.load_state_dict(mine.session["totals"])
-    session.buffer.load_state_dict({"columns": mine.columns, "keysets": mine.keysets})
+    columns = _with_named_rewards(mine.columns, mine, session)
+    session.buffer.load_state_dict({"columns": columns, "keysets": mine.keysets})
     _fill(session, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take)
     session.load_last_batch(mine.session, pending)
@@ -178,10 +186,20 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     followed = [mine] if division.one_buffer else states[rank::ranks]
     session.totals.load_state_dict(*(state.session["totals"] for state in followed))
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)
-    session.buffer.load_state_dict({"columns": resharded.columns, "keysets": resharded.keysets})
+    columns = _with_named_rewards(resharded.columns, mine, session)
+    session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})
     _fill(session, resharded.payload(), take)
     session.carry.serial = resharded.next_serial
     _settle(session, resharded.ready, take)
+
+
+def _with_named_rewards(columns: Columns, then: RankState, session: Session) -> Columns:
+    """The table's columns with `row_rewards` in the order of today's reward functions."""
+    names_now = list(session.trainer.reward_func_names)
+    rewards = columns.get("row_rewards")
+    if rewards is None:
+        return columns
+    return {**columns, "row_rewards": named_rewards(rewards, then.session["reward_functions"], names_now)}
 
 
 def _forget_other_reference(session: Session, mine: RankState) -> None:

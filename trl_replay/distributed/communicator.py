@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..batch.compose import check, join
+from ..batch.compose import check, join, take_rows
 from ..batch.group_view import blank, describe
 from ..buffer.candidates import PendingGroups
 from ..components import Components
 from ..counters import COUNTERS, Tally
 from ..errors import SeamError
 from ..loss.tap import Tap
-from ..plan import Plan
+from ..plan import Plan, Taken
 from ..types import Batch, Group
 from .row_layout import IDENTITY, MISSING, MODE, RowLayout, reason_to_stop, unpacked
 
@@ -120,7 +120,8 @@ class Communicator:
                 buffer.withdraw_missing(list(parts))
             self.keep(caught)
         requests = rows.requests(plan.sampled, buffer.table.owner)
-        return components.scope.fetch(requests, self._load)
+        wanted = {taken.serial: taken for taken in plan.sampled.taken}
+        return components.scope.fetch(requests, lambda serial: self._load(wanted[serial]))
 
     def keep(self, error: Exception) -> None:
         """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""
@@ -128,9 +129,14 @@ class Communicator:
             raise error
         self._tap.error = self._tap.error or error
 
-    def _load(self, serial: int) -> Group:
+    def _load(self, taken: Taken) -> Group:
+        """A copy of the entry's rows that are replayed: no other travels."""
+        components = self._components
         try:
-            return self._components.buffer.load(serial)
+            group = components.buffer.load(taken.serial)
+            if taken.is_whole and len(taken.sources) == len(group.completion_lengths):
+                return group
+            return take_rows(group, taken.sources.tolist(), components.fields)
         except Exception as caught:
             self.keep(caught)
             return MISSING

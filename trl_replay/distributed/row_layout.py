@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import BatchError, SeamError
 from ..fields import PIXELS
-from ..plan import Admitted, Sampled
+from ..plan import Admitted, Sampled, Taken
 from ..protocols import Agreement, Arrival, Request
 from ..table import Table
 from ..types import Floats, Group, Ints, Placement
@@ -102,7 +102,10 @@ class RowLayout:
         Equal on all processes that share a buffer, or payload would go astray.
         """
         hashed = hashlib.blake2b(digest_size=6)
-        for numbers in (table.serial, admitted.serials, sampled.slots, sampled.serials):
+        decided: list[Any] = [table.serial, admitted.serials, sampled.slots, sampled.serials]
+        for taken in sampled.taken:
+            decided += [taken.targets, taken.sources]
+        for numbers in decided:
             with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
             hashed.update(with_length.tobytes())
         digest = int.from_bytes(hashed.digest(), "little")
@@ -136,6 +139,12 @@ class RowLayout:
             return slice(0, 0), 0
         rows = slice(begin - self.first, end - self.first)
         return rows, begin - span.start
+
+    @property
+    def here(self) -> slice:
+        """This process's rows among those that are shared."""
+        begin = self.first - int(self.columns["row"][0])
+        return slice(begin, begin + self.count)
 
     def ranks_of(self, slot: int) -> range:
         """The processes that have rows of the slot."""
@@ -180,37 +189,58 @@ class RowLayout:
     def requests(self, sampled: Sampled, owners: Ints) -> list[Request]:
         """Who needs what was drawn; `owners` is the table's column."""
         requests = []
-        for slot, serial, row in zip(sampled.slots, sampled.serials, sampled.rows, strict=True):
-            ranks = tuple(self.ranks_of(slot))
-            requests.append(Request(serial, int(owners[row]), ranks))
+        for taken in sampled.taken:
+            rows = self.span(taken.slot).start + taken.targets
+            ranks = np.unique(rows // self.count).tolist()
+            requests.append(Request(taken.serial, int(owners[taken.row]), tuple(ranks)))
         return requests
 
     def filled(self, sampled: Sampled) -> Floats:
         """Which rows of this process something was drawn for, as numbers of `WORD` bits each: see `unpacked`."""
         words = -(-self.count // WORD)
         bits = np.zeros(words * WORD)
-        for slot in sampled.slots:
-            rows, _ = self.local(slot)
+        for taken in sampled.taken:
+            rows, _ = self._local_targets(taken)
             bits[rows] = 1
         return np.asarray(bits.reshape(words, WORD) @ BITS)
 
+    def _local_targets(self, taken: Taken) -> tuple[Ints, Ints]:
+        """The taken rows in this process's batch, and the numbers of the stored rows among `taken.sources`."""
+        rows = self.span(taken.slot).start + taken.targets - self.first
+        here = np.flatnonzero((rows >= 0) & (rows < self.count))
+        return rows[here], here
+
     def placements(self, sampled: Sampled, groups: Mapping[int, Group]) -> list[Placement]:
-        """What was drawn for slots with rows on this process.
+        """What was drawn for rows of this process, in runs of adjacent ones.
+
+        Args:
+            sampled ([`Sampled`]): What was drawn.
+            groups (`Mapping[int, Group]`): By serial, the rows `Taken.sources` of the entry.
 
         Raises:
             BatchError: A group did not come.
         """
         placements = []
-        drawn = zip(sampled.slots, sampled.serials, sampled.ages, sampled.priorities, strict=True)
-        for slot, serial, age, priority in drawn:
-            rows, first = self.local(slot)
-            if not rows.stop:
+        for taken in sampled.taken:
+            rows, numbers = self._local_targets(taken)
+            if not len(rows):
                 continue
-            group = groups[serial]
+            group = groups[taken.serial]
             if not group.keys:
-                raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
-            count = rows.stop - rows.start
-            placements.append(Placement(slot, group, serial, age, rows.start, first, count, priority))
+                raise BatchError(f"The stored group {taken.serial} can't be replayed: its owner could not load it.")
+            breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+            for run in np.split(np.arange(len(rows)), breaks):
+                placed = Placement(
+                    slot=taken.slot,
+                    group=group,
+                    serial=taken.serial,
+                    age=taken.age,
+                    start=int(rows[run[0]]),
+                    first=int(numbers[run[0]]),
+                    count=len(run),
+                    priority=taken.priority,
+                )
+                placements.append(placed)
         return placements
 
 

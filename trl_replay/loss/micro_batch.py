@@ -12,8 +12,9 @@ from ..compat import OLD_LOGPS
 
 ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
-Second: the flags `COMPOSED` (the batch's padding is ours, not the model's) and `MASKED` (the row trains nothing)."""
-COMPOSED, MASKED = 1, 2
+Second: the flags `COMPOSED` (the batch's padding is ours, not the model's), `MASKED` (the row trains nothing) and
+`EXCLUDED` (it is out of the loss's denominator)."""
+COMPOSED, MASKED, EXCLUDED = 1, 2, 4
 
 
 class MicroBatch(dict[str, Any]):

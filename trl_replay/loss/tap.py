@@ -21,9 +21,9 @@ from ..compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..errors import ResultError, SeamError
 from ..types import Batch, Corrected, Placement, ReplayedRows
 from .bounds import Bounds
-from .dead_group_mask import NOTHING_MASKED, DeadGroupMask
+from .row_mask import NOTHING_MASKED, RowMask
 from .fresh_stats import FreshStats
-from .micro_batch import COMPOSED, MASKED, ROWS, MicroBatch, PlacedRow
+from .micro_batch import COMPOSED, EXCLUDED, MASKED, ROWS, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
 
 EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -62,7 +62,7 @@ class Tap:
         self._candidates: dict[int, Candidate] = {}
         self._placed: list[PlacedRow] = []
         self._first_placed = 0
-        self._dead_group_mask = NOTHING_MASKED
+        self._row_mask = NOTHING_MASKED
         self.stats = OffPolicyStats()
         self.fresh = FreshStats(self._bounds.form)
         self.verified = False
@@ -75,7 +75,7 @@ class Tap:
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
         composed: bool,
-        mask_of_dead: DeadGroupMask = NOTHING_MASKED,
+        row_mask: RowMask = NOTHING_MASKED,
     ) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
@@ -84,16 +84,16 @@ class Tap:
             candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
             placements (`Sequence[Placement]`): What was replayed here.
             composed (`bool`): Whether any row was exchanged.
-            mask_of_dead ([`DeadGroupMask`], *optional*): What becomes of the dead groups that nothing fills.
+            row_mask ([`RowMask`], *optional*): Rows that train nothing.
 
         Returns:
             `(rows, 2)` int64, see `ROWS`.
         """
         ids = torch.zeros(rows, 2, dtype=torch.int64)
         ids[:, 1] = COMPOSED * composed
-        for masked in mask_of_dead.masked:
-            ids[masked, 1] |= MASKED
-        self._dead_group_mask = mask_of_dead
+        ids[row_mask.masked, 1] |= MASKED
+        ids[row_mask.excluded, 1] |= EXCLUDED
+        self._row_mask = row_mask
         self.stats.clear()
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
@@ -135,7 +135,7 @@ class Tap:
                 f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
             )
         self.verified = True
-        scale = self._dead_group_mask.scale(micro, micro.rows[:, 1])
+        scale = self._row_mask.scale(micro, micro.rows[:, 1])
         return loss if scale is None else loss * scale
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -162,8 +162,8 @@ class Tap:
             self._mask_rows(micro, dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
-        scale = self._dead_group_mask.scale(micro, micro.flags)
-        return self._dead_group_mask.returned(result, masked, scale)
+        scale = self._row_mask.scale(micro, micro.flags)
+        return self._row_mask.returned(result, masked, scale)
 
     def forget(self) -> None:
         """Records nothing more of the present generation batch; what is recorded already stays."""

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from .. import compat
-from ..buffer.replay_buffer import ReplayBuffer
+from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
 from ..components import Components
 from ..errors import CheckpointError, ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS
 from ..protocols import division_of
+from ..table import Table
 from ..types import Group
 from .schema import FINGERPRINT, TOKENS, reward_columns
 
@@ -26,7 +27,7 @@ PORTION = 512
 """Groups that are in memory at once."""
 
 
-class Entry(NamedTuple):
+class StoredEntry(NamedTuple):
     """One entry: its numbers in the table, and its payload."""
 
     columns: Mapping[str, Any]
@@ -37,13 +38,13 @@ class Source(NamedTuple):
     """Where entries come from, and how to read them.
 
     Attributes:
-        entries (`Iterable[Entry]`): In the order of the table.
+        entries (`Iterable[StoredEntry]`): In the order of the table.
         tokenizer (`Any`): Decodes them.
         reward_functions (`Sequence[str]`): Names of the reward functions.
         fingerprint (`str`): Of the tokenizer.
     """
 
-    entries: Iterable[Entry]
+    entries: Iterable[StoredEntry]
     tokenizer: Any
     reward_functions: Sequence[str]
     fingerprint: str
@@ -68,17 +69,52 @@ def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
     table = buffer.table
     held = set(buffer.held())
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[StoredEntry]:
         for row, serial in enumerate(table.serial.tolist()):
             if serial in held:
-                columns = {name: getattr(table, name)[row].item() for name in table.names}
-                yield Entry(columns, buffer.load(serial))
+                yield StoredEntry(_columns(table, row), buffer.load(serial))
 
     return Source(
         entries=entries(),
         tokenizer=compat.tokenizer(trainer),
         reward_functions=list(trainer.reward_func_names),
         fingerprint=compat.tokenizer_fingerprint(trainer),
+    )
+
+
+def _columns(table: Table, row: int) -> dict[str, Any]:
+    """A row of the table: numbers, and lists in row columns."""
+    return {name: getattr(table, name)[row].tolist() for name in table.names}
+
+
+def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
+    """What [`ReplayBuffer.__getitem__`] does, for an entry whose payload is here."""
+    table = buffer.table
+    row = int(np.flatnonzero(table.serial == serial)[0])
+    group = buffer.load(serial)
+    tensors = group.tensors
+    lengths = group.completion_lengths.tolist()
+    tokenizer = compat.tokenizer(trainer)
+    prompts = _split(tensors["prompt_ids"], group.prompt_lengths.tolist())
+    if len(prompts) == 1:
+        prompts = prompts * len(lengths)
+    completions = _split(tensors["completion_ids"], lengths)
+    rewards = {}
+    if STORED_REWARDS in tensors:
+        by_function = tensors[STORED_REWARDS].T.tolist()
+        rewards = dict(zip(reward_columns(trainer.reward_func_names), by_function, strict=True))
+        rewards = {name.removeprefix("reward/"): values for name, values in rewards.items()}
+    elif STORED_REWARD in tensors:
+        rewards = {"reward": tensors[STORED_REWARD].tolist()}
+    return Entry(
+        serial=serial,
+        prompts=[tokenizer.decode(row) for row in prompts],
+        completions=[tokenizer.decode(row, skip_special_tokens=True) for row in completions],
+        rewards=rewards,
+        advantages=tensors["advantages"].tolist(),
+        masked=table.row_masked[row].tolist(),
+        logps=_split(tensors[compat.OLD_LOGPS], lengths),
+        columns=_columns(table, row) | {"row_reward": table.row_reward[row].tolist()},
     )
 
 
@@ -95,7 +131,7 @@ def of_checkpoint(folder: str | Path) -> Source:
     if not states:
         raise CheckpointError(f"{folder} holds no replay buffer.")
 
-    def entries() -> Iterator[Entry]:
+    def entries() -> Iterator[StoredEntry]:
         for state in states:
             if state.payload_rank != state.rank:
                 continue  # another rank has written it
@@ -103,8 +139,8 @@ def of_checkpoint(folder: str | Path) -> Source:
             rows = {serial: row for row, serial in enumerate(serials)}
             for serial, group in state.payload():
                 row = rows[serial]
-                columns = {name: column[row].item() for name, column in state.columns.items()}
-                yield Entry(columns, group)
+                columns = {name: column[row].tolist() for name, column in state.columns.items()}
+                yield StoredEntry(columns, group)
 
     first = states[0]
     return Source(
@@ -162,6 +198,7 @@ def _schema(source: Source) -> pyarrow.Schema:
         **dict.fromkeys(reward_columns(source.reward_functions), pyarrow.float32()),
         "reward": pyarrow.float32(),
         "advantage": pyarrow.float32(),
+        "masked": pyarrow.bool_(),
         "step": pyarrow.int64(),
         "uses": pyarrow.int64(),
         "score": pyarrow.float64(),
@@ -173,7 +210,7 @@ def _schema(source: Source) -> pyarrow.Schema:
     return schema.with_metadata({FINGERPRINT: source.fingerprint})
 
 
-def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any]]:
+def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[str, Any]]:
     """One row a completion of an entry; `number` tells groups apart, whose serials may be equal on several ranks."""
     group = entry.group
     tensors = group.tensors
@@ -188,6 +225,7 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
     reward = tensors.get(STORED_REWARD)
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
+    masked = entry.columns.get("row_masked", [False] * size)  # checkpoints of earlier releases have none
     reward_names = reward_columns(source.reward_functions)
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=False))
@@ -199,6 +237,7 @@ def rows_of(number: int, entry: Entry, source: Source) -> Iterator[dict[str, Any
             **{column: None if np.isnan(value) else value for column, value in named.items()},
             "reward": None if reward is None else float(reward[row]),
             "advantage": float(tensors["advantages"][row]),
+            "masked": masked[row],
             "step": entry.columns["step"],
             "uses": entry.columns["uses"],
             "score": entry.columns["score"],

@@ -34,11 +34,19 @@ FROM_FILE, FROM_POLICY = 1, 2
 
 @dataclass(slots=True)
 class Newcomer:
-    """A group as the buffer takes it."""
+    """A group as the buffer takes it.
+
+    Attributes:
+        group ([`Group`]): The payload.
+        view ([`Groups`]): What the scorer sees.
+        origin (`int`): Whose log-probs it has.
+        rewards (`(G, functions)`): Of the trainer's functions; NaN where the file does not name them.
+    """
 
     group: Group
     view: Groups
     origin: int
+    rewards: Floats
 
 
 def begin(session: Session) -> None:
@@ -161,6 +169,7 @@ def _offer(
         [newcomer.group.nbytes for newcomer in newcomers],
         [newcomer.group.keys for newcomer in newcomers],
         tally,
+        np.stack([newcomer.rewards for newcomer in newcomers]),
     )
     dealt = division.one_buffer and not division.replicated
     for number, (serial, newcomer) in enumerate(zip(serials, newcomers, strict=True)):
@@ -260,12 +269,15 @@ def _cut(
         step=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
         behaviour_logps=trainable_sums(group)[None],
+        masked=offline.masked[None],
     )
+    functions = len(session.trainer.reward_func_names)
+    rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)
     if offline.named:
         group = with_rewards(group, offline.rewards, STORED_REWARDS)
     else:
         group = with_rewards(group, view.reward[0], STORED_REWARD)
-    return Newcomer(group, view, origin)
+    return Newcomer(group, view, origin, rewards)
 
 
 def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:

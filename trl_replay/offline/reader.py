@@ -16,7 +16,7 @@ from .. import compat
 from ..counters import Tally
 from ..errors import ReplayError
 from ..session import Session
-from ..types import Floats
+from ..types import Bools, Floats
 from .export import PORTION
 from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, reward_columns
 
@@ -32,6 +32,7 @@ class OfflineGroup:
         weights (`(functions,)`): The trainer's weight of each; 1 where they are not the trainer's functions.
         named (`bool`): Whether they are.
         advantages (`(G,)`, *optional*): The file's.
+        masked (`(G,)` bool): Rows that train nothing, as the file says.
         tokens (`dict[str, list[NDArray]]`): Token-level fields that the file has for every row, by batch key.
     """
 
@@ -41,6 +42,7 @@ class OfflineGroup:
     weights: Floats
     named: bool
     advantages: Floats | None
+    masked: Bools
     tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
 
     @property
@@ -211,6 +213,7 @@ def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGr
         weights=weights,
         named=named,
         advantages=_advantages(rows),
+        masked=np.array([bool(row.get("masked")) for row in rows]),
         tokens=_token_fields(rows) if with_ids else {},
     )
 

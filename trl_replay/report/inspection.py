@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
 from ..errors import CheckpointError
-from ..offline.export import PORTION, Entry, Source, of_checkpoint, rows_of
+from ..offline.export import PORTION, Source, StoredEntry, of_checkpoint, rows_of
 from ..sizes import format_bytes
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
@@ -167,7 +167,7 @@ class _Ranked(NamedTuple):
 
     minus_score: float
     number: int
-    entry: Entry
+    entry: StoredEntry
 
 
 def _order(ranked: _Ranked) -> tuple[float, int]:

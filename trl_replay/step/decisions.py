@@ -6,6 +6,7 @@ On processes that share a buffer the columns and the private generator are the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,17 @@ from ..components import Components
 from ..config import ReplayConfig
 from ..counters import NO_ROOM, Tally
 from ..distributed.row_layout import RowLayout
-from ..errors import SeamError
+from ..errors import ConfigurationError, SeamError
 from ..loss.off_policy_stats import STATS, effective_share
 from ..loss.tap import Tap
-from ..plan import Admitted, Plan, Sampled
+from ..plan import Admitted, Plan, RowOutcome, Sampled
 from ..table import Table
-from ..types import Bools, Context, Groups, Ints
+from ..types import Bools, Context, Floats, Groups, Ints
 from .dead_groups import copies, dead_slots
+from .mixing import Filling, MixedGroups, shaped, teaches_nothing, untouched
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
 NO_PROMPTS: Ints = np.empty(0, np.int64)
-NO_ENTRIES: Ints = np.empty(0, np.int64)
 
 
 class Decisions:
@@ -52,6 +53,7 @@ class Decisions:
         self._rate_limiter = components.rate_limiter
         self._weigh = components.weigh
         self._processes = components.processes
+        self._mixes_rows = components.mixes_rows
         self._tap = tap
         self._context = context
         self._config = config
@@ -69,7 +71,7 @@ class Decisions:
             plan ([`Plan`]): With `fresh`, but at the end of training; gets `admitted`.
             rows ([`RowLayout`]): Of the batch at hand; its columns tell of the last one's candidates, too.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
-            replayed (`Mapping[int, int]`): Serial of the group in each of the last batch's slots that replay filled.
+            replayed (`Mapping[int, int]`): Serial of the entry that took each replayed row of the last batch.
         """
         tally = plan.tally
         self.record_replay_stats(replayed, rows.columns, tally)
@@ -79,25 +81,47 @@ class Decisions:
         if pending is not None:
             plan.admitted = self._settle(pending, rows, solved, tally)
 
+    def shape_advantages(self, plan: Plan) -> None:
+        """Lets a plugin shape the advantages of the fresh rows, before anything is decided by them; `plan.fresh`
+        and `plan.outcome` are then what it made of them."""
+        fresh = plan.fresh
+        assert fresh is not None
+        written = np.zeros(fresh.advantages.shape, bool)
+        if not self._config.replay_dry_run:
+            given = self._hooks.advantages(fresh, self._context())
+            if given is not None:
+                plan.fresh, written = shaped(fresh, given)
+                self._refuse_masks_beside_the_tap(plan.fresh.masked)
+        plan.outcome = untouched(plan.fresh or fresh, written)
+
+    def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
+        if masked.any() and self._tap.forward:
+            raise ConfigurationError(
+                "A plugin's trl_replay_advantages gave NaN, which masks rows inside the loss's log-prob method; "
+                "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
+            )
+
     def fill_batch(self, plan: Plan, rows: RowLayout, carry: StepCarry, keys: frozenset[str], known: bool) -> None:
         """Chooses what is replayed in the fresh batch, and which of its groups become candidates.
 
         Args:
-            plan ([`Plan`]): With `fresh`; gets `sampled`, `copies` and `candidates`.
+            plan ([`Plan`]): With `fresh`, `outcome` and `rule`; gets `sampled`, `copies` and `candidates`.
             rows ([`RowLayout`]): Of the fresh batch.
             carry ([`StepCarry`]): When candidates were last collected.
             keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
-            known (`bool`): Whether the batch holds old log-probs.
+            known (`bool`): Whether the fresh rows' log-probs are known already.
         """
         fresh = plan.fresh
         assert fresh is not None
-        slots = self.select(fresh, plan.tally)
-        sampled = self.sample(slots, fresh, keys, carry.collected_at, plan.tally)
+        slots, most = self.select(fresh, plan.tally)
+        sampled = self.sample(plan, slots, most, keys, carry.collected_at)
         if self._config.replay_dry_run:
             plan.tally.items_delta = 0.0
+            plan.outcome = untouched(fresh, np.zeros(fresh.advantages.shape, bool))
         else:
             plan.sampled = sampled
-            plan.copies = self._copies(fresh, sampled, rows, plan.tally)
+            plan.copies = self._copies(plan, fresh, rows)
+        self._count_masked(plan, fresh)
         plan.candidates = self._noteworthy(fresh, plan.sampled, known, plan.tally)
 
     def record_replay_stats(
@@ -109,18 +133,20 @@ class Decisions:
         """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
 
         Args:
-            replayed (`Mapping[int, int]`): Serial of the group in each of the last batch's slots that replay filled.
+            replayed (`Mapping[int, int]`): Serial of the entry that took each replayed row of the last batch, by the
+                row's place among those that are shared.
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
         self._rate_limiter.measured(effective_share(columns))
         table = self._buffer.table
-        size = self._context().num_generations
         limit = self._config.replay_max_log_ratio
         too_far = []
-        for slot, serial in replayed.items():
+        rows_of: dict[int, list[int]] = {}
+        for place, serial in replayed.items():
+            rows_of.setdefault(serial, []).append(place)
+        for serial, rows in rows_of.items():
             row = np.flatnonzero(table.serial == serial)
-            rows = slice(slot * size, (slot + 1) * size)
             sums = {name: columns[name][rows].sum().item() for name in STATS}
             if not len(row) or not sums["seen"]:
                 continue
@@ -188,6 +214,7 @@ class Decisions:
         sizes: Sequence[int],
         keys: Sequence[frozenset[str]],
         tally: Tally,
+        rewards: Floats | None = None,
     ) -> set[int]:
         """Scores groups and offers them to the buffer; returns the serials of those that stayed, whose payload is due.
 
@@ -197,6 +224,8 @@ class Decisions:
             sizes (`Sequence[int]`): Bytes of payload of each.
             keys (`Sequence[frozenset[str]]`): Batch keys that each of them can restore.
             tally ([`Tally`]): Counts what is refused, stored and evicted.
+            rewards (`(n, G, functions)`, *optional*): Raw rewards of the trainer's functions, where `groups` has
+                others; NaN in groups whose file does not name them.
         """
         context = self._context()
         scores = self._hooks.score(groups, context)
@@ -206,7 +235,8 @@ class Decisions:
         tally.refuse(int((~finite).sum()), "its score is not finite")
         tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
         chosen = np.flatnonzero(finite & fitting)
-        groups = groups.take(chosen)
+        logps = groups.behaviour_logps
+        groups = groups.take(chosen, None if logps is None else logps[chosen])
         keysets = [self._buffer.keyset(keys[row]) for row in chosen.tolist()]
         columns: dict[str, NDArray[Any]] = {
             "serial": np.asarray(serials, np.int64)[chosen],
@@ -220,7 +250,13 @@ class Decisions:
             "nbytes": nbytes[chosen],
             "keys": np.array(keysets, np.int64),
         }
-        stored, evicted = self._buffer.offer(columns, self._rank, context.rng)
+        columns |= _row_columns(groups, groups.rewards if rewards is None else rewards[chosen])
+        stored, evicted = self._buffer.offer(
+            columns,
+            self._rank,
+            context.rng,
+            lambda rows: self._hooks.admitted(self._buffer.table, rows, groups, context),
+        )
         tally.evicted = evicted
         tally.stored = len(stored)
         self._rate_limiter.inserted(len(stored))
@@ -234,8 +270,8 @@ class Decisions:
         """Keep ranks, of scores as they are worth by now."""
         return self._hooks.rank(self._aged(table), self._context())
 
-    def select(self, fresh: Groups, tally: Tally) -> list[int]:
-        """The slots that replay may fill, most replaceable first, no more than the limits allow."""
+    def select(self, fresh: Groups, tally: Tally) -> tuple[list[int], int]:
+        """The slots that replay may fill, most replaceable first, and how many of them the limits allow."""
         groups = len(fresh)
         tally.groups = groups
         tally.dead = int(fresh.dead.sum())
@@ -245,47 +281,68 @@ class Decisions:
             tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
         elif not slots:
             tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
-        return slots[:most]
+        return slots, most
 
     def sample(
         self,
+        plan: Plan,
         slots: list[int],
-        fresh: Groups,
+        most: int,
         keys: frozenset[str],
         collected_at: int | None,
-        tally: Tally,
     ) -> Sampled:
-        """Eligible entries for the slots, never one twice.
+        """Eligible entries for the slots, never one twice, and which of the slots' rows theirs take.
 
         Args:
+            plan ([`Plan`]): With `fresh`, `outcome`, which changes with what is drawn, and `rule`.
             slots (`list[int]`): What may be filled, in order.
-            fresh ([`Groups`]): The fresh groups.
+            most (`int`): How many of them.
             keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
-            tally ([`Tally`]): Counts, and why slots stay as they are.
 
         Raises:
-            SeamError: The model was updated, but the loss was not seen to go through the seam.
+            SeamError: The model was updated, but the loss was not seen to go through the seam; or advantages are to be
+                computed that TRL's rules do not explain.
         """
+        sampled = Sampled()
+        if slots and most and self._seam_has_run(collected_at):
+            sampled = self._draw(plan, slots, most, keys)
+        self._book(plan, sampled)
+        return sampled
+
+    def _book(self, plan: Plan, sampled: Sampled) -> None:
+        """Counts what is replayed, in the table too."""
+        fresh = plan.fresh
+        outcome = plan.outcome
+        assert fresh is not None and outcome is not None
+        tally = plan.tally
         table = self._buffer.table
-        update = self._tap.update
-        drawn, priorities = NO_ENTRIES, list[float]()
-        if slots and self._seam_has_run(collected_at):
-            drawn, priorities = self._draw(len(slots), keys, tally)
-        filled = slots[: len(drawn)]
-        ages: list[int] = (update - table.step[drawn]).tolist()
-        self._rate_limiter.drawn(len(drawn))
-        self._buffer.use(drawn, update)
-        tally.replaced = len(drawn)
-        tally.age = float(sum(ages))
-        tally.score = float(table.score[drawn].sum())
-        tally.uses = float(table.uses[drawn].sum())
-        put_in = table.items[drawn].sum()
-        taken_out = fresh.counted[filled].sum()
-        tally.items_delta = float(put_in - taken_out)
+        entries = np.array([taken.row for taken in sampled.taken], np.int64)
+        filled = sampled.slots
+        self._rate_limiter.drawn(len(entries))
+        self._buffer.use(entries, self._tap.update)
+        tally.replaced = len(filled)
+        tally.entries = len(entries)
+        tally.rows = sum(len(taken.targets) for taken in sampled.taken)
+        tally.age = float(sum(taken.age for taken in sampled.taken))
+        tally.score = float(table.score[entries].sum())
+        tally.uses = float(table.uses[entries].sum())
+        tally.items_delta = self._items_delta(fresh, outcome, sampled)
         tally.dead_after = int(np.delete(fresh.dead, filled).sum())
-        serials: list[int] = table.serial[drawn].tolist()
-        return Sampled(filled, serials, ages, drawn.tolist(), priorities)
+
+    def _items_delta(self, fresh: Groups, outcome: RowOutcome, sampled: Sampled) -> float:
+        """What the batch's token count changes by: stored rows for fresh ones, and masked rows count nothing."""
+        table = self._buffer.table
+        unmasked = fresh.trainable if fresh.items is None else fresh.items
+        items = unmasked.copy()
+        for taken in sampled.taken:
+            if np.isnan(table.row_advantage[taken.row]).any():  # of a release without row columns: all of its rows
+                items[taken.slot] = 0
+                items[taken.slot, 0] = table.items[taken.row]
+            else:
+                items[taken.slot, taken.targets] = table.row_items[taken.row, taken.sources]
+        items[outcome.masked] = 0
+        return float(items.sum() - unmasked.sum())
 
     def _seam_has_run(self, collected_at: int | None) -> bool:
         """Whether replayed rows would be corrected: nothing is drawn before the loss has been seen to do so."""
@@ -298,21 +355,115 @@ class Decisions:
             )
         return False  # before the first loss nothing is stored either
 
-    def _draw(self, count: int, keys: frozenset[str], tally: Tally) -> tuple[Ints, list[float]]:
-        """Table rows for `count` slots, as many as are eligible, and their priorities."""
+    def _draw(self, plan: Plan, slots: list[int], most: int, keys: frozenset[str]) -> Sampled:
+        """Stored rows for up to `most` slots."""
+        fresh = plan.fresh
+        outcome = plan.outcome
+        assert fresh is not None and outcome is not None
         buffer = self._buffer
-        rows, held_back = buffer.eligible(self._tap.update, keys)
-        drawn, priorities = rows[:0], list[float]()
-        if len(rows):
-            table = self._aged(buffer.table)
-            if len(rows) < len(buffer):
-                table = table.take(rows)
-            chosen = self._hooks.sample(table, min(count, len(rows)), self._context())
-            drawn = rows[chosen]
-            priorities = self._priorities(table, chosen)
-        if len(drawn) < count:
+        tally = plan.tally
+        wanted = min(len(slots), most)
+        rows, held_back = buffer.eligible(self._tap.update, keys, self._unfit(plan))
+        if not len(rows):
             tally.reasons[self._shortage(held_back)] += 1
-        return drawn, priorities
+            return Sampled()
+        table = self._aged(buffer.table)
+        if len(rows) < len(buffer):
+            table = table.take(rows)
+        drawn = self._hooks.sample(table, len(slots), replace(self._context(), slots=fresh.take(slots)))
+        if len(drawn) < wanted:
+            tally.reasons[self._shortage(held_back)] += 1
+        places = np.flatnonzero((drawn >= 0).any(axis=1))
+        left = min(len(drawn), wanted) - len(places)
+        if left > 0:
+            tally.reasons["the sampler left a slot as it was"] += left
+        if not len(places):
+            return Sampled()
+        filling = self._mix(plan, [slots[place] for place in places.tolist()], table, drawn[places])
+        filling = filling.within(most, self._rate_limiter.entries_left)
+        filling.write(outcome)
+        return Sampled(filling.taken(rows, self._tap.update, self._priorities(table)))
+
+    def _unfit(self, plan: Plan) -> dict[str, Bools]:
+        """Entries that can't be mixed into other groups, by reason."""
+        if not self._mixes_rows:
+            return {}
+        table = self._buffer.table
+        unfit = {"stored by a release without row columns": np.isnan(table.row_advantage).any(axis=1)}
+        rule = plan.rule
+        if self._config.replay_advantages != "stored" and rule is not None and rule.takes_functions_apart:
+            unfit["its file does not name its reward functions"] = ~np.isnan(table.row_other_reward).all(axis=1)
+        return unfit
+
+    def _mix(self, plan: Plan, slots: list[int], table: Table, drawn: Ints) -> Filling:
+        """Which stored rows take which rows of the slots, and what all of their rows train with.
+
+        Args:
+            plan ([`Plan`]): With `fresh` and `rule`.
+            slots (`list[int]`): For which something was drawn.
+            table ([`Table`]): The eligible entries.
+            drawn (`(n, k)`): Rows of `table`.
+
+        Returns:
+            Those of the slots that take a stored row and would not be dead.
+        """
+        fresh = plan.fresh
+        assert fresh is not None
+        view = fresh.take(slots)
+        chosen = self._hooks.mix(table, drawn, view, replace(self._context(), slots=view))
+        mixed = MixedGroups.of(view, table, drawn, chosen)
+        setting = self._config.replay_advantages
+        computed = ~mixed.is_whole if setting == "auto" else np.full(len(view), setting != "stored")
+        reasons = plan.tally.reasons
+        if computed.any():
+            others = mixed.leave_other_prompts(computed)
+            if others:
+                reasons["a stored row of another prompt can't share the slot's baseline"] += others
+        advantages, masked, dead = self._advantages(plan, mixed, computed)
+        some = mixed.stored.any(axis=1)
+        if not some.all():
+            reasons["the mixer took no stored row for a slot"] += int((~some).sum())
+        if (some & dead).any():
+            reasons["a mixed group would have been dead"] += int((some & dead).sum())
+        usable = np.flatnonzero(some & ~dead)
+        return Filling(slots, mixed, advantages, masked, computed).take(usable)
+
+    def _advantages(self, plan: Plan, mixed: MixedGroups, computed: Bools) -> tuple[Floats, Bools, Bools]:
+        """What the rows of mixed groups train with, `(n, G)` advantages and masks, and which groups are dead, `(n,)`.
+
+        Raises:
+            SeamError: Advantages are to be computed, and those of the batch are not what TRL's rules make of its
+                rewards.
+        """
+        fresh = plan.fresh
+        assert fresh is not None
+        advantages, masked = mixed.kept()
+        stored = np.where(mixed.stored, advantages, 0.0)
+        sizes = np.abs(np.concatenate([fresh.advantages, stored]))
+        live = mixed.is_whole | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
+        dead = teaches_nothing(stored, masked, sizes.max(initial=0.0)) & ~live
+        if not computed.any():
+            return advantages, masked, dead
+        rule = plan.rule
+        assert rule is not None
+        if not rule.explains_batch:
+            raise SeamError(
+                f"replay_advantages={self._config.replay_advantages!r} computes the advantages of mixed groups by "
+                "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
+                "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
+            )
+        anew, equal = mixed.split(rule) if self._config.replay_advantages == "split" else mixed.joint(rule)
+        silent = np.zeros(masked.shape, bool)
+        given = self._hooks.advantages(mixed.as_groups(anew, equal), self._context())
+        if given is not None:
+            view, _ = shaped(mixed.as_groups(anew, equal), given)
+            anew, silent, equal = view.advantages, view.masked, view.dead
+        of_slot = computed[:, None]
+        return (
+            np.where(of_slot, anew, advantages),
+            np.where(of_slot, silent, masked),
+            np.where(computed, equal, dead),
+        )
 
     def _shortage(self, held_back: Mapping[str, int]) -> str:
         """Why fewer entries were drawn than there were slots."""
@@ -327,17 +478,16 @@ class Decisions:
             return reason
         return f"{reason} (held back: {', '.join(limits)})"
 
-    def _priorities(self, table: Table, chosen: Ints) -> list[float]:
-        """Of each chosen entry, its chance of being drawn first relative to that of the least likely one."""
+    def _priorities(self, table: Table) -> Floats:
+        """Of each entry, its chance of being drawn first relative to that of the least likely one."""
         if self._weigh is None:
-            return [1.0] * len(chosen)
+            return np.ones(len(table))
         weights = np.asarray(self._weigh(table, self._context()), np.float64)
         usable = weights[np.isfinite(weights) & (weights > 0)]
         least = usable.min() if len(usable) else 1.0
-        relative = weights[chosen] / least  # entries without weight are drawn when no others are left
+        relative = weights / least  # entries without weight are drawn when no others are left
         relative[~np.isfinite(relative)] = 1.0
-        priorities: list[float] = np.maximum(relative, 1.0).tolist()
-        return priorities
+        return np.maximum(relative, 1.0)
 
     def _aged(self, table: Table) -> Table:
         """The table with its scores as they are worth by now."""
@@ -354,29 +504,70 @@ class Decisions:
 
     def _noteworthy(self, fresh: Groups, sampled: Sampled, known: bool, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
+        if not self._buffer.capacity:
+            return []
         live = np.flatnonzero(~fresh.dead).tolist()
         if not known:
-            live = [slot for slot in live if slot not in sampled.slots]
-        trainable = [slot for slot in live if fresh.trainable[slot].any()]
+            filled = set(sampled.slots)
+            seen = [slot for slot in live if slot not in filled]
+            tally.lost = len(live) - len(seen)
+            live = seen
+        trainable = [slot for slot in live if (fresh.trainable[slot] * ~fresh.masked[slot]).any()]
         tally.refuse(len(live) - len(trainable), "it has no trainable token")
         solved = self._solved(fresh)
         unsolved = [slot for slot in trainable if not solved[slot]]
         tally.refuse(len(trainable) - len(unsolved), SOLVED)
         return unsolved
 
-    def _copies(self, fresh: Groups, sampled: Sampled, rows: RowLayout, tally: Tally) -> list[tuple[int, int]]:
+    def _copies(self, plan: Plan, fresh: Groups, rows: RowLayout) -> list[tuple[int, int]]:
         """What `replay_unfilled` makes of the dead groups that nothing fills; returns the pairs (slot, live slot that
         is copied there)."""
         choice = self._config.replay_unfilled
+        tally = plan.tally
+        outcome = plan.outcome
+        assert outcome is not None
         tokens = fresh.counted.sum(axis=1)
         if choice == "exclude":
-            left = dead_slots(fresh, sampled.slots)
+            left = dead_slots(fresh, plan.sampled.slots)
             tally.excluded = len(left)
             tally.excluded_items = float(tokens[left].sum())
         if choice != "intra_batch":
             return []
-        pairs = copies(fresh, sampled, rows, self._context().rng)
+        pairs = copies(fresh, plan.sampled, rows, self._context().rng)
         tally.dead_after -= len(pairs)
         for dead, live in pairs:
             tally.items_delta += float(tokens[live] - tokens[dead])
+            outcome.advantages[dead] = fresh.advantages[live]
+            outcome.masked[dead] = fresh.masked[live]
+            outcome.written[dead] = False  # the copy is cut from the batch, whose advantages are written by then
         return pairs
+
+    def _count_masked(self, plan: Plan, fresh: Groups) -> None:
+        """Counts the masked rows of the composed batch, but for those of groups that are left out as a whole."""
+        assert plan.outcome is not None
+        masked = plan.outcome.masked.sum(axis=1)
+        plan.tally.masked = int(masked.sum())
+        if plan.tally.excluded:
+            masked[dead_slots(fresh, plan.sampled.slots)] = 0
+        plan.tally.masked_apart = int(masked.sum())
+
+
+def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
+    """What the table keeps of each row.
+
+    Args:
+        groups ([`Groups`]): With their behaviour log-probs.
+        rewards (`(n, G, functions)`): Of the trainer's functions.
+    """
+    summed = groups.behaviour_logps
+    logps = np.full(groups.advantages.shape, np.nan) if summed is None else summed
+    unnamed = np.isnan(rewards).all(axis=(1, 2), keepdims=True)[:, :, 0] & ~np.isnan(groups.reward)
+    return {
+        "row_rewards": rewards,
+        "row_other_reward": np.where(unnamed, groups.reward, np.nan),
+        "row_advantage": groups.advantages,
+        "row_logp": logps / np.maximum(groups.trainable, 1),
+        "row_length": groups.lengths,
+        "row_items": groups.trainable if groups.items is None else groups.items,
+        "row_masked": groups.masked,
+    }

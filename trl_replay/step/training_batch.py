@@ -1,19 +1,45 @@
-"""From what was decided to the batch that is trained on: the rows exchanged, tokens counted, dead groups masked."""
+"""From what was decided to the batch that is trained on: the rows exchanged, tokens counted, rows masked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from .. import compat
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry, collect_candidates
 from ..components import Components
 from ..distributed.row_layout import RowLayout
-from ..loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
-from ..plan import Plan
-from ..types import Batch, Context, Group, Groups, Placement
+from ..loss.row_mask import NOTHING_MASKED, RowMask
+from ..plan import Plan, RowOutcome, Taken
+from ..types import Batch, Bools, Context, Floats, Group, Groups, Placement
 from .dead_groups import dead_slots, place_copies
+
+
+def write_advantages(batch: Batch, fresh: Groups, rows: RowLayout) -> Batch:
+    """The batch with what a plugin made of the advantages of this process's rows; values that it left keep their
+    bits, and without any other the batch itself returns.
+
+    Args:
+        batch (`dict`): As TRL returned it.
+        fresh ([`Groups`]): The fresh groups, as the plugin shaped them.
+        rows ([`RowLayout`]): Where the batch's rows lie, with the columns of the trainer's own.
+    """
+    shaped = fresh.advantages.ravel()[rows.here]
+    stock = rows.columns["advantages"][rows.here]
+    return _with_advantages(batch, shaped, shaped != stock)
+
+
+def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
+    """The batch with some of its advantages changed; `values` and `changed` are `(B,)`."""
+    if not changed.any():
+        return batch
+    advantages = batch["advantages"]
+    where = torch.from_numpy(changed).to(advantages.device)
+    written = torch.from_numpy(values).to(advantages)
+    return {**batch, "advantages": torch.where(where, written, advantages)}
 
 
 def compose_batch(
@@ -24,10 +50,10 @@ def compose_batch(
     components: Components,
     context: Context,
 ) -> tuple[Batch, list[Placement]]:
-    """The batch with the drawn groups in their slots; without any, the batch itself.
+    """The batch with the drawn rows in their slots; without any, the batch itself.
 
     Args:
-        batch (`dict`): As TRL returned it.
+        batch (`dict`): With the advantages of `plan.fresh`.
         rows ([`RowLayout`]): Where its rows lie.
         plan ([`Plan`]): What was decided.
         groups (`Mapping[int, Group]`): Payload of what was drawn, by serial.
@@ -37,16 +63,35 @@ def compose_batch(
     Returns:
         The batch, and the placements of drawn groups (not those of copies).
     """
-    replayed = rows.placements(plan.sampled, groups)
+    outcome = plan.outcome
+    assert outcome is not None
+    written = {
+        taken.serial: _rewritten(groups[taken.serial], taken, outcome)
+        for taken in plan.sampled.taken
+        if taken.serial in groups
+    }
+    replayed = rows.placements(plan.sampled, written)
     copied = place_copies(batch, rows, plan.copies, components.fields)
     placements = replayed + copied
     if not placements:
         return batch, replayed
+    values = outcome.advantages.ravel()[rows.here]
+    changed = outcome.written.ravel()[rows.here]
+    batch = _with_advantages(batch, values, changed)
     return components.hooks.compose(batch, placements, context), replayed
 
 
+def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:
+    """Stored rows with the advantages that were computed for them in their slot, if any were."""
+    if not group.keys or not outcome.written[taken.slot, taken.targets].any():
+        return group
+    values = torch.from_numpy(outcome.advantages[taken.slot, taken.targets])
+    stored = group.tensors["advantages"]
+    return replace(group, tensors={**group.tensors, "advantages": values.to(stored)})
+
+
 def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Batch:
-    """The composed batch with its token count corrected by what all ranks exchanged and excluded."""
+    """The composed batch with its token count corrected by what all ranks exchanged and left out."""
     delta = total["items_delta"]
     if total["excluded"] < total["groups"]:  # a batch without any live group keeps its count: nothing is trained
         delta -= total["excluded_items"]
@@ -54,38 +99,50 @@ def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Ba
         return composed
     items = batch["num_items_in_batch"]
     change = torch.as_tensor(delta, dtype=items.dtype, device=items.device)
-    return {**composed, "num_items_in_batch": items + change}
+    counted = items + change
+    return {**composed, "num_items_in_batch": torch.where(counted > 0, counted, items)}
 
 
-def mask_dead_groups(
+def mask_rows(
     plan: Plan,
     fresh: Groups,
     rows: RowLayout,
     total: Mapping[str, float],
     unfilled: str,
     denominator: str,
-) -> DeadGroupMask:
-    """What the loss does about dead groups that nothing filled.
+) -> RowMask:
+    """What the loss does about rows that a plugin masks, and about dead groups that nothing filled.
 
     Args:
-        plan ([`Plan`]): What is filled.
+        plan ([`Plan`]): What is filled, and which rows are masked.
         fresh ([`Groups`]): The fresh groups.
         rows ([`RowLayout`]): Where their rows lie.
         total (`Mapping[str, float]`): Counters of all ranks.
         unfilled (`str`): `replay_unfilled`.
         denominator (`str`): What this trainer's loss divides by.
     """
-    if unfilled not in ("mask", "exclude"):
+    assert plan.outcome is not None
+    left_out = plan.outcome.masked.copy()
+    silent = left_out.copy()
+    excluding = unfilled == "exclude" and total["excluded"] < total["groups"]
+    if unfilled in ("mask", "exclude"):
+        dead = dead_slots(fresh, plan.sampled.slots)
+        silent[dead] = True
+        if excluding:
+            left_out[dead] = True
+    count = total["groups"] * rows.size
+    out = (total["excluded"] * rows.size if excluding else 0) + total["masked_apart"]
+    factor = count / (count - out) if 0 < out < count else 1.0
+    if not silent.any() and factor == 1.0:
         return NOTHING_MASKED
-    masked = []
-    for slot in dead_slots(fresh, plan.sampled.slots):
-        local, _ = rows.local(slot)
-        if local.stop:
-            masked.append(local)
-    if unfilled == "mask" or total["excluded"] == total["groups"]:
-        return DeadGroupMask(masked)
-    factor = total["groups"] / (total["groups"] - total["excluded"])
-    return DeadGroupMask(masked, factor, denominator)
+    of_here = silent.ravel()[rows.here]
+    left_out_here = left_out.ravel()[rows.here]
+    return RowMask(
+        np.flatnonzero(of_here).tolist(),
+        np.flatnonzero(left_out_here).tolist(),
+        factor,
+        denominator if out else "",
+    )
 
 
 def collect(
@@ -96,8 +153,22 @@ def collect(
     components: Components,
     carry: StepCarry,
     update: int,
+    recorded: torch.Tensor | None = None,
 ) -> list[Candidate]:
-    """Live groups become candidates, which `carry` keeps; returns those whose rows here still need log-probs."""
+    """Live groups become candidates, which `carry` keeps; returns those whose rows here still need log-probs.
+
+    Args:
+        batch (`dict`): The fresh one, with the advantages of `fresh`.
+        plan ([`Plan`]): With `candidates`.
+        fresh ([`Groups`]): The fresh groups.
+        rows ([`RowLayout`]): Where their rows lie.
+        components ([`Components`]): How to cut each key.
+        carry ([`StepCarry`]): Gets the candidates.
+        update (`int`): Updates done.
+        recorded (`(B, C)`, *optional*): Log-probs of the batch that it does not hold itself.
+    """
+    if recorded is not None:
+        batch = {**batch, compat.OLD_LOGPS: recorded}
     fields = components.fields
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
     local = [(slot, *rows.local(slot)) for slot in plan.candidates]

@@ -9,6 +9,7 @@ from ..hookspecs import hookimpl
 from ..specs import (
     CorrectionSpec,
     EvictorSpec,
+    MixerSpec,
     SamplerSpec,
     ScopeSpec,
     ScorerSpec,
@@ -20,6 +21,7 @@ from . import (
     corrections,
     disk,
     evictors,
+    mixers,
     samplers,
     scopes,
     scorers,
@@ -87,6 +89,11 @@ class Builtin:
         yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")
         yield SamplerSpec("top", _given(samplers.top), "the highest scores")
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
+        yield SamplerSpec(
+            "same_prompt",
+            samplers.SamePrompt,
+            "entries of the slot's own prompt",
+        )
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
         yield SelectorSpec(
             "low_std",
@@ -104,6 +111,12 @@ class Builtin:
             "groups that are too hard or too easy",
         )
         yield SelectorSpec("always", selectors.make_always, "a fixed share of every batch")
+        yield MixerSpec("whole", _given(mixers.whole), "a stored group takes the whole slot")
+        yield MixerSpec(
+            "inject",
+            mixers.make_inject,
+            "the best stored rows take the places of the worst fresh ones",
+        )
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
         yield ScopeSpec(
             "gathered",

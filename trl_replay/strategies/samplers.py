@@ -67,6 +67,60 @@ def newest(table: Table, count: int, context: Context) -> Ints:
     return lowest(-table.serial.astype(np.float64), count)
 
 
+class SamePrompt:
+    """Draws entries of each slot's own prompt (RePO, arXiv 2506.09340; ExGRPO, arXiv 2510.02245).
+
+    Args:
+        entries (`int`): Most entries a slot.
+        by (`str`): `"newest"`, `"score"` (the highest) or `"uniform"`.
+        otherwise (`str`): What a slot without an entry of its prompt gets: nothing (`"skip"`), or one of another
+            prompt (`"any"`), drawn the same way.
+    """
+
+    def __init__(self, entries: int = 1, by: str = "newest", otherwise: str = "skip") -> None:
+        if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
+            raise ConfigurationError(
+                f"same_prompt: entries={entries!r} can't be used: give a whole number of at least 1."
+            )
+        if by not in ("newest", "score", "uniform"):
+            raise ConfigurationError(
+                f"same_prompt: by={by!r} can't be used: give 'newest', 'score' or 'uniform'."
+            )
+        if otherwise not in ("skip", "any"):
+            raise ConfigurationError(f"same_prompt: otherwise={otherwise!r} can't be used: give 'skip' or 'any'.")
+        self.entries = entries
+        self.by = by
+        self.otherwise = otherwise
+        self.same_prompt = otherwise == "skip"
+
+    def __call__(self, table: Table, count: int, context: Context) -> Ints:
+        """`(count, entries)` rows of the table, -1 where there is none."""
+        slots = context.slots
+        assert slots is not None  # the session gives them
+        left = self._in_order(table, slots.prompt, context)
+        drawn = np.full((count, self.entries), -1)
+        for slot, prompt in enumerate(slots.prompt[:count].tolist()):
+            fitting = np.flatnonzero(table.prompt[left] == prompt)[: self.entries]
+            drawn[slot, : len(fitting)] = left[fitting]
+            left = np.delete(left, fitting)
+        if self.otherwise == "any":
+            empty = np.flatnonzero(drawn[:, 0] < 0)[: len(left)]
+            drawn[empty, 0] = left[: len(empty)]
+        return drawn
+
+    def _in_order(self, table: Table, prompts: Ints, context: Context) -> Ints:
+        """The rows that may be drawn, those that go first first."""
+        rows = np.arange(len(table))
+        if self.otherwise == "skip":
+            rows = rows[np.isin(table.prompt, prompts)]
+        if self.by == "uniform":
+            return context.rng.permutation(rows)
+        newest_first = np.argsort(-table.serial[rows], kind="stable")
+        if self.by == "score":
+            newest_first = np.lexsort((-table.serial[rows], -table.score[rows]))
+        return rows[newest_first]
+
+
 def _priorities(table: Table, alpha: float) -> Floats:
     """score^alpha, up to a factor; scores below 0 count as 0."""
     scores: Floats = np.maximum(table.score, 0.0)

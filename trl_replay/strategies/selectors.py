@@ -14,6 +14,9 @@ def zero_std(groups: Groups, context: Context) -> Ints:
     return np.flatnonzero(groups.dead)
 
 
+zero_std.only_dead = True  # type: ignore[attr-defined]  # live groups stay in the batch, whose loss shows log-probs
+
+
 def make_low_std(
     threshold: float = 0.05,
     quantile: float | None = None,

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, dropout_modules, idle_components, in_force, preflight
+from ..assembly import assemble, dropout_modules, idle_components, in_force, plugins_of, preflight
+from ..buffer.replay_buffer import Entry
+from ..components import Components
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
-from ..offline.export import export
+from ..offline.export import export, read_entry
 from ..registry import registry
 from ..session import Session
 from .seam import (
@@ -66,7 +68,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     present = _sessions.get(trainer) if trainer is not None else None
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
-    if not config.use_replay or config.replay_buffer_size == 0:
+    if not config.use_replay or (config.replay_buffer_size == 0 and not _shapes_advantages(config)):
         session = Session(trainer, config, idle_components(), enabled=False)
         session.exporter = _exporter(weakref.ref(session))
         _sessions[trainer] = session
@@ -79,11 +81,13 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     session = Session(trainer, config, components)
     put_on(trainer, session)
     session.buffer.adder = _adder(weakref.ref(session))
+    session.buffer.reader = _reader(weakref.ref(session))
     session.exporter = _exporter(weakref.ref(session))
     _sessions[trainer] = session
     try:
         _warn_of_dropout(trainer)
         _warn_of_absolute_positions(trainer)
+        _warn_of_forward(trainer, config, components)
         session.notify("attached")
     except BaseException:
         session.let_go()
@@ -159,6 +163,35 @@ def _exporter(session: weakref.ref[Session]) -> Callable[[str | Path], Path]:
         return export(path, found.trainer, found.components)
 
     return write
+
+
+def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
+    """What `session.buffer[serial]` calls; holds the session weakly, which holds the buffer."""
+
+    def read(serial: int) -> Entry:
+        found = session()
+        if found is None:
+            raise AttachError("The session of this buffer no longer exists.")
+        return read_entry(serial, found.buffer, found.trainer)
+
+    return read
+
+
+def _shapes_advantages(config: ReplayConfig) -> bool:
+    """Whether a plugin that takes part shapes advantages, which needs no buffer."""
+    return any(hasattr(plugin.object, "trl_replay_advantages") for plugin in plugins_of(config, registry()))
+
+
+def _warn_of_forward(trainer: Any, config: ReplayConfig, components: Components) -> None:
+    """Says once what `replay_record="auto"` costs."""
+    asked_for = config.replay_record == "forward"
+    if components.records and not asked_for and trainer.accelerator.is_main_process:
+        warnings.warn(
+            "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
+            "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
+            "'loss' to go without such groups.",
+            stacklevel=3,
+        )
 
 
 def _warn_of_dropout(trainer: Any) -> None:

@@ -140,7 +140,8 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         if session.paused:
             session.abstain(len(inputs))
             return batch
-        composed = session.step(_with_logps(session, trainer, batch))
+        batch = _with_logps(session, trainer, batch)
+        composed = session.step(batch, _recorded(session, trainer, batch))
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
             session.replaced = [False] * len(session.replaced)
             return batch
@@ -175,6 +176,18 @@ def _with_logps(session: Session, trainer: Any, batch: Batch) -> Batch:
     except Exception as error:
         session.communicator.keep(error)
         return batch
+
+
+def _recorded(session: Session, trainer: Any, batch: Batch) -> Any:
+    """Log-probs of fresh rows that are to be stored without being seen by the loss; None where it sees them, or the
+    batch holds them. An error is raised where all can hear it."""
+    if not session.components.records:
+        return None
+    try:
+        return compat.forward_logps(trainer, batch)
+    except Exception as error:
+        session.communicator.keep(error)
+        return None
 
 
 def _rewards(

@@ -1,4 +1,5 @@
-"""What becomes of the dead groups that nothing fills: `replay_unfilled`."""
+"""Rows that train nothing: those that a plugin's advantages mask, and dead groups that nothing fills
+(`replay_unfilled`)."""
 
 from __future__ import annotations
 
@@ -9,22 +10,23 @@ from typing import Any
 import torch
 
 from ..batch.compose import loss_mask
-
-CHOICES = ("keep", "mask", "exclude", "intra_batch")
+from .micro_batch import EXCLUDED
 
 
 @dataclass(frozen=True, slots=True)
-class DeadGroupMask:
-    """What the tap does about one generation batch's dead groups that nothing filled.
+class RowMask:
+    """What the tap does about one generation batch's rows that train nothing.
 
     Attributes:
-        masked (`list[slice]`): Rows of this process's batch that train nothing: no policy, KL or entropy gradient.
+        masked (`list[int]`): Rows of this process's batch without policy, KL or entropy gradient.
+        excluded (`list[int]`): Those of them that are out of the loss's denominator, too.
         factor (`float`): Rows of all processes / those of them that are not excluded.
         denominator (`str`): What this trainer's loss divides by: `"items"` (the batch's token count, which is
             corrected there), `"tokens"` (of the micro-batch) or `"rows"`. Empty if nothing is excluded.
     """
 
-    masked: list[slice] = field(default_factory=list)
+    masked: list[int] = field(default_factory=list)
+    excluded: list[int] = field(default_factory=list)
     factor: float = 1.0
     denominator: str = ""
 
@@ -37,11 +39,11 @@ class DeadGroupMask:
 
         Args:
             micro (`Mapping`): The micro-batch.
-            flags (`(b,)` int64): Second column of the row ids; non-zero bits above the first mark masked rows.
+            flags (`(b,)` int64): Second column of the row ids.
         """
         if self.denominator == "rows" and self.factor != 1.0:
             return self.factor
-        excluded = flags > 1
+        excluded = (flags & EXCLUDED).bool()
         if self.denominator == "tokens" and bool(excluded.any()):
             mask = loss_mask(micro)
             kept = ~excluded.to(mask.device)
@@ -72,5 +74,5 @@ class DeadGroupMask:
         return logps, *others
 
 
-NOTHING_MASKED = DeadGroupMask()
-"""Dead groups stay as stock has them."""
+NOTHING_MASKED = RowMask()
+"""All rows train as stock has them."""

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import torch
 
-from trl_replay.loss.dead_group_mask import NOTHING_MASKED, DeadGroupMask
+from trl_replay.loss.row_mask import NOTHING_MASKED, RowMask
 
-FLAGS = torch.tensor([0, 1, 2, 3])
-"""A fresh row, one of a composed batch, and a masked one of each."""
+FLAGS = torch.tensor([0, 1, 6, 7])
+"""A fresh row, one of a composed batch, and an excluded one of each."""
 MICRO = {"completion_mask": torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])}
 
 
 def test_a_loss_over_rows_is_scaled_alike_in_every_micro_batch() -> None:
-    mask = DeadGroupMask([], 1.5, "rows")
+    mask = RowMask([], [], 1.5, "rows")
     assert mask.scale(MICRO, FLAGS) == 1.5
     assert mask.scale(MICRO, torch.zeros(4, dtype=torch.int64)) == 1.5
-    assert DeadGroupMask([], 1.0, "rows").scale(MICRO, FLAGS) is None
+    assert RowMask([], [], 1.0, "rows").scale(MICRO, FLAGS) is None
 
 
 def test_a_loss_over_tokens_is_scaled_by_those_of_the_micro_batch() -> None:
-    mask = DeadGroupMask([], 1.5, "tokens")
+    mask = RowMask([], [], 1.5, "tokens")
     assert float(mask.scale(MICRO, FLAGS)) == 9 / 4
-    assert mask.scale(MICRO, torch.tensor([0, 1, 1, 0])) is None, "nothing is masked here"
-    assert float(mask.scale(MICRO, torch.tensor([2, 2, 3, 3]))) == 1.0, "nothing is left"
+    assert mask.scale(MICRO, torch.tensor([0, 1, 1, 0])) is None, "nothing is excluded here"
+    assert mask.scale(MICRO, torch.tensor([2, 3, 2, 3])) is None, "masked rows that are not excluded stay in it"
+    assert float(mask.scale(MICRO, torch.tensor([6, 6, 7, 7]))) == 1.0, "nothing is left"
     tools = {**MICRO, "tool_mask": torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]])}
     assert float(mask.scale(tools, FLAGS)) == 7 / 2
 
 
 def test_a_loss_over_items_is_not_scaled() -> None:
-    assert DeadGroupMask([slice(0, 2)], 1.5, "items").scale(MICRO, FLAGS) is None
+    assert RowMask([0, 1], [0, 1], 1.5, "items").scale(MICRO, FLAGS) is None
     assert NOTHING_MASKED.scale(MICRO, FLAGS) is None
 
 

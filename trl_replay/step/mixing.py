@@ -1,0 +1,221 @@
+"""What every row of the composed batch trains with, where a plugin shapes advantages or stored rows meet fresh ones.
+
+Decided from columns alone, alike on all processes that share a buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..batch.group_view import TINY, AdvantageRule
+from ..plan import RowOutcome, Taken
+from ..table import Table
+from ..types import Bools, Floats, Groups, Ints
+
+FRESH = -1
+"""No stored row takes this one."""
+
+
+def shaped(fresh: Groups, given: Floats) -> tuple[Groups, Bools]:
+    """The fresh groups with a plugin's advantages, and which of the rows have others than before.
+
+    A group that was changed is dead if all of its rows that train have advantages next to 0.
+
+    Args:
+        fresh ([`Groups`]): As the trainer made them.
+        given (`(n, G)`): Advantages; NaN for rows that train nothing.
+    """
+    masked = np.isnan(given)
+    advantages = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
+    written = (advantages != fresh.advantages) | masked
+    touched = written.any(axis=1)
+    nothing = teaches_nothing(advantages, masked, np.abs(advantages).max(initial=0.0))
+    dead = np.where(touched, nothing, fresh.dead)
+    return replace(fresh, advantages=advantages, masked=masked, dead=dead), written
+
+
+def teaches_nothing(advantages: Floats, masked: Bools, largest: float) -> Bools:
+    """`(n,)`: whether all unmasked advantages of a group, `(n, G)`, are next to 0 beside the batch's `largest`."""
+    sizes = np.where(masked, 0.0, np.abs(advantages))
+    return np.asarray(sizes.max(axis=1, initial=0.0) <= TINY * largest)
+
+
+def untouched(fresh: Groups, written: Bools) -> RowOutcome:
+    """What the fresh rows train with as they are."""
+    return RowOutcome(fresh.advantages.copy(), fresh.masked.copy(), written.copy())
+
+
+@dataclass(slots=True)
+class MixedGroups:
+    """Slots with stored rows in the places of some or all of their rows, `n` groups of `G` rows.
+
+    Attributes:
+        slots ([`Groups`]): The fresh groups.
+        table ([`Table`]): The eligible entries.
+        entries (`(n, G)` int64): Row of `table` whose entry takes each row; `FRESH` for none.
+        sources (`(n, G)` int64): Which of that entry's rows; `FRESH` for none.
+    """
+
+    slots: Groups
+    table: Table
+    entries: Ints
+    sources: Ints
+
+    @classmethod
+    def of(cls, slots: Groups, table: Table, drawn: Ints, chosen: Ints) -> MixedGroups:
+        """What a mixer chose.
+
+        Args:
+            slots ([`Groups`]): The fresh groups.
+            table ([`Table`]): The eligible entries.
+            drawn (`(n, k)`): Rows of `table`, -1 for none.
+            chosen (`(n, G)`): For each row of a slot `e * G + r`, or -1.
+        """
+        size = chosen.shape[1]
+        stored = chosen != FRESH
+        number = np.where(stored, chosen // size, 0)
+        entries = np.take_along_axis(drawn, number, axis=1)
+        return cls(slots, table, np.where(stored, entries, FRESH), np.where(stored, chosen % size, FRESH))
+
+    @property
+    def stored(self) -> Bools:
+        """`(n, G)`: which rows are stored ones."""
+        return self.entries != FRESH
+
+    @property
+    def is_whole(self) -> Bools:
+        """`(n,)`: whether one entry takes the whole slot."""
+        one_entry = (self.entries == self.entries[:, :1]).all(axis=1)
+        return np.asarray(one_entry & self.stored.all(axis=1))
+
+    def leave_other_prompts(self, chosen: Bools) -> int:
+        """Takes stored rows of other prompts than the slot's out of the `chosen` slots, `(n,)`; returns how many."""
+        prompts = self.table.prompt[self.entries]
+        other = self.stored & (prompts != self.slots.prompt[:, None]) & chosen[:, None]
+        self.entries = np.where(other, FRESH, self.entries)
+        self.sources = np.where(other, FRESH, self.sources)
+        return int(other.sum())
+
+    def column(self, name: str, fresh: Floats | Ints | Bools) -> Floats:
+        """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere."""
+        values = getattr(self.table, name)[self.entries, self.sources]
+        stored = self.stored.reshape(self.stored.shape + (1,) * (values.ndim - 2))
+        return np.asarray(np.where(stored, values, fresh))
+
+    def kept(self) -> tuple[Floats, Bools]:
+        """Advantages and masks where every row keeps its own, `(n, G)`."""
+        advantages = self.column("row_advantage", self.slots.advantages)
+        masked = self.column("row_masked", self.slots.masked).astype(bool)
+        return advantages, masked
+
+    def joint(self, rule: AdvantageRule) -> tuple[Floats, Bools]:
+        """Advantages over all rows of each mixed group, `(n, G)`, and which groups are dead, `(n,)`."""
+        members = np.ones(self.stored.shape, bool)
+        return self._computed(rule, members)
+
+    def split(self, rule: AdvantageRule) -> tuple[Floats, Bools]:
+        """Advantages over the fresh and the stored rows of each group apart, `(n, G)`, and which groups have a dead
+        stored part, `(n,)`."""
+        of_stored, dead = self._computed(rule, self.stored)
+        of_fresh, _ = self._computed(rule, ~self.stored)
+        return np.where(self.stored, of_stored, of_fresh), dead
+
+    def _computed(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
+        rewards = self.column("row_rewards", self.slots.rewards)
+        totals = self._rewards()
+        return rule(rewards, totals, members)
+
+    def _rewards(self) -> Floats:
+        """`(n, G)`: weighted rewards; NaN for a row without any."""
+        of_table = self.table.take(np.maximum(self.entries, 0).ravel()).row_reward
+        rows = np.arange(self.entries.size)
+        stored = of_table[rows, self.sources.ravel()].reshape(self.entries.shape)
+        return np.where(self.stored, stored, self.slots.reward)
+
+    def as_groups(self, advantages: Floats, dead: Bools) -> Groups:
+        """The mixed groups as a plugin sees them."""
+        items = self.slots.trainable if self.slots.items is None else self.slots.items
+        return replace(
+            self.slots,
+            rewards=self.column("row_rewards", self.slots.rewards),
+            advantages=advantages,
+            lengths=self.column("row_length", self.slots.lengths).astype(np.int64),
+            trainable=self.column("row_items", self.slots.trainable).astype(np.int64),
+            items=self.column("row_items", items).astype(np.int64),
+            dead=dead,
+            behaviour_logps=None,
+            masked=np.zeros(advantages.shape, bool),
+        )
+
+    def take(self, chosen: Ints) -> MixedGroups:
+        """The groups at `chosen`."""
+        return MixedGroups(self.slots.take(chosen), self.table, self.entries[chosen], self.sources[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Slots, what stored rows take of them, and what their rows train with then.
+
+    Attributes:
+        slots (`list[int]`): `n` slots, in the selector's order.
+        mixed ([`MixedGroups`]): Their rows.
+        advantages (`(n, G)`): 0 for masked rows.
+        masked (`(n, G)` bool): Rows that train nothing.
+        computed (`(n,)` bool): Whether advantages were computed anew, for all rows of the slot.
+    """
+
+    slots: list[int]
+    mixed: MixedGroups
+    advantages: Floats
+    masked: Bools
+    computed: Bools
+
+    def take(self, chosen: Ints) -> Filling:
+        """The slots at `chosen`."""
+        return Filling(
+            [self.slots[number] for number in chosen.tolist()],
+            self.mixed.take(chosen),
+            self.advantages[chosen],
+            self.masked[chosen],
+            self.computed[chosen],
+        )
+
+    def within(self, slots: int, entries: int) -> Filling:
+        """The first of them, no more than so many slots and entries."""
+        numbers = [len(np.unique(row[row != FRESH])) for row in self.mixed.entries]
+        fitting = int((np.cumsum(numbers) <= entries).sum())
+        return self.take(np.arange(min(slots, fitting, len(self.slots))))
+
+    def write(self, outcome: RowOutcome) -> None:
+        """Puts down what the slots' rows train with."""
+        outcome.advantages[self.slots] = self.advantages
+        outcome.masked[self.slots] = self.masked
+        fresh_written = outcome.written[self.slots] & ~self.mixed.stored
+        outcome.written[self.slots] = fresh_written | self.computed[:, None]
+
+    def taken(self, rows: Ints, update: int, priorities: Floats) -> list[Taken]:
+        """What stored rows take, slot by slot and entry by entry.
+
+        Args:
+            rows (`(entries,)`): Row of the buffer's table of each eligible entry.
+            update (`int`): Updates done.
+            priorities (`(entries,)`): Each entry's chance to be drawn first, relative to the least likely one's.
+        """
+        table = self.mixed.table
+        found = []
+        for slot, entries, sources in zip(self.slots, self.mixed.entries, self.mixed.sources, strict=True):
+            for entry in dict.fromkeys(entries[entries != FRESH].tolist()):
+                targets = np.flatnonzero(entries == entry)
+                taken = Taken(
+                    slot=slot,
+                    serial=int(table.serial[entry]),
+                    row=int(rows[entry]),
+                    age=update - int(table.step[entry]),
+                    priority=float(priorities[entry]),
+                    targets=targets,
+                    sources=sources[targets],
+                )
+                found.append(taken)
+        return found

@@ -1,0 +1,60 @@
+"""Mixers: which stored rows take which rows of a slot. Each maps what was drawn to `(n, G)` stored rows, or -1."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import ConfigurationError
+from ..protocols import Mixer
+from ..table import Table
+from ..types import Context, Groups, Ints
+
+FRESH = -1
+"""In the place of a stored row: the fresh row stays."""
+
+
+def whole(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
+    """Every row of the slot's first entry takes the slot's row of the same number."""
+    size = slots.advantages.shape[1]
+    return np.tile(np.arange(size), (len(drawn), 1))
+
+
+whole.takes_whole_groups = True  # type: ignore[attr-defined]  # with any other mixer, rows of one prompt must meet
+
+
+def make_inject(rows: int = 1) -> Mixer:
+    """The stored rows with the highest rewards take the places of the fresh rows with the lowest (RLEP, arXiv
+    2507.07451).
+
+    Args:
+        rows (`int`): Most stored rows a slot. A fresh row whose reward is better than the stored one's stays.
+    """
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise ConfigurationError(f"inject: rows={rows!r} can't be used: give a whole number of at least 1.")
+
+    def inject(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
+        count, size = slots.advantages.shape
+        stored = _rewards(table, drawn)
+        fresh = np.nan_to_num(slots.reward, nan=-np.inf)
+        best_stored = np.argsort(-stored, axis=1, kind="stable")[:, :rows]
+        worst_fresh = np.argsort(fresh, axis=1, kind="stable")[:, :rows]
+        most = min(best_stored.shape[1], worst_fresh.shape[1])
+        taken = np.full((count, size), FRESH)
+        for number in range(most):
+            source = best_stored[:, number]
+            target = worst_fresh[:, number]
+            slot = np.arange(count)
+            offered = stored[slot, source]
+            fits = (offered > -np.inf) & (offered >= fresh[slot, target])
+            taken[slot[fits], target[fits]] = source[fits]
+        return taken
+
+    return inject
+
+
+def _rewards(table: Table, drawn: Ints) -> Ints:
+    """`(n, k * G)`: the weighted rewards of all stored rows of each slot; -inf where there is none."""
+    rewards = np.nan_to_num(table.take(drawn.ravel()).row_reward, nan=-np.inf)
+    by_entry = rewards.reshape(*drawn.shape, -1)
+    known = np.where(drawn[:, :, None] >= 0, by_entry, -np.inf)
+    return np.asarray(known.reshape(len(drawn), -1))
