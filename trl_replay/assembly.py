@@ -138,9 +138,7 @@ def _records(config: ReplayConfig, hooks: SessionHooks, selector: Any, mixes_row
     return mixes_rows and may_choose_live
 
 
-def plugins_of(
-    config: ReplayConfig, known: Registry, resolved: Mapping[Kind, Resolved] | None = None
-) -> list[Plugin]:
+def plugins_of(config: ReplayConfig, known: Registry, resolved: Mapping[Kind, Resolved] | None = None) -> list[Plugin]:
     """The plugins that a configuration names: by preset, in `replay_plugins`, and by their strategies."""
     plugins: dict[str, Plugin] = {}
     if config.replay_preset is not None:

@@ -60,7 +60,9 @@ class Taken:
     @property
     def is_whole(self) -> bool:
         """Whether every row of the entry takes the row of its number."""
-        return np.array_equal(self.targets, self.sources) and np.array_equal(self.targets, np.arange(len(self.targets)))
+        return np.array_equal(self.targets, self.sources) and np.array_equal(
+            self.targets, np.arange(len(self.targets))
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
 from .distributed.row_layout import MODES, RowLayout
 from .errors import ReplayError
-from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.micro_batch import ROWS
+from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.tap import Tap
 from .plan import DETACHED, PAUSED, RUNS, Plan
 from .step.decisions import Decisions

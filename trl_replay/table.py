@@ -218,6 +218,10 @@ class _Subset(Table):
     def names(self) -> list[str]:
         return self._source.names
 
+    def take(self, rows: NDArray[np.int64]) -> Table:
+        """Copies of `rows` from the source itself: no column is copied as a whole on the way."""
+        return _Subset(self._source, self._rows[rows])
+
 
 def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
     """The column, which can't be written to any more if it is no plugin's."""

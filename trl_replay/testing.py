@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from .protocols import Evictor, Sampler, Scorer, Selector
-from .table import COLUMNS, Table
-from .types import Context, Floats, Groups
+from .protocols import Evictor, Mixer, Sampler, Scorer, Selector
+from .table import COLUMNS, ROW_COLUMNS, Table
+from .types import Context, Floats, Groups, Ints
 
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
 
 def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
-    """A table with one entry a score: serials 0, 1, …, ascending steps, distinct tags; `columns` override."""
+    """A table with one entry a score: serials 0, 1, …, ascending steps, distinct tags, groups of 4 rows of which the
+    first has a reward of 1; `columns` override."""
     count = len(scores)
-    table = Table.preallocated(count)
+    table = Table.preallocated(count, size=4)
+    first = np.tile([1.0, 0.0, 0.0, 0.0], (count, 1))
     values: dict[str, Any] = {
         "serial": np.arange(count),
         "step": np.arange(count),
@@ -32,8 +34,13 @@ def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
         "tag": np.linspace(1.0, 0.1, count),
         "last_used": np.full(count, -1),
         "prompt": np.arange(count),
+        "row_rewards": first[:, :, None],
+        "row_advantage": 2 * first - 0.5,
+        "row_logp": -1.0 - first,
+        "row_length": np.full(first.shape, 5),
+        "row_items": np.full(first.shape, 5),
     }
-    values |= {name: np.asarray(column, COLUMNS.get(name)) for name, column in columns.items()}
+    values |= {name: np.asarray(column, (COLUMNS | ROW_COLUMNS).get(name)) for name, column in columns.items()}
     table.append(values, count)
     table.count_peers(table.prompt)
     return table
@@ -148,28 +155,28 @@ class EvictorContract:
 
 
 class SamplerContract:
-    """Every sampler: distinct rows, no more than asked for, repeatable, table untouched."""
+    """Every sampler: distinct rows, for no more slots than asked for, repeatable, table untouched."""
 
     strategy: Sampler
 
     def test_draws_distinct_rows_and_no_more_than_asked(self) -> None:
-        """For every score column, for fewer and for more than there are."""
+        """For every score column, for fewer slots and for more than there are entries; -1 leaves a slot."""
         for name, scores in SCORES.items():
             if not scores:
                 continue  # never asked: the session does not sample from nothing
             table = make_table(scores)
             for count in (1, len(scores), len(scores) + 3):
-                rows = np.asarray(self.strategy(table, count, make_context(table)))
-                distinct = set(rows.tolist())
-                assert len(rows) <= min(count, len(scores)), f"{name}: {len(rows)} rows for a count of {count}"
-                assert len(distinct) == len(rows), f"{name}: {rows} holds a row twice"
+                drawn = self._draw(table, count)
+                rows = drawn[drawn != -1].tolist()
+                assert len(drawn) <= count, f"{name}: rows for {len(drawn)} slots where there are {count}"
+                assert len(set(rows)) == len(rows), f"{name}: {rows} holds a row twice"
                 assert all(0 <= row < len(scores) for row in rows), f"{name}: {rows} is outside the table"
 
     def test_draws_the_same_from_the_same_generator(self) -> None:
         """All randomness is `context.rng`'s."""
         table = make_table(SCORES["mixed"])
-        first = np.asarray(self.strategy(table, 4, make_context(table, seed=7)))
-        second = np.asarray(self.strategy(table, 4, make_context(table, seed=7)))
+        first = self._draw(table, 4, seed=7)
+        second = self._draw(table, 4, seed=7)
         assert first.tolist() == second.tolist(), f"the same seed drew {first.tolist()} and {second.tolist()}"
 
     def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
@@ -177,9 +184,41 @@ class SamplerContract:
         table = make_table(SCORES["mixed"])
         before = _copy(table)
         state = str(np.random.get_state(legacy=False))
-        self.strategy(table, 3, make_context(table))
+        self._draw(table, 3)
         _assert_same(table, before)
         assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
+
+    def _draw(self, table: Table, count: int, seed: int = 0) -> Ints:
+        slots = make_groups([[0, 0, 0, 0]] * count)
+        return np.asarray(self.strategy(table, count, make_context(table, seed=seed, slots=slots)))
+
+
+class MixerContract:
+    """Every mixer: of the entries that were drawn, every row at most once a slot; table untouched."""
+
+    strategy: Mixer
+
+    def test_takes_rows_that_were_drawn_and_none_twice(self) -> None:
+        """For one entry a slot and for two, and for a slot with one entry only."""
+        table = make_table([1.0, 2.0, 3.0, 4.0])
+        slots = make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
+        for drawn in ([[0], [1]], [[0, 2], [1, 3]], [[3, -1], [0, 1]]):
+            entries = np.array(drawn)
+            rows = np.asarray(self.strategy(table, entries, slots, make_context(table, slots=slots)))
+            assert rows.shape == (2, 4), f"{rows.shape} is not one number for each row of each slot"
+            for taken, held in zip(rows, entries, strict=True):
+                stored = taken[taken != -1].tolist()
+                assert len(set(stored)) == len(stored), f"{taken} holds a stored row twice"
+                known = all(0 <= row < 4 * len(held) and held[row // 4] != -1 for row in stored)
+                assert known, f"{taken} holds a row that was not drawn"
+
+    def test_leaves_the_table_alone(self) -> None:
+        """Every column is as before."""
+        table = make_table([1.0, 2.0])
+        before = _copy(table)
+        slots = make_groups([[0, 1, 0, 0]])
+        self.strategy(table, np.array([[1]]), slots, make_context(table, slots=slots))
+        _assert_same(table, before)
 
 
 class SelectorContract:

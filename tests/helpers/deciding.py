@@ -21,7 +21,7 @@ from trl_replay.testing import make_context
 
 SIZE = 4
 """Rows of a group."""
-KINDS = ("scorer", "evictor", "sampler", "selector")
+KINDS = ("scorer", "evictor", "sampler", "selector", "mixer")
 NO_KEYS: frozenset[str] = frozenset()
 
 
@@ -36,14 +36,15 @@ class Deciding:
         self.config = ReplayConfig(**{"replay_start": 0, **settings})
         found = {kind: registry().resolve(kind, getattr(self.config, f"replay_{kind}"), kind) for kind in KINDS}
         limits = Limits(self.config.replay_min_size, self.config.replay_max_age, self.config.replay_max_uses)
-        self.buffer = ReplayBuffer(capacity, Ledger(), limits)
-        self.tap = SimpleNamespace(update=update, verified=True)
+        self.buffer = ReplayBuffer(capacity, Ledger(), limits, size=SIZE)
+        self.tap = SimpleNamespace(update=update, verified=True, forward=False)
         self.rng = np.random.default_rng(0)
         components: Any = SimpleNamespace(
             buffer=self.buffer,
             hooks=SessionHooks([], found, {kind: strategy.make() for kind, strategy in found.items()}),
             rate_limiter=RateLimiter(self.config, capacity),
             weigh=weigh,
+            mixes_rows=self.config.replay_mixer != "whole",
             processes=1,
         )
         self.rate_limiter = components.rate_limiter

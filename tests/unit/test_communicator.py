@@ -10,6 +10,7 @@ import pytest
 import torch
 from batches import PAD, SIZE, make_batch, rows_of
 from buffers import group_of
+from sampling import whole
 
 from trl_replay import BatchError, SeamError
 from trl_replay.batch.compose import cut
@@ -19,7 +20,7 @@ from trl_replay.distributed.communicator import Communicator
 from trl_replay.distributed.row_layout import MISSING
 from trl_replay.fields import FieldTable
 from trl_replay.loss.off_policy_stats import OffPolicyStats
-from trl_replay.plan import Admitted, Plan, Sampled
+from trl_replay.plan import Admitted, Plan
 from trl_replay.protocols import Agreement, Arrival
 from trl_replay.strategies.storages import CpuStorage
 
@@ -114,7 +115,7 @@ def test_counters_of_all_processes_are_summed_and_decisions_counted_once() -> No
     speaking = Speaking(ranks=2)
     rows, _ = speaking.say.share(batch(), 9, None)
     speaking.scope.others = lambda vector, error: (vector, error)
-    plan = Plan(tally=Tally(groups=6, replaced=2), sampled=Sampled(slots=[0, 4], serials=[1, 0]))
+    plan = Plan(tally=Tally(groups=6, replaced=2), sampled=whole([0, 4], [1, 0], size=SIZE))
     total = speaking.say.agree(rows, plan)
     assert (total["groups"], total["replaced"]) == (12, 4), "here the other one says the same"
     assert total["size"] == 4
@@ -156,7 +157,7 @@ def moved(speaking: Speaking) -> tuple[Any, dict[int, Any]]:
     rows, _ = speaking.say.share(batch(), 9, None)
     (group,) = cut(batch(), FIELDS, [rows_of(0)])
     admitted = Admitted([Arrival(2, np.array([1]))], {2: group})
-    return group, speaking.say.move(rows, Plan(admitted=admitted, sampled=Sampled([0], [1], [1], [1], [1.0])))
+    return group, speaking.say.move(rows, Plan(admitted=admitted, sampled=whole([0], [1], [1], [1], [1.0], size=1)))
 
 
 def test_admitted_payload_goes_into_the_buffer_and_drawn_payload_comes_out() -> None:
@@ -196,6 +197,6 @@ def test_on_several_processes_it_is_kept_for_the_next_batch_and_nobody_waits() -
     first = speaking.tap.error
     speaking.buffer.load = lost  # type: ignore[method-assign]
     rows, _ = Speaking(ranks=2).say.share(batch(), 9, None)
-    fetched = speaking.say.move(rows, Plan(sampled=Sampled([0], [1], [1], [1], [1.0])))
+    fetched = speaking.say.move(rows, Plan(sampled=whole([0], [1], [1], [1], [1.0], size=1)))
     assert fetched == {1: MISSING}
     assert speaking.tap.error is first, "the first error counts"

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from batches import PAD, SIZE, make_batch
+from sampling import whole
 
 from trl_replay.batch.group_view import blank
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
-from trl_replay.plan import Sampled
 from trl_replay.step.dead_groups import copies, dead_slots, place_copies
 from trl_replay.testing import make_groups
 
@@ -23,7 +23,7 @@ def layout(count: int, rank: int = 0, ranks: int = 1) -> RowLayout:
 
 
 def pairs(rewards: Any, rows: RowLayout, filled: tuple[int, ...] = (), seed: int = 0) -> list[tuple[int, int]]:
-    return copies(make_groups(rewards), Sampled(slots=list(filled)), rows, np.random.default_rng(seed))
+    return copies(make_groups(rewards), whole(filled, size=SIZE), rows, np.random.default_rng(seed))
 
 
 def test_the_dead_groups_that_nothing_filled_are_left() -> None:

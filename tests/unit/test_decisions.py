@@ -24,7 +24,8 @@ ONES = [1.0, 1.0, 1.0, 1.0]
 
 def measured(deciding: Deciding, replayed: dict[int, int], **columns: Any) -> Tally:
     tally = Tally()
-    deciding.decide.record_replay_stats(replayed, stats(3, **columns), tally)
+    by_row = {slot * SIZE + row: serial for slot, serial in replayed.items() for row in range(SIZE)}
+    deciding.decide.record_replay_stats(by_row, stats(3, **columns), tally)
     return tally
 
 
@@ -237,7 +238,8 @@ def test_samplers_see_aged_scores() -> None:
 
 def selected(deciding: Deciding, rewards: list[list[float]]) -> tuple[list[int], Tally]:
     tally = Tally()
-    return deciding.decide.select(make_groups(rewards), tally), tally
+    slots, most = deciding.decide.select(make_groups(rewards), tally)
+    return slots[:most], tally
 
 
 def test_the_selectors_slots_are_cut_to_what_the_limits_allow_and_the_limit_is_named() -> None:
@@ -265,19 +267,19 @@ def test_a_batch_without_replaceable_groups_says_so() -> None:
 def sampled(
     deciding: Deciding, slots: list[int], rewards: Any = None, collected_at: int | None = None, keys: Any = NO_KEYS
 ) -> tuple[Any, Tally]:
-    tally = Tally()
-    fresh = make_groups(rewards or [DEAD, DEAD, LIVE])
-    return deciding.decide.sample(slots, fresh, keys, collected_at, tally), tally
+    plan = Plan(fresh=make_groups(rewards or [DEAD, DEAD, LIVE]))
+    deciding.decide.shape_advantages(plan)
+    return deciding.decide.sample(plan, slots, len(slots), keys, collected_at), plan.tally
 
 
 def test_what_is_drawn_is_told_and_counted() -> None:
     deciding = Deciding(update=10, replay_sampler="top")
     deciding.store([1.0, 4.0, 2.0], step=[9, 7, 4], items=[50, 11, 13], uses=[0, 3, 1])
     drawn, tally = sampled(deciding, [1, 0])
-    assert drawn.by_slot == {1: 1, 0: 2}
-    assert drawn.ages == [3, 6]
-    assert drawn.rows == [1, 2]
-    assert drawn.priorities == [1.0, 1.0]
+    told = [(taken.slot, taken.serial, taken.row, taken.age, taken.priority) for taken in drawn.taken]
+    assert told == [(1, 1, 1, 3, 1.0), (0, 2, 2, 6, 1.0)]
+    assert all(taken.is_whole for taken in drawn.taken)
+    assert drawn.by_row(SIZE) == {4: 1, 5: 1, 6: 1, 7: 1, 0: 2, 1: 2, 2: 2, 3: 2}
     table = deciding.buffer.table
     assert table.uses.tolist() == [0, 4, 2]
     assert table.last_used.tolist() == [-1, 10, 10]
@@ -326,7 +328,8 @@ def test_only_eligible_entries_are_drawn_and_at_their_own_rows() -> None:
     deciding = Deciding(update=5, replay_sampler="top")
     deciding.store([9.0, 1.0, 8.0, 2.0], step=[5, 0, 5, 0])
     drawn, _ = sampled(deciding, [0, 1])
-    assert (drawn.serials, drawn.rows) == ([3, 1], [3, 1]), "the higher scores are too new"
+    assert drawn.serials == [3, 1], "the higher scores are too new"
+    assert [taken.row for taken in drawn.taken] == [3, 1]
 
 
 def test_nothing_is_drawn_before_the_loss_has_run() -> None:
@@ -346,10 +349,11 @@ def test_priorities_are_chances_relative_to_the_least_likely_entry() -> None:
     deciding.store([1.0] * 5)
     drawn, _ = sampled(deciding, [0, 1, 2, 3, 4], rewards=[DEAD] * 5)
     assert drawn.serials == [4, 3, 2, 1, 0]
-    assert drawn.priorities == [2.0, 1.0, 1.0, 4.0, 1.0], "an entry without a usable weight counts as the least likely"
+    told = [taken.priority for taken in drawn.taken]
+    assert told == [2.0, 1.0, 1.0, 4.0, 1.0], "an entry without a usable weight counts as the least likely"
     deciding = Deciding(update=1, weigh=lambda table, context: np.zeros(len(table)))
     deciding.store([1.0])
-    assert sampled(deciding, [0])[0].priorities == [1.0]
+    assert [taken.priority for taken in sampled(deciding, [0])[0].taken] == [1.0]
 
 
 # filling the batch, and which groups are noted
@@ -357,6 +361,7 @@ def test_priorities_are_chances_relative_to_the_least_likely_entry() -> None:
 
 def filled(deciding: Deciding, rewards: list[list[float]], known: bool = False, **changed: Any) -> Plan:
     plan = Plan(fresh=replace(make_groups(rewards), **changed))
+    deciding.decide.shape_advantages(plan)
     deciding.decide.fill_batch(plan, layout(len(rewards)), StepCarry(), NO_KEYS, known)
     return plan
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from sampling import whole
 
 from trl_replay import BatchError, SeamError
 from trl_replay.batch.group_view import blank
 from trl_replay.distributed.row_layout import MISSING, RowLayout, reason_to_stop, unpacked
 from trl_replay.fields import PIXELS
-from trl_replay.plan import Admitted, Sampled
+from trl_replay.plan import Admitted, Sampled, Taken
 from trl_replay.protocols import Agreement, Arrival, Request
 from trl_replay.testing import make_table
 from trl_replay.types import Group
@@ -92,7 +94,7 @@ def test_images_fit_where_every_process_has_some_and_belong_to_the_groups_that_h
 
 
 def test_drawn_payload_is_asked_of_its_owner_for_the_processes_that_have_the_slot() -> None:
-    sampled = Sampled([1, 2], [7, 5], [1, 1], [3, 0], [1.0, 1.0])
+    sampled = whole([1, 2], [7, 5], [1, 1], [3, 0], [1.0, 1.0])
     requests = STRADDLING[0].requests(sampled, np.array([1, 0, 0, 0]))
     assert requests == [Request(7, 0, (0, 1)), Request(5, 1, (1,))]
 
@@ -102,13 +104,13 @@ def group() -> Group:
 
 
 def test_what_was_drawn_is_placed_on_the_rows_that_are_here() -> None:
-    sampled = Sampled([1, 2], [7, 5], [3, 4], [0, 1], [1.0, 2.5])
+    sampled = whole([1, 2], [7, 5], [3, 4], [0, 1], [1.0, 2.5])
     groups = {7: group(), 5: group()}
     (straddling,) = STRADDLING[0].placements(sampled, groups)
     assert (straddling.serial, straddling.age, straddling.rows, straddling.part) == (7, 3, slice(4, 6), slice(0, 2))
-    straddling, whole = STRADDLING[1].placements(sampled, groups)
+    straddling, other = STRADDLING[1].placements(sampled, groups)
     assert (straddling.rows, straddling.part, straddling.priority) == (slice(0, 2), slice(2, 4), 1.0)
-    assert (whole.slot, whole.rows, whole.part, whole.priority) == (2, slice(2, 6), slice(0, 4), 2.5)
+    assert (other.slot, other.rows, other.part, other.priority) == (2, slice(2, 6), slice(0, 4), 2.5)
     with pytest.raises(BatchError, match="stored group 5 can't be replayed: its owner could not load it"):
         STRADDLING[1].placements(sampled, {**groups, 5: MISSING})
 
@@ -118,7 +120,7 @@ def test_which_rows_were_filled_travels_in_a_few_numbers(count: int, ranks: int,
     filled = data.draw(st.lists(st.integers(0, ranks * count - 1), unique=True))
     words = []
     for rank in range(ranks):
-        told = layout(count, 1, rank, ranks).filled(Sampled(slots=filled))
+        told = layout(count, 1, rank, ranks).filled(whole(filled, size=1))
         assert len(told) == -(-count // 48)
         words.append(told)
     assert unpacked(np.array(words), count) == [row in filled for row in range(ranks * count)]
@@ -126,7 +128,7 @@ def test_which_rows_were_filled_travels_in_a_few_numbers(count: int, ranks: int,
 
 def test_decisions_have_the_same_identity_where_they_are_the_same() -> None:
     table = make_table([1.0, 2.0], serial=[3, 4])
-    admitted, sampled = Admitted([Arrival(4, np.array([1]))]), Sampled([0], [3], [1], [0], [1.0])
+    admitted, sampled = Admitted([Arrival(4, np.array([1]))]), whole([0], [3], [1], [0], [1.0])
     told = STRADDLING[0].identity(table, admitted, sampled)
     assert told.tolist() == STRADDLING[1].identity(table, admitted, sampled).tolist()
     assert told[0] == 0
@@ -136,10 +138,28 @@ def test_decisions_have_the_same_identity_where_they_are_the_same() -> None:
         (make_table([1.0, 2.0], serial=[3, 5]), admitted, sampled),
         (table, Admitted(), sampled),
         (table, admitted, Sampled()),
-        (table, admitted, Sampled([1], [3], [1], [0], [1.0])),
-        (table, admitted, Sampled([0], [4], [1], [0], [1.0])),
+        (table, admitted, whole([1], [3], [1], [0], [1.0])),
+        (table, admitted, whole([0], [4], [1], [0], [1.0])),
+        (table, admitted, Sampled([replace(sampled.taken[0], targets=np.arange(3), sources=np.arange(3))])),
+        (table, admitted, Sampled([replace(sampled.taken[0], sources=np.array([0, 1, 3, 2]))])),
     ]
-    assert len({STRADDLING[0].identity(*decided)[1] for decided in others} | {told[1]}) == 6
+    assert len({STRADDLING[0].identity(*decided)[1] for decided in others} | {told[1]}) == 8
+
+
+def test_single_rows_are_asked_for_and_placed_where_they_are_taken() -> None:
+    taken = Taken(1, 7, 3, age=2, priority=1.0, targets=np.array([0, 2, 3]), sources=np.array([3, 0, 1]))
+    sampled, groups = Sampled([taken]), {7: group()}  # rows 4, 6 and 7: the first process has rows 0 to 5
+    (request,) = STRADDLING[0].requests(sampled, np.array([0, 0, 0, 1]))
+    assert request == Request(7, 1, (0, 1))
+    (first,) = STRADDLING[0].placements(sampled, groups)
+    assert (first.rows, first.part) == (slice(4, 5), slice(0, 1))
+    (second,) = STRADDLING[1].placements(sampled, groups)
+    assert (second.rows, second.part) == (slice(0, 2), slice(1, 3))
+    whole_slot = layout(8, 4)
+    assert [one.rows for one in whole_slot.placements(sampled, groups)] == [slice(4, 5), slice(6, 8)]
+    assert unpacked(whole_slot.filled(sampled)[None], 8) == [False] * 4 + [True, False, True, True]
+    only_here = Sampled([replace(taken, targets=np.array([0, 1]), sources=np.array([0, 1]))])
+    assert STRADDLING[0].requests(only_here, np.array([0, 0, 0, 1])) == [Request(7, 1, (0,))], "no other needs it"
 
 
 def agreement(

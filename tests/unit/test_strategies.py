@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from buffers import Ledger
@@ -12,6 +14,7 @@ from trl_replay.registry import registry
 from trl_replay.strategies import samplers, scorers
 from trl_replay.testing import (
     EvictorContract,
+    MixerContract,
     SamplerContract,
     ScorerContract,
     SelectorContract,
@@ -24,6 +27,7 @@ SUITES = {
     "evictor": EvictorContract,
     "sampler": SamplerContract,
     "selector": SelectorContract,
+    "mixer": MixerContract,
 }
 
 
@@ -78,6 +82,10 @@ BAD = [
     (SamplerContract, lambda table, count, context: [len(table)]),
     (SamplerContract, lambda table, count, context: np.random.permutation(len(table))[:count]),
     (SamplerContract, lambda table, count, context: np.flatnonzero(marks(table, context) == 0)[:count]),
+    (SamplerContract, lambda table, count, context: np.zeros((count + 1, 2), int) - 1),
+    (MixerContract, lambda table, drawn, slots, context: np.zeros((len(drawn), 4), int)),
+    (MixerContract, lambda table, drawn, slots, context: np.zeros((len(drawn), 3), int)),
+    (MixerContract, lambda table, drawn, slots, context: np.tile([4, 5, 6, 7], (len(drawn), 1))),
     (SelectorContract, lambda groups, context: [0, 0]),
     (SelectorContract, lambda groups, context: [7]),
 ]
@@ -150,8 +158,14 @@ def test_any_strategies_mix(capacity, scorer, evictor, sampler):
         assert (update - buffer.table.step[rows] <= 3).all()
         if len(rows):
             table = buffer.table.take(rows)
-            chosen = np.asarray(sample(table, min(2, len(rows)), context))
-            assert len(set(chosen.tolist())) == len(chosen) == min(2, len(rows))
+            slots = replace(make_groups([[0, 0, 0, 0]] * 2), prompt=np.resize(table.prompt[::-1], 2))
+            chosen = np.ravel(sample(table, 2, replace(context, slots=slots)))
+            chosen = chosen[chosen >= 0]
+            if sampler == "same_prompt":
+                assert set(table.prompt[chosen]) <= set(slots.prompt)
+            else:
+                assert len(chosen) == min(2, len(rows))
+            assert len(set(chosen.tolist())) == len(chosen) > 0
             buffer.use(rows[chosen], update)
             drawn += len(chosen)
         assert (buffer.table.uses <= 2).all()

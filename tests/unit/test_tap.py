@@ -12,8 +12,8 @@ import torch
 from trl_replay import Corrected, ReplayedRows, ResultError, SeamError
 from trl_replay.buffer.candidates import Candidate
 from trl_replay.loss.bounds import Bounds
-from trl_replay.loss.row_mask import RowMask
 from trl_replay.loss.micro_batch import ROWS
+from trl_replay.loss.row_mask import RowMask
 from trl_replay.loss.tap import Tap
 from trl_replay.types import Group, Placement
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import PAD, SIZE, make_batch, rows_of
+from sampling import whole
 
 from trl_replay.batch.compose import compose, cut
 from trl_replay.batch.group_view import blank
@@ -16,12 +17,14 @@ from trl_replay.buffer.candidates import StepCarry
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
 from trl_replay.loss.row_mask import NOTHING_MASKED
-from trl_replay.plan import Plan, Sampled
-from trl_replay.step.training_batch import collect, compose_batch, count_items, mask_dead_groups
+from trl_replay.plan import Plan
+from trl_replay.step.mixing import untouched
+from trl_replay.step.training_batch import collect, compose_batch, count_items, mask_rows
 from trl_replay.testing import make_groups
 
 FIELDS = FieldTable(PAD)
 LIVE, DEAD = [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+FIRST_AND_LAST = [0, 1, 2, 6, 7, 8]
 LENGTHS = [[(2, 3), (2, 1), (2, 2)], [(4, 2), (4, 2), (4, 2)], [(1, 5), (1, 4), (1, 3)]]
 
 
@@ -31,6 +34,10 @@ def batch(*keys: str) -> dict[str, Any]:
 
 def layout(rank: int = 0, ranks: int = 1) -> RowLayout:
     return RowLayout(blank(0, ranks * 9), blank(rank * 9, 9), SIZE)
+
+
+def outcome(fresh: Any) -> Any:
+    return untouched(fresh, np.zeros(fresh.advantages.shape, bool))
 
 
 class Hooks:
@@ -46,6 +53,7 @@ class Hooks:
 
 def composed(plan: Plan, groups: Any) -> tuple[Any, Any, Any, Hooks]:
     hooks, given = Hooks(), batch()
+    plan.outcome = outcome(make_groups([LIVE] * 3))
     components: Any = SimpleNamespace(hooks=hooks, fields=FIELDS)
     out, placements = compose_batch(given, layout(), plan, groups, components, "context")  # type: ignore[arg-type]
     return given, out, placements, hooks
@@ -59,7 +67,7 @@ def test_without_anything_to_place_the_batch_is_the_same_object() -> None:
 
 def test_drawn_groups_and_copies_are_placed_and_only_drawn_ones_are_returned() -> None:
     stored = cut(make_batch(LENGTHS, [], 7, [True] * 3), FIELDS, [rows_of(2)])[0]
-    plan = Plan(sampled=Sampled([0], [9], [4], [0], [1.0]), copies=[(2, 1)])
+    plan = Plan(sampled=whole([0], [9], [4], [0], [1.0], SIZE), copies=[(2, 1)])
     given, out, placements, hooks = composed(plan, {9: stored})
     assert [placed.serial for placed in placements] == [9]
     ((placed, context),) = hooks.given
@@ -72,7 +80,14 @@ def test_drawn_groups_and_copies_are_placed_and_only_drawn_ones_are_returned() -
 
 
 def total(**counters: float) -> dict[str, float]:
-    return {"items_delta": 0.0, "excluded": 0.0, "excluded_items": 0.0, "groups": 4.0, **counters}
+    return {
+        "items_delta": 0.0,
+        "excluded": 0.0,
+        "excluded_items": 0.0,
+        "masked_apart": 0.0,
+        "groups": 4.0,
+        **counters,
+    }
 
 
 @pytest.mark.parametrize(
@@ -100,14 +115,15 @@ def test_the_token_count_follows_what_all_ranks_exchanged_and_excluded(counters:
 
 def masked(unfilled: str, rank: int = 0, ranks: int = 1, filled: tuple[int, ...] = (), **counters: float) -> Any:
     fresh = make_groups([DEAD, LIVE, DEAD] * ranks)
-    plan = Plan(fresh=fresh, sampled=Sampled(slots=list(filled)))
-    return mask_dead_groups(plan, fresh, layout(rank, ranks), total(**counters), unfilled, "rows")
+    plan = Plan(fresh=fresh, sampled=whole(filled, size=SIZE), outcome=outcome(fresh))
+    return mask_rows(plan, fresh, layout(rank, ranks), total(**counters), unfilled, "rows")
 
 
 def test_dead_groups_of_this_process_that_nothing_fills_are_masked() -> None:
-    assert masked("mask").masked == [slice(0, 3), slice(6, 9)]
-    assert masked("mask", filled=(0,)).masked == [slice(6, 9)]
-    assert masked("mask", rank=1, ranks=2).masked == [slice(0, 3), slice(6, 9)]
+    assert masked("mask").masked == FIRST_AND_LAST
+    assert masked("mask").excluded == []
+    assert masked("mask", filled=(0,)).masked == [6, 7, 8]
+    assert masked("mask", rank=1, ranks=2).masked == FIRST_AND_LAST
     assert (masked("mask").factor, masked("mask").denominator) == (1.0, "")
     for choice in ("keep", "intra_batch"):
         assert masked(choice) is NOTHING_MASKED
@@ -115,9 +131,11 @@ def test_dead_groups_of_this_process_that_nothing_fills_are_masked() -> None:
 
 def test_excluded_groups_leave_the_denominator_unless_nothing_else_is_left() -> None:
     mask = masked("exclude", excluded=3.0)
-    assert (mask.masked, mask.factor, mask.denominator) == ([slice(0, 3), slice(6, 9)], 4.0, "rows")
+    assert (mask.masked, mask.factor, mask.denominator) == (FIRST_AND_LAST, 4.0, "rows")
+    assert mask.excluded == FIRST_AND_LAST
     mask = masked("exclude", excluded=4.0)
-    assert (mask.masked, mask.factor, mask.denominator) == ([slice(0, 3), slice(6, 9)], 1.0, "")
+    assert (mask.masked, mask.factor, mask.denominator) == (FIRST_AND_LAST, 1.0, "")
+    assert mask.excluded == []
 
 
 @pytest.mark.parametrize("known", [False, True])

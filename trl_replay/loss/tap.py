@@ -21,10 +21,10 @@ from ..compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..errors import ResultError, SeamError
 from ..types import Batch, Corrected, Placement, ReplayedRows
 from .bounds import Bounds
-from .row_mask import NOTHING_MASKED, RowMask
 from .fresh_stats import FreshStats
 from .micro_batch import COMPOSED, EXCLUDED, MASKED, ROWS, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
+from .row_mask import NOTHING_MASKED, RowMask
 
 EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Is told of each training loss the entropies `(b, C)`, the loss's mask `(b, C)`, and which rows are replayed."""

@@ -314,7 +314,8 @@ class Decisions:
         """Counts what is replayed, in the table too."""
         fresh = plan.fresh
         outcome = plan.outcome
-        assert fresh is not None and outcome is not None
+        assert fresh is not None
+        assert outcome is not None
         tally = plan.tally
         table = self._buffer.table
         entries = np.array([taken.row for taken in sampled.taken], np.int64)
@@ -359,7 +360,8 @@ class Decisions:
         """Stored rows for up to `most` slots."""
         fresh = plan.fresh
         outcome = plan.outcome
-        assert fresh is not None and outcome is not None
+        assert fresh is not None
+        assert outcome is not None
         buffer = self._buffer
         tally = plan.tally
         wanted = min(len(slots), most)
@@ -389,7 +391,7 @@ class Decisions:
         if not self._mixes_rows:
             return {}
         table = self._buffer.table
-        unfit = {"stored by a release without row columns": np.isnan(table.row_advantage).any(axis=1)}
+        unfit = {"stored by a release without row columns": np.isnan(table.row_advantage[:, 0])}
         rule = plan.rule
         if self._config.replay_advantages != "stored" and rule is not None and rule.takes_functions_apart:
             unfit["its file does not name its reward functions"] = ~np.isnan(table.row_other_reward).all(axis=1)
@@ -561,7 +563,7 @@ def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
     """
     summed = groups.behaviour_logps
     logps = np.full(groups.advantages.shape, np.nan) if summed is None else summed
-    unnamed = np.isnan(rewards).all(axis=(1, 2), keepdims=True)[:, :, 0] & ~np.isnan(groups.reward)
+    unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~np.isnan(groups.reward)
     return {
         "row_rewards": rewards,
         "row_other_reward": np.where(unnamed, groups.reward, np.nan),

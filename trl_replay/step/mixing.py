@@ -53,12 +53,14 @@ class MixedGroups:
 
     Attributes:
         slots ([`Groups`]): The fresh groups.
-        table ([`Table`]): The eligible entries.
+        used (`(entries,)` int64): The entries that give rows, as rows of the eligible table.
+        table ([`Table`]): These entries alone.
         entries (`(n, G)` int64): Row of `table` whose entry takes each row; `FRESH` for none.
         sources (`(n, G)` int64): Which of that entry's rows; `FRESH` for none.
     """
 
     slots: Groups
+    used: Ints
     table: Table
     entries: Ints
     sources: Ints
@@ -76,13 +78,16 @@ class MixedGroups:
         size = chosen.shape[1]
         stored = chosen != FRESH
         number = np.where(stored, chosen // size, 0)
-        entries = np.take_along_axis(drawn, number, axis=1)
-        return cls(slots, table, np.where(stored, entries, FRESH), np.where(stored, chosen % size, FRESH))
+        drawn_for_row = np.take_along_axis(drawn, number, axis=1)
+        used = np.unique(drawn_for_row[stored])
+        entries = np.where(stored, np.searchsorted(used, drawn_for_row), FRESH)
+        sources = np.where(stored, chosen % size, FRESH)
+        return cls(slots, used, table.take(used), entries, sources)
 
     @property
     def stored(self) -> Bools:
         """`(n, G)`: which rows are stored ones."""
-        return self.entries != FRESH
+        return np.asarray(self.entries != FRESH)
 
     @property
     def is_whole(self) -> Bools:
@@ -92,6 +97,8 @@ class MixedGroups:
 
     def leave_other_prompts(self, chosen: Bools) -> int:
         """Takes stored rows of other prompts than the slot's out of the `chosen` slots, `(n,)`; returns how many."""
+        if not len(self.used):
+            return 0
         prompts = self.table.prompt[self.entries]
         other = self.stored & (prompts != self.slots.prompt[:, None]) & chosen[:, None]
         self.entries = np.where(other, FRESH, self.entries)
@@ -100,6 +107,8 @@ class MixedGroups:
 
     def column(self, name: str, fresh: Floats | Ints | Bools) -> Floats:
         """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere."""
+        if not len(self.used):
+            return np.asarray(fresh)
         values = getattr(self.table, name)[self.entries, self.sources]
         stored = self.stored.reshape(self.stored.shape + (1,) * (values.ndim - 2))
         return np.asarray(np.where(stored, values, fresh))
@@ -129,10 +138,7 @@ class MixedGroups:
 
     def _rewards(self) -> Floats:
         """`(n, G)`: weighted rewards; NaN for a row without any."""
-        of_table = self.table.take(np.maximum(self.entries, 0).ravel()).row_reward
-        rows = np.arange(self.entries.size)
-        stored = of_table[rows, self.sources.ravel()].reshape(self.entries.shape)
-        return np.where(self.stored, stored, self.slots.reward)
+        return self.column("row_reward", self.slots.reward)
 
     def as_groups(self, advantages: Floats, dead: Bools) -> Groups:
         """The mixed groups as a plugin sees them."""
@@ -151,7 +157,8 @@ class MixedGroups:
 
     def take(self, chosen: Ints) -> MixedGroups:
         """The groups at `chosen`."""
-        return MixedGroups(self.slots.take(chosen), self.table, self.entries[chosen], self.sources[chosen])
+        entries = self.entries[chosen]
+        return MixedGroups(self.slots.take(chosen), self.used, self.table, entries, self.sources[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +218,9 @@ class Filling:
                 taken = Taken(
                     slot=slot,
                     serial=int(table.serial[entry]),
-                    row=int(rows[entry]),
+                    row=int(rows[self.mixed.used[entry]]),
                     age=update - int(table.step[entry]),
-                    priority=float(priorities[entry]),
+                    priority=float(priorities[self.mixed.used[entry]]),
                     targets=targets,
                     sources=sources[targets],
                 )

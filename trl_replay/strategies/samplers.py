@@ -83,9 +83,7 @@ class SamePrompt:
                 f"same_prompt: entries={entries!r} can't be used: give a whole number of at least 1."
             )
         if by not in ("newest", "score", "uniform"):
-            raise ConfigurationError(
-                f"same_prompt: by={by!r} can't be used: give 'newest', 'score' or 'uniform'."
-            )
+            raise ConfigurationError(f"same_prompt: by={by!r} can't be used: give 'newest', 'score' or 'uniform'.")
         if otherwise not in ("skip", "any"):
             raise ConfigurationError(f"same_prompt: otherwise={otherwise!r} can't be used: give 'skip' or 'any'.")
         self.entries = entries
