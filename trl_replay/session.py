@@ -62,6 +62,9 @@ class Session:
         components ([`Components`]): What the session is made of.
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
+        rewards (`list[torch.Tensor]`, *optional*): While the trainer scores: what its reward functions gave so far.
+        recorded (`(B, C)`, *optional*): Log-probs of the batch at hand that it does not hold itself
+            (`replay_record`).
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
         reference (`str`): Tells the reference model's states apart; empty as long as it is the one that the trainer
             was made with.
@@ -102,6 +105,7 @@ class Session:
         self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
         self.decide = Decisions(components, self.tap, self.context, config)
         self.rewards: list[torch.Tensor] | None = None
+        self.recorded: torch.Tensor | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.exporter: Callable[[str | Path], Path] | None = None
@@ -204,23 +208,18 @@ class Session:
         scope = self.communicator
         return self.totals.explain(len(self.buffer), self.config.replay_dry_run, scope.rank, scope.ranks)
 
-    def step(self, batch: Batch, recorded: torch.Tensor | None = None) -> Batch:
-        """One generation batch: what stock scored goes in, what is trained on comes out.
-
-        Args:
-            batch (`dict`): As TRL returned it.
-            recorded (`(B, C)`, *optional*): Log-probs of its rows that it does not hold itself (`replay_record`).
-        """
+    def step(self, batch: Batch) -> Batch:
+        """One generation batch: what stock scored goes in, what is trained on comes out."""
         self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, replayed = self.carry.take()
         count = batch["prompt_ids"].size(0)
         rows, error = self.communicator.share(batch, count, pending)
-        plan = self._decide(batch, rows, pending, replayed, error, recorded is not None)
+        plan = self._decide(batch, rows, pending, replayed, error)
         total = self.communicator.agree(rows, plan)
         groups = self.communicator.move(rows, plan)
-        return self._train_on(batch, rows, plan, groups, total, started, recorded)
+        return self._train_on(batch, rows, plan, groups, total, started)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
@@ -250,7 +249,6 @@ class Session:
         pending: PendingGroups | None,
         replayed: dict[int, int],
         error: Exception | None,
-        recorded: bool,
     ) -> Plan:
         """Shape, settle, select, sample and mix, from columns alone; what fails is kept for `agree`."""
         plan = Plan(error=error)
@@ -259,7 +257,7 @@ class Session:
             self.decide.shape_advantages(plan)
             self.decide.settle_last_batch(plan, rows, pending, replayed)
             stored_keys = self.components.fields.stored_keys(batch)
-            known = recorded or compat.OLD_LOGPS in batch
+            known = self.recorded is not None or compat.OLD_LOGPS in batch
             self.decide.fill_batch(plan, rows, self.carry, rows.takes(stored_keys), known)
         return plan
 
@@ -271,7 +269,6 @@ class Session:
         groups: dict[int, Group],
         total: dict[str, float],
         started: float,
-        recorded: torch.Tensor | None,
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
         self.replaced = self.communicator.replaced
@@ -284,7 +281,7 @@ class Session:
             shaped = write_advantages(batch, fresh, rows)
             composed, placements = compose_batch(shaped, rows, plan, groups, self.components, context)
             composed = count_items(batch, composed, total)
-            waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, recorded)
+            waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, self.recorded)
             ids = self.tap.expect(rows.count, waiting, placements, composed is not shaped, row_mask)
             self.totals.add(plan.tally, of_all_ranks=total)
             self._log(composed, total, started)

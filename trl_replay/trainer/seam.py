@@ -141,13 +141,15 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
             session.abstain(len(inputs))
             return batch
         batch = _with_logps(session, trainer, batch)
-        composed = session.step(batch, _recorded(session, trainer, batch))
+        session.recorded = _recorded(session, trainer, batch)
+        composed = session.step(batch)
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
             session.replaced = [False] * len(session.replaced)
             return batch
         return composed
     finally:
         session.rewards = None
+        session.recorded = None
         completions_table.mark(trainer, session.replaced)
 
 
