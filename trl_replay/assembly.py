@@ -254,7 +254,7 @@ def _baselines_over_two_prompts(config: ReplayConfig, components: Components) ->
     """Advantages are computed over rows of one prompt only: the sampler must see to that."""
     setting = config.replay_advantages
     computes = setting in ("joint", "split") or (setting == "auto" and components.mixes_rows)
-    if not computes or components.draws_same_prompt:
+    if not computes or components.draws_same_prompt or not config.replay_buffer_size:
         return
     yield (
         f"replay_advantages={setting!r} computes the advantages of mixed groups anew, for which all rows must have "

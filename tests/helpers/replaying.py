@@ -6,7 +6,7 @@ The rows of the loss by hand are those of the batches that scoring returned, not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,38 +83,69 @@ class Watch:
         self.size = size
         self.pad = pad
         self.origin: dict[int, tuple[int, int]] = {}  # serial → (step, slot)
-        self.placed: dict[int, tuple[int, int]] = {}  # id of a replayed row → (serial, row)
-        self.slots: list[list[tuple[int, int]]] = []  # per step, (slot, serial)
+        self.placed: dict[int, tuple[int, int, int]] = {}  # id of a replayed row → (serial, row, row of the batch)
+        self.taken: list[dict[int, tuple[int, int]]] = []  # per step, row of the batch → (serial, row)
+        self.rewards: list[torch.Tensor] = []  # per step, (rows, functions)
+        self.policy: list[list[torch.Tensor]] = []  # per step and row, log-probs by the policy that generated it
         self.first: dict[tuple[int, int], torch.Tensor] = {}  # (serial, row) → log-probs of its first forward
+        self.advantages: Callable[[int], torch.Tensor] | None = None  # by step, those that should be trained on
         self._session = session
-        step, expect = session.step, session.tap.expect
+        step, expect, move = session.step, session.tap.expect, session.communicator.move
+        sources: dict[int, list[int]] = {}
 
         def watched_step(batch: Batch) -> Batch:
+            assert session.rewards is not None
+            self.rewards.append(session.rewards[-1].clone())
+            if session.components.records:
+                rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
+                self.policy.append(forward(session.trainer, rows, batch)[0])
             out = step(batch)
             self.steps.append((batch, out))
             return out
+
+        def watched_move(rows: Any, plan: Any) -> Any:
+            sources.clear()
+            sources.update({taken.serial: taken.sources.tolist() for taken in plan.sampled.taken})
+            return move(rows, plan)
 
         def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
             ids = expect(rows, candidates, placements, *others)
             for candidate in session.carry.pending_groups.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
+            taken = {}
             for placed in placements:
                 for row in range(placed.count):
-                    self.placed[int(ids[placed.start + row, 0])] = (placed.serial, placed.first + row)
-            self.slots.append([(placed.slot, placed.serial) for placed in placements])
+                    target = placed.start + row
+                    source = sources[placed.serial][placed.first + row]
+                    self.placed[int(ids[target, 0])] = (placed.serial, source, target)
+                    taken[target] = (placed.serial, source)
+            self.taken.append(taken)
             return ids
 
         session.step = watched_step  # type: ignore[method-assign]
         session.tap.expect = watched_expect  # type: ignore[method-assign]
+        session.communicator.move = watched_move  # type: ignore[method-assign]
+
+    @property
+    def slots(self) -> list[list[tuple[int, int]]]:
+        """Per step, (slot, serial) of what was put in."""
+        return [
+            list(dict.fromkeys((target // self.size, serial) for target, (serial, _) in taken.items()))
+            for taken in self.taken
+        ]
+
+    def source(self, serial: int, row: int) -> tuple[int, int]:
+        """The step and the row of its batch in which a stored row was generated."""
+        step, slot = self.origin[serial]
+        return step, slot * self.size + row
 
     def items(self) -> int:
         """Trainable tokens of the batch that is trained on: as scoring returned them, with the exchanged rows'."""
         before = self.steps[-1][0]
         rows = [original(before, row, self.pad) for row in range(len(before["advantages"]))]
-        for slot, serial in self.slots[-1]:
-            step, source = self.origin[serial]
-            for row in range(self.size):
-                rows[slot * self.size + row] = original(self.steps[step][0], source * self.size + row, self.pad)
+        for target, stored in self.taken[-1].items():
+            step, source = self.source(*stored)
+            rows[target] = original(self.steps[step][0], source, self.pad)
         if COUNTS_TRUNCATED:
             return sum(int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1)).sum()) for row in rows)
         return sum(int(row["mask"].sum()) for row in rows)
@@ -131,11 +162,15 @@ class Watch:
                 if "old_per_token_logps" not in self.steps[-1][0]:
                     row["old_per_token_logps"] = fresh
             else:
-                serial, part = self.placed[identity]
-                step, slot = self.origin[serial]
-                row = original(self.steps[step][0], slot * self.size + part, self.pad)
-                if "old_per_token_logps" not in self.steps[step][0]:
+                serial, part, target = self.placed[identity]
+                step, source = self.source(serial, part)
+                row = original(self.steps[step][0], source, self.pad)
+                if self.policy:
+                    row["old_per_token_logps"] = self.policy[step][source]
+                elif "old_per_token_logps" not in self.steps[step][0]:
                     row["old_per_token_logps"] = self.first[serial, part]
+                if self.advantages is not None:
+                    row["advantage"] = float(self.advantages(len(self.steps) - 1)[target])
             rows.append(row)
         return rows
 
@@ -211,22 +246,26 @@ def check_batches(watch: Watch) -> None:
         assert [key for key in after if key != "num_tiles"] == [
             key for key in [*before, ROWS] if key != "num_tiles"
         ], "keys in = keys out"
-        for slot, serial in watch.slots[number]:
-            step, source = watch.origin[serial]
-            assert step < number
-            for row in range(watch.size):
-                found = original(after, slot * watch.size + row, watch.pad)
-                stored = original(watch.steps[step][0], source * watch.size + row, watch.pad)
-                for key, value in stored.items():
-                    if key in found and key != "ratio_width":
-                        compare(f"{key} of a replayed row", found[key], value, stored)
-        fresh = set(range(len(before["advantages"]) // watch.size)) - {slot for slot, _ in watch.slots[number]}
-        for slot in fresh:
-            for row in range(slot * watch.size, (slot + 1) * watch.size):
-                found, stored = original(after, row, watch.pad), original(before, row, watch.pad)
-                for key, value in stored.items():
-                    if key != "ratio_width":
-                        torch.testing.assert_close(found[key], value, rtol=0, atol=0, equal_nan=True)
+        by_hand = None if watch.advantages is None else watch.advantages(number)
+        for row in range(len(before["advantages"])):
+            found = original(after, row, watch.pad)
+            taken = watch.taken[number].get(row)
+            if taken is None:
+                stored = original(before, row, watch.pad)
+            else:
+                step, source = watch.source(*taken)
+                assert step < number
+                stored = original(watch.steps[step][0], source, watch.pad)
+            for key, value in stored.items():
+                if key == "ratio_width" or (key == "advantage" and by_hand is not None):
+                    continue
+                if taken is None:
+                    torch.testing.assert_close(found[key], value, rtol=0, atol=0, equal_nan=True)
+                elif key in found:
+                    compare(f"{key} of a replayed row", found[key], value, stored)
+            if by_hand is not None:
+                expected = float(by_hand[row])
+                assert math.isclose(found["advantage"], expected, rel_tol=2e-6, abs_tol=1e-6), (row, taken)
 
 
 def compare(what: str, found: Any, stored: Any, row: dict[str, Any]) -> None:

@@ -1,0 +1,90 @@
+"""GRPO's advantages from the papers, group by group in plain Python; no code of TRL's or of trl_replay's is in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from replaying import Watch
+
+EPSILON = 1e-4
+"""What is added to a deviation before it divides."""
+Rows = Sequence[Sequence[float]]
+"""Rewards, one list a row."""
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Bessel-corrected; of one value 0."""
+    centre = mean(values)
+    return math.sqrt(sum((value - centre) ** 2 for value in values) / max(len(values) - 1, 1))
+
+
+def total(row: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(weight * value for weight, value in zip(weights, row, strict=True))
+
+
+def normalised_sums(group: Rows, weights: Sequence[float]) -> list[float]:
+    """Each function's rewards normalised within the group, and then summed (GDPO)."""
+    columns = list(zip(*group, strict=True))
+    sums = [0.0] * len(group)
+    for weight, column in zip(weights, columns, strict=True):
+        for number, value in enumerate(column):
+            sums[number] += weight * (value - mean(column)) / (deviation(column) + EPSILON)
+    return sums
+
+
+def advantages(
+    group: Rows, batch: Sequence[Rows], weights: Sequence[float], scale: str, aggregation: str
+) -> list[float]:
+    """Advantages of a group, with the mean and deviation of all groups of `batch` where those count."""
+    if len(group) == 1:
+        return [0.0]
+    if aggregation == "normalize_then_sum":
+        everything = [value for other in batch for value in normalised_sums(other, weights)]
+        return [
+            (value - mean(everything)) / (deviation(everything) + EPSILON) for value in normalised_sums(group, weights)
+        ]
+    totals = [total(row, weights) for row in group]
+    divisor = {
+        "group": deviation(totals) + EPSILON,
+        "batch": deviation([total(row, weights) for other in batch for row in other]) + EPSILON,
+        "none": 1.0,
+    }[scale]
+    return [(value - mean(totals)) / divisor for value in totals]
+
+
+def mixed_advantages(
+    watch: Watch, step: int, mode: str, weights: Sequence[float], scale: str, aggregation: str
+) -> torch.Tensor:
+    """`(B,)`: the advantages of a composed batch, from the rewards that its rows got when they were generated."""
+    before, size = watch.steps[step][0], watch.size
+    fresh = watch.rewards[step].tolist()
+    batch = [fresh[begin : begin + size] for begin in range(0, len(fresh), size)]
+    expected = before["advantages"].tolist()
+    for begin in range(0, len(fresh), size):
+        rows = list(range(begin, begin + size))
+        taken = {row: watch.source(*watch.taken[step][row]) for row in rows if row in watch.taken[step]}
+        if not taken:
+            continue
+        one_entry = len({watch.taken[step][row][0] for row in taken}) == 1
+        whole = len(taken) == size and one_entry
+        if mode == "stored" or (mode == "auto" and whole):
+            for row, (origin, source) in taken.items():
+                expected[row] = float(watch.steps[origin][0]["advantages"][source])
+            continue
+        rewards = {row: fresh[row] for row in rows}
+        rewards |= {row: watch.rewards[origin][source].tolist() for row, (origin, source) in taken.items()}
+        parts = [rows]
+        if mode == "split":
+            parts = [[row for row in rows if row in taken], [row for row in rows if row not in taken]]
+        for part in parts:
+            if part:
+                found = advantages([rewards[row] for row in part], batch, weights, scale, aggregation)
+                for row, value in zip(part, found, strict=True):
+                    expected[row] = value
+    return torch.tensor(expected)
