@@ -4,6 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
 .PHONY: demo real check unit test lint mutants compat canary docs dist dist-all clean
 
