@@ -13,11 +13,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+gc.disable()  # until everything is imported: importing leaves little garbage, and looking for it takes seconds
 
 
 def pytest_collection_finish() -> None:
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time
