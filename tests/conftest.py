@@ -23,3 +23,5 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time
+    if "forked" in sys.modules:
+        sys.modules["forked"].prepare()
