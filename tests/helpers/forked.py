@@ -181,6 +181,7 @@ def _become(request: dict[str, Any], rank: int) -> None:
     os.environ.clear()
     os.environ.update(request["environments"][rank])
     os.chdir(request["cwd"])
+    tempfile.tempdir = None  # to be found anew, by the variables
     sys.argv = request["command"]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     warnings.resetwarnings()
