@@ -22,6 +22,8 @@ SEAM = [
 SOON = 2.5
 """Seconds: the cases in which a rank waits in vain are at least that long."""
 
+pytestmark = pytest.mark.alone  # some cases wait for each other no longer than three seconds
+
 Results = list[dict[str, dict[str, Any]]]
 
 

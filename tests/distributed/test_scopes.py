@@ -368,6 +368,7 @@ def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Lau
         assert "not whole groups of 4" in rank["text"]
 
 
+@pytest.mark.alone
 def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
