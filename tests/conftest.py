@@ -5,6 +5,7 @@ Nothing heavy is imported here: most of tests/unit needs neither torch nor TRL.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -20,6 +21,9 @@ def pytest_collection_finish() -> None:
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+    if "accelerate" in sys.modules:  # each trainer asks a dozen times, and reads the packages' metadata for it
+        imports = sys.modules["accelerate.utils.imports"]
+        imports._is_package_available = functools.cache(imports._is_package_available)
     gc.enable()
     gc.collect()
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time
