@@ -7,6 +7,7 @@ stays so, and that forks again for every launch. A process that has to import fo
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import random
@@ -38,14 +39,21 @@ def prepare() -> None:
 
     torch.set_num_threads(1)
     _nursery, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if _fork() == 0:
+    process = _fork()
+    if process == 0:
         _nursery.close()
         try:
             _serve(its)
         finally:
             os._exit(0)
     its.close()
-    atexit.register(_nursery.close)
+    atexit.register(_end, _nursery, process)
+
+
+def _end(nursery: socket.socket, process: int) -> None:
+    nursery.close()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(process, 0)  # what its processes took counts as what this one took
 
 
 def launch(
@@ -119,19 +127,23 @@ def _fork() -> int:
 
 def _serve(requests: socket.socket) -> None:
     """Forks a keeper for every launch, until nobody is left to ask."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 1)
         if not request:
-            return
+            break
         if _fork() == 0:
             requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
                 _keep(json.loads(request), socket.socket(fileno=descriptors[0]))
             finally:
                 os._exit(0)
         os.close(descriptors[0])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # keepers of earlier launches
+                pass
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def _keep(request: dict[str, Any], asker: socket.socket) -> None:
