@@ -4,6 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
 .PHONY: demo real check unit test lint mutants compat canary docs dist dist-all clean
 
@@ -24,8 +25,10 @@ check: .venv/.installed # format, lint, layers, types and unit tests, in under a
 unit: .venv/.installed
 	$(BIN)/python -m pytest tests/unit
 
+# A file's tests share what is expensive to make, and run on one worker; in the order of the folders, the quick ones
+# are last.
 test: .venv/.installed # everything: what may run side by side, and then what may not
-	$(BIN)/python -m pytest -m "not alone" -n auto --maxprocesses 4 --dist worksteal; beside=$$?; \
+	$(BIN)/python -m pytest -m "not alone" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder; beside=$$?; \
 	$(BIN)/python -m pytest -m alone && exit $$beside
 
 lint: .venv/.installed

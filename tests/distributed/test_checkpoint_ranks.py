@@ -1,4 +1,7 @@
-"""Checkpoints of several processes: each number of them is launched once, and runs through all cases."""
+"""Checkpoints of several processes: each number of them is launched once, and runs through all cases.
+
+Two under torchrun, which have most of the cases, and three as forks.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import check, launch
 from resuming import PAIRS, SCOPES, group_hash, restored, train
 
 from trl_replay import last_complete_checkpoint
@@ -35,18 +39,17 @@ def results(folder: Path) -> Results:
     """What every rank of each number of processes found, by case; each leaves checkpoints for the next."""
     for scope in SCOPES:
         train(folder / f"{scope} of 1", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
-    found = {}
-    for processes in (3, 2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        done = subprocess.run(
-            [*command, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=LIMIT, check=False,
-            env={**os.environ},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-6000:]
-        found[processes] = [
-            json.loads((folder / f"results-{processes}-{rank}.json").read_text()) for rank in range(processes)
-        ]
-    return found
+    check(launch(SCRIPT, folder, limit=LIMIT, local_ranks=(0, 1, 2)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(folder)], capture_output=True, text=True, timeout=LIMIT, check=False,
+        env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    return {
+        processes: [json.loads((folder / f"results-{processes}-{rank}.json").read_text()) for rank in range(processes)]
+        for processes in (3, 2)
+    }
 
 
 def test_resuming_is_bit_identical_on_every_rank_where_stock_is(results: Results) -> None:

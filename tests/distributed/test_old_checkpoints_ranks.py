@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from forked import check, launch
 from old_checkpoints import SHARDED, Written, copied
 
 SCRIPT = Path(__file__).parent / "ranks" / "old_checkpoints_ranks.py"
@@ -17,11 +16,7 @@ LIMIT = 300
 def test_each_rank_takes_what_it_wrote_and_both_train_on(tmp_path: Path) -> None:
     """That each rank takes what its files say is checked on the ranks themselves."""
     copied(SHARDED, tmp_path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    check(launch(SCRIPT, tmp_path, limit=LIMIT, local_ranks=(0, 1)))
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in (0, 1))
     assert first["update"] == second["update"] == 12
     for name in ("serials", "owners", "drifts"):

@@ -1,6 +1,7 @@
-"""Buffers across processes: several ranks under torchrun, deliberately uneven, against each other and against one.
+"""Buffers across processes: several ranks, deliberately uneven, against each other and against one.
 
-Each number of processes is launched once (ranks/scopes.py) and runs through all cases.
+Each number of processes is launched once (ranks/scopes.py) and runs through all cases: two under torchrun, which has
+most of them, and more as forks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 
+from forked import check, launch
 from scripted import LIMITS, build, mixed, run
 
 HERE = Path(__file__).parent
@@ -48,6 +50,10 @@ def torchrun(processes: int, script: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-6000:]
 
 
+def forked(processes: int, script: str, *arguments: str) -> None:
+    check(launch(HERE / "ranks" / script, *arguments, limit=LIMIT, local_ranks=tuple(range(processes))))
+
+
 class Launches:
     """The results of each number of processes, launched when they are first asked for."""
 
@@ -61,7 +67,7 @@ class Launches:
         if not folder.exists():
             folder.mkdir()
             try:
-                torchrun(world, "scopes.py", str(folder))
+                (torchrun if world == 2 else forked)(world, "scopes.py", str(folder))
             except (AssertionError, subprocess.TimeoutExpired) as error:
                 self.failures[world] = str(error)
         assert world not in self.failures, self.failures[world]
@@ -362,6 +368,7 @@ def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Lau
         assert "not whole groups of 4" in rank["text"]
 
 
+@pytest.mark.alone
 def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -426,7 +433,7 @@ def test_the_example_trains_on_two_processes_with_each_scope(tmp_path: Path) -> 
     ],
 )
 def test_sharded_parameters_train_and_replay_as_one_process_does(tmp_path: Path, mode: str, model: str) -> None:
-    torchrun(2, "parallel.py", mode, str(tmp_path))
+    forked(2, "parallel.py", mode, str(tmp_path))
     for scope in ("gathered", "sharded"):
         ranks = [json.loads((tmp_path / f"{scope}.{rank}.json").read_text()) for rank in range(2)]
         assert ranks[0]["model"] == model

@@ -1,4 +1,6 @@
-"""Each example as a subprocess, without a network; and the benchmarks' bookkeeping.
+"""Each example in a process of its own, without a network; and the benchmarks' bookkeeping.
+
+One imports everything by itself, as users have it; the others are forked from a process that has done so.
 
 `smollm2_reasoning.py` runs here with `--smoke`, a tiny model and made-up sums: a step of the real one takes half a
 minute, and its packages are not installed for tests.
@@ -16,8 +18,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from forked import check, launch
 
-import trl_replay
 from trl_replay.cli.examples import packages
 from trl_replay.testing import make_model, make_tokenizer
 
@@ -32,11 +34,21 @@ QUIET = {
 }
 
 
+LIMIT = 300
+"""Seconds after which an example counts as hanging."""
+
+
 def run(example, *arguments, cwd):
     command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, env={**os.environ, **QUIET}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def fork(example, *arguments, cwd):
+    launched = launch(ROOT / "examples" / example, *arguments, limit=LIMIT, cwd=cwd, environment=QUIET)
+    check(launched)
+    return launched[0].stdout
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +70,8 @@ def local(tmp_path_factory):
     return folder
 
 
-def train(local, *arguments):
-    return run(
+def train(local, *arguments, start=fork):
+    return start(
         "grpo_replay.py", "--config", ROOT / "examples" / "grpo_replay.yaml",
         "--model_name_or_path", "model", "--dataset_name", "sums.jsonl",
         "--reward_funcs", "my_rewards.every_other_batch", "--output_dir", "run",
@@ -70,7 +82,7 @@ def train(local, *arguments):
 
 
 def test_grpo_replay_trains_replays_and_saves_from_yaml_and_flags(local):
-    out = train(local, "--replay_evictor", "fifo")
+    out = train(local, "--replay_evictor", "fifo", start=run)
     assert "4 generation batches, 8 groups, 4 dead (50%), 4 replaced" in out
     assert (local / "run" / "model.safetensors").exists()
 
@@ -97,7 +109,7 @@ def test_grpo_replay_finds_rewards_and_data_and_says_what_it_can_not_find(local,
 
 
 def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
-    out = run("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
+    out = fork("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
     lines = out.splitlines()
     assert lines[0].split() == [
         "step", "reward", "dead", "after", "replaced", "stored", "age", "ratio", "ess", "seconds",
@@ -212,10 +224,4 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
     ],
 )
 def test_the_examples_run(tmp_path: Path, name: str, words: str) -> None:
-    root = Path(trl_replay.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, str(root / "examples" / name), "--out", str(tmp_path / "out")],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(root)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert words in done.stdout
+    assert words in fork(name, "--out", tmp_path / "out", cwd=tmp_path)

@@ -8,6 +8,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERI
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import contextlib
+import gc
 import io
 import json
 import sys
@@ -139,6 +140,7 @@ def hashes(session: Any) -> list[str]:
 
 
 def main(folder: Path) -> None:
+    gc.freeze()  # each training collects garbage, and need not walk what the imports left
     results: dict[str, Any] = {}
     pairs = PAIRS if WORLD == 2 else PAIRS[:1]
     results["stock"] = stocks(folder / "stock")

@@ -9,6 +9,7 @@ os.environ.update(
 )
 
 import contextlib
+import gc
 import io
 import json
 import sys
@@ -205,6 +206,7 @@ def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 
 
 def main() -> None:
+    gc.freeze()  # each training collects garbage, and need not walk what the imports left
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     for name, case in cases(folder / f"trainer{RANK}"):
