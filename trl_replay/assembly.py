@@ -82,7 +82,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
     strategies["composer"] = lambda batch, placements: compose(batch, fields, placements, multiple_of)
 
     hooks = SessionHooks(plugins.values(), resolved, strategies)
-    mixes_rows = _mixes_rows(hooks, strategies["mixer"])
+    mixes_rows = not getattr(strategies["mixer"], "takes_whole_groups", False)
     capacity, max_bytes = _capacity(trainer, config, scope)
     rate_limiter = RateLimiter(config, capacity)
     stateful: dict[str, Stateful] = {RATE_LIMITER: rate_limiter}
@@ -118,11 +118,6 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
     )
 
 
-def _mixes_rows(hooks: SessionHooks, mixer: Any) -> bool:
-    """Whether stored rows may stand beside fresh ones in a group."""
-    return hooks.has_plugin_for("mix") or not getattr(mixer, "takes_whole_groups", False)
-
-
 def _draws_same_prompt(sampler: Any, plugins: Iterable[Plugin]) -> bool:
     """Whether entries are drawn for slots of their own prompt only, by whoever draws."""
     others = [plugin.object for plugin in plugins if hasattr(plugin.object, "trl_replay_sample")]
@@ -134,8 +129,9 @@ def _records(config: ReplayConfig, hooks: SessionHooks, selector: Any, mixes_row
     replaced, whose log-probs the loss would never show."""
     if config.replay_record != "auto":
         return config.replay_record == "forward"
+    may_mix = mixes_rows or hooks.has_plugin_for("mix")
     may_choose_live = hooks.has_plugin_for("select") or not getattr(selector, "only_dead", False)
-    return mixes_rows and may_choose_live
+    return may_mix and may_choose_live
 
 
 def plugins_of(config: ReplayConfig, known: Registry, resolved: Mapping[Kind, Resolved] | None = None) -> list[Plugin]:

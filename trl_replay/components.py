@@ -36,7 +36,7 @@ class Components:
         num_generations (`int`): Rows of a group.
         token_weights (`bool`): Whether a correction may give one weight a token.
         forward (`bool`): Whether every batch gets a no-grad forward for its log-probs.
-        mixes_rows (`bool`): Whether stored rows may stand beside fresh ones in a group.
+        mixes_rows (`bool`): Whether the configured mixer may put stored rows beside fresh ones in a group.
         draws_same_prompt (`bool`): Whether entries are drawn for slots of their own prompt only.
         records (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are stored and
             never trained on.

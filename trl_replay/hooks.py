@@ -132,7 +132,7 @@ class SessionHooks:
         inside = ((entries >= 0) & (entries < len(table))).all()
         if not inside or len(np.unique(entries)) != len(entries):
             raise self._bad(
-                str(drawn.tolist()),
+                str(self._array(result).tolist()),
                 f"distinct indices from 0 to {len(table) - 1} (-1: the slot stays as it is)",
             )
         return drawn.astype(np.int64)

@@ -166,6 +166,7 @@ class SessionHooks(Protocol):
         """Which stored row takes each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the fresh
         row stays.
 
+        >>> import numpy as np
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_mix(self, table, drawn, slots, context):
@@ -179,6 +180,7 @@ class SessionHooks(Protocol):
         """Advantages of the fresh rows, `(n, G)`, instead of the trainer's; NaN where a row shall train nothing. Must
         be pure: mixed groups pass through it, too.
 
+        >>> import numpy as np
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_advantages(self, groups, context):
@@ -196,6 +198,10 @@ class SessionHooks(Protocol):
         """Newcomers stand at `rows` of the table, not ranked yet. The place to fill a plugin's own columns.
 
         >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_attached(self, session):
+        ...         session.buffer.table.add_column("difficulty")
+        ...
         ...     @hookimpl
         ...     def trl_replay_admitted(self, table, rows, groups, context):
         ...         table.difficulty[rows] = 1 - groups.reward_mean

@@ -37,6 +37,7 @@ KIND_OF_HOOK = {
     "score": "scorer",
     "rank": "evictor",
     "sample": "sampler",
+    "mix": "mixer",
     "correct": "correction",
 }
 
@@ -130,7 +131,26 @@ def check_rank(calls, session):
 
 
 def check_sample(calls, session):
-    assert [(call["length"], call["count"]) for call in calls] == [(1, 1), (2, 2), (2, 2)]
+    assert [(call["length"], call["count"]) for call in calls] == [(1, 2), (2, 2), (2, 2)]
+    assert calls[0]["context"].slots.dead.tolist() == [True, True]
+
+
+def check_mix(calls, session):
+    assert [call["drawn"].shape for call in calls] == [(1, 1), (2, 1), (2, 1)]
+    assert [len(call["slots"]) for call in calls] == [1, 2, 2]
+    assert calls[1]["context"].slots.dead.tolist() == [True, True]
+
+
+def check_advantages(calls, session):
+    assert [call["context"].update for call in calls] == [0, 1, 2, 3]
+    assert calls[0]["groups"].rewards.shape == (3, 4, 1)
+    assert not calls[0]["groups"].masked.any()
+
+
+def check_admitted(calls, session):
+    assert [call["rows"].tolist() for call in calls] == [[0], [1], [2], [2]]
+    assert [call["length"] for call in calls] == [1, 2, 3, 3], "before any is ranked"
+    assert calls[0]["groups"].behaviour_logps.shape == (1, 4)
 
 
 def check_correct(calls, session):
@@ -190,12 +210,13 @@ def watched(tmp_path_factory):
     with plugin("watcher", **{hook: watch(hook, offers.get(hook, lambda: None)) for hook in names}):
         folder = tmp_path_factory.mktemp("watched")
         trainer = trainer_of(folder, save_strategy="steps", save_steps=4)
-        session = trl_replay.attach(trainer, replay_plugins="watcher", replay_buffer_size=2)
+        settings = {"replay_plugins": "watcher", "replay_buffer_size": 2, "replay_record": "loss"}
+        session = trl_replay.attach(trainer, **settings)
         trainer.train()
         trl_replay.detach(trainer)
         first = {hook: list(arguments) for hook, arguments in calls.items()}
         again = trainer_of(folder)
-        trl_replay.attach(again, replay_plugins="watcher", replay_buffer_size=2)
+        trl_replay.attach(again, **settings)
         again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
         yield first | {"load": calls["load"]}, session, trainer
 
@@ -240,7 +261,7 @@ def test_an_installed_plugin_that_is_not_named_is_never_called(tmp_path):
 @pytest.mark.parametrize("settings", [{"replay_sampler": "mine/bad"}, {"replay_preset": "mine/bundle"}])
 def test_naming_a_plugins_strategy_or_preset_makes_its_hooks_take_part(tmp_path, settings):
     hooks = {
-        "strategies": offering("sampler", lambda table, count, context: np.arange(count)),
+        "strategies": offering("sampler", lambda table, count, context: np.arange(min(count, len(table)))),
         "presets": lambda: [Preset("bundle", {"replay_max_uses": 3}, "")],
         "metrics": lambda context: {"replay/mine": 1.0},
     }
@@ -328,7 +349,8 @@ def test_an_error_in_a_strategy_names_it_with_its_plugin(tmp_path, kind):
         rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) failed in trl_replay_{hook} at update \d: ValueError"
     )
     with plugin(strategies=offering(kind, boom)), pytest.raises(HookError, match=words) as caught:
-        train(tmp_path, replay_plugins=None, replay_buffer_size=2, **{f"replay_{kind}": "mine/bad"})
+        settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
+        train(tmp_path, replay_plugins=None, replay_buffer_size=2, **settings)
     assert isinstance(caught.value.__cause__, ValueError)
 
 
@@ -405,6 +427,10 @@ def ones(rows):
     return torch.ones_like(rows.logps)
 
 
+def rows_like(slots, *row):
+    return np.resize(row, slots.advantages.shape)
+
+
 WRONG = [
     ("scorer", lambda groups, context: np.ones(len(groups) + 1), r"float64 values of shape \(2,\)"),
     ("scorer", lambda groups, context: ["high"], "<U4 values"),
@@ -413,14 +439,18 @@ WRONG = [
     ("scorer", lambda groups, context: torch.ones(len(groups), requires_grad=True), "a Tensor"),
     ("evictor", lambda table, context: np.ones(1), r"float64 values of shape \(1,\)"),
     ("evictor", lambda table, context: np.full(len(table), np.nan), "keep ranks with NaN"),
-    ("sampler", lambda table, count, context: [0, 0], r"\[0, 0\].*at most 1 distinct indices from 0 to 0"),
+    ("sampler", lambda table, count, context: [0, 0], r"\[0, 0\].*distinct indices from 0 to 0 \(-1: the slot stays"),
     ("sampler", lambda table, count, context: [len(table)], r"\[1\]"),
-    ("sampler", lambda table, count, context: [-1], r"\[-1\]"),
-    ("sampler", lambda table, count, context: range(count + 1), r"\[0, 1\].*at most 1"),
+    ("sampler", lambda table, count, context: [-2], r"\[-2\]"),
+    ("sampler", lambda table, count, context: range(count + 1), r"int64 values of shape \(3, 1\).*at most 2 slots"),
     ("sampler", lambda table, count, context: [0.0], "float64 values.*whole numbers"),
-    ("sampler", lambda table, count, context: [[0]], r"int64 values of shape \(1, 1\)"),
+    ("sampler", lambda table, count, context: [[[0]]], r"int64 values of shape \(1, 1, 1\)"),
     ("sampler", lambda table, count, context: [[0], [0, 0]], "a list"),
     ("sampler", lambda table, count, context: None, "object values"),
+    ("mixer", lambda table, drawn, slots, context: [0, 1, 2, 3], r"int64 values of shape \(4,\).*shape \(\d, 4\)"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0), "every stored row at most once a slot"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 4, 5, 6, 7), "stored rows from 0 to 3"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0.5), "float64 values.*whole numbers"),
     ("selector", lambda groups, context: [1, 1], r"\[1, 1\].*at most 3 distinct indices from 0 to 2"),
     ("selector", lambda groups, context: [3], r"\[3\]"),
     ("selector", lambda groups, context: groups.dead, r"bool values.*whole numbers"),
@@ -438,7 +468,8 @@ WRONG = [
 def test_a_wrong_result_names_the_strategy_that_gave_it(tmp_path, kind, strategy, words):
     start = rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) returned .*{words}.*"
     with plugin(strategies=offering(kind, strategy)), pytest.raises(ResultError, match=start) as caught:
-        train(tmp_path, replay_plugins=None, replay_buffer_size=2, **{f"replay_{kind}": "mine/bad"})
+        settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
+        train(tmp_path, replay_plugins=None, replay_buffer_size=2, **settings)
     assert "at update" in str(caught.value)
 
 

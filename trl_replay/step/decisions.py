@@ -414,9 +414,12 @@ class Decisions:
         view = fresh.take(slots)
         chosen = self._hooks.mix(table, drawn, view, replace(self._context(), slots=view))
         mixed = MixedGroups.of(view, table, drawn, chosen)
+        reasons = plan.tally.reasons
+        unknown = mixed.leave_unknown()
+        if unknown:
+            reasons["a row of an entry without row columns can't be mixed"] += unknown
         setting = self._config.replay_advantages
         computed = ~mixed.is_whole if setting == "auto" else np.full(len(view), setting != "stored")
-        reasons = plan.tally.reasons
         if computed.any():
             others = mixed.leave_other_prompts(computed)
             if others:

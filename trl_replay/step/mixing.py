@@ -105,6 +105,16 @@ class MixedGroups:
         self.sources = np.where(other, FRESH, self.sources)
         return int(other.sum())
 
+    def leave_unknown(self) -> int:
+        """Takes rows of entries out that were stored by a release without row columns, but for those that take whole
+        slots; returns how many."""
+        if not len(self.used):
+            return 0
+        unknown = np.isnan(self.table.row_advantage[:, 0])[self.entries] & self.stored & ~self.is_whole[:, None]
+        self.entries = np.where(unknown, FRESH, self.entries)
+        self.sources = np.where(unknown, FRESH, self.sources)
+        return int(unknown.sum())
+
     def column(self, name: str, fresh: Floats | Ints | Bools) -> Floats:
         """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere."""
         if not len(self.used):
