@@ -75,9 +75,14 @@ class Tally:
 COUNTERS = tuple(counter.name for counter in fields(Tally) if counter.name != "reasons")
 
 
-def metrics(total: Mapping[str, float]) -> dict[str, float]:
-    """The `replay/*` metrics of one generation batch from its counters, summed over ranks; undefined ones are
-    absent."""
+def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
+    """The `replay/*` metrics of one generation batch; undefined ones are absent.
+
+    Args:
+        total (`Mapping[str, float]`): Its counters, summed over ranks.
+        size (`int`): Rows of a group.
+    """
+    rows = total["groups"] * size
     values = {
         "replay/size": total["size"],
         "replay/bytes": total["bytes"],
@@ -88,6 +93,9 @@ def metrics(total: Mapping[str, float]) -> dict[str, float]:
         "replay/dead_fraction": total["dead"] / total["groups"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
+        "replay/replaced_rows_fraction": total["rows"] / rows,
+        "replay/masked_rows_fraction": total["masked"] / rows,
+        "replay/lost": total["lost"],
     }
     if total["replaced"]:
         for name in ("age", "uses", "score"):

@@ -400,7 +400,7 @@ class Session:
 
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
-        self._record({**metrics(total), "replay/padding": padding(batch)})
+        self._record({**metrics(total, self.components.num_generations), "replay/padding": padding(batch)})
         for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})

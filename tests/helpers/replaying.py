@@ -15,7 +15,7 @@ from releases import COUNTS_TRUNCATED
 from support import Spy
 
 import trl_replay
-from trl_replay.loss.tap import ROWS
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS
 from trl_replay.session import Session
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.types import Batch
@@ -43,7 +43,12 @@ class Checked(Spy):
             else:
                 logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
                 entropies, aux = [None] * len(rows), 0.0
-            by_hand = [as_row(*parts) for parts in zip(rows, logps, entropies, strict=True)]
+            counted = (inputs.rows[:, 1] & EXCLUDED).eq(0).tolist()
+            by_hand = [
+                as_row(*parts)
+                for parts, counts in zip(zip(rows, logps, entropies, strict=True), counted, strict=True)
+                if counts
+            ]
             expected = reference_loss(self, by_hand, self.watch.items(), aux)
             replayed = int((inputs.rows[:, 0] < 0).sum())
             self.compared.append((float(loss.detach()), float(expected), replayed))
@@ -146,6 +151,8 @@ class Watch:
         for target, stored in self.taken[-1].items():
             step, source = self.source(*stored)
             rows[target] = original(self.steps[step][0], source, self.pad)
+        counted = (self.steps[-1][1][ROWS][:, 1] & EXCLUDED).eq(0).tolist()
+        rows = [row for row, counts in zip(rows, counted, strict=True) if counts]
         if COUNTS_TRUNCATED:
             return sum(int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1)).sum()) for row in rows)
         return sum(int(row["mask"].sum()) for row in rows)

@@ -348,8 +348,8 @@ def test_an_error_in_a_strategy_names_it_with_its_plugin(tmp_path, kind):
     words = (
         rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) failed in trl_replay_{hook} at update \d: ValueError"
     )
+    settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
     with plugin(strategies=offering(kind, boom)), pytest.raises(HookError, match=words) as caught:
-        settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
         train(tmp_path, replay_plugins=None, replay_buffer_size=2, **settings)
     assert isinstance(caught.value.__cause__, ValueError)
 
@@ -467,8 +467,8 @@ WRONG = [
 @pytest.mark.parametrize(("kind", "strategy", "words"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_result_names_the_strategy_that_gave_it(tmp_path, kind, strategy, words):
     start = rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) returned .*{words}.*"
+    settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
     with plugin(strategies=offering(kind, strategy)), pytest.raises(ResultError, match=start) as caught:
-        settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
         train(tmp_path, replay_plugins=None, replay_buffer_size=2, **settings)
     assert "at update" in str(caught.value)
 
