@@ -7,10 +7,14 @@ import dataclasses
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
+from trl_replay.loss.micro_batch import ROWS
 from trl_replay.registry import registry
+from trl_replay.testing import make_trainer
 
 CHOOSING = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
 
@@ -50,3 +54,55 @@ def test_the_page_on_choosing_names_every_correction():
     for plugin, spec in registry().strategies():
         if plugin.name == "builtin" and isinstance(spec, trl_replay.CorrectionSpec):
             assert f"| `{spec.name}` |" in CHOOSING
+
+
+def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_path):
+    """The two shortest rows of each group are trained on, normalised among themselves; the others are masked."""
+    (example,) = re.findall(r"^```python\n(.*?)^```", CHOOSING, re.MULTILINE | re.DOTALL)
+    trainer = make_trainer(tmp_path / "out", Rewards([LIVE, HALF, DEAD]), max_steps=2)
+    namespace = {"trainer": trainer}
+    trained = []
+    try:
+        exec(example, namespace)
+        session = namespace["session"]
+        step = session.step
+        session.step = lambda *batch: trained.append(step(*batch)) or trained[-1]
+        trainer.train()
+    finally:
+        trl_replay.detach(trainer)
+        trl_replay.unregister("shortest")
+    for batch in trained:
+        masked = (batch[ROWS][:, 1].numpy() > 1).reshape(-1, 4)
+        advantages = batch["advantages"].numpy().reshape(-1, 4)
+        lengths = batch["completion_mask"].sum(dim=1).numpy().reshape(-1, 4)
+        assert masked.sum(axis=1).tolist() == [2, 2, 2]
+        assert (advantages[masked] == 0).all()
+        for group, left_out in zip(lengths, masked, strict=True):
+            assert group[~left_out].max() <= group[left_out].min()
+        np.testing.assert_allclose(advantages.sum(axis=1), 0, atol=1e-6)
+    assert len(session.buffer) == 0
+    assert session.enabled
+
+
+@pytest.mark.parametrize(
+    ("settings", "replayed"),
+    [
+        ({"replay_advantages": "joint"}, True),
+        ({"replay_advantages": "split"}, False),
+        ({"replay_advantages": "split", "replay_mixer_kwargs": {"rows": 2}}, True),
+        ({"replay_advantages": "stored", "replay_sampler": "uniform"}, True),
+    ],
+)
+def test_split_needs_two_stored_rows_a_slot_and_stored_takes_any_prompt(tmp_path, settings, replayed):
+    """As the section on rows says."""
+    trainer = make_trainer(tmp_path / "out", Rewards([LIVE, LIVE, LIVE], [DEAD, DEAD, LIVE]), max_steps=4)
+    chosen = {"replay_sampler": "same_prompt", "replay_mixer": "inject", **settings}
+    with trl_replay.attached(trainer, **chosen) as session:
+        trainer.train()
+    assert bool(session.totals.counters["replaced"]) == replayed, session.explain()
+
+
+def test_inject_is_refused_with_a_sampler_of_any_prompt(tmp_path):
+    trainer = make_trainer(tmp_path / "out", Rewards([LIVE, LIVE, LIVE]))
+    with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
+        trl_replay.attach(trainer, replay_mixer="inject")

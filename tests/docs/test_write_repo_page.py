@@ -1,0 +1,132 @@
+"""docs/write-repo.md: its steps add up to its plugin, and the plugin does what the page says, in a real trainer."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay.loss.micro_batch import ROWS
+from trl_replay.registry import registry
+from trl_replay.testing import make_trainer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "write-repo.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+(PLUGIN,) = (block for block in BLOCKS if block.startswith("# trl_replay_repo.py\n"))
+STEPS = BLOCKS[: BLOCKS.index(PLUGIN)]
+PACKAGE = tomllib.loads(re.search(r"^```toml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)[1])  # type: ignore[index]
+REWARDS = ([LIVE, HALF, DEAD], [HALF, LIVE, LIVE], [DEAD, LIVE, HALF], [LIVE, [1.0, 1.0, 1.0, 0.0], HALF], [HALF] * 3)
+SIZE, FRESH = 4, 2
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: Any) -> Iterator[str]:
+    """The plugin and its packaging exactly as the page has them, found by entry point; the preset's name."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "trl_replay_repo.py").write_text(PLUGIN)
+    info = folder / "trl_replay_repo-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trl-replay-repo\nVersion: 0.1.0\n")
+    ((name, module),) = PACKAGE["project"]["entry-points"]["trl_replay"].items()
+    (info / "entry_points.txt").write_text(f"[trl_replay]\n{name} = {module}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield re.search(r'replay_preset="(\w+/\w+)"', PAGE)[1]  # type: ignore[index]
+        if name in registry().plugins:
+            trl_replay.unregister(name)
+
+
+def steps_of(session: Any) -> list[tuple[Any, Any]]:
+    """From now on, every batch that goes into the session's step, and what comes out."""
+    steps = []
+    step = session.step
+
+    def recording(batch: Any, *others: Any) -> Any:
+        composed = step(batch, *others)
+        steps.append((batch, composed))
+        return composed
+
+    session.step = recording
+    return steps
+
+
+def normalised(rewards: Any) -> Any:
+    """TRL's advantages of rows that share a baseline, with `scale_rewards="group"`."""
+    rewards = np.asarray(rewards)
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
+
+
+def test_the_plugin_is_as_short_as_the_page_says() -> None:
+    lines = [line for line in PLUGIN.splitlines() if line.strip() and not line.startswith("#")]
+    assert f"has {len(lines)} lines" in PAGE
+    assert len(lines) <= 25
+
+
+def test_the_steps_add_up_to_the_plugin() -> None:
+    steps: dict[str, Any] = {}
+    for block in STEPS:
+        exec(block, steps)
+    plugin: dict[str, Any] = {}
+    exec(PLUGIN, plugin)
+    assert {**steps["settings"], "replay_mixer": "repo/varied"} == plugin["SETTINGS"]
+    suite = steps["TestVaried"]()
+    suite.strategy = plugin["varied"]
+    for name in dir(suite):
+        if name.startswith("test_"):
+            getattr(steps["TestVaried"](), name)()
+            getattr(suite, name)()
+
+
+def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo: str, tmp_path: Path) -> None:
+    rewards = Rewards(*REWARDS)
+    trainer = make_trainer(tmp_path / "out", rewards, max_steps=8)
+    with trl_replay.attached(trainer, replay_preset=repo) as session:
+        steps = steps_of(session)
+        trainer.train()
+        assert session.plugins == ["repo"]
+        replayed = 0
+        for number, (_, composed) in enumerate(steps):
+            scripted = REWARDS[min(number, len(REWARDS) - 1)]
+            stored = composed[ROWS][:, 0].numpy().reshape(-1, SIZE) < 0
+            advantages = composed["advantages"].numpy().reshape(-1, SIZE)
+            prompts = composed["prompt_ids"].reshape(len(scripted), SIZE, -1)
+            assert (prompts == prompts[:, :1]).all(), "a row of another prompt in a group"
+            for slot in np.flatnonzero(stored.any(axis=1)):
+                assert stored[slot].tolist() == [False, False, True, True]
+                fresh = normalised(scripted[slot][:FRESH])
+                np.testing.assert_allclose(advantages[slot, :FRESH], fresh, atol=1e-5)
+                np.testing.assert_allclose(advantages[slot, FRESH:], normalised([0, 1]), atol=1e-5)
+                replayed += 1
+        assert replayed == session.totals.counters["replaced"] > len(steps)
+        assert session.totals.counters["lost"] == 0, "replay_record='forward' stores what is mixed into"
+
+
+def test_what_the_page_looks_at_is_there(repo: str, tmp_path: Path, capsys: Any) -> None:
+    trainer = make_trainer(tmp_path / "out", Rewards(*REWARDS), max_steps=8)
+    attaching, *looking = BLOCKS[BLOCKS.index(PLUGIN) + 1 :]
+    namespace: dict[str, Any] = {"trl_replay": trl_replay, "trainer": trainer}
+    exec(attaching, namespace)
+    assert trl_replay.detach(trainer) is None
+    namespace["session"] = trl_replay.attach(trainer, replay_preset=repo)
+    trainer.train()
+    for block in looking:
+        exec(block, namespace)
+    printed = capsys.readouterr().out
+    for words in ("replaced;", "x the mixer took no stored row for a slot", "x the sampler left a slot as it was"):
+        assert words in printed
+        assert words in PAGE
+    assert re.search(r"^ 1\.00  '", printed, re.MULTILINE), "a row of the entry with its reward"
+    trl_replay.detach(trainer)
+
+
+def test_replay_is_refused_where_the_sampler_promises_no_prompt(repo: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "out", Rewards([LIVE] * 3))
+    with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
+        trl_replay.attach(trainer, replay_preset=repo, replay_sampler="uniform", replay_sampler_kwargs=None)
