@@ -45,7 +45,7 @@ from .table import Table, weighted_sample
 from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
 
 if TYPE_CHECKING:
-    from .buffer.replay_buffer import ReplayBuffer
+    from .buffer.replay_buffer import Entry, ReplayBuffer
     from .session import Session
     from .trainer.attachment import attach, attached, detach
     from .trainer.autoattach import autoattach
@@ -57,6 +57,7 @@ _LAZY = {
     "attached": "trainer.attachment",
     "autoattach": "trainer.autoattach",
     "detach": "trainer.attachment",
+    "Entry": "buffer.replay_buffer",
     "ReplayBuffer": "buffer.replay_buffer",
     "Session": "session",
 }
@@ -77,6 +78,7 @@ __all__ = [
     "ContractError",
     "Corrected",
     "CorrectionSpec",
+    "Entry",
     "EvictorSpec",
     "FieldSpec",
     "Group",

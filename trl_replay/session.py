@@ -206,6 +206,8 @@ class Session:
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         scope = self.communicator
+        if not self.buffer.capacity:
+            return f"replay: no buffer (replay_buffer_size=0); advantages shaped in {self.totals.batches} batches"
         return self.totals.explain(len(self.buffer), self.config.replay_dry_run, scope.rank, scope.ranks)
 
     def step(self, batch: Batch) -> Batch:

@@ -14,21 +14,20 @@ SAME_PROMPT = {"replay_sampler": "same_prompt", "replay_start": 0}
 
 
 class RePO:
-    """The best rows cached for a prompt beside the fresh ones, each kind normalised apart (2506.09340)."""
+    """Rows cached for a prompt, of most variance, beside the fresh ones, each kind normalised apart (2506.09340)."""
 
     @hookimpl
     def trl_replay_strategies(self) -> Any:
-        yield MixerSpec(
-            "best", lambda rows=2, cached=8: Best(rows, cached), "the best cached rows, for the last fresh"
-        )
+        yield MixerSpec("spread", lambda rows=2, cached=8: Spread(rows, cached), "best and worst, for the last fresh")
 
     @hookimpl
     def trl_replay_presets(self) -> Any:
-        settings = {"replay_sampler_kwargs": {"entries": 2}, "replay_mixer": "repo/best", "replay_advantages": "split"}
-        yield Preset("repo", {**EVERY_GROUP, **SAME_PROMPT, **settings}, "best cached rows, split advantages")
+        settings = {"replay_sampler_kwargs": {"entries": 2}, "replay_mixer": "repo/spread"}
+        split = {"replay_advantages": "split"}
+        yield Preset("repo", {**EVERY_GROUP, **SAME_PROMPT, **settings, **split}, "cached rows of most variance")
 
 
-class Best:
+class Spread:
     def __init__(self, rows: int, cached: int) -> None:
         self.rows, self.cached = rows, cached
 
@@ -36,7 +35,8 @@ class Best:
         taken = np.full(slots.advantages.shape, -1)
         rewards = np.where(drawn[:, :, None] >= 0, table.row_reward[drawn], -np.inf).reshape(len(drawn), -1)
         full = np.isfinite(rewards).sum(axis=1) >= self.cached
-        taken[full, -self.rows :] = np.argsort(-rewards[full], axis=1, kind="stable")[:, : self.rows]
+        order = np.argsort(-rewards[full], axis=1, kind="stable")
+        taken[full, -self.rows :] = np.roll(order, self.rows // 2, axis=1)[:, : self.rows]  # the worst, then the best
         return taken
 
 
@@ -84,6 +84,7 @@ class ARPO:
     @hookimpl
     def trl_replay_presets(self) -> Any:
         settings = {"replay_selector": "arpo/failed", "replay_mixer": "arpo/success", "replay_evictor": "fifo"}
+        settings |= {"replay_record": "loss"}  # groups that failed are never stored
         by = {"replay_sampler_kwargs": {"by": "uniform"}}
         yield Preset("arpo", {**SAME_PROMPT, **settings, **by}, "a success where all failed")
 

@@ -94,6 +94,7 @@ class Watch:
         self.policy: list[list[torch.Tensor]] = []  # per step and row, log-probs by the policy that generated it
         self.first: dict[tuple[int, int], torch.Tensor] = {}  # (serial, row) → log-probs of its first forward
         self.advantages: Callable[[int], torch.Tensor] | None = None  # by step, those that should be trained on
+        self.follows = isinstance(session.trainer, Checked)
         self._session = session
         step, expect, move = session.step, session.tap.expect, session.communicator.move
         sources: dict[int, list[int]] = {}
@@ -127,6 +128,17 @@ class Watch:
             self.taken.append(taken)
             return ids
 
+        loss = session.tap.loss
+
+        def watched_loss(stock: Any, inputs: Any) -> torch.Tensor:
+            """What is trained on: rows that are left out of the denominator scale what the trainer computed."""
+            scaled = loss(stock, inputs)
+            compared = session.trainer.compared if self.follows else []
+            if compared and session.trainer.model.training:
+                compared[-1] = (float(scaled.detach()), *compared[-1][1:])
+            return scaled
+
+        session.tap.loss = watched_loss  # type: ignore[method-assign]
         session.step = watched_step  # type: ignore[method-assign]
         session.tap.expect = watched_expect  # type: ignore[method-assign]
         session.communicator.move = watched_move  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Methods of papers, each a plugin of at most 25 lines: which rows meet, what they train with, by each paper's rule."""
+"""Methods of papers, each a plugin of at most 25 lines: which rows meet, and what they train with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
-from methods import METHODS, Best
+from methods import METHODS, Spread
 from replaying import Checked, Watch, check_batches, check_losses
 from support import DEAD, HALF, LIVE, Rewards
 
@@ -73,11 +73,11 @@ def same_prompt(watch: Watch, step: int, slot: int, serial: int) -> bool:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_takes_at_most_25_lines(name: str) -> None:
-    source = inspect.getsource(METHODS[name]) + (inspect.getsource(Best) if name == "repo" else "")
+    source = inspect.getsource(METHODS[name]) + (inspect.getsource(Spread) if name == "repo" else "")
     assert len([line for line in source.splitlines() if line.strip()]) <= 25
 
 
-def test_repo_puts_the_best_cached_rows_into_every_group_and_normalises_each_kind_apart(tmp_path: Any) -> None:
+def test_repo_puts_cached_rows_of_most_variance_into_groups_and_normalises_each_kind_apart(tmp_path: Any) -> None:
     session, watch = train(tmp_path, "split", {"replay_preset": "repo"})
     found = list(mixed_slots(watch))
     assert len(found) > 4
@@ -89,7 +89,7 @@ def test_repo_puts_the_best_cached_rows_into_every_group_and_normalises_each_kin
             (s for s, (when, where) in watch.origin.items() if where == slot and when < step), reverse=True
         )
         cached = [stored(watch, serial, row) for serial in newest[:2] for row in range(SIZE)]
-        assert sorted((stored(watch, *one) for one in rows.values()), reverse=True) == sorted(cached)[:-3:-1]
+        assert [stored(watch, *rows[place]) for place in (2, 3)] == [min(cached), max(cached)]
     assert session.totals.counters["lost"] == 0
 
 
@@ -144,42 +144,61 @@ def mean_logp(watch: Watch, serial: int, row: int) -> float:
     return float(watch.policy[step][source].mean())
 
 
+class ShortestByHand:
+    """GFPO's formula: the two shortest rows of each group, normalised between themselves."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def kept(self, step: int, slot: int) -> list[int]:
+        lengths = self.watch.steps[step][0]["completion_mask"].sum(dim=1).tolist()
+        rows = range(slot * SIZE, (slot + 1) * SIZE)
+        return sorted(rows, key=lambda row: (lengths[row], row))[:2]
+
+    def fresh(self, step: int) -> list[float]:
+        advantages = [0.0] * 12
+        for slot in range(3):
+            kept = self.kept(step, slot)
+            values = [float(self.watch.rewards[step][row, 0]) for row in kept]
+            spread = abs(values[0] - values[1]) / np.sqrt(2)
+            for row, value in zip(kept, values, strict=True):
+                advantages[row] = (value - sum(values) / 2) / (spread + 1e-4)
+        return advantages
+
+    def advantages(self, step: int) -> torch.Tensor:
+        found = self.fresh(step)
+        for row, stored_row in self.watch.taken[step].items():
+            origin, source = self.watch.source(*stored_row)
+            found[row] = self.fresh(origin)[source]
+        return torch.tensor(found)
+
+    def left_out(self, step: int) -> list[bool]:
+        found = []
+        for row in range(12):
+            origin, source = step, row
+            if row in self.watch.taken[step]:
+                origin, source = self.watch.source(*self.watch.taken[step][row])
+            found.append(source not in self.kept(origin, source // SIZE))
+        return found
+
+
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo", "dr_grpo", "cispo"])
 def test_gfpo_trains_the_shortest_rows_normalised_among_themselves(tmp_path: Any, loss: str) -> None:
-    replay = {"replay_plugins": ["gfpo"], "replay_start": 0}
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6, trainer_class=Checked, loss_type=loss)
-    session = trl_replay.attach(trainer, **replay)
+    session = trl_replay.attach(trainer, replay_plugins=["gfpo"], replay_start=0)
     watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)
+    by_hand = ShortestByHand(watch)
+    watch.advantages = by_hand.advantages
     trainer.watch, trainer.compared = watch, []
     trainer.train()
-    masks: dict[tuple[int, int], list[bool]] = {}
-    for step, (before, after) in enumerate(watch.steps):
-        lengths = before["completion_mask"].sum(dim=1).tolist()
-        for slot in range(3):
-            rows = list(range(slot * SIZE, (slot + 1) * SIZE))
-            kept = sorted(rows, key=lambda row: (lengths[row], row))[:2]
-            values = [float(watch.rewards[step][row, 0]) for row in kept]
-            spread = abs(values[0] - values[1]) / np.sqrt(2)
-            centre = sum(values) / 2
-            by_hand = {row: (value - centre) / (spread + 1e-4) for row, value in zip(kept, values, strict=True)}
-            masks[step, slot] = [row not in kept for row in rows]
-            taken = {row: watch.taken[step][row] for row in rows if row in watch.taken[step]}
-            flags = after[ROWS][rows, 1]
-            if taken:  # a whole group takes a dead slot, and brings its mask
-                origin = watch.origin[taken[rows[0]][0]]
-                assert ((flags & EXCLUDED) > 0).tolist() == masks[origin]
-                continue
-            assert ((flags & (MASKED | EXCLUDED)) == MASKED | EXCLUDED).tolist() == masks[step, slot]
-            expected = torch.tensor([by_hand.get(row, 0.0) for row in rows])
-            torch.testing.assert_close(after["advantages"][rows], expected, rtol=1e-6, atol=1e-7)
-        count = sum(
-            lengths[row]
-            for row in range(12)
-            if not int(after[ROWS][row, 1]) & EXCLUDED and row not in watch.taken[step]
-        )
-        if not watch.taken[step]:
-            assert int(after["num_items_in_batch"]) == count, "masked rows are no tokens of the batch"
+    check_batches(watch)
     check_losses(trainer)
+    for step, (_, after) in enumerate(watch.steps):
+        flags = after[ROWS][:, 1] & (MASKED | EXCLUDED)
+        assert flags.bool().tolist() == by_hand.left_out(step)
+        assert set(flags.tolist()) == {0, MASKED | EXCLUDED}
+        tokens = after["completion_mask"].sum(dim=1)[~flags.bool()]
+        assert int(after["num_items_in_batch"]) == int(tokens.sum()), "masked rows are no tokens of the batch"
     table = session.buffer.table
     assert (table.row_masked.sum(axis=1) == 2).all()
     assert (table.row_advantage[table.row_masked] == 0).all()
@@ -201,7 +220,7 @@ def test_a_running_z_score_needs_no_buffer(tmp_path: Any) -> None:
         else:
             mean = sum(seen) / len(seen)
             spread = np.sqrt(sum((value - mean) ** 2 for value in seen) / len(seen))
-            expected = torch.tensor([(reward - mean) / (spread + 1e-4) for reward in rewards])
+            expected = torch.tensor([(reward - mean) / (spread + 1e-4) for reward in rewards], dtype=torch.float32)
             torch.testing.assert_close(after["advantages"], expected, rtol=1e-5, atol=1e-6)
         seen += rewards
     assert session.metrics["replay/dead_fraction"] == 0.0, "equal advantages that are not 0 teach something"

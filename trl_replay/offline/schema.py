@@ -83,6 +83,8 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
             return "is no number"
         too_large = math.isfinite(float(value)) and abs(float(value)) > LARGEST
         return f"is larger than {LARGEST:g}, which no gradient of float32 bears" if too_large else None
+    if name == "masked":
+        return None if isinstance(value, bool | np.bool_) else "is neither true nor false"
     if name in ("prompt_ids", "completion_ids"):
         return None if _are_ids(value, vocabulary) else "are no token ids of this model"
     if name in TOKENS:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import compat
+from ..batch.group_view import AdvantageRule
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry
 from ..components import Components
 from ..config import ReplayConfig
@@ -305,7 +306,7 @@ class Decisions:
                 computed that TRL's rules do not explain.
         """
         sampled = Sampled()
-        if slots and most and self._seam_has_run(collected_at):
+        if slots and most and self._buffer.capacity and self._seam_has_run(collected_at):
             sampled = self._draw(plan, slots, most, keys)
         self._book(plan, sampled)
         return sampled
@@ -429,7 +430,8 @@ class Decisions:
         if not some.all():
             reasons["the mixer took no stored row for a slot"] += int((~some).sum())
         if (some & dead).any():
-            reasons["a mixed group would have been dead"] += int((some & dead).sum())
+            what = "the stored rows alone" if setting == "split" else "a mixed group"
+            reasons[f"{what} would have been dead"] += int((some & dead).sum())
         usable = np.flatnonzero(some & ~dead)
         return Filling(slots, mixed, advantages, masked, computed).take(usable)
 
@@ -457,16 +459,19 @@ class Decisions:
                 "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
                 "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
             )
-        anew, equal = mixed.split(rule) if self._config.replay_advantages == "split" else mixed.joint(rule)
-        silent = np.zeros(masked.shape, bool)
-        given = self._hooks.advantages(mixed.as_groups(anew, equal), self._context())
+        anew, equal = self._computed(rule, mixed, masked)
+        given = None
+        if not self._config.replay_dry_run:
+            given = self._hooks.advantages(mixed.as_groups(anew, equal, masked), self._context())
         if given is not None:
-            view, _ = shaped(mixed.as_groups(anew, equal), given)
-            anew, silent, equal = view.advantages, view.masked, view.dead
+            view, _ = shaped(mixed.as_groups(anew, equal, masked), given)
+            anew, masked_anew, equal = view.advantages, view.masked, view.dead
+        else:
+            masked_anew = masked
         of_slot = computed[:, None]
         return (
             np.where(of_slot, anew, advantages),
-            np.where(of_slot, silent, masked),
+            np.where(of_slot, masked_anew, masked),
             np.where(computed, equal, dead),
         )
 
@@ -482,6 +487,12 @@ class Decisions:
         if not limits:
             return reason
         return f"{reason} (held back: {', '.join(limits)})"
+
+    def _computed(self, rule: AdvantageRule, mixed: MixedGroups, masked: Bools) -> tuple[Floats, Bools]:
+        """Advantages of mixed groups, `(n, G)`, over their rows that train, and which groups are dead, `(n,)`."""
+        if self._config.replay_advantages == "split":
+            return mixed.split(rule, ~masked)
+        return mixed.joint(rule, ~masked)
 
     def _priorities(self, table: Table) -> Floats:
         """Of each entry, its chance of being drawn first relative to that of the least likely one."""

@@ -129,16 +129,15 @@ class MixedGroups:
         masked = self.column("row_masked", self.slots.masked).astype(bool)
         return advantages, masked
 
-    def joint(self, rule: AdvantageRule) -> tuple[Floats, Bools]:
-        """Advantages over all rows of each mixed group, `(n, G)`, and which groups are dead, `(n,)`."""
-        members = np.ones(self.stored.shape, bool)
-        return self._computed(rule, members)
+    def joint(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
+        """Advantages over all rows of each mixed group that `train`, `(n, G)`, and which groups are dead, `(n,)`."""
+        return self._computed(rule, train)
 
-    def split(self, rule: AdvantageRule) -> tuple[Floats, Bools]:
+    def split(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
         """Advantages over the fresh and the stored rows of each group apart, `(n, G)`, and which groups have a dead
         stored part, `(n,)`."""
-        of_stored, dead = self._computed(rule, self.stored)
-        of_fresh, _ = self._computed(rule, ~self.stored)
+        of_stored, dead = self._computed(rule, self.stored & train)
+        of_fresh, _ = self._computed(rule, ~self.stored & train)
         return np.where(self.stored, of_stored, of_fresh), dead
 
     def _computed(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
@@ -150,7 +149,7 @@ class MixedGroups:
         """`(n, G)`: weighted rewards; NaN for a row without any."""
         return self.column("row_reward", self.slots.reward)
 
-    def as_groups(self, advantages: Floats, dead: Bools) -> Groups:
+    def as_groups(self, advantages: Floats, dead: Bools, masked: Bools) -> Groups:
         """The mixed groups as a plugin sees them."""
         items = self.slots.trainable if self.slots.items is None else self.slots.items
         return replace(
@@ -162,7 +161,7 @@ class MixedGroups:
             items=self.column("row_items", items).astype(np.int64),
             dead=dead,
             behaviour_logps=None,
-            masked=np.zeros(advantages.shape, bool),
+            masked=masked,
         )
 
     def take(self, chosen: Ints) -> MixedGroups:

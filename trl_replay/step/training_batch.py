@@ -38,7 +38,7 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
         return batch
     advantages = batch["advantages"]
     where = torch.from_numpy(changed).to(advantages.device)
-    written = torch.from_numpy(values).to(advantages)
+    written = torch.tensor(values).to(advantages)  # a copy: the view of the groups can only be read
     return {**batch, "advantages": torch.where(where, written, advantages)}
 
 

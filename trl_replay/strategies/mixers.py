@@ -16,7 +16,8 @@ FRESH = -1
 def whole(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
     """Every row of the slot's first entry takes the slot's row of the same number."""
     size = slots.advantages.shape[1]
-    return np.tile(np.arange(size), (len(drawn), 1))
+    first = (drawn >= 0).argmax(axis=1)
+    return np.asarray(first[:, None] * size + np.arange(size))
 
 
 whole.takes_whole_groups = True  # type: ignore[attr-defined]  # with any other mixer, rows of one prompt must meet
