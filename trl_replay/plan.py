@@ -101,12 +101,13 @@ class RowOutcome:
     Attributes:
         advantages (float64): 0 for masked rows.
         masked (bool): Rows that train nothing, and are out of the loss's denominators.
-        written (bool): Rows whose advantages differ from what the trainer or the payload holds.
+        computed (bool): Rows whose advantages were computed anew, in a mixed group: neither the batch nor the payload
+            holds them.
     """
 
     advantages: Floats
     masked: Bools
-    written: Bools
+    computed: Bools
 
 
 @dataclass(slots=True)

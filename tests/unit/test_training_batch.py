@@ -37,7 +37,7 @@ def layout(rank: int = 0, ranks: int = 1) -> RowLayout:
 
 
 def outcome(fresh: Any) -> Any:
-    return untouched(fresh, np.zeros(fresh.advantages.shape, bool))
+    return untouched(fresh)
 
 
 class Hooks:

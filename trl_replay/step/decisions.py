@@ -87,13 +87,13 @@ class Decisions:
         and `plan.outcome` are then what it made of them."""
         fresh = plan.fresh
         assert fresh is not None
-        written = np.zeros(fresh.advantages.shape, bool)
         if not self._config.replay_dry_run:
             given = self._hooks.advantages(fresh, self._context())
             if given is not None:
-                plan.fresh, written = shaped(fresh, given)
-                self._refuse_masks_beside_the_tap(plan.fresh.masked)
-        plan.outcome = untouched(plan.fresh or fresh, written)
+                fresh = shaped(fresh, given)
+                self._refuse_masks_beside_the_tap(fresh.masked)
+        plan.fresh = fresh
+        plan.outcome = untouched(fresh)
 
     def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
         if masked.any() and self._tap.forward:
@@ -118,7 +118,7 @@ class Decisions:
         sampled = self.sample(plan, slots, most, keys, carry.collected_at)
         if self._config.replay_dry_run:
             plan.tally.items_delta = 0.0
-            plan.outcome = untouched(fresh, np.zeros(fresh.advantages.shape, bool))
+            plan.outcome = untouched(fresh)
         else:
             plan.sampled = sampled
             plan.copies = self._copies(plan, fresh, rows)
@@ -464,7 +464,7 @@ class Decisions:
         if not self._config.replay_dry_run:
             given = self._hooks.advantages(mixed.as_groups(anew, equal, masked), self._context())
         if given is not None:
-            view, _ = shaped(mixed.as_groups(anew, equal, masked), given)
+            view = shaped(mixed.as_groups(anew, equal, masked), given)
             anew, masked_anew, equal = view.advantages, view.masked, view.dead
         else:
             masked_anew = masked
@@ -555,7 +555,6 @@ class Decisions:
             tally.items_delta += float(tokens[live] - tokens[dead])
             outcome.advantages[dead] = fresh.advantages[live]
             outcome.masked[dead] = fresh.masked[live]
-            outcome.written[dead] = False  # the copy is cut from the batch, whose advantages are written by then
         return pairs
 
     def _count_masked(self, plan: Plan, fresh: Groups) -> None:

@@ -18,8 +18,8 @@ FRESH = -1
 """No stored row takes this one."""
 
 
-def shaped(fresh: Groups, given: Floats) -> tuple[Groups, Bools]:
-    """The fresh groups with a plugin's advantages, and which of the rows have others than before.
+def shaped(fresh: Groups, given: Floats) -> Groups:
+    """The fresh groups with a plugin's advantages.
 
     A group that was changed is dead if all of its rows that train have advantages next to 0.
 
@@ -29,11 +29,10 @@ def shaped(fresh: Groups, given: Floats) -> tuple[Groups, Bools]:
     """
     masked = np.isnan(given)
     advantages = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
-    written = (advantages != fresh.advantages) | masked
-    touched = written.any(axis=1)
+    touched = ((advantages != fresh.advantages) | masked).any(axis=1)
     nothing = teaches_nothing(advantages, masked, np.abs(advantages).max(initial=0.0))
     dead = np.where(touched, nothing, fresh.dead)
-    return replace(fresh, advantages=advantages, masked=masked, dead=dead), written
+    return replace(fresh, advantages=advantages, masked=masked, dead=dead)
 
 
 def teaches_nothing(advantages: Floats, masked: Bools, largest: float) -> Bools:
@@ -42,9 +41,10 @@ def teaches_nothing(advantages: Floats, masked: Bools, largest: float) -> Bools:
     return np.asarray(sizes.max(axis=1, initial=0.0) <= TINY * largest)
 
 
-def untouched(fresh: Groups, written: Bools) -> RowOutcome:
+def untouched(fresh: Groups) -> RowOutcome:
     """What the fresh rows train with as they are."""
-    return RowOutcome(fresh.advantages.copy(), fresh.masked.copy(), written.copy())
+    nowhere = np.zeros(fresh.advantages.shape, bool)
+    return RowOutcome(fresh.advantages.copy(), fresh.masked.copy(), nowhere)
 
 
 @dataclass(slots=True)
@@ -208,8 +208,7 @@ class Filling:
         """Puts down what the slots' rows train with."""
         outcome.advantages[self.slots] = self.advantages
         outcome.masked[self.slots] = self.masked
-        fresh_written = outcome.written[self.slots] & ~self.mixed.stored
-        outcome.written[self.slots] = fresh_written | self.computed[:, None]
+        outcome.computed[self.slots] = self.computed[:, None]
 
     def taken(self, rows: Ints, update: int, priorities: Floats) -> list[Taken]:
         """What stored rows take, slot by slot and entry by entry.

@@ -65,25 +65,24 @@ def compose_batch(
     """
     outcome = plan.outcome
     assert outcome is not None
-    written = {
+    payload = {
         taken.serial: _rewritten(groups[taken.serial], taken, outcome)
         for taken in plan.sampled.taken
         if taken.serial in groups
     }
-    replayed = rows.placements(plan.sampled, written)
+    replayed = rows.placements(plan.sampled, payload)
     copied = place_copies(batch, rows, plan.copies, components.fields)
     placements = replayed + copied
+    # before anything is placed: of a slot that straddles processes, stored rows may take another one's rows alone
+    batch = _with_advantages(batch, outcome.advantages.ravel()[rows.here], outcome.computed.ravel()[rows.here])
     if not placements:
         return batch, replayed
-    values = outcome.advantages.ravel()[rows.here]
-    changed = outcome.written.ravel()[rows.here]
-    batch = _with_advantages(batch, values, changed)
     return components.hooks.compose(batch, placements, context), replayed
 
 
 def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:
     """Stored rows with the advantages that were computed for them in their slot, if any were."""
-    if not group.keys or not outcome.written[taken.slot, taken.targets].any():
+    if not group.keys or not outcome.computed[taken.slot, taken.targets].any():
         return group
     values = torch.from_numpy(outcome.advantages[taken.slot, taken.targets])
     stored = group.tensors["advantages"]

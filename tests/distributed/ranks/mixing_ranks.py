@@ -1,0 +1,93 @@
+"""One rank of a launch: stored rows beside fresh ones and shaped advantages, by scope and layout; results as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+
+from ending import end
+from methods import METHODS
+from scripted import build, mixed, run
+
+import trl_replay
+
+LAYOUTS = {2: {"whole": (8, 4), "straddling": (6, 4)}, 3: {"whole": (6, 3), "straddling": (4, 3)}}
+"""Per number of processes: (rows of a process, num_generations)."""
+MIX = {
+    "replay_mixer": "inject",
+    "replay_mixer_kwargs": {"rows": 2},
+    "replay_sampler": "same_prompt",
+    "replay_selector": "always",
+    "replay_selector_kwargs": {"share": 1.0},
+    "replay_record": "forward",
+    "replay_start": 0,
+    "replay_seed": 3,
+}
+MODES = ("stored", "joint", "split")
+CAPACITY = 12
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """A mode of mixing, or a method."""
+    if name in MODES:
+        return {**MIX, "replay_advantages": name}
+    if name in ("gfpo", "zscore"):
+        return {"replay_plugins": [name], "replay_start": 0, "replay_seed": 3}
+    return {"replay_preset": name, "replay_seed": 3}
+
+
+def register() -> None:
+    for name, method in METHODS.items():
+        trl_replay.register(method(), name)
+
+
+def unregister() -> None:
+    for name in METHODS:
+        trl_replay.unregister(name)
+
+
+def trained(folder: Path, name: str, scope: str, rows: int, size: int, rank: int, world: int) -> dict[str, Any]:
+    """One training of 6 updates; what it stores is bounded alike on any number of processes."""
+    capacity = CAPACITY // world if scope == "sharded" else CAPACITY
+    replay = {**settings_of(name), "replay_scope": scope, "replay_buffer_size": capacity}
+    trainer = build(folder, rows, size, mixed, rank=rank, max_steps=6, learning_rate=0.1)
+    return run(trainer, compared=True, **replay)
+
+
+def cases(world: int) -> Iterator[tuple[str, str, str]]:
+    """Name, scope and layout."""
+    for layout in LAYOUTS[world]:
+        for scope in ("gathered", "sharded"):
+            for mode in MODES:
+                yield mode, scope, layout
+    if world == 2:
+        for method in METHODS:
+            yield method, "sharded", "whole"
+        yield "joint", "process", "whole"
+        yield "gfpo", "gathered", "straddling"
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
+    folder = Path(sys.argv[1])
+    for name, scope, layout in cases(world):
+        register()  # methods with running state begin anew
+        with contextlib.redirect_stdout(io.StringIO()):
+            rows, size = LAYOUTS[world][layout]
+            result = trained(folder / f"trainer{rank}", name, scope, rows, size, rank, world)
+        unregister()
+        (folder / f"{name} {scope} {layout}.{rank}.json").write_text(json.dumps(result))
+    end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Stored rows beside fresh ones, and shaped advantages, on two and three processes: as on one, to the gradient."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "ranks"))
+
+from forked import check, launch
+from mixing_ranks import LAYOUTS, cases, register, trained, unregister
+
+CASES = [(world, *case) for world in LAYOUTS for case in cases(world)]
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory: Any) -> Any:
+    """What every rank of a case showed; each number of processes is launched once."""
+    folders: dict[int, Path] = {}
+
+    def results(world: int, case: str) -> list[dict[str, Any]]:
+        if world not in folders:
+            folders[world] = tmp_path_factory.mktemp(f"mixing{world}")
+            script = Path(__file__).parent / "ranks" / "mixing_ranks.py"
+            check(launch(script, folders[world], limit=400, local_ranks=tuple(range(world))))
+        return [json.loads((folders[world] / f"{case}.{rank}.json").read_text()) for rank in range(world)]
+
+    return results
+
+
+def alone(folder: Path, name: str, world: int, layout: str) -> dict[str, Any]:
+    """The same script on one process."""
+    rows, size = LAYOUTS[world][layout]
+    register()
+    try:
+        return trained(folder, name, "gathered", rows * world, size, 0, 1)
+    finally:
+        unregister()
+
+
+@pytest.mark.parametrize(("world", "name", "scope", "layout"), [case for case in CASES if case[2] != "process"])
+def test_several_processes_do_what_one_does(
+    launches: Any, tmp_path: Path, world: int, name: str, scope: str, layout: str
+) -> None:
+    ranks = launches(world, f"{name} {scope} {layout}")
+    one = alone(tmp_path, name, world, layout)
+    mixed = 0
+    for step, expected in enumerate(one["steps"]):
+        together = {
+            key: [value for rank in ranks for value in rank["steps"][step][key]]
+            for key in ("out", "replayed", "advantages_out")
+        }
+        assert together["out"] == expected["out"]
+        assert together["replayed"] == expected["replayed"]
+        assert together["advantages_out"] == pytest.approx(expected["advantages_out"], abs=1e-6), step
+        assert [rank["steps"][step]["items"] for rank in ranks] == [expected["items"]] * world
+        mixed += sum(expected["replayed"])
+    assert mixed > 1 or name == "zscore"
+    for step, (gradient, by_one) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
+        error = np.linalg.norm(np.subtract(gradient, by_one)) / max(float(np.linalg.norm(by_one)), 1e-9)
+        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
+
+
+def test_each_process_mixes_from_a_buffer_of_its_own(launches: Any) -> None:
+    ranks = launches(2, "joint process whole")
+    rows = LAYOUTS[2]["whole"][0]
+    for rank in ranks:
+        born: set[str] = set()
+        mixed = 0
+        for step in rank["steps"]:
+            stored = [text for text, flag in zip(step["out"], step["replayed"], strict=True) if flag]
+            assert set(stored) <= born, "rows that this process generated"
+            mixed += len(stored)
+            born |= set(step["fresh"])
+        assert 0 < mixed < 6 * rows
+
+
+def test_an_owner_sends_no_row_that_is_not_taken(launches: Any) -> None:
+    joint = launches(2, "joint sharded whole")
+    assert sum(rank["received"]["fetch"] for rank in joint) > 0
+    for rank in joint:
+        for step in rank["steps"]:
+            assert sum(step["replayed"]) <= 2 * 2, "two rows a slot, two slots a process"
