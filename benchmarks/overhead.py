@@ -25,11 +25,12 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import wraps
 from io import StringIO
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -238,7 +239,7 @@ class Fill(TrainerCallback):
             return
         buffer, rng = self.session.buffer, np.random.default_rng(0)
         count = buffer.capacity - len(buffer)
-        columns = {name: np.repeat(getattr(buffer.table, name)[:1], count) for name in buffer.table.names}
+        columns = {name: np.repeat(getattr(buffer.table, name)[:1], count, axis=0) for name in buffer.table.names}
         prompts = np.unique(np.concatenate([buffer.table.prompt, rng.integers(2**62, size=len(PROMPTS))]))
         columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
         columns["prompt"] = rng.choice(prompts[-len(PROMPTS) :], count)
@@ -246,14 +247,19 @@ class Fill(TrainerCallback):
         buffer.receive(dict.fromkeys(stored, buffer.storage.get(0)))
 
 
-def settle_and_sample(size: int, count: int = 50) -> Check:
-    """The session's own settle and sample, with 8 newcomers and 8 draws a step in a full buffer."""
+ROWS = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}
+"""Single rows of the slot's own prompt, instead of whole groups."""
+
+
+def settle_and_sample(size: int, count: int = 50, settings: Mapping[str, Any] = MappingProxyType({})) -> Check:
+    """The session's own settle, sample and mix, with 8 newcomers and 8 slots a step in a full buffer."""
     groups = 16  # half of them dead
-    done = run({"replay_buffer_size": size, "replay_storage": OnePayload()}, 3 + count, 32, 2, 8, groups)
+    done = run({"replay_buffer_size": size, "replay_storage": OnePayload(), **settings}, 3 + count, 32, 2, 8, groups)
     times = [1e3 * (step["settle_last_batch"] + step["sample"]) for step in done["steps"][3:]]
     assert len(done["session"].buffer) == size
     detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"
-    return Check(f"settle + sample at {size:,} entries", statistics.median(times), 3, "ms", detail)
+    what = "settle + sample + mix" + (" (rows)" if settings else "")
+    return Check(f"{what} at {size:,} entries", statistics.median(times), 3, "ms", detail)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -264,7 +270,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
-    checks = [settle_and_sample(size) for size in SIZES] + forwards() + step_and_bytes(options.quick)
+    checks = (
+        [settle_and_sample(size) for size in SIZES]
+        + [settle_and_sample(SIZES[-1], settings=ROWS)]
+        + forwards()
+        + step_and_bytes(options.quick)
+    )
     if options.json:
         rows = [{**vars(check), "met": check.met} for check in checks]
         print(json.dumps({"quick": options.quick, "checks": rows}, indent=1))

@@ -92,9 +92,9 @@ class Step:
         """Settles half of this rank's groups and fills the other half, with the payload's bound noted."""
         from trl_replay.batch.group_view import blank
         from trl_replay.counters import COUNTERS
-        from trl_replay.distributed.row_layout import IDENTITY, RowLayout
+        from trl_replay.distributed.row_layout import IDENTITY, MODE, RowLayout
         from trl_replay.loss.off_policy_stats import STATS
-        from trl_replay.plan import Sampled
+        from trl_replay.plan import Sampled, Taken
         from trl_replay.serialization.wire import packed_size
 
         rank, ranks, live = self.scope.rank, self.scope.ranks, self.groups // 2
@@ -126,10 +126,18 @@ class Step:
             self.common.choice(len(self.buffer), min(len(dead), len(self.buffer)), replace=False) if eligible else []
         )
         drawn = np.asarray(drawn, np.int64)
-        draw = Sampled(dead[: len(drawn)], self.buffer.table.serial[drawn].tolist(), [1] * len(drawn), drawn.tolist())
-
+        everything = np.arange(SIZE)
+        draw = Sampled(
+            [
+                Taken(slot, int(self.buffer.table.serial[row]), int(row), 1, 1.0, everything, everything)
+                for slot, row in zip(dead, drawn, strict=False)
+            ]
+        )
         self.timed(
-            "agree", self.scope.agree, np.concatenate([np.zeros(len(COUNTERS) + IDENTITY), rows.filled(draw)]), ""
+            "agree",
+            self.scope.agree,
+            np.concatenate([np.zeros(len(COUNTERS) + MODE + IDENTITY), rows.filled(draw)]),
+            "",
         )
         arrivals = rows.arrivals([serial for serial, _ in kept], [slot for _, slot in kept], ranks)
         parts = self.timed("admit", self.scope.admit, self.buffer.table, arrivals, held)

@@ -11,6 +11,7 @@ from batches import PAD, make_batch
 
 from trl_replay.batch.group_view import advantage_noise, bessel_std, blank, describe, view, weighted_rewards
 from trl_replay.compat import RewardSetup
+from trl_replay.fields import FieldTable
 
 EPS = 8 * float(np.finfo(np.float32).eps)
 
@@ -22,7 +23,7 @@ def setup(scale: str = "group", aggregation: str = "sum_then_normalize", *weight
 def test_rows_are_described_by_their_real_tokens() -> None:
     batch = make_batch([[(2, 3), (2, 1), (2, 2)], [(4, 2)] * 3], ["tool_mask"], 0, [True, True])
     batch["completion_mask"][1] = 0  # truncated: its tokens are there, and none is trained on
-    columns = describe(batch, 6, 3, PAD)
+    columns = describe(batch, 6, 3, FieldTable(PAD))
     assert columns["row"].tolist() == [6, 7, 8, 9, 10, 11]
     assert columns["lengths"].tolist() == [3, 1, 2, 2, 2, 2]
     trained = (batch["completion_mask"] * batch["tool_mask"]).sum(dim=1)
@@ -34,14 +35,14 @@ def test_rows_are_described_by_their_real_tokens() -> None:
 
 def test_a_prompts_hash_is_that_of_its_tokens_whatever_the_padding() -> None:
     first = make_batch([[(2, 1)] * 3, [(4, 1)] * 3], [], 0, [True, True])
-    hashes = describe(first, 0, 3, PAD)["prompt"]
+    hashes = describe(first, 0, 3, FieldTable(PAD))["prompt"]
     assert [bool(number) for number in hashes] == [True, False, False, True, False, False], "once a group"
     assert hashes[0] != hashes[3]
     wider = {key: torch.nn.functional.pad(first[key], (2, 0)) for key in ("prompt_ids", "prompt_mask")}
-    again = describe({**first, **wider}, 0, 3, PAD)["prompt"]
+    again = describe({**first, **wider}, 0, 3, FieldTable(PAD))["prompt"]
     assert again.tolist() == hashes.tolist()
     assert (hashes >= 0).all()
-    shifted = describe(first, 2, 3, PAD)["prompt"]
+    shifted = describe(first, 2, 3, FieldTable(PAD))["prompt"]
     assert [bool(number) for number in shifted] == [False, True, False, False, True, False], "a group's first row"
 
 

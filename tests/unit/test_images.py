@@ -163,6 +163,7 @@ def test_a_part_without_images_joins_one_with_images(layout: str) -> None:
         assert_rows(out, without, [(SIZE + row, row) for row in range(1, SIZE)])
 
 
+@since("1.11.0", "a split of this layout")
 def test_a_part_that_counts_no_tiles_joins_one_that_does() -> None:
     """TRL leaves `num_tiles` out of a batch in which every image has one tile."""
     plain = next(batch for seed in range(99) if "num_tiles" not in (batch := make("num_tiles", (1, 0, 0), seed)))

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from .. import compat
 from ..compat import STD_EPSILON
 from ..errors import SeamError
+from ..fields import FieldTable
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
-from .images import images_per_row
+from .images import image_checksums, images_per_row
 
 FLOAT32_EPS = float(np.finfo(np.float32).eps)
 NOISE = 8 * FLOAT32_EPS
@@ -40,19 +41,19 @@ WHOLE_COLUMNS = (
 """Columns of whole numbers, shared by scopes."""
 
 
-def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> dict[str, NDArray[Any]]:
+def describe(batch: Batch, first_row: int, num_generations: int, fields: FieldTable) -> dict[str, NDArray[Any]]:
     """What scopes share of this process's `B` fresh rows, all on the CPU: 8-byte columns of shape `(B,)`.
 
     Args:
         batch (`dict`): As TRL returns it.
         first_row (`int`): Index of the first row among the rows of all processes.
         num_generations (`int`): Rows of a group.
-        pad (`int`): The pad token's id.
+        fields ([`FieldTable`]): The batch keys that are known, and the pad token.
     """
     advantages = batch["advantages"].detach().double()
     rows = np.arange(first_row, first_row + len(advantages))
     opens_group = rows % num_generations == 0
-    _, lengths = row_lengths(batch, pad)
+    _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
     items = compat.counted_items(batch, lengths, trainable)
     return {
@@ -62,7 +63,7 @@ def describe(batch: Batch, first_row: int, num_generations: int, pad: int) -> di
         "trainable": _whole(trainable),
         "items": _whole(items),
         "images": images_per_row(batch),
-        "prompt": _prompt_hashes(batch, opens_group),
+        "prompt": _prompt_hashes(batch, opens_group, fields),
     }
 
 
@@ -288,14 +289,18 @@ def _noise_of_normalised(
     return np.asarray(error / (batch_std + STD_EPSILON))
 
 
-def _prompt_hashes(batch: Batch, wanted: Bools) -> Ints:
-    """Per row a 63-bit hash of its prompt tokens, padding left out; 0 for rows that are not wanted."""
-    index = torch.from_numpy(np.flatnonzero(wanted))
+def _prompt_hashes(batch: Batch, wanted: Bools, fields: FieldTable) -> Ints:
+    """Per row a 63-bit hash of its prompt tokens, padding left out, and of its images; 0 for rows that are not
+    wanted."""
+    rows = np.flatnonzero(wanted)
+    images = image_checksums(batch, fields, rows.tolist())
+    index = torch.from_numpy(rows)
     index = index.to(batch["prompt_ids"].device)
     ids = _whole(batch["prompt_ids"][index])
     masks: Bools = batch["prompt_mask"][index].ne(0).cpu().numpy()
     hashes = np.zeros(len(wanted), np.int64)
-    hashes[wanted] = [_hash(row[mask]) for row, mask in zip(ids, masks, strict=True)]
+    for row, tokens, mask in zip(rows.tolist(), ids, masks, strict=True):
+        hashes[row] = _hash(np.append(tokens[mask], images.get(row, [])).astype(np.int64))
     return hashes
 
 

@@ -21,6 +21,8 @@ from ..fields import PIXELS, FieldTable
 from ..types import Batch, Group, Ints, Placement
 
 COUNTS = ("num_images", "num_tiles")
+FACTOR = 0x9E3779B1
+"""An odd number that spreads places over all bits (2^32 divided by the golden ratio); sums wrap around."""
 TOLD_BY = frozenset({"image_grid_thw", "image_position_ids", "num_tiles"})
 """Fields with which pixels are not one entry a row, whatever their number."""
 Sections: TypeAlias = list[torch.Tensor]
@@ -131,6 +133,27 @@ def images_per_row(batch: Mapping[str, Any]) -> Ints:
     if batch.get(PIXELS) is None:
         return np.full(batch["prompt_ids"].size(0), -1)
     return np.asarray(batch["num_images"], np.int64)
+
+
+def image_checksums(batch: Mapping[str, Any], fields: FieldTable, rows: Sequence[int]) -> dict[int, list[int]]:
+    """What tells the images of some rows apart from others', by row: their number, and a number made of all of their
+    pixels, bit by bit, on the batch's device. Rows without images are left out."""
+    numbers = images_per_row(batch)
+    pictured = [row for row in rows if numbers[row] > 0]
+    if not pictured:
+        return {}
+    entries = _batch_entries(batch, _keys(batch, fields), fields)[PIXELS]
+    sections = torch.split(batch[PIXELS].detach(), entries.tolist())
+    sums = torch.stack([_checksum(sections[row]) for row in pictured])
+    return {row: [int(numbers[row]), number] for row, number in zip(pictured, sums.tolist(), strict=True)}
+
+
+def _checksum(pixels: torch.Tensor) -> torch.Tensor:
+    """A whole number made of all bits of a tensor, each element weighed by its place."""
+    as_numbers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[pixels.element_size()]
+    bits = pixels.contiguous().view(as_numbers).flatten().long()
+    places = torch.arange(1, len(bits) + 1, device=bits.device)
+    return (bits * (places * FACTOR + 1)).sum()
 
 
 def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:

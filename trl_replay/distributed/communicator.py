@@ -68,7 +68,7 @@ class Communicator:
                 local |= pending.describe(count, fields.names)
             if batch is not None:
                 check(batch, fields)
-                local |= describe(batch, first, size, fields.pad_token_id)
+                local |= describe(batch, first, size, fields)
         except Exception as caught:
             error = error or caught
         shared = components.scope.share(local)

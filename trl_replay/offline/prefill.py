@@ -257,7 +257,7 @@ def _cut(
     fill_missing(group.tensors)
     if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
         group = replace(group, keys=group.keys | {"tool_mask"})
-    columns = describe(batch, 0, size, fields.pad_token_id)
+    columns = describe(batch, 0, size, fields)
     view = Groups(
         rewards=offline.rewards[None],
         reward_weights=offline.weights,
