@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pictures
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
-from replaying import Checked, Watch, check_batches, check_losses
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, weights_hash
+from datasets import concatenate_datasets
+from image_rows import assert_same_images, by_row
+from replaying import Checked, Watch, build, check_batches, check_losses
+from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, masked_rollout, weights_hash
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
@@ -173,3 +176,193 @@ def test_only_stored_rows_are_flagged_and_fresh_ones_keep_a_ratio_of_one(tmp_pat
             torch.testing.assert_close(
                 loss["inputs"]["old_per_token_logps"][fresh], loss["logps"][fresh], rtol=0, atol=0
             )
+
+
+def trained(trainer: Any, mode: str = "auto", **settings: Any) -> tuple[Any, Watch]:
+    """Attaches, trains and checks rows, advantages and losses; some group must have been mixed."""
+    session = trl_replay.attach(trainer, **{**MIXED, "replay_advantages": mode, **settings})
+    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
+    watch.advantages = lambda step: mixed_advantages(watch, step, mode, (1.0,), "group", "sum_then_normalize")
+    trainer.watch, trainer.compared = watch, []
+    trainer.train()
+    check_batches(watch)
+    check_losses(trainer)
+    assert partly(watch) > 1
+    return session, watch
+
+
+def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
+    model, processor = pictures.qwen2_vl()
+    rows = pictures.dataset((1, 2, 1)).select(range(3))  # the same three questions in every batch
+    trainer = build(
+        tmp_path,
+        Rewards(*SCRIPT),
+        tokenizer=processor,
+        model=model,
+        max_steps=6,
+        arguments={"train_dataset": concatenate_datasets([rows] * 8)},
+        generation_kwargs={"suppress_tokens": [model.config.image_token_id]},
+    )
+    trainer.independent = False
+    _, watch = trained(trainer, replay_record="loss", replay_selector="zero_std", replay_selector_kwargs=None)
+    for step, (before, after) in enumerate(watch.steps):
+        found, fresh = by_row(after), by_row(before)
+        for row in range(12):
+            taken = watch.taken[step].get(row)
+            expected = fresh[row]
+            if taken is not None:
+                when, source = watch.source(*taken)
+                expected = by_row(watch.steps[when][0])[source]
+            assert_same_images(found[row], expected)
+
+
+def test_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -> None:
+    model, processor = pictures.qwen2_vl()
+    first = pictures.dataset((1,)).select([0, 3])  # "1", once with one picture and once with another
+    prompts = []
+
+    def noting(groups: Any, context: Any) -> Any:
+        prompts.append(groups.prompt.tolist())
+        return []
+
+    trainer = build(
+        tmp_path,
+        Rewards([LIVE, HALF]),
+        tokenizer=processor,
+        model=model,
+        max_steps=2,
+        per_device_train_batch_size=8,
+        arguments={"train_dataset": concatenate_datasets([first] * 8)},
+        generation_kwargs={"suppress_tokens": [model.config.image_token_id]},
+    )
+    trainer.watch = None
+    trl_replay.attach(trainer, replay_selector=noting)
+    trainer.train()
+    assert prompts[0] == prompts[1], "the same prompts in every batch"
+    assert len(set(prompts[0])) == 2
+
+
+def test_rows_are_mixed_with_their_tool_masks(tmp_path: Any) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT), max_steps=6, arguments={"rollout_func": masked_rollout})
+    trained(trainer, "joint")
+
+
+def test_rows_are_mixed_under_lora(tmp_path: Any) -> None:
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), beta=0.1, learning_rate=5e-2, max_steps=6, arguments={"peft_config": adapter}
+    )
+    trained(trainer)
+
+
+def test_the_forward_that_records_is_one_a_batch_and_none_where_the_batch_has_log_probs(tmp_path: Any) -> None:
+    def forwards(folder: str, **settings: Any) -> int:
+        replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+        trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT), max_steps=4, **settings)
+        counted = Forwards(trainer.model)
+        if replay:
+            trl_replay.attach(trainer, **replay)
+        trainer.train()
+        return counted.counts["no grad"]
+
+    batches = 4
+    for checkpointing in (False, True):
+        settings = {"gradient_checkpointing": checkpointing}
+        stock = forwards(f"stock{checkpointing}", **settings)
+        assert forwards(f"loss{checkpointing}", **settings, replay_start=0) == stock
+        assert forwards(f"forward{checkpointing}", **settings, **MIXED) == stock + batches
+    several = {"num_iterations": 2}
+    assert forwards("known", **several, **MIXED) == forwards("known stock", **several)
+
+
+def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_says_so(tmp_path: Any) -> None:
+    def records(folder: str, **settings: Any) -> bool:
+        trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT))
+        session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "auto", **settings})
+        return bool(session.components.records)
+
+    with pytest.warns(UserWarning, match="adds one forward without gradients"):
+        assert records("live")
+    assert not records("dead", replay_selector="zero_std", replay_selector_kwargs=None)
+    whole = {"replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_advantages": "stored"}
+    assert not records("whole", **whole)
+
+
+def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
+    session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "loss"})
+    trainer.train()
+    assert session.totals.counters["lost"] > 2
+    assert any(entry.get("replay/lost") for entry in trainer.state.log_history)
+
+
+@pytest.mark.parametrize("setting", ["auto", "joint", "split"])
+def test_baselines_over_two_prompts_are_refused_before_training(tmp_path: Any, setting: str) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    with pytest.raises(
+        trl_replay.RefusedError, match="use replay_sampler='same_prompt', or replay_advantages='stored'"
+    ):
+        trl_replay.attach(trainer, replay_mixer="inject", replay_advantages=setting)
+    trl_replay.attach(trainer, replay_mixer="inject", replay_advantages="stored")
+
+
+class Shaping(Checked):
+    """A trainer that shapes advantages by itself, as TRL's rules do not."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        return {**batch, "advantages": batch["advantages"] * 2}
+
+
+def test_advantages_that_trls_rules_do_not_explain_are_not_computed_anew(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path / "joint", Rewards(*SCRIPT), max_steps=6, trainer_class=Shaping)
+    trainer.watch = None
+    trl_replay.attach(trainer, **MIXED)
+    with pytest.raises(trl_replay.SeamError, match="Use replay_advantages='stored', or shape them in a plugin"):
+        trainer.train()
+    trainer = make_trainer(tmp_path / "stored", Rewards(*SCRIPT), max_steps=6, trainer_class=Shaping)
+    trainer.watch = None
+    session = trl_replay.attach(trainer, **{**MIXED, "replay_advantages": "stored"})
+    trainer.train()
+    assert session.totals.counters["rows"] > 0
+
+
+def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
+    seen = []
+
+    def noting(rows: Any, context: Any) -> Any:
+        seen.append(len(rows.ages))
+        assert (rows.ages > 0).all()
+        return trl_replay.Corrected(rows.behaviour_logps)
+
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
+    settings = {**MIXED, "replay_correction": noting, "replay_max_log_ratio": 5.0}
+    session = trl_replay.attach(trainer, **settings)
+    trainer.train()
+    assert sum(seen) == session.totals.counters["rows"] > 0
+    table = session.buffer.table
+    assert (table.drift[table.uses > 0] > 0).any(), "an entry's drift is that of its replayed rows"
+
+
+def test_a_run_with_mixed_rows_resumes_bit_identically(tmp_path: Any) -> None:
+    def run(folder: str, resume: str | None = None) -> tuple[str, Any]:
+        settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+        trainer = make_trainer(tmp_path / folder, by_text, **settings)
+        session = trl_replay.attach(trainer, **MIXED)
+        trainer.train(resume_from_checkpoint=resume)
+        columns = {name: getattr(session.buffer.table, name).copy() for name in session.buffer.table.names}
+        return weights_hash(trainer), (columns, session.totals.counters)
+
+    whole = run("whole")
+    again = run("again", str(tmp_path / "whole" / "checkpoint-4"))
+    assert again[0] == whole[0]
+    for name, column in whole[1][0].items():
+        np.testing.assert_array_equal(again[1][0][name], column, err_msg=name)
+    assert again[1][1] == whole[1][1]
+    assert whole[1][1]["rows"] > 4
+
+
+def by_text(completions: list[str], **_: Any) -> list[float]:
+    return [float(text[:1] in set("0123456789abc")) for text in completions]

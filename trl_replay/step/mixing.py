@@ -28,7 +28,8 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
     """
     masked = np.isnan(given)
-    advantages = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
+    rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
+    advantages = np.where(given == fresh.advantages, fresh.advantages, rounded)
     touched = ((advantages != fresh.advantages) | masked).any(axis=1)
     nothing = teaches_nothing(advantages, masked, np.abs(advantages).max(initial=0.0))
     dead = np.where(touched, nothing, fresh.dead)

@@ -1,0 +1,166 @@
+"""Any assignment of stored rows to rows of slots: what is composed holds just those, on any number of processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from batches import EXTRA, KEYS, PAD, SIZE, make_batch
+from hypothesis import given
+
+from trl_replay.batch.compose import compose, cut, take_rows
+from trl_replay.batch.group_view import AdvantageRule, blank
+from trl_replay.compat import RewardSetup
+from trl_replay.distributed.row_layout import RowLayout
+from trl_replay.fields import FieldTable
+from trl_replay.plan import Sampled
+from trl_replay.step.mixing import FRESH, Filling, MixedGroups, shaped, untouched
+from trl_replay.testing import make_groups, make_table
+
+FIELDS = FieldTable(PAD, extra=EXTRA)
+GROUPS = 4
+LENGTHS = st.lists(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=SIZE, max_size=SIZE),
+    min_size=GROUPS,
+    max_size=GROUPS,
+)
+
+
+@st.composite
+def assignments(draw: Any) -> tuple[Any, Any]:
+    """Entries drawn for each slot, `(n, k)`, and the stored row that takes each of its rows, `(n, G)`."""
+    entries = draw(st.permutations(range(2 * GROUPS)))
+    drawn = np.array(entries).reshape(GROUPS, 2)
+    chosen = np.full((GROUPS, SIZE), FRESH)
+    for slot in range(GROUPS):
+        rows = draw(st.permutations(range(2 * SIZE)))[:SIZE]
+        for row in draw(st.sets(st.integers(0, SIZE - 1))):
+            chosen[slot, row] = rows[row]
+    return drawn, chosen
+
+
+def table_of(count: int) -> Any:
+    rows = np.zeros((count, SIZE))
+    columns = {"row_rewards": rows[:, :, None], "row_advantage": rows + 1.0, "row_logp": rows, "row_items": rows}
+    table = type(make_table([])).preallocated(count, SIZE)
+    table.append({"serial": np.arange(100, 100 + count), "step": np.zeros(count), **columns}, count)
+    return table
+
+
+def row_of(batch: Any, row: int) -> Any:
+    (group,) = cut(batch, FIELDS, [slice(row, row + 1)])
+    return group
+
+
+def assert_same_row(found: Any, expected: Any) -> None:
+    assert found.completion_lengths.tolist() == expected.completion_lengths.tolist()
+    assert found.prompt_lengths.tolist() == expected.prompt_lengths.tolist()
+    assert set(found.tensors) == set(expected.tensors)
+    for key, tensor in expected.tensors.items():
+        assert torch.equal(found.tensors[key], tensor), key
+
+
+@given(
+    LENGTHS, LENGTHS, LENGTHS, st.lists(st.sampled_from(KEYS), unique=True), assignments(), st.sampled_from([1, 2, 6])
+)
+def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_elsewhere(
+    fresh: Any, first: Any, second: Any, keys: Any, assignment: Any, ranks: int
+) -> None:
+    batch = make_batch(fresh, keys, 0, [True] * GROUPS)
+    batches = [
+        make_batch(lengths, keys, seed, [True, False, True, False]) for seed, lengths in ((1, first), (2, second))
+    ]
+    everything = [slice(slot * SIZE, (slot + 1) * SIZE) for slot in range(GROUPS)]
+    stored = [group for one in batches for group in cut(one, FIELDS, everything)]
+    drawn, chosen = assignment
+    view = make_groups([[0.0] * SIZE] * GROUPS)
+    mixed = MixedGroups.of(view, table_of(len(stored)), drawn, chosen)
+    filling = Filling(list(range(GROUPS)), mixed, view.advantages, view.masked, np.zeros(GROUPS, bool))
+    sampled = Sampled(filling.taken(np.arange(len(stored)), 1, np.ones(len(stored))))
+    payload = {taken.serial: take_rows(stored[taken.row], taken.sources.tolist(), FIELDS) for taken in sampled.taken}
+    rows = GROUPS * SIZE
+    here = rows // ranks  # of six processes each has two rows of a group of three
+    for rank in range(ranks):
+        layout = RowLayout(blank(0, rows), blank(rank * here, here), SIZE)
+        part = {key: value[rank * here : (rank + 1) * here] if value.dim() else value for key, value in batch.items()}
+        composed = compose(part, FIELDS, layout.placements(sampled, payload))
+        for row in range(here):
+            slot, place = divmod(rank * here + row, SIZE)
+            number = int(chosen[slot, place])
+            if number == FRESH:
+                expected = row_of(part, row)
+            else:
+                entry = int(drawn[slot, number // SIZE])
+                source = batches[entry // GROUPS]
+                expected = row_of(source, entry % GROUPS * SIZE + number % SIZE)
+            assert_same_row(row_of(composed, row), expected)
+
+
+def test_rows_of_other_prompts_and_of_entries_without_row_columns_are_left_out() -> None:
+    table = table_of(2)
+    table.writable("prompt")[:] = [7, 8]
+    slots = replace(make_groups([[0.0] * SIZE] * 2), prompt=np.array([7, 7]))
+    mixed = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, -1, 2], [0, 1, -1]]))
+    assert mixed.leave_other_prompts(np.array([True, False])) == 0, "only where advantages are computed"
+    assert mixed.leave_other_prompts(np.array([True, True])) == 2
+    assert mixed.stored.tolist() == [[True, False, True], [False] * 3]
+    table.writable("row_advantage")[0] = np.nan
+    mixed = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, -1, 2], [0, 1, -1]]))
+    assert mixed.leave_unknown() == 2
+    whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
+    assert whole.leave_unknown() == 0, "they can still take a whole slot"
+
+
+def test_shaped_advantages_keep_bits_mask_rows_and_tell_dead_groups() -> None:
+    fresh = make_groups([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
+    given = fresh.advantages.copy()
+    given[1] = 2.0
+    given[2] = [np.nan, 1e-9, 0.0]
+    given[3] = np.nan
+    found = shaped(fresh, given)
+    assert (found.advantages[0] == fresh.advantages[0]).all()
+    assert found.dead.tolist() == [False, False, True, True], "equal advantages that are not 0 teach something"
+    assert found.masked.tolist() == [[False] * 3, [False] * 3, [True, False, False], [True] * 3]
+    assert found.counted[2].tolist() == [0, 5, 5]
+    assert np.isfinite(found.advantages).all()
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_a_rows_advantage_in_a_group_of_its_own_batch_is_trls(aggregation: str) -> None:
+    """All rows of the batch's own groups: the rule then gives what TRL gave them."""
+    from trl_replay import compat
+
+    rewards = np.random.default_rng(0).normal(size=(4, 3, 2))
+    setup = RewardSetup(np.array([1.0, 0.5]), "group", aggregation)
+    scored = torch.from_numpy(rewards.reshape(-1, 2))
+    rule = AdvantageRule({}, scored, setup, 3)
+    totals = (rewards * setup.weights).sum(axis=2)
+    found, dead = rule(rewards, totals, np.ones((4, 3), bool))
+    np.testing.assert_allclose(found, compat.advantages(scored, setup, 3).view(4, 3).numpy(), rtol=1e-6)
+    assert not dead.any()
+    half, _ = rule(rewards, totals, np.array([[True, True, False]] * 4))
+    assert (half[:, 2] == 0).all()
+    np.testing.assert_allclose(half[:, :2].sum(axis=1), 0, atol=1e-6 if aggregation == "sum_then_normalize" else 9)
+
+
+def test_what_a_filling_writes_and_how_limits_cut_it() -> None:
+    table = table_of(4)
+    slots = make_groups([[0.0] * SIZE] * 3)
+    drawn = np.array([[0, 1], [2, -1], [3, -1]])
+    mixed = MixedGroups.of(slots, table, drawn, np.array([[0, 3, -1], [0, -1, -1], [0, 1, 2]]))
+    assert mixed.is_whole.tolist() == [False, False, True]
+    advantages, masked = np.full((3, SIZE), 5.0), np.zeros((3, SIZE), bool)
+    filling = Filling([4, 1, 2], mixed, advantages, masked, np.array([True, False, True]))
+    assert filling.within(9, 9).slots == [4, 1, 2]
+    assert filling.within(2, 9).slots == [4, 1]
+    assert filling.within(9, 3).slots == [4, 1], "two entries and one"
+    assert filling.within(9, 1).slots == [], "the first slot alone takes two"
+    fresh = make_groups([[0.0] * SIZE] * 5)
+    outcome = untouched(fresh)
+    filling.within(2, 9).write(outcome)
+    assert outcome.advantages[:, 0].tolist() == [0.0, 5.0, 0.0, 0.0, 5.0]
+    assert outcome.computed.any(axis=1).tolist() == [False, False, False, False, True]
