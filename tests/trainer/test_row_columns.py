@@ -1,0 +1,228 @@
+"""Row columns and entries as users and plugins read them: filled, read-only, exported, and known of old files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from resuming import disk
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
+MIXED = {
+    "replay_mixer": "inject",
+    "replay_sampler": "same_prompt",
+    "replay_selector": "always",
+    "replay_selector_kwargs": {"share": 1.0},
+    "replay_record": "forward",
+    "replay_start": 0,
+}
+
+
+def trained(folder: Path, steps: int = 4, rewards: Any = None, **settings: Any) -> tuple[Any, Any]:
+    training = {name: settings.pop(name) for name in list(settings) if not name.startswith("replay_")}
+    trainer = make_trainer(folder, rewards or Rewards(*SCRIPT), max_steps=steps, **training)
+    session = trl_replay.attach(trainer, **settings)
+    trainer.train()
+    return trainer, session
+
+
+def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
+    _, session = trained(tmp_path)
+    table = session.buffer.table
+    for row, serial in enumerate(table.serial.tolist()):
+        entry = session.buffer[serial]
+        assert table.row_rewards[row, :, 0].tolist() == entry.rewards["scripted"]
+        assert table.row_reward[row].tolist() == entry.rewards["scripted"]
+        assert table.row_advantage[row].tolist() == entry.advantages
+        means = [sum(logps) / len(logps) for logps in entry.logps]
+        assert table.row_logp[row].tolist() == pytest.approx(means, abs=1e-5)
+        assert table.row_length[row].tolist() == [len(logps) for logps in entry.logps]
+        assert table.row_items[row].sum() == table.items[row]
+        assert entry.columns["row_length"] == table.row_length[row].tolist()
+        assert entry.masked == [False] * 4
+    assert np.isnan(table.row_other_reward).all()
+
+
+def test_the_weighted_reward_follows_the_trainers_weights(tmp_path: Path) -> None:
+    first, second = Rewards(*SCRIPT), Rewards([HALF, LIVE, HALF])
+    second.__name__ = "second"
+    trainer, session = trained(tmp_path, rewards=[first, second], reward_weights=[1.0, 0.5])
+    table = session.buffer.table
+    expected = table.row_rewards[:, :, 0] + 0.5 * table.row_rewards[:, :, 1]
+    np.testing.assert_allclose(table.row_reward, expected)
+    trainer.reward_weights[:] = 2.0
+    trainer.train()
+    np.testing.assert_allclose(table.row_reward, 2 * table.row_rewards.sum(axis=2))
+
+
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+@pytest.mark.parametrize("storage", ["cpu", "disk"])
+def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str, storage: str) -> None:
+    settings = disk(tmp_path / "payload") if storage == "disk" else {}
+    trainer, session = trained(tmp_path, replay_scope=scope, replay_buffer_size=3, **settings)
+    buffer = session.buffer
+    assert list(buffer) == buffer.table.serial.tolist()
+    assert len(list(buffer)) == 3
+    for serial in buffer:
+        assert serial in buffer
+        entry = buffer[serial]
+        assert entry.serial == serial
+        assert len(entry.completions) == 4
+        assert set(entry.prompts) <= {"1=", "12=", "123+4="}
+        assert all(isinstance(text, str) for text in entry.completions)
+    gone = next(serial for serial in range(99) if serial not in buffer)
+    with pytest.raises(KeyError):
+        buffer[gone]
+    trl_replay.detach(trainer)
+    assert buffer[serial].completions == entry.completions, "after detach it can still be read"
+
+
+def test_core_columns_can_only_be_read(tmp_path: Path) -> None:
+    _, session = trained(tmp_path)
+    table = session.buffer.table
+    for name in table.names:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(table, name)[:] = 0
+    table.add_column("mine")
+    table.mine[:] = 3.0
+    assert (session.buffer.table.mine == 3.0).all()
+
+
+class Notes:
+    """Fills a column of its own; at an update it fails."""
+
+    def __init__(self, failing: int = 99) -> None:
+        self.failing = failing
+        self.scores: list[float] = []
+
+    @trl_replay.hookimpl
+    def trl_replay_attached(self, session: Any) -> None:
+        session.buffer.table.add_column("passes")
+
+    @trl_replay.hookimpl
+    def trl_replay_admitted(self, table: Any, rows: Any, groups: Any, context: Any) -> None:
+        if context.update >= self.failing:
+            raise ZeroDivisionError("no luck")
+        table.passes[rows] = groups.reward.sum(axis=1)
+
+    @trl_replay.hookimpl
+    def trl_replay_rank(self, table: Any, context: Any) -> Any:
+        self.scores += table.passes.tolist()
+        return table.passes
+
+
+@pytest.fixture
+def notes() -> Any:
+    plugin = Notes()
+    trl_replay.register(plugin, "notes")
+    yield plugin
+    trl_replay.unregister("notes")
+
+
+def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(tmp_path: Path, notes: Notes) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+    session = trl_replay.attach(trainer, replay_plugins=["notes"], replay_buffer_size=2)
+    rows = [{"prompt": "1=", "completion": text, "reward": float(text in "ab")} for text in "abcd"]
+    assert session.buffer.add(rows) == 1
+    assert session.buffer.table.passes.tolist() == [2.0]
+    trainer.train()
+    assert 0.0 not in notes.scores, "every entry had its value when ranks were asked for"
+    assert session.buffer.table.passes.tolist() == session.buffer.table.row_reward.sum(axis=1).tolist()
+
+
+def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -> None:
+    notes.failing = 2
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
+    session = trl_replay.attach(trainer, replay_plugins=["notes"])
+    with pytest.raises(trl_replay.HookError, match=r"'notes'.* failed in trl_replay_admitted at update 2"):
+        trainer.train()
+    assert sorted(session.buffer) == [0, 1, 2], "those of the batch before"
+    assert sorted(session.buffer.held()) == [0, 1, 2]
+
+
+class Longest:
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        masked = groups.advantages.copy()
+        masked[:, 0] = np.nan
+        return masked
+
+
+def test_masks_are_exported_and_come_back(tmp_path: Path) -> None:
+    trl_replay.register(Longest(), "longest")
+    try:
+        _, session = trained(tmp_path / "one", replay_plugins=["longest"])
+    finally:
+        trl_replay.unregister("longest")
+    assert session.buffer.table.row_masked[:, 0].all()
+    path = session.export(tmp_path / "groups.parquet")
+    trainer = make_trainer(tmp_path / "two", Rewards(*SCRIPT), max_steps=1)
+    again = trl_replay.attach(trainer)
+    assert again.buffer.add(path) == len(session.buffer)
+    table = again.buffer.table
+    assert table.row_masked.tolist() == session.buffer.table.row_masked.tolist()
+    assert (table.items == (table.row_items * ~table.row_masked).sum(axis=1)).all()
+
+
+def test_a_mask_that_is_no_truth_value_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    session = trl_replay.attach(trainer)
+    rows = [{"prompt": "1=", "completion": text, "reward": float(text == "a"), "masked": "false"} for text in "abcd"]
+    with pytest.raises(trl_replay.ReplayError, match=r"Row 0 .* has masked='false', which is neither true nor false"):
+        session.buffer.add(rows)
+
+
+PROMPTS = ("1=", "12=", "123+4=")
+
+
+def unnamed() -> list[dict[str, Any]]:
+    """Groups of the run's prompts, whose file does not name its reward functions."""
+    return [
+        {"prompt": prompt, "completion": text, "reward": float(text == "a")} for prompt in PROMPTS for text in "abcd"
+    ]
+
+
+def test_rows_of_a_file_with_one_reward_are_mixed_by_it(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2)
+    session = trl_replay.attach(trainer, **MIXED)
+    session.buffer.add(unnamed())
+    assert session.buffer.table.row_reward.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 3
+    assert np.isnan(session.buffer.table.row_rewards).all()
+    trainer.train()
+    assert session.totals.counters["rows"] == 3, "a success in each dead group of the second batch"
+    assert session.buffer[0].rewards == {"reward": [1.0, 0.0, 0.0, 0.0]}
+
+
+def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None:
+    second = Rewards([DEAD] * 3)
+    second.__name__ = "second"
+    settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 2}
+    trainer = make_trainer(tmp_path, [Rewards([DEAD] * 3), second], **settings)
+    session = trl_replay.attach(trainer, **MIXED)
+    session.buffer.add(unnamed())
+    trainer.train()
+    assert session.totals.counters["rows"] == 0
+    assert "its file does not name its reward functions" in session.explain()
+
+
+def test_entries_of_releases_without_row_columns_take_whole_slots_only(tmp_path: Path) -> None:
+    def resumed(**settings: Any) -> Any:
+        trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2)
+        session = trl_replay.attach(trainer, **settings)
+        session.buffer.add(unnamed())
+        for name in ("row_rewards", "row_other_reward", "row_advantage", "row_logp"):  # as such a checkpoint has them
+            session.buffer.table.writable(name)[:] = np.nan
+        trainer.train()
+        return session
+
+    mixed = resumed(**MIXED)
+    assert mixed.totals.counters["rows"] == 0
+    assert "stored by a release without row columns" in mixed.explain()
+    whole = resumed(replay_selector="always", replay_selector_kwargs={"share": 1.0}, replay_start=0)
+    assert whole.totals.counters["replaced"] > 0
