@@ -216,7 +216,7 @@ def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
             assert_same_images(found[row], expected)
 
 
-def test_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -> None:
+def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -> None:
     model, processor = pictures.qwen2_vl()
     first = pictures.dataset((1,)).select([0, 3])  # "1", once with one picture and once with another
     prompts = []
