@@ -89,15 +89,17 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
     for name, strategy in strategies.items():
         if isinstance(strategy, Stateful):
             stateful[name] = strategy
+    buffer = ReplayBuffer(
+        capacity,
+        storage,
+        _limits(config),
+        max_bytes,
+        trainer.num_generations,
+        len(trainer.reward_func_names),
+    )
+    buffer.table.reward_weights = compat.reward_setup(trainer).weights
     return Components(
-        buffer=ReplayBuffer(
-            capacity,
-            storage,
-            _limits(config),
-            max_bytes,
-            trainer.num_generations,
-            len(trainer.reward_func_names),
-        ),
+        buffer=buffer,
         scope=scope,
         hooks=hooks,
         rate_limiter=rate_limiter,
@@ -127,6 +129,8 @@ def _draws_same_prompt(sampler: Any, plugins: Iterable[Plugin]) -> bool:
 def _records(config: ReplayConfig, hooks: SessionHooks, selector: Any, mixes_rows: bool) -> bool:
     """Whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
     replaced, whose log-probs the loss would never show."""
+    if config.replay_dry_run:  # nothing is displaced
+        return False
     if config.replay_record != "auto":
         return config.replay_record == "forward"
     may_mix = mixes_rows or hooks.has_plugin_for("mix")

@@ -220,8 +220,8 @@ class AdvantageRule:
         within = self.scored.detach().double().cpu()
         if not self.takes_functions_apart:
             rewards = totals[:, :, None]
-            batch = weighted_rewards(within.numpy(), setup.weights)
-            within = torch.from_numpy(batch[:, None])
+            sums = weighted_rewards(within.numpy(), setup.weights)
+            within = torch.from_numpy(sums[:, None])
             setup = replace(setup, weights=np.ones(1))
         if compat.counts_unscored():
             rewards = np.where(np.isnan(rewards).all(axis=2, keepdims=True), 0.0, rewards)
@@ -230,8 +230,9 @@ class AdvantageRule:
         flat = torch.from_numpy(counted.reshape(-1, counted.shape[2]))
         computed = compat.advantages(flat, setup, self.size, within).numpy().reshape(members.shape)
         advantages = np.where(members, computed, 0.0).astype(np.float32).astype(np.float64)  # as they are trained on
+        batch = within.numpy().reshape(-1, self.size, counted.shape[2])
         with np.errstate(invalid="ignore"):
-            noise = advantage_noise(counted, setup)
+            noise = advantage_noise(np.concatenate([counted, batch]), setup)[: len(counted)]
         lowest = np.where(members, advantages, np.inf).min(axis=1)
         highest = np.where(members, advantages, -np.inf).max(axis=1)
         return advantages, np.asarray(highest - lowest <= noise)

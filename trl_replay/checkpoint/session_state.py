@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
 from ..protocols import Columns, division_of
 from ..session import Session
-from ..types import Group
+from ..types import Group, Groups
 from . import format as files
 from .discovery import TRAINER_STATE
 from .format import Identity, RankState, plain
@@ -170,7 +171,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     columns = _with_named_rewards(mine.columns, mine, session)
     session.buffer.load_state_dict({"columns": columns, "keysets": mine.keysets})
     _fill(session, mine.payload(), take)
-    pending = mine.pending and _on_training_device(session, mine.pending, take)
+    pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
     session.load_last_batch(mine.session, pending)
 
 
@@ -190,7 +191,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})
     _fill(session, resharded.payload(), take)
     session.carry.serial = resharded.next_serial
-    _settle(session, resharded.ready, take)
+    _settle(session, resharded.ready, take, mine)
 
 
 def _with_named_rewards(columns: Columns, then: RankState, session: Session) -> Columns:
@@ -245,13 +246,19 @@ def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -
     session.totals.add(tally, batches=0)
 
 
-def _settle(session: Session, ready: ReadyGroups, take: Callable[[Group], Group]) -> None:
+def _settle(
+    session: Session,
+    ready: ReadyGroups,
+    take: Callable[[Group], Group],
+    then: RankState,
+) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally = Tally()
     table = session.buffer.table
     tally.refuse(ready.dropped, "a row's log-probs were missing when the number of processes changed")
     if ready.groups is not None:
-        kept = session.decide.offer(ready.groups, ready.serials, ready.sizes, ready.keys, tally)
+        groups = _scored_as_today(ready.groups, then, session)
+        kept = session.decide.offer(groups, ready.serials, ready.sizes, ready.keys, tally)
         for serial in kept:
             table.writable("owner")[table.serial == serial] = ready.owners[serial]
         for serial, group in ready.payload.items():
@@ -307,13 +314,22 @@ def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:
     return take
 
 
+def _scored_as_today(groups: Groups, then: RankState, session: Session) -> Groups:
+    """The groups with raw rewards in the order of today's reward functions, and their weights."""
+    names_now = list(session.trainer.reward_func_names)
+    rewards = named_rewards(groups.rewards, then.session["reward_functions"], names_now)
+    return replace(groups, rewards=rewards, reward_weights=compat.reward_setup(session.trainer).weights)
+
+
 def _on_training_device(
     session: Session,
     pending: PendingGroups,
     take: Callable[[Group], Group],
+    then: RankState,
 ) -> PendingGroups:
     """Candidates wait on the training device, where their rows were cut."""
     device = session.trainer.accelerator.device
+    groups = _scored_as_today(pending.groups, then, session)
     candidates = []
     for saved in pending.candidates:
         records = []
@@ -330,4 +346,4 @@ def _on_training_device(
             logps_dtype=logps_dtype(session.components.fields),
         )
         candidates.append(candidate)
-    return PendingGroups(pending.groups, candidates, pending.stale)
+    return PendingGroups(groups, candidates, pending.stale)

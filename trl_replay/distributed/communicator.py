@@ -86,7 +86,7 @@ class Communicator:
         tally.bytes = buffer.nbytes
         counted = tally if rows.leads else Tally(bytes=tally.bytes)
         counters = counted.vector()
-        identity = rows.identity(buffer.table, plan.admitted, plan.sampled)
+        identity = rows.identity(buffer.table, plan.admitted, plan.sampled, plan.outcome)
         vector = np.concatenate([counters, [plan.mode], identity, rows.filled(plan.sampled)])
         agreement = self._components.scope.agree(vector, _words(plan.error))
         reason = reason_to_stop(agreement, len(counters))

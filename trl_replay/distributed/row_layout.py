@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import BatchError, SeamError
 from ..fields import PIXELS
-from ..plan import Admitted, Sampled, Taken
+from ..plan import Admitted, RowOutcome, Sampled, Taken
 from ..protocols import Agreement, Arrival, Request
 from ..table import Table
 from ..types import Floats, Group, Ints, Placement
@@ -96,7 +96,9 @@ class RowLayout:
         first_of_group = groups[:, :1] // self.size * self.size
         return bool((groups == first_of_group + np.arange(self.size)).all())
 
-    def identity(self, table: Table, admitted: Admitted, sampled: Sampled) -> Floats:
+    def identity(
+        self, table: Table, admitted: Admitted, sampled: Sampled, outcome: RowOutcome | None = None
+    ) -> Floats:
         """`(2,)`: the first of the processes that share this buffer, and a 48-bit hash of what was decided for it.
 
         Equal on all processes that share a buffer, or payload would go astray.
@@ -105,6 +107,8 @@ class RowLayout:
         decided: list[Any] = [table.serial, admitted.serials, sampled.slots, sampled.serials]
         for taken in sampled.taken:
             decided += [taken.targets, taken.sources]
+        if outcome is not None:  # advantages may differ in their last bits between machines
+            decided += [np.flatnonzero(outcome.masked), np.flatnonzero(outcome.computed)]
         for numbers in decided:
             with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
             hashed.update(with_length.tobytes())

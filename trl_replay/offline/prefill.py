@@ -104,9 +104,12 @@ def _read(
         for group, of_group in zip(whole, _advantages(session, whole), strict=True):
             with np.errstate(over="ignore"):
                 stored = of_group.astype(np.float32)  # as it will be trained on
+            trained = stored[~group.masked]
             if not np.isfinite(stored).all():
                 tally.refuse(1, "an advantage is not finite")
-            elif not np.ptp(stored):
+            elif not len(trained):
+                tally.refuse(1, "all of its rows are masked")
+            elif not (trained if group.masked.any() else trained - trained[0]).any():
                 tally.refuse(1, "its rewards do not differ")
             else:
                 groups.append(group)
@@ -159,6 +162,7 @@ def _offer(
     if not newcomers:
         return
     buffer = session.buffer
+    buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
     carry = session.carry
     serials = [carry.serial + number for number in range(len(newcomers))]
     carry.serial += len(newcomers)
@@ -336,20 +340,26 @@ def _padded(
 def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats]:
     """The file's advantages; where it has none, TRL's normalisation of the weighted sum of its rewards.
 
-    A row that no function scored does not count, and gets 0. With `scale_rewards="batch"` the deviation is taken over
-    all groups of the file.
+    A row that no function scored, or that is masked, does not count, and gets 0. With `scale_rewards="batch"` the
+    deviation is taken over all groups of the file.
     """
     if not groups:
         return []
-    totals = np.stack([weighted_rewards(group.rewards, group.weights) for group in groups])  # (groups, G)
+    totals = np.stack([_counted_rewards(group) for group in groups])  # (groups, G)
     with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
         centred = totals - mean_of_scored(totals)[:, None]
         divisor = _divisor(totals, compat.reward_setup(session.trainer).scale)
         computed = np.where(np.isnan(totals), 0.0, centred / divisor)
     advantages = []
     for group, of_group in zip(groups, computed, strict=True):
-        advantages.append(of_group if group.advantages is None else group.advantages)
+        given = of_group if group.advantages is None else group.advantages
+        advantages.append(np.where(group.masked, 0.0, given))
     return advantages
+
+
+def _counted_rewards(group: OfflineGroup) -> Floats:
+    """`(G,)`: weighted rewards; NaN for masked rows."""
+    return np.where(group.masked, np.nan, weighted_rewards(group.rewards, group.weights))
 
 
 def _divisor(totals: Floats, scale: str) -> Floats | float:

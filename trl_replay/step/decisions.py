@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import compat
-from ..batch.group_view import AdvantageRule
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry
 from ..components import Components
 from ..config import ReplayConfig
@@ -436,12 +435,8 @@ class Decisions:
         return Filling(slots, mixed, advantages, masked, computed).take(usable)
 
     def _advantages(self, plan: Plan, mixed: MixedGroups, computed: Bools) -> tuple[Floats, Bools, Bools]:
-        """What the rows of mixed groups train with, `(n, G)` advantages and masks, and which groups are dead, `(n,)`.
-
-        Raises:
-            SeamError: Advantages are to be computed, and those of the batch are not what TRL's rules make of its
-                rewards.
-        """
+        """What the rows of mixed groups train with, `(n, G)` advantages and masks, and which groups are dead, `(n,)`;
+        computed anew where `computed`, `(n,)`, says so."""
         fresh = plan.fresh
         assert fresh is not None
         advantages, masked = mixed.kept()
@@ -449,8 +444,18 @@ class Decisions:
         sizes = np.abs(np.concatenate([fresh.advantages, stored]))
         live = mixed.is_whole | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
         dead = teaches_nothing(stored, masked, sizes.max(initial=0.0)) & ~live
-        if not computed.any():
-            return advantages, masked, dead
+        if computed.any():
+            some = np.flatnonzero(computed)
+            anew = self._computed(plan, mixed.take(some), masked[some])
+            advantages[some], masked[some], dead[some] = anew
+        return advantages, masked, dead
+
+    def _computed(self, plan: Plan, mixed: MixedGroups, masked: Bools) -> tuple[Floats, Bools, Bools]:
+        """The same, computed anew over the rows that train.
+
+        Raises:
+            SeamError: Those of the batch are not what TRL's rules make of its rewards.
+        """
         rule = plan.rule
         assert rule is not None
         if not rule.explains_batch:
@@ -459,21 +464,14 @@ class Decisions:
                 "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
                 "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
             )
-        anew, equal = self._computed(rule, mixed, masked)
-        given = None
-        if not self._config.replay_dry_run:
-            given = self._hooks.advantages(mixed.as_groups(anew, equal, masked), self._context())
+        train = ~masked
+        splits = self._config.replay_advantages == "split"
+        advantages, dead = mixed.split(rule, train) if splits else mixed.joint(rule, train)
+        view = mixed.as_groups(advantages, dead, masked)
+        given = None if self._config.replay_dry_run else self._hooks.advantages(view, self._context())
         if given is not None:
-            view = shaped(mixed.as_groups(anew, equal, masked), given)
-            anew, masked_anew, equal = view.advantages, view.masked, view.dead
-        else:
-            masked_anew = masked
-        of_slot = computed[:, None]
-        return (
-            np.where(of_slot, anew, advantages),
-            np.where(of_slot, masked_anew, masked),
-            np.where(computed, equal, dead),
-        )
+            view = shaped(view, given)
+        return view.advantages, view.masked, view.dead
 
     def _shortage(self, held_back: Mapping[str, int]) -> str:
         """Why fewer entries were drawn than there were slots."""
@@ -487,12 +485,6 @@ class Decisions:
         if not limits:
             return reason
         return f"{reason} (held back: {', '.join(limits)})"
-
-    def _computed(self, rule: AdvantageRule, mixed: MixedGroups, masked: Bools) -> tuple[Floats, Bools]:
-        """Advantages of mixed groups, `(n, G)`, over their rows that train, and which groups are dead, `(n,)`."""
-        if self._config.replay_advantages == "split":
-            return mixed.split(rule, ~masked)
-        return mixed.joint(rule, ~masked)
 
     def _priorities(self, table: Table) -> Floats:
         """Of each entry, its chance of being drawn first relative to that of the least likely one."""

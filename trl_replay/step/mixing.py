@@ -128,7 +128,7 @@ class MixedGroups:
         """Advantages and masks where every row keeps its own, `(n, G)`."""
         advantages = self.column("row_advantage", self.slots.advantages)
         masked = self.column("row_masked", self.slots.masked).astype(bool)
-        return advantages, masked
+        return advantages.copy(), masked.copy()
 
     def joint(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
         """Advantages over all rows of each mixed group that `train`, `(n, G)`, and which groups are dead, `(n,)`."""
@@ -150,12 +150,25 @@ class MixedGroups:
         """`(n, G)`: weighted rewards; NaN for a row without any."""
         return self.column("row_reward", self.slots.reward)
 
+    def _named_rewards(self) -> Floats:
+        """`(n, G, functions)`: raw rewards. That of a file which does not name its functions stands in the place of
+        the first one that has a weight, so that the weighted sum is right."""
+        rewards = self.column("row_rewards", self.slots.rewards)
+        other = self.column("row_other_reward", np.full(self.stored.shape, np.nan))
+        weights = self.slots.reward_weights
+        weighted = np.flatnonzero(weights)
+        if np.isnan(other).all() or not len(weighted):
+            return rewards
+        first = weighted[0]
+        rewards[..., first] = np.where(np.isnan(other), rewards[..., first], other / weights[first])
+        return rewards
+
     def as_groups(self, advantages: Floats, dead: Bools, masked: Bools) -> Groups:
         """The mixed groups as a plugin sees them."""
         items = self.slots.trainable if self.slots.items is None else self.slots.items
         return replace(
             self.slots,
-            rewards=self.column("row_rewards", self.slots.rewards),
+            rewards=self._named_rewards(),
             advantages=advantages,
             lengths=self.column("row_length", self.slots.lengths).astype(np.int64),
             trainable=self.column("row_items", self.slots.trainable).astype(np.int64),
