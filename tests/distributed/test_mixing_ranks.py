@@ -86,3 +86,16 @@ def test_an_owner_sends_no_row_that_is_not_taken(launches: Any) -> None:
     for rank in joint:
         for step in rank["steps"]:
             assert sum(step["replayed"]) <= 2 * 2, "two rows a slot, two slots a process"
+
+
+def test_ranks_that_mask_other_rows_stop_together(launches: Any) -> None:
+    for words in launches(2, "differing"):
+        assert words.startswith("SeamError")
+        assert "decided differently" in words
+
+
+@pytest.mark.parametrize(("case", "hook"), [("raising", "trl_replay_advantages"), ("raising mixer", "trl_replay_mix")])
+def test_an_error_on_one_rank_ends_all_with_its_cause(launches: Any, case: str, hook: str) -> None:
+    for words in launches(2, case):
+        assert f"'failing' (registered in this process) failed in {hook}" in words
+        assert "rank 1" in words

@@ -366,3 +366,117 @@ def test_a_run_with_mixed_rows_resumes_bit_identically(tmp_path: Any) -> None:
 
 def by_text(completions: list[str], **_: Any) -> list[float]:
     return [float(text[:1] in set("0123456789abc")) for text in completions]
+
+
+def test_candidates_of_a_checkpoint_follow_the_order_of_todays_reward_functions(tmp_path: Any) -> None:
+    def first(completions: list[str], **_: Any) -> list[float]:
+        return [float(text[:1] in set("01234abcd")) for text in completions]
+
+    def second(completions: list[str], **_: Any) -> list[float]:
+        return [0.5 * len(text) for text in completions]
+
+    def run(folder: str, functions: list[Any], steps: int, resume: str | None = None) -> Any:
+        settings = {"max_steps": steps, "save_strategy": "steps", "save_steps": 3}
+        trainer = make_trainer(tmp_path / folder, functions, **settings)
+        session = trl_replay.attach(trainer, replay_start=0)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer, session
+
+    run("one", [first, second], 3)
+    checkpoint = str(tmp_path / "one" / "checkpoint-3")
+    _, session = run("two", [second, first], 4, checkpoint)
+    for row, serial in enumerate(session.buffer.table.serial.tolist()):
+        entry = session.buffer[serial]
+        assert session.buffer.table.row_rewards[row].T.tolist() == [entry.rewards["second"], entry.rewards["first"]]
+        assert entry.rewards["second"] == [0.5 * len(text) for text in entry.completions]
+
+
+def test_a_dry_run_adds_no_forward_and_calls_no_advantages_hook(tmp_path: Any) -> None:
+    class Loud:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+            raise AssertionError("called in a dry run")
+
+    def trained(folder: str, **settings: Any) -> tuple[str, int]:
+        trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT), max_steps=4)
+        counted = Forwards(trainer.model)
+        if settings:
+            trl_replay.attach(trainer, **settings)
+        trainer.train()
+        return weights_hash(trainer), counted.counts["no grad"]
+
+    trl_replay.register(Loud(), "loud")
+    try:
+        assert trained("dry", **MIXED, replay_dry_run=True, replay_plugins=["loud"]) == trained("stock")
+    finally:
+        trl_replay.unregister("loud")
+
+
+def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any) -> None:
+    calls: list[tuple[int, Any]] = []
+
+    class Watching:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any, context: Any) -> None:
+            calls.append((context.update, groups))
+
+    def first_whole(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+        rows = np.tile([0, -1, -1, -1], (len(drawn), 1))
+        rows[0] = [0, 1, 2, 3]
+        return rows
+
+    trl_replay.register(Watching(), "watching")
+    try:
+        mixer = {"replay_mixer": first_whole, "replay_mixer_kwargs": None, "replay_plugins": ["watching"]}
+        _, session, _ = mixed(tmp_path, {**MIXED, **mixer}, max_steps=4)
+    finally:
+        trl_replay.unregister("watching")
+    per_update = {update: [len(groups) for when, groups in calls if when == update] for update in range(4)}
+    assert per_update[0] == [3]
+    assert session.totals.counters["replaced"] > 3
+    assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in per_update.values())
+
+
+def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_path: Any) -> None:
+    seen = []
+
+    class Reading:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+            seen.append(groups.reward)
+            return groups.reward - groups.reward.mean(axis=1, keepdims=True)
+
+    rows = [
+        {"prompt": prompt, "completion": text, "reward": 2 * float(text == "a")}
+        for prompt in ("1=", "12=", "123+4=")
+        for text in "abcd"
+    ]
+    trl_replay.register(Reading(), "reading")
+    try:
+        trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, reward_weights=[0.5])
+        session = trl_replay.attach(trainer, **{**MIXED, "replay_plugins": ["reading"]})
+        session.buffer.add(rows)
+        trainer.train()
+    finally:
+        trl_replay.unregister("reading")
+    assert session.totals.counters["rows"] > 0
+    assert seen[-1].max() == 2.0, "the file's reward, as it is"
+    assert session.metrics["replay/masked_rows_fraction"] == 0.0
+
+
+def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> None:
+    from trl_replay import compat
+    from trl_replay.batch.group_view import AdvantageRule, view
+
+    setup = compat.RewardSetup(np.ones(1), "batch", "sum_then_normalize")
+    scored = torch.tensor([[50.0], [60.0], [50.0], [60.0], [5.0], [5.001], [5.0], [5.0]])
+    advantages = compat.advantages(scored, setup, 4).double().numpy()
+    ones = np.ones(8, np.int64)
+    columns = {"row": np.arange(8), "advantages": advantages, "lengths": ones, "trainable": ones, "items": ones}
+    columns["prompt"] = ones
+    fresh = view(columns, scored, setup, 4, 0)
+    rule = AdvantageRule(columns, scored, setup, 4)
+    rewards = scored.double().numpy().reshape(2, 4, 1)
+    for group in (0, 1):
+        _, dead = rule(rewards[[group]], rewards[[group], :, 0], np.ones((1, 4), bool))
+        assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"

@@ -226,3 +226,31 @@ def test_entries_of_releases_without_row_columns_take_whole_slots_only(tmp_path:
     assert "stored by a release without row columns" in mixed.explain()
     whole = resumed(replay_selector="always", replay_selector_kwargs={"share": 1.0}, replay_start=0)
     assert whole.totals.counters["replaced"] > 0
+
+
+def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3))
+    session = trl_replay.attach(trainer)
+    kept = [{"prompt": "1=", "completion": text, "reward/scripted": float(text in "ab")} for text in "abcd"]
+    kept[0]["masked"] = True
+    silent = [{**row, "prompt": "12=", "masked": True} for row in kept]
+    alike = [{**row, "prompt": "123+4=", "masked": row["completion"] in "ab"} for row in kept]
+    assert session.buffer.add([*kept, *silent, *alike]) == 1
+    by_hand = np.array([0.0, 2 / 3, -1 / 3, -1 / 3]) / (np.sqrt(1 / 3) + 1e-4)
+    np.testing.assert_allclose(
+        session.buffer[session.buffer.table.serial[0]].advantages, by_hand, rtol=1e-5, atol=1e-6
+    )
+    assert session.totals.reasons["a group was refused: all of its rows are masked"] == 1
+
+
+def test_weights_are_the_trainers_when_a_file_is_added_before_training(tmp_path: Path) -> None:
+    second = Rewards([DEAD] * 3)
+    second.__name__ = "second"
+    trainer = make_trainer(tmp_path, [Rewards([DEAD] * 3), second], reward_weights=[1.0, 0.5])
+    session = trl_replay.attach(trainer)
+    rows = [
+        {"prompt": "1=", "completion": text, "reward/scripted": float(text == "a"), "reward/second": 1.0}
+        for text in "abcd"
+    ]
+    session.buffer.add(rows)
+    assert session.buffer.table.row_reward.tolist() == [[1.5, 0.5, 0.5, 0.5]]

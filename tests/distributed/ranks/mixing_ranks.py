@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
+import numpy as np
 from ending import end
 from methods import METHODS
 from scripted import build, mixed, run
@@ -75,6 +76,63 @@ def cases(world: int) -> Iterator[tuple[str, str, str]]:
         yield "gfpo", "gathered", "straddling"
 
 
+class Differing:
+    """Masks another row on each rank, as no advantages hook may."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        shaped = groups.advantages.copy()
+        shaped[:, self.rank] = np.nan
+        return shaped
+
+
+class Raising(Differing):
+    """Fails on rank 1 from the third update on."""
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> None:
+        self.fail(context)
+
+    @trl_replay.hookimpl
+    def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> None:
+        return None
+
+    def fail(self, context: Any) -> None:
+        if self.rank == 1 and context.update >= 2:
+            raise ZeroDivisionError("no luck on this rank")
+
+
+class RaisingMixer(Raising):
+    """The same, while rows are mixed."""
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> None:
+        return None
+
+    @trl_replay.hookimpl
+    def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> None:
+        self.fail(context)
+
+
+FAILING = {"differing": Differing, "raising": Raising, "raising mixer": RaisingMixer}
+
+
+def failing(folder: Path, name: str, rank: int) -> str:
+    """What ends a training whose plugin does what it must not."""
+    trl_replay.register(FAILING[name](rank), "failing")
+    try:
+        trainer = build(folder, 8, 4, mixed, rank=rank, max_steps=6)
+        run(trainer, **MIX, replay_scope="sharded", replay_plugins=["failing"])
+    except trl_replay.ReplayError as error:
+        return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", [])])
+    finally:
+        trl_replay.unregister("failing")
+    return "nothing was raised"
+
+
 def main() -> None:
     rank = int(os.environ["RANK"])
     world = int(os.environ["WORLD_SIZE"])
@@ -86,6 +144,11 @@ def main() -> None:
             result = trained(folder / f"trainer{rank}", name, scope, rows, size, rank, world)
         unregister()
         (folder / f"{name} {scope} {layout}.{rank}.json").write_text(json.dumps(result))
+    if world == 2:
+        for name in FAILING:
+            with contextlib.redirect_stdout(io.StringIO()):
+                words = failing(folder / f"trainer{rank}", name, rank)
+            (folder / f"{name}.{rank}.json").write_text(json.dumps(words))
     end()
 
 
