@@ -5,14 +5,19 @@ Decided from columns alone, alike on all processes that share a buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..batch.group_view import TINY, AdvantageRule
-from ..plan import RowOutcome, Taken
+from ..components import Components
+from ..config import ReplayConfig
+from ..errors import ConfigurationError, SeamError
+from ..loss.tap import Tap
+from ..plan import Plan, RowOutcome, Taken
 from ..table import Table
-from ..types import Bools, Floats, Groups, Ints
+from ..types import Bools, Context, Floats, Groups, Ints
 
 FRESH = -1
 """No stored row takes this one."""
@@ -248,3 +253,123 @@ class Filling:
                 )
                 found.append(taken)
         return found
+
+
+class Mixing:
+    """Lets plugins shape advantages and a mixer put stored rows beside fresh ones, and decides what all rows train
+    with.
+
+    Args:
+        components ([`Components`]): The hooks.
+        tap ([`Tap`]): Knows whether the loss can go around it.
+        context (`Callable`): Gives what strategies may know at this moment.
+        config ([`ReplayConfig`]): How advantages of mixed groups are made.
+    """
+
+    def __init__(
+        self,
+        components: Components,
+        tap: Tap,
+        context: Callable[[], Context],
+        config: ReplayConfig,
+    ) -> None:
+        self._hooks = components.hooks
+        self._tap = tap
+        self._context = context
+        self._config = config
+
+    def shape(self, plan: Plan) -> None:
+        """Lets a plugin shape the advantages of the fresh rows, before anything is decided by them; `plan.fresh`
+        and `plan.outcome` are then what it made of them."""
+        fresh = plan.fresh
+        assert fresh is not None
+        if not self._config.replay_dry_run:
+            given = self._hooks.advantages(fresh, self._context())
+            if given is not None:
+                fresh = shaped(fresh, given)
+                self._refuse_masks_beside_the_tap(fresh.masked)
+        plan.fresh = fresh
+        plan.outcome = untouched(fresh)
+
+    def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
+        if masked.any() and self._tap.forward:
+            raise ConfigurationError(
+                "A plugin's trl_replay_advantages gave NaN, which masks rows inside the loss's log-prob method; "
+                "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
+            )
+
+    def mix(self, plan: Plan, slots: list[int], table: Table, drawn: Ints) -> Filling:
+        """Which stored rows take which rows of the slots, and what all of their rows train with.
+
+        Args:
+            plan ([`Plan`]): With `fresh` and `rule`.
+            slots (`list[int]`): For which something was drawn.
+            table ([`Table`]): The eligible entries.
+            drawn (`(n, k)`): Rows of `table`.
+
+        Returns:
+            Those of the slots that take a stored row and would not be dead.
+        """
+        fresh = plan.fresh
+        assert fresh is not None
+        view = fresh.take(slots)
+        chosen = self._hooks.mix(table, drawn, view, replace(self._context(), slots=view))
+        mixed = MixedGroups.of(view, table, drawn, chosen)
+        reasons = plan.tally.reasons
+        unknown = mixed.leave_unknown()
+        if unknown:
+            reasons["a row of an entry without row columns can't be mixed"] += unknown
+        setting = self._config.replay_advantages
+        computed = ~mixed.is_whole if setting == "auto" else np.full(len(view), setting != "stored")
+        if computed.any():
+            others = mixed.leave_other_prompts(computed)
+            if others:
+                reasons["a stored row of another prompt can't share the slot's baseline"] += others
+        advantages, masked, dead = self._advantages(plan, mixed, computed)
+        some = mixed.stored.any(axis=1)
+        if not some.all():
+            reasons["the mixer took no stored row for a slot"] += int((~some).sum())
+        if (some & dead).any():
+            what = "the stored rows alone" if setting == "split" else "a mixed group"
+            reasons[f"{what} would have been dead"] += int((some & dead).sum())
+        usable = np.flatnonzero(some & ~dead)
+        return Filling(slots, mixed, advantages, masked, computed).take(usable)
+
+    def _advantages(self, plan: Plan, mixed: MixedGroups, computed: Bools) -> tuple[Floats, Bools, Bools]:
+        """What the rows of mixed groups train with, `(n, G)` advantages and masks, and which groups are dead, `(n,)`;
+        computed anew where `computed`, `(n,)`, says so."""
+        fresh = plan.fresh
+        assert fresh is not None
+        advantages, masked = mixed.kept()
+        stored = np.where(mixed.stored, advantages, 0.0)
+        sizes = np.abs(np.concatenate([fresh.advantages, stored]))
+        live = mixed.is_whole | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
+        dead = teaches_nothing(stored, masked, sizes.max(initial=0.0)) & ~live
+        if computed.any():
+            some = np.flatnonzero(computed)
+            anew = self._computed(plan, mixed.take(some), masked[some])
+            advantages[some], masked[some], dead[some] = anew
+        return advantages, masked, dead
+
+    def _computed(self, plan: Plan, mixed: MixedGroups, masked: Bools) -> tuple[Floats, Bools, Bools]:
+        """The same, computed anew over the rows that train.
+
+        Raises:
+            SeamError: Those of the batch are not what TRL's rules make of its rewards.
+        """
+        rule = plan.rule
+        assert rule is not None
+        if not rule.explains_batch:
+            raise SeamError(
+                f"replay_advantages={self._config.replay_advantages!r} computes the advantages of mixed groups by "
+                "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
+                "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
+            )
+        train = ~masked
+        splits = self._config.replay_advantages == "split"
+        advantages, dead = mixed.split(rule, train) if splits else mixed.joint(rule, train)
+        view = mixed.as_groups(advantages, dead, masked)
+        given = None if self._config.replay_dry_run else self._hooks.advantages(view, self._context())
+        if given is not None:
+            view = shaped(view, given)
+        return view.advantages, view.masked, view.dead
