@@ -110,9 +110,16 @@ def test_rows_of_other_prompts_and_of_entries_without_row_columns_are_left_out()
     assert mixed.stored.tolist() == [[True, False, True], [False] * 3]
     table.writable("row_advantage")[0] = np.nan
     mixed = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, -1, 2], [0, 1, -1]]))
-    assert mixed.leave_unknown() == 2
+    nowhere = np.zeros(2, bool)
+    assert mixed.leave_unknown(nowhere, each_function=False) == 2
     whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
-    assert whole.leave_unknown() == 0, "they can still take a whole slot"
+    assert whole.leave_unknown(nowhere, each_function=True) == 0, "they can still take a whole slot"
+    assert whole.leave_unknown(~nowhere, each_function=False) == 3, "but not where advantages are computed"
+    table.writable("row_advantage")[0] = 1.0
+    table.writable("row_other_reward")[1] = 1.0
+    whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
+    assert whole.leave_unknown(~nowhere, each_function=True) == 3
+    assert whole.stored.all(axis=1).tolist() == [True, False]
 
 
 def test_shaped_advantages_keep_bits_mask_rows_and_tell_dead_groups() -> None:

@@ -111,12 +111,24 @@ class MixedGroups:
         self.sources = np.where(other, FRESH, self.sources)
         return int(other.sum())
 
-    def leave_unknown(self) -> int:
-        """Takes rows of entries out that were stored by a release without row columns, but for those that take whole
-        slots; returns how many."""
+    def leave_unknown(self, computed: Bools, each_function: bool) -> int:
+        """Takes rows out of which too little is known; returns how many.
+
+        Args:
+            computed (`(n,)` bool): Slots whose advantages are computed anew, by the rewards of their rows. Elsewhere an
+                entry that a release without row columns has stored can still take a whole slot.
+            each_function (`bool`): Whether each function's reward counts, which a file that does not name its
+                functions does not tell.
+        """
         if not len(self.used):
             return 0
-        unknown = np.isnan(self.table.row_advantage[:, 0])[self.entries] & self.stored & ~self.is_whole[:, None]
+        without_columns = np.isnan(self.table.row_advantage[:, 0])[self.entries]
+        unnamed = ~np.isnan(self.table.row_other_reward).all(axis=1)[self.entries]
+        mixed = computed | ~self.is_whole
+        unknown = without_columns & mixed[:, None]
+        if each_function:
+            unknown |= unnamed & computed[:, None]
+        unknown &= self.stored
         self.entries = np.where(unknown, FRESH, self.entries)
         self.sources = np.where(unknown, FRESH, self.sources)
         return int(unknown.sum())
@@ -316,11 +328,12 @@ class Mixing:
         chosen = self._hooks.mix(table, drawn, view, replace(self._context(), slots=view))
         mixed = MixedGroups.of(view, table, drawn, chosen)
         reasons = plan.tally.reasons
-        unknown = mixed.leave_unknown()
-        if unknown:
-            reasons["a row of an entry without row columns can't be mixed"] += unknown
         setting = self._config.replay_advantages
         computed = ~mixed.is_whole if setting == "auto" else np.full(len(view), setting != "stored")
+        rule = plan.rule
+        unknown = mixed.leave_unknown(computed, rule is not None and rule.takes_functions_apart)
+        if unknown:
+            reasons["a stored row can't be mixed: its rewards are not known, or not of each function"] += unknown
         if computed.any():
             others = mixed.leave_other_prompts(computed)
             if others:
