@@ -115,8 +115,8 @@ class MixedGroups:
         """Takes rows out of which too little is known; returns how many.
 
         Args:
-            computed (`(n,)` bool): Slots whose advantages are computed anew, by the rewards of their rows. Elsewhere an
-                entry that a release without row columns has stored can still take a whole slot.
+            computed (`(n,)` bool): Slots whose advantages are computed anew, by the rewards of their rows. Elsewhere
+                an entry that a release without row columns has stored can still take a whole slot.
             each_function (`bool`): Whether each function's reward counts, which a file that does not name its
                 functions does not tell.
         """
