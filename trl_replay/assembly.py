@@ -129,7 +129,7 @@ def _draws_same_prompt(sampler: Any, plugins: Iterable[Plugin]) -> bool:
 def _records(config: ReplayConfig, hooks: SessionHooks, selector: Any, mixes_rows: bool) -> bool:
     """Whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
     replaced, whose log-probs the loss would never show."""
-    if config.replay_dry_run:  # nothing is displaced
+    if config.replay_dry_run or not config.replay_buffer_size:  # nothing is displaced, or nothing stored
         return False
     if config.replay_record != "auto":
         return config.replay_record == "forward"

@@ -45,6 +45,8 @@ from .types import (
 
 FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """Batch keys in which a compose hook must leave fresh rows as they are."""
+LARGEST = 1e9
+"""Largest advantage: a gradient's norm sums squares, and in float32 those of numbers above 1e19 are infinite."""
 NONE = -1
 """No entry in what a sampler returns, no stored row in what a mixer returns."""
 
@@ -170,13 +172,14 @@ class SessionHooks:
             return None
         numbers = self._array(result)
         shape = groups.advantages.shape
-        if numbers.shape != shape or numbers.dtype.kind not in "fiub":
+        if numbers.shape != shape or numbers.dtype.kind not in "fiu":
             raise self._bad(_shown(numbers), f"numbers of shape {shape}, one for each row (NaN: it trains nothing)")
         advantages = numbers.astype(np.float64)
-        with np.errstate(over="ignore"):
-            applied = advantages.astype(np.float32)  # as they are trained on
-        if np.isinf(applied).any():
-            raise self._bad("infinite advantages", "finite float32 numbers, or NaN for rows that train nothing")
+        largest = np.abs(np.nan_to_num(advantages, nan=0.0, posinf=np.inf, neginf=-np.inf)).max(initial=0.0)
+        if largest > LARGEST:
+            raise self._bad(
+                f"an advantage of {largest:g}", f"numbers of at most {LARGEST:g}, or NaN for rows that train nothing"
+            )
         return advantages
 
     def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:

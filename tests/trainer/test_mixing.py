@@ -16,7 +16,8 @@ from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, masked_rollout,
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.testing import make_trainer
+from trl_replay.step.mixing import shaped
+from trl_replay.testing import make_groups, make_trainer
 
 MOST = [1.0, 1.0, 1.0, 0.0]
 SCRIPT = ([LIVE, HALF, MOST], [DEAD, LIVE, HALF], [HALF, DEAD, LIVE], [LIVE, MOST, DEAD])
@@ -480,3 +481,78 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> No
     for group in (0, 1):
         _, dead = rule(rewards[[group]], rewards[[group], :, 0], np.ones((1, 4), bool))
         assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
+
+
+class FirstMasked:
+    """Masks the first row of every group."""
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        shaped = groups.advantages.copy()
+        shaped[:, 0] = np.nan
+        return shaped
+
+
+@pytest.fixture
+def first_masked() -> Any:
+    trl_replay.register(FirstMasked(), "first_masked")
+    yield
+    trl_replay.unregister("first_masked")
+
+
+def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path: Any, first_masked: None) -> None:
+    tokens = []
+
+    def noting(rows: Any, context: Any) -> Any:
+        tokens.extend(rows.mask.sum(dim=1).tolist())
+        return trl_replay.Corrected(rows.behaviour_logps)
+
+    trainer = make_trainer(tmp_path, Rewards([HALF, DEAD, HALF]), max_steps=4)
+    settings = {"replay_plugins": ["first_masked"], "replay_correction": noting, "replay_start": 0}
+    session = trl_replay.attach(trainer, **settings)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    assert tokens.count(0) == session.totals.counters["replaced"], "one row of each group"
+
+
+def test_a_masked_row_that_a_hook_leaves_as_it_is_stays_masked() -> None:
+    groups = make_groups([[1.0, 0.0, 0.0, 1.0]])
+    once = shaped(groups, np.array([[np.nan, -0.5, -0.5, 1.0]]))
+    again = shaped(once, once.advantages.copy())
+    assert again.masked.tolist() == [[True, False, False, False]]
+    shown = shaped(once, np.array([[2.0, -0.5, -0.5, 1.0]]))
+    assert not shown.masked.any(), "a hook may train it again"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda groups: groups.reward > 0, "bool values.*numbers of shape"),
+        (lambda groups: groups.advantages * 1e38, r"an advantage of .*e\+38.*at most 1e\+09"),
+        (lambda groups: groups.advantages / 0.0, "an advantage of inf"),
+        (lambda groups: groups.advantages[:, :1], r"float64 values of shape \(3, 1\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, given: Any, words: str) -> None:
+    class Wrong:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+            return given(groups)
+
+    trl_replay.register(Wrong(), "wrong")
+    try:
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+        trl_replay.attach(trainer, replay_plugins=["wrong"], replay_buffer_size=0)
+        with pytest.raises(trl_replay.ResultError, match=words):
+            trainer.train()
+    finally:
+        trl_replay.unregister("wrong")
+
+
+def test_a_dry_run_beside_a_trainer_that_shapes_advantages_goes_on(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=5, trainer_class=Shaping)
+    trainer.watch = None
+    session = trl_replay.attach(trainer, **MIXED, replay_dry_run=True)
+    trainer.train()
+    assert session.totals.batches == 5

@@ -136,6 +136,17 @@ def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(
     assert session.buffer.table.passes.tolist() == session.buffer.table.row_reward.sum(axis=1).tolist()
 
 
+def test_an_error_while_a_file_is_added_adds_nothing(tmp_path: Path, notes: Notes) -> None:
+    notes.failing = 0
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    session = trl_replay.attach(trainer, replay_plugins=["notes"])
+    with pytest.raises(trl_replay.HookError, match="no luck"):
+        session.buffer.add(unnamed())
+    assert len(session.buffer) == 0
+    notes.failing = 99
+    assert session.buffer.add(unnamed()) == 3
+
+
 def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -> None:
     notes.failing = 2
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)

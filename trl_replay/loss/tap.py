@@ -241,7 +241,8 @@ class Tap:
         numbers = -1 - micro.ids[places]
         stored = self._stored(numbers.tolist())
         index = places.to(logps.device)
-        rows = self._replayed(micro, stored, index, logps[index], mask[index])
+        trains = (micro.flags[places] & MASKED).eq(0).to(logps.device)
+        rows = self._replayed(micro, stored, index, logps[index], mask[index] & trains.unsqueeze(1))
         corrected = self._correct(rows)
         weights = corrected.weights
         positions = [row.position for row in stored]

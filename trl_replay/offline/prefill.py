@@ -77,7 +77,11 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     tally.refuse(len(trainable) - len(scored), "a trainable token's log-prob is not finite")
     table = session.buffer.table
     before = set(table.serial.tolist())
-    run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
+    try:
+        run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
+    except Exception:
+        session.buffer.withdraw(sorted(set(table.serial.tolist()) - before))
+        raise
     session.totals.add(tally, batches=0)
     stayed = set(table.serial.tolist()) - before
     if stayed:

@@ -373,12 +373,13 @@ class Decisions:
 
     def _unfit(self, plan: Plan) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
-        if not self._mixes_rows:
+        setting = self._config.replay_advantages
+        if not self._mixes_rows and setting not in ("joint", "split"):
             return {}
         table = self._buffer.table
         unfit = {"stored by a release without row columns": np.isnan(table.row_advantage[:, 0])}
         rule = plan.rule
-        if self._config.replay_advantages != "stored" and rule is not None and rule.takes_functions_apart:
+        if setting != "stored" and rule is not None and rule.takes_functions_apart:
             unfit["its file does not name its reward functions"] = ~np.isnan(table.row_other_reward).all(axis=1)
         return unfit
 

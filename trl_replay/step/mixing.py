@@ -32,10 +32,11 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
         fresh ([`Groups`]): As the trainer made them.
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
     """
-    masked = np.isnan(given)
+    left = given == fresh.advantages
+    masked = np.isnan(given) | (left & fresh.masked)
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
-    advantages = np.where(given == fresh.advantages, fresh.advantages, rounded)
-    touched = ((advantages != fresh.advantages) | masked).any(axis=1)
+    advantages = np.where(left, fresh.advantages, rounded)
+    touched = (~left | masked).any(axis=1)
     nothing = teaches_nothing(advantages, masked, np.abs(advantages).max(initial=0.0))
     dead = np.where(touched, nothing, fresh.dead)
     return replace(fresh, advantages=advantages, masked=masked, dead=dead)
@@ -124,8 +125,10 @@ class MixedGroups:
             return 0
         without_columns = np.isnan(self.table.row_advantage[:, 0])[self.entries]
         unnamed = ~np.isnan(self.table.row_other_reward).all(axis=1)[self.entries]
+        scored = np.asarray((~np.isnan(self.table.row_reward)).sum(axis=1))
+        unscored = scored[self.entries] == 0  # by functions of another run
         mixed = computed | ~self.is_whole
-        unknown = without_columns & mixed[:, None]
+        unknown = (without_columns & mixed[:, None]) | (unscored & computed[:, None])
         if each_function:
             unknown |= unnamed & computed[:, None]
         unknown &= self.stored
@@ -373,6 +376,8 @@ class Mixing:
         rule = plan.rule
         assert rule is not None
         if not rule.explains_batch:
+            if self._config.replay_dry_run:
+                return mixed.slots.advantages, masked, np.ones(len(masked), bool)
             raise SeamError(
                 f"replay_advantages={self._config.replay_advantages!r} computes the advantages of mixed groups by "
                 "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
