@@ -43,6 +43,11 @@ BROAD = "trainer/test_known_failures.py"
 ALSO = {
     "batch/compose.py": ("unit/test_wire.py",),
     "loss/micro_batch.py": ("unit/test_tap.py",),
+    "step/decisions.py": ("trainer/test_methods.py",),
+    "step/mixing.py": ("trainer/test_mixing.py",),
+    "step/training_batch.py": ("trainer/test_mixing.py",),
+    "plan.py": ("trainer/test_mixing.py",),
+    "loss/tap.py": ("trainer/test_methods.py",),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
 """Test files with other names."""
@@ -90,7 +95,7 @@ NAMED = (
     ),
     Named(
         "rows of an earlier generation batch are not refused", "loss/tap.py",
-        "if not all(0 <= number < len(self._placed) for number in numbers):", "if False:",
+        "if not all(number in known for number in numbers):", "if False:",
     ),
     Named(
         "a resumed rate limiter has drawn nothing", "buffer/rate_limiter.py",
@@ -99,6 +104,34 @@ NAMED = (
     Named(
         "a tool's tokens count in sums of log-probs", "buffer/candidates.py",
         'for key in ("completion_mask", "tool_mask"):', 'for key in ("completion_mask",):',
+    ),
+    Named(
+        "masked rows count as tokens of the batch", "step/decisions.py",
+        "items[outcome.masked] = 0", "pass",
+    ),
+    Named(
+        "rows of two prompts share a baseline", "step/mixing.py",
+        "others = mixed.leave_other_prompts(computed)", "others = 0",
+    ),
+    Named(
+        "fresh rows of a mixed group keep their own advantages", "step/training_batch.py",
+        "outcome.computed.ravel()[rows.here])", "outcome.computed.ravel()[rows.here] & False)",
+    ),
+    Named(
+        "stored rows of a mixed group keep their own advantages", "step/training_batch.py",
+        "if not group.keys or not outcome.computed", "if True or not outcome.computed",
+    ),
+    Named(
+        "an owner sends rows that are not taken", "plan.py",
+        "np.array_equal(self.targets, self.sources) and", "True or",
+    ),
+    Named(
+        "a slot that would be dead is filled all the same", "step/mixing.py",
+        "usable = np.flatnonzero(some & ~dead)", "usable = np.flatnonzero(some)",
+    ),
+    Named(
+        "masked rows stay in the loss's denominator", "loss/tap.py",
+        "ids[row_mask.excluded, 1] |= EXCLUDED", "pass",
     ),
 )  # fmt: skip
 

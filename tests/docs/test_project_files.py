@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -140,3 +141,14 @@ def test_the_source_distribution_holds_the_documentation_and_no_tests(tmp_path: 
     pages = {page for page in PAGES if not page.startswith("plugins/")}
     assert pages | {"LICENSE", "CITATION.cff", "pyproject.toml", "trl_replay/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "plugins/"))]
+
+
+def test_the_changes_that_mutants_makes_by_name_stand_in_the_code() -> None:
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tests" / "mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    mutants = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mutants)
+    for one in mutants.NAMED:
+        code = (ROOT / "trl_replay" / one.module).read_text()
+        assert code.count(one.old) == 1, f"{one.name}: {one.module} holds its text {code.count(one.old)} times"

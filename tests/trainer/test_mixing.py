@@ -74,7 +74,8 @@ def partly(watch: Watch) -> int:
 @pytest.mark.parametrize("mode", ["auto", "stored", "joint", "split"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_advantages_and_loss_are_those_by_hand_for(tmp_path: Any, loss: str, mode: str) -> None:
-    _, session, watch = mixed(tmp_path, MIXED, mode=mode, loss_type=loss)
+    level = "sequence" if loss == "luspo" else "token"
+    _, session, watch = mixed(tmp_path, MIXED, mode=mode, loss_type=loss, importance_sampling_level=level)
     assert partly(watch) > 3
     assert session.totals.counters["lost"] == 0, "the forward shows every row's log-probs"
     assert session.totals.counters["stored"] > 8, "live groups are stored though their rows are displaced"
@@ -556,3 +557,22 @@ def test_a_dry_run_beside_a_trainer_that_shapes_advantages_goes_on(tmp_path: Any
     session = trl_replay.attach(trainer, **MIXED, replay_dry_run=True)
     trainer.train()
     assert session.totals.batches == 5
+
+
+def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path: Any) -> None:
+    def deceiving(table: Any, count: int, context: Any) -> Any:
+        return np.arange(min(count, len(table)))[::-1]
+
+    deceiving.same_prompt = True  # type: ignore[attr-defined]
+    settings = {**MIXED, "replay_sampler": deceiving, "replay_sampler_kwargs": None}
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6, trainer_class=Checked)
+    session = trl_replay.attach(trainer, **settings)
+    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
+    watch.advantages = lambda step: mixed_advantages(watch, step, "auto", (1.0,), "group", "sum_then_normalize")
+    trainer.watch, trainer.compared = watch, []
+    trainer.train()
+    check_batches(watch)
+    for taken in watch.taken:
+        for row, (serial, _) in taken.items():
+            assert watch.origin[serial][1] == row // 4, "the script's prompts are those of the slots"
+    assert "a stored row of another prompt can't share the slot's baseline" in session.explain()
