@@ -185,7 +185,8 @@ def _refuse_inexact_token_weights(trainer: Any, config: ReplayConfig, correction
         f"replay_correction={config.replay_correction!r} weighs single tokens, which is exact only with "
         f"importance_sampling_level='token' or loss_type='cispo'; this trainer has "
         f"importance_sampling_level={trainer.args.importance_sampling_level!r}. Use a correction with one "
-        "weight a row (ratio, sequence_mask, topr, or truncated with level='sequence'), or change the level."
+        "weight a row (ratio, topr, a mask of rows such as sequence_mask, or truncated with level='sequence'), or "
+        "change the level."
     )
 
 

@@ -151,6 +151,31 @@ class Builtin:
             "ratio; rows far off the policy left out",
         )
         yield CorrectionSpec(
+            "geo_mask",
+            corrections.make_geo_mask,
+            "sequence_mask within one percent of the policy",
+        )
+        yield CorrectionSpec(
+            "k3_mask",
+            corrections.make_k3_mask,
+            "ratio; rows of large estimated KL left out",
+        )
+        yield CorrectionSpec(
+            "outlier_mask",
+            corrections.make_outlier_mask,
+            "ratio; rows with any extreme token left out",
+        )
+        yield CorrectionSpec(
+            "veto_negative",
+            corrections.make_veto_negative,
+            "sequence_mask for rows of negative advantage only",
+        )
+        yield CorrectionSpec(
+            "icepop",
+            corrections.make_icepop,
+            "ratio; tokens far off the policy left out",
+        )
+        yield CorrectionSpec(
             "topr",
             corrections.make_topr,
             "weight 1 for A > 0, the truncated ratio for A < 0",

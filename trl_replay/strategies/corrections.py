@@ -6,13 +6,19 @@ advantage is exact for every loss type at row level, and for token weights with 
 with cispo.
 
 TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that set
-the old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`, `per`,
-`sequence_mask` and `m2po` multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term and the
-entropy gradient of its row or token away too.
+the old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`, `per`
+and all masks multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term and the entropy gradient
+of its row or token away too.
+
+A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; they are compared as logarithms, which
+don't overflow. `m2po` and `icepop` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`, `outlier_mask`,
+`veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a ratio of the
+whole row, as `vespo` and `cispo` at sequence level do, a masked token's ratio still counts in it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
@@ -112,16 +118,103 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
 
     Masked importance sampling at sequence level, with GSPO's length-normalised ratio (arXiv 2507.18071).
     """
-    _require("sequence_mask", "low", low, above=0.0)
-    _require("sequence_mask", "high", high, above=low)
+    return _geometric_mask("sequence_mask", low, high)
 
-    def sequence_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        tokens = rows.mask.sum(dim=1).clamp(min=1)
-        mean = _exp(_sequence_log_ratio(rows) / tokens)
-        near = (mean >= low) & (mean <= high)
-        return Corrected(rows.behaviour_logps, near.to(rows.logps.dtype))
 
-    return sequence_mask
+def make_geo_mask(low: float = 0.99, high: float = 1.01) -> Correction:
+    """`sequence_mask` with the narrow range that SkyRL recommends against the gap between trainer and sampler.
+
+    A row's weight is 1 if low ≤ exp(mean of log r over its trained tokens) ≤ high, else 0 (`sequence_mask_metric:
+    geometric` in SkyRL; Geo-RS in verl, with 0.999 and 1.001).
+
+    Args:
+        low (`float`): Least geometric mean, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    return _geometric_mask("geo_mask", low, high)
+
+
+def make_k3_mask(threshold: float = 0.01) -> Correction:
+    """`ratio`, but a row whose estimated KL divergence exceeds `threshold` is taken out.
+
+    A row's weight is 1 if the mean of r − 1 − log r over its trained tokens is ≤ threshold, else 0. That is the
+    estimator k3 (Schulman, "Approximating KL Divergence") of KL(μ ‖ π), from the policy that generated the tokens to
+    the one that is trained, in nats a token. Every term is ≥ 0, so that unlike in a geometric mean tokens that got
+    likelier don't make up for others that got less likely (K3-RS in verl, `seq_mean_k3`, where the threshold of its
+    presets is 0.01).
+
+    Args:
+        threshold (`float`): Largest estimate, above 0.
+    """
+    _require("k3_mask", "threshold", threshold, above=0.0)
+
+    def k3_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = _log_ratio(rows)
+        k3 = logs.expm1() - logs
+        return _masked(rows, _row_means(k3, rows.mask) <= threshold)
+
+    return k3_mask
+
+
+def make_icepop(low: float = 0.5, high: float = 2.0) -> Correction:
+    """`ratio`, but tokens whose r leaves [low, high] are taken out.
+
+    A token's weight is 1 if low ≤ r ≤ high, else 0; with the r of the loss, which clips it within the range, that is
+    IcePop's M(r) A (Ring-1T, arXiv 2510.18855). The range is the one that SkyRL suggests to start from. IcePop's
+    authors, whose ratio is that of trainer to sampler alone, and verl take 0.5 and 5.
+
+    Args:
+        low (`float`): Least r, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("icepop", low, high)
+
+    def icepop(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_log_ratio(rows), low, high)
+        return _masked(rows, near & rows.mask)
+
+    return TokenWeights(icepop)
+
+
+def make_outlier_mask(low: float = 1e-4, high: float = 100.0) -> Correction:
+    """`ratio`, but a row with any trained token whose r leaves [low, high] is taken out.
+
+    A row's weight is 1 if low ≤ min r and max r ≤ high over its trained tokens, else 0 (SkyRL's
+    `outlier_token_is_threshold_low` and `…_high`, with the values suggested there).
+
+    Args:
+        low (`float`): Least r, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("outlier_mask", low, high)
+
+    def outlier_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_log_ratio(rows), low, high)
+        outliers = ~near & rows.mask
+        return _masked(rows, ~outliers.any(dim=1))
+
+    return outlier_mask
+
+
+def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
+    """`sequence_mask` for rows with A < 0 alone; the others are all kept.
+
+    A row's weight is 0 if A < 0 and exp(mean of log r over its trained tokens) leaves [low, high], else 1. The idea is
+    DeepSeek-V3.2's (arXiv 2512.02556): what is far off the policy misleads where it is pushed away from. There a row
+    with A < 0 is masked if the mean of −log r exceeds δ, which is `low` = exp(−δ) without a `high`; here both sides
+    count, with the limits of `sequence_mask`.
+
+    Args:
+        low (`float`): Least geometric mean of r over a row's trained tokens, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("veto_negative", low, high)
+
+    def veto_negative(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_mean_log_ratio(rows), low, high)
+        return _masked(rows, near | (rows.advantages >= 0))
+
+    return veto_negative
 
 
 def make_topr(cap: float = 1.0) -> Correction:
@@ -190,6 +283,26 @@ def make_shaped(gamma: float = 0.1) -> Correction:
     return TokenWeights(shaped)
 
 
+def _geometric_mask(name: str, low: float, high: float) -> Correction:
+    """Masks the rows whose geometric mean of r leaves [low, high]; `name` is the correction's."""
+    _require_range(name, low, high)
+
+    def geometric_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        return _masked(rows, _within(_mean_log_ratio(rows), low, high))
+
+    return geometric_mask
+
+
+def _masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
+    """`ratio`, with weight 1 for the rows, `(R,)`, or tokens, `(R, C)`, that `keep` (bool) names, and 0 for others."""
+    return Corrected(rows.behaviour_logps, keep.to(rows.logps.dtype))
+
+
+def _within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Whether ratios lie in [low, high], from their logarithms; a NaN does not."""
+    return (log_ratios >= math.log(low)) & (log_ratios <= math.log(high))
+
+
 def _log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R, C)`: log r of each token; 0 where the loss does not train."""
     return rows.logps - rows.behaviour_logps
@@ -199,6 +312,17 @@ def _sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R,)`: the sum of log r over the row's trained tokens."""
     logs = _log_ratio(rows) * rows.mask
     return logs.sum(dim=1)
+
+
+def _mean_log_ratio(rows: ReplayedRows) -> torch.Tensor:
+    """`(R,)`: the logarithm of the geometric mean of r over the row's trained tokens; 0 without any."""
+    return _row_means(_log_ratio(rows), rows.mask)
+
+
+def _row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`(R,)`: the mean of values, `(R, C)`, over each row's trained tokens; 0 without any."""
+    total = values.masked_fill(~mask, 0.0).sum(dim=1)
+    return total / mask.sum(dim=1).clamp(min=1)
 
 
 def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
@@ -212,6 +336,11 @@ def _require(correction: str, name: str, value: Any, above: float) -> None:
         raise ConfigurationError(
             f"{correction}: {name}={value!r} can't be used: give a number above {above:g}, and at most {LARGEST:g}."
         )
+
+
+def _require_range(correction: str, low: Any, high: Any) -> None:
+    _require(correction, "low", low, above=0.0)
+    _require(correction, "high", high, above=low)
 
 
 def _is_number(value: Any) -> bool:
