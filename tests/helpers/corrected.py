@@ -18,10 +18,22 @@ from trl_replay.testing import make_trainer
 SCRIPT = ([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
 
 
+MASKS: dict[str, dict[str, float]] = {
+    "geo_mask": {"low": 0.8, "high": 1.25},
+    "k3_mask": {"threshold": 0.05},
+    "icepop": {"low": 0.8, "high": 1.25},
+    "outlier_mask": {"low": 0.6, "high": 1.6},
+    "veto_negative": {"low": 0.8, "high": 1.25},
+}
+"""Masks, with limits that some replayed rows or tokens of `train` pass and others don't."""
+
+
 def weights_by_hand(name: str, new: torch.Tensor, behaviour: torch.Tensor, advantage: float) -> tuple[Any, Any]:
     """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test."""
     r = (new - behaviour).double().exp()
     one = torch.ones_like(r)
+    if name in MASKS:
+        return behaviour, torch.tensor(mask_by_hand(name, r.tolist(), advantage), dtype=one.dtype)
     if name == "ratio":
         return behaviour, one
     if name == "none":
@@ -43,8 +55,27 @@ def weights_by_hand(name: str, new: torch.Tensor, behaviour: torch.Tensor, advan
     return new, 0.1 * r / (r + 0.1) ** 2
 
 
+def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: float) -> list[float]:
+    """The weight of each token of a row, from the masks' definitions; limits as in `MASKS` where none are given."""
+    chosen = limits or MASKS[name]
+    low, high, threshold = (chosen.get(limit, math.nan) for limit in ("low", "high", "threshold"))
+    inside = [low <= ratio <= high for ratio in ratios]
+    geometric_mean = math.prod(ratios) ** (1 / len(ratios))
+    if name == "icepop":
+        return [float(near) for near in inside]
+    if name == "outlier_mask":
+        kept = all(inside)
+    elif name == "k3_mask":
+        kept = sum(ratio - 1 - math.log(ratio) for ratio in ratios) / len(ratios) <= threshold
+    else:
+        kept = low <= geometric_mean <= high
+    if name == "veto_negative" and advantage >= 0:
+        kept = True
+    return [float(kept)] * len(ratios)
+
+
 CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped"]
-TOKEN_WEIGHTS = {"truncated", "m2po", "decoupled", "shaped"}
+TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
 
 
 def allowed(corrections: Sequence[str], betas: Sequence[float]) -> list[tuple[str, str, str, float]]:
@@ -66,9 +97,10 @@ def train(
     settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
     trainer.signals = {}
-    session = trl_replay.attach(
-        trainer, **{"replay_correction": correction, "replay_sampler": "newest"} | (replay or {})
-    )
+    chosen: dict[str, Any] = {"replay_correction": correction, "replay_sampler": "newest"}
+    if correction in MASKS:
+        chosen["replay_correction_kwargs"] = MASKS[correction]
+    session = trl_replay.attach(trainer, **chosen | (replay or {}))
     trainer.train()
     return trainer, session
 

@@ -25,8 +25,9 @@ from trl_replay.registry import registry
 from trl_replay.table import COLUMNS
 from trl_replay.testing import make_trainer
 
-CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "m2po", "decoupled", "shaped", "per"]
-TOKEN_WEIGHTS = {"truncated", "m2po", "decoupled", "shaped"}
+MASKS = ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "icepop"]
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "m2po", "decoupled", "shaped", "per", *MASKS]
+TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
 
 
 class Sharpen(TrainerCallback):
@@ -167,6 +168,27 @@ def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
         assert abs(value) <= len(new) * (sums * (20 * measured.largest + 0.04 * 440) + by_log_prob)
 
     check()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_37_log_ratios_of_100_leave_the_loss_and_its_gradient_finite_under_every_mask(
+    tmp_path: Any, loss: str, level: str
+) -> None:
+    """Of all tokens, of every other one, and of both signs at once."""
+    measured = Loss(tmp_path, loss_type=loss, importance_sampling_level=level)
+    even = np.indices(measured.shape).sum(axis=0) % 2
+    generated = np.full(measured.shape, -101, np.float32)
+    for name in MASKS:
+        if name in TOKEN_WEIGHTS and level == "sequence" and loss != "cispo":
+            continue
+        measured.correction.name = name
+        for logs in (0 * even + 100, 0 * even - 100, 100 * even, -100 * even, 200 * even - 100):
+            new = (generated + logs).astype(np.float32)
+            value, gradient = measured(new, generated, new)
+            assert np.isfinite(value), name
+            assert bool(gradient.isfinite().all()), name
+            assert float(gradient.abs().max()) <= 1.01 * 20 * measured.largest, name
 
 
 EXTREMES = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import CORRECTIONS, SCRIPT, allowed, check_by_hand, train
+from corrected import CORRECTIONS, MASKS, SCRIPT, allowed, check_by_hand, train
 from support import DEAD, HALF, LIVE, Forwards, Rewards, Spy, record
 
 import trl_replay
@@ -14,7 +14,7 @@ from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 
-@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(CORRECTIONS, [0.0, 0.1]))
+@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed([*CORRECTIONS, *MASKS], [0.0, 0.1]))
 def test_the_trainers_loss_is_the_one_computed_by_hand(
     tmp_path: Any, correction: str, loss: str, level: str, beta: float
 ) -> None:
@@ -22,6 +22,54 @@ def test_the_trainers_loss_is_the_one_computed_by_hand(
     trainer, session = train(tmp_path, correction, **settings)
     assert session.totals.counters["replaced"] == 4
     assert check_by_hand(trainer, correction) == 16
+    if correction in MASKS:
+        kept = replayed_signal(trainer).ne(0)
+        assert 0 < int(kept.sum()) < len(kept), "the limits are such that some is masked and some is not"
+
+
+def replayed_signal(trainer: Any) -> torch.Tensor:
+    """The weighted advantage of every replayed token that was trained on; without weights none of them is 0."""
+    signals = []
+    for loss in trainer.losses:
+        replayed = loss["inputs"].rows[:, 0] < 0
+        mask = loss["inputs"]["completion_mask"].bool()
+        signal = loss["inputs"]["advantages"].view(12, -1).expand_as(mask)
+        signals.append(signal[replayed][mask[replayed]])
+    return torch.cat(signals)
+
+
+WIDE = {"low": 1e-6, "high": 1e6}
+
+
+@pytest.mark.parametrize("correction", MASKS)
+def test_within_its_limits_a_mask_is_ratio(tmp_path: Any, correction: str) -> None:
+    losses = []
+    for name in ("ratio", correction):
+        limits = {"threshold": 1e6} if name == "k3_mask" else WIDE
+        replay = {"replay_correction_kwargs": {} if name == "ratio" else limits}
+        trainer, session = train(tmp_path / name, name, replay, beta=0.1)
+        assert session.totals.counters["replaced"] == 4
+        losses.append([float(loss["loss"]) for loss in trainer.losses])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("correction", MASKS)
+def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, correction: str) -> None:
+    """All but the rows of a positive advantage that `veto_negative` never takes out."""
+    limits = {"threshold": 1e-30} if correction == "k3_mask" else {"low": 1e5, "high": 1e6}
+    trainer, _ = train(tmp_path, correction, {"replay_correction_kwargs": limits}, beta=0.1)
+    signal = replayed_signal(trainer)
+    assert len(signal) > 16
+    assert not bool((signal < 0).any())
+    assert bool((signal > 0).any()) == (correction == "veto_negative")
+    gated = [log["replay/gated_fraction"] for log in trainer.state.log_history if "replay/gated_fraction" in log]
+    assert gated
+    assert all(0 < share < 1 if correction == "veto_negative" else share == 1 for share in gated)
+
+
+def test_icepop_is_refused_where_a_row_has_one_ratio(tmp_path: Any) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match=r"'icepop' weighs single tokens.*sequence_mask"):
+        train(tmp_path, "icepop", importance_sampling_level="sequence", loss_type="grpo")
 
 
 @pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(["per"], [0.0, 0.1]))
@@ -79,7 +127,7 @@ def test_decoupled_keeps_the_policy_of_the_first_forward_as_the_proximal_one(tmp
         assert torch.equal(proximal, old)
 
 
-@pytest.mark.parametrize("correction", [*CORRECTIONS, "m2po"])
+@pytest.mark.parametrize("correction", [*CORRECTIONS, *MASKS, "m2po"])
 def test_no_correction_adds_a_forward(tmp_path: Any, correction: str) -> None:
     counts = []
     for attach in (False, True):

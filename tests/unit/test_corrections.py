@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
-from corrected import CORRECTIONS
+from corrected import CORRECTIONS, MASKS, mask_by_hand
+from hypothesis import given, settings
 
 import trl_replay
 from trl_replay import Corrected, ReplayedRows
@@ -58,9 +61,139 @@ def test_truncated_at_sequence_level_gives_one_weight_a_row() -> None:
     torch.testing.assert_close(corrected.weights, torch.tensor([1.5, math.exp(-0.9)]))
 
 
+def log(*ratios: float) -> list[float]:
+    return [math.log(ratio) for ratio in ratios]
+
+
+def test_geo_mask_takes_out_rows_whose_geometric_mean_is_a_percent_off() -> None:
+    ratios = [
+        log(2.0, 0.5, 1.0),  # 1
+        log(1.02, 1.0, 1.0),  # 1.0066
+        log(1.02, 1.02, 1.0),  # 1.0133
+        log(0.98, 1.0, 1.0),  # 0.9933
+        log(0.98, 0.98, 1.0),  # 0.9866
+    ]
+    rows = rows_of(ratios, [1.0, -1.0, 1.0, -1.0, 1.0])
+    assert made("geo_mask")(rows, make_context()).weights.tolist() == [1, 1, 0, 1, 0]
+    assert made("geo_mask", low=0.98, high=1.01)(rows, make_context()).weights.tolist() == [1, 1, 0, 1, 1]
+    assert made("sequence_mask")(rows, make_context()).weights.tolist() == [1, 1, 1, 1, 1]
+
+
+def test_k3_mask_takes_out_rows_of_large_estimated_kl_though_their_ratios_cancel() -> None:
+    ratios = [
+        log(2.0, 0.5, 1.0),  # (1 - log 2 + -0.5 + log 2 + 0) / 3 = 0.5 / 3
+        log(1.1, 0.9, 1.0),  # (0.1 - 0.09531 - 0.1 + 0.10536) / 3 = 0.00335
+        log(0.8, 0.8, 0.8),  # -0.2 + 0.22314 = 0.02314
+        log(1.2, 1.2, 1.2),  # 0.2 - 0.18232 = 0.01768
+        log(1.0, 1.0, 1.0),
+    ]
+    rows = rows_of(ratios, [1.0, -1.0, 1.0, -1.0, 1.0])
+    assert made("k3_mask")(rows, make_context()).weights.tolist() == [0, 1, 0, 0, 1]
+    for threshold, kept in ((0.0033, 0), (0.0034, 1)):
+        assert made("k3_mask", threshold=threshold)(rows, make_context()).weights[1] == kept
+    assert made("k3_mask", threshold=0.02)(rows, make_context()).weights.tolist() == [0, 1, 0, 1, 1]
+    assert made("k3_mask", threshold=0.16)(rows, make_context()).weights.tolist() == [0, 1, 1, 1, 1]
+    assert made("k3_mask", threshold=0.17)(rows, make_context()).weights.tolist() == [1, 1, 1, 1, 1]
+
+
+def test_k3_of_tokens_that_hardly_moved_is_not_lost_in_rounding() -> None:
+    """x²/2 = 5e-9, of which exp(x) − 1 − x in single precision leaves nothing."""
+    new, old = torch.tensor([[-1e-4, -2e-4, -1e-4]]), torch.tensor([[-2e-4, -1e-4, -2e-4]])
+    rows = ReplayedRows(new, old, new, torch.ones(1, 3, dtype=torch.bool), torch.ones(1), torch.ones(1))
+    assert made("k3_mask", threshold=4e-9)(rows, make_context()).weights.tolist() == [0]
+    assert made("k3_mask", threshold=6e-9)(rows, make_context()).weights.tolist() == [1]
+
+
+def test_icepop_takes_out_single_tokens_on_both_sides() -> None:
+    rows = rows_of([log(0.49, 0.51, 1.0), log(1.99, 2.01, 4.9)], [1.0, -1.0])
+    corrected = made("icepop")(rows, make_context())
+    assert corrected.weights.tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]], "the last position is padding"
+    papers = made("icepop", high=5.0)(rows, make_context())
+    assert papers.weights[rows.mask].tolist() == [0, 1, 1, 1, 1, 1]
+
+
+def test_outlier_mask_takes_out_rows_with_a_single_token_far_off() -> None:
+    rows = rows_of([log(99.0, 1.1e-4, 1.0), log(101.0, 1.0, 1.0), log(1.0, 1.0, 9e-5)], [1.0, -1.0, 1.0])
+    assert made("outlier_mask")(rows, make_context()).weights.tolist() == [1, 0, 0]
+    assert made("outlier_mask", high=200)(rows, make_context()).weights.tolist() == [1, 1, 0]
+    assert made("outlier_mask", low=1e-5)(rows, make_context()).weights.tolist() == [1, 0, 1]
+
+
+def test_veto_negative_takes_out_what_sequence_mask_does_of_negative_rows_alone() -> None:
+    far, near = log(0.1, 0.5, 0.5), log(0.9, 0.5, 0.5)  # geometric means 0.292 and 0.608
+    above = log(9.0, 2.0, 1.0)  # 2.62
+    rows = rows_of([far, far, near, near, above, above, far], [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0])
+    assert made("veto_negative")(rows, make_context()).weights.tolist() == [1, 0, 1, 1, 1, 0, 1]
+    assert made("sequence_mask")(rows, make_context()).weights.tolist() == [0, 0, 1, 1, 0, 0, 0]
+    one_sided = made("veto_negative", low=0.25, high=1e6)(rows, make_context())
+    assert one_sided.weights.tolist() == [1] * 7
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_tokens_that_are_not_trained_decide_nothing(name: str) -> None:
+    mask = torch.tensor([[True, False, True, False], [False] * 4])
+    new = torch.tensor([[-1.0, -1.0, -1.0, -1.0], [-1.0] * 4])
+    for unseen in (-1.0, -90.0, -math.inf):
+        old = torch.where(mask, new, unseen)
+        rows = ReplayedRows(new, old, new, mask, torch.tensor([-1.0, -1.0]), torch.ones(2, dtype=torch.int64))
+        weights = made(name)(rows, make_context()).weights
+        if weights.dim() == 2:
+            assert weights[mask].tolist() == [1, 1]
+        else:
+            assert weights.tolist() == [1, 1]
+
+
+LIMITS: dict[str, st.SearchStrategy[dict[str, float]]] = {
+    name: st.fixed_dictionaries({"threshold": st.floats(1e-3, 10.0)})
+    if name == "k3_mask"
+    else st.fixed_dictionaries({"low": st.floats(0.01, 0.99), "high": st.floats(1.01, 100.0)})
+    for name in MASKS
+}
+LOG_RATIOS = st.lists(st.lists(st.floats(-6.0, 6.0, width=32), min_size=3, max_size=3), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(data=st.data(), logs=LOG_RATIOS)
+def test_within_its_limits_a_row_or_token_weighs_what_it_does_under_ratio_and_nothing_else(
+    name: str, data: st.DataObject, logs: list[list[float]]
+) -> None:
+    limits = data.draw(LIMITS[name])
+    advantages = data.draw(st.lists(st.sampled_from([-1.5, 0.0, 0.5]), min_size=len(logs), max_size=len(logs)))
+    rows = rows_of(logs, advantages)
+    seen = (rows.logps - rows.behaviour_logps).double().exp()
+    corrected = made(name, **limits)(rows, make_context())
+    assert corrected.old_logps is corrections.ratio(rows, make_context()).old_logps
+    weights = corrected.weights.view(len(logs), -1).expand_as(seen)
+    for index, advantage in enumerate(advantages):
+        expected = mask_by_hand(name, seen[index, :3].tolist(), advantage, **limits)
+        assert weights[index, :3].tolist() == expected
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_log_ratios_of_100_give_no_nan_and_no_infinity(name: str, dtype: torch.dtype) -> None:
+    logs = [[100.0] * 3, [-100.0] * 3, [100.0, -100.0, 0.0], [0.0, 0.0, -100.0], [0.0] * 3]
+    for sign in (1.0, -1.0):
+        made_rows = rows_of(logs, [sign] * 5)
+        rows = replace(made_rows, logps=made_rows.logps.to(dtype))
+        corrected = made(name)(rows, make_context())
+        assert bool(corrected.old_logps.isfinite().all())
+        assert corrected.weights.dtype == dtype
+        weights = corrected.weights.tolist()
+        if name == "icepop":
+            assert weights == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+        elif name == "geo_mask":
+            assert weights == [0, 0, 1, 0, 1]
+        elif name == "veto_negative":
+            assert weights == ([0, 0, 1, 0, 1] if sign < 0 else [1] * 5)
+        else:
+            assert weights == [0, 0, 0, 0, 1]
+
+
 def test_huge_ratios_stay_finite() -> None:
     rows = rows_of([[200.0, -300.0, 90.0], [-500.0, -500.0, -500.0]], [1.0, -1.0])
-    for name in [*CORRECTIONS, "m2po"]:
+    for name in [*CORRECTIONS, *MASKS, "m2po"]:
         corrected = made(name)(rows, make_context())
         assert corrected.weights is None or bool(corrected.weights.isfinite().all()), name
 
@@ -72,6 +205,16 @@ BAD = [
     ("truncated", {"cap": 0}, "cap=0"),
     ("truncated", {"level": "row"}, "level='row'"),
     ("sequence_mask", {"low": 2.0, "high": 1.0}, "high=1.0"),
+    ("geo_mask", {"low": 0}, "low=0"),
+    ("geo_mask", {"low": 1.05}, "high=1.01"),
+    ("k3_mask", {"threshold": 0}, "threshold=0"),
+    ("k3_mask", {"threshold": float("nan")}, "threshold=nan"),
+    ("icepop", {"low": "0.5"}, "low='0.5'"),
+    ("icepop", {"high": 0.5}, "high=0.5"),
+    ("outlier_mask", {"high": float("inf")}, "high=inf"),
+    ("outlier_mask", {"low": -1e-4}, "low=-0.0001"),
+    ("veto_negative", {"low": None}, "low=None"),
+    ("veto_negative", {"high": 0.1}, "high=0.1"),
     ("topr", {"cap": float("inf")}, "cap=inf"),
     ("m2po", {"threshold": -1}, "threshold=-1"),
     ("decoupled", {"cap": True}, "cap=True"),
@@ -81,5 +224,5 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "kwargs", "words"), BAD)
 def test_a_bad_argument_is_refused_by_name(name: str, kwargs: dict[str, Any], words: str) -> None:
-    with pytest.raises(trl_replay.ConfigurationError, match=words):
+    with pytest.raises(trl_replay.ConfigurationError, match=f"{name}: {words} can't be used: give "):
         made(name, **kwargs)
