@@ -97,11 +97,11 @@ def test_k3_mask_takes_out_rows_of_large_estimated_kl_though_their_ratios_cancel
 
 
 def test_k3_of_tokens_that_hardly_moved_is_not_lost_in_rounding() -> None:
-    """x²/2 = 5e-9, of which exp(x) − 1 − x in single precision leaves nothing."""
-    new, old = torch.tensor([[-1e-4, -2e-4, -1e-4]]), torch.tensor([[-2e-4, -1e-4, -2e-4]])
+    """x²/2 = 1.25e-9, which exp(x) − 1 − x in single precision makes negative."""
+    new, old = torch.tensor([[-5e-5, -1e-4, -5e-5]]), torch.tensor([[-1e-4, -5e-5, -1e-4]])
     rows = ReplayedRows(new, old, new, torch.ones(1, 3, dtype=torch.bool), torch.ones(1), torch.ones(1))
-    assert made("k3_mask", threshold=4e-9)(rows, make_context()).weights.tolist() == [0]
-    assert made("k3_mask", threshold=6e-9)(rows, make_context()).weights.tolist() == [1]
+    assert made("k3_mask", threshold=1e-9)(rows, make_context()).weights.tolist() == [0]
+    assert made("k3_mask", threshold=1.5e-9)(rows, make_context()).weights.tolist() == [1]
 
 
 def test_icepop_takes_out_single_tokens_on_both_sides() -> None:
