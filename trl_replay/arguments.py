@@ -87,17 +87,12 @@ def refuse_unknown_arguments(kind: Kind, name: str, factory: Any, given: Mapping
     if not wrong or taken.others:
         return
     noun = "argument" if len(wrong) == 1 else "arguments"
-    text = f"{setting_of(kind, given)} can't be used: the {kind} {name!r} has no {noun} {_quoted(wrong)}."
+    text = f"replay_{kind}_kwargs={dict(given)!r} can't be used: the {kind} {name!r} has no {noun} {_quoted(wrong)}."
     near = [match for argument in wrong for match in difflib.get_close_matches(argument, known, n=1)]
     if near:
         text += f" Did you mean {_quoted(dict.fromkeys(near))}?"
     text += f" It takes {taken}." if known else " It takes no arguments."
     raise ConfigurationError(text)
-
-
-def setting_of(kind: Kind, given: Mapping[str, Any]) -> str:
-    """The arguments as the setting that they were given by: `replay_sampler_kwargs={'alpha': 1}`."""
-    return f"replay_{kind}_kwargs={dict(given)!r}"
 
 
 def _quoted(names: Iterable[str]) -> str:
