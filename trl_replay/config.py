@@ -148,6 +148,10 @@ class ReplayConfig:
             Weight of replayed rows in the policy loss, on top of the correction's.
         replay_dry_run (`bool`, *optional*, defaults to `False`):
             Decide and measure everything but exchange nothing: training is bit-identical to stock.
+        replay_log (`str`, *optional*, defaults to `"full"`):
+            What goes into the trainer's log: `"full"`, every metric, or `"brief"`, five of them (`replay/size`,
+            `replay/dead_fraction`, `replay/replaced_fraction`, `replay/ratio_mean`, `replay/age_mean`).
+            `session.metrics` has all.
         replay_seed (`int`, *optional*):
             Seed of the private generator. The trainer's seed, plus the rank for scope `process`, if not set.
         replay_plugins (`list[str]`, *optional*):
@@ -309,6 +313,10 @@ class ReplayConfig:
     replay_dry_run: bool = field(
         default=False,
         metadata=_help("Decide and measure everything but exchange nothing: training stays stock's."),
+    )
+    replay_log: str = field(
+        default=_unless_given("full"),
+        metadata=_help("What goes into the trainer's log: full, or brief, five metrics."),
     )
     replay_seed: int | None = field(
         default=_unless_given(None),
