@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ConfigurationError
+from .plain import in_json
 from .validation import ADAPTIVE, STRATEGY_KINDS, unusable, validate
 
 
@@ -365,6 +366,10 @@ class ReplayConfig:
             return True
         is_default = value == type(self).__dataclass_fields__[name].default
         return isinstance(value, bool) and is_default
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting by name, as JSON can hold it: a strategy that is an object as its own name."""
+        return {spec.name: in_json(getattr(self, spec.name)) for spec in fields(self)}
 
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """The keyword arguments given for a kind of strategy."""

@@ -123,7 +123,7 @@ def test_list_shows_strategies_whose_defaults_json_does_not_know_or_that_do_not_
     try:
         rows = {row["name"]: row for row in listed(capsys)["strategies"]}
         assert rows["odd/far"]["signature"] == f"reach=inf, folder={Path('out')!r}, …"
-        assert [argument["default"] for argument in rows["odd/far"]["arguments"]] == ["inf", repr(Path("out"))]
+        assert [argument["default"] for argument in rows["odd/far"]["arguments"]] == ["inf", "out"]
         assert rows["odd/needy"]["arguments"][1] == {"name": "folder", "required": True, "default": None}
         assert rows["odd/needy"]["signature"] == "reach=inf, folder, …"
         assert rows["odd/compiled"]["signature"] == "…"

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownNameError
+from ..plain import in_json
 from .command import Command, add_json_option
 from .tables import make_console, make_table, printable
 
@@ -40,14 +41,19 @@ def offers() -> dict[str, list[dict[str, Any]]]:
 
 
 def _strategies(known: Registry) -> list[dict[str, Any]]:
+    from ..config import ReplayConfig
     from ..specs import SPECS
 
-    return [_strategy(kind, plugin, spec) for kind in SPECS for plugin, spec in known.strategies(kind)]
+    defaults = ReplayConfig()
+    rows = []
+    for kind in SPECS:
+        default = getattr(defaults, f"replay_{kind}")
+        rows += [_strategy(kind, plugin, spec, default) for plugin, spec in known.strategies(kind)]
+    return rows
 
 
-def _strategy(kind: Kind, plugin: Plugin, spec: StrategySpec) -> dict[str, Any]:
+def _strategy(kind: Kind, plugin: Plugin, spec: StrategySpec, default: str) -> dict[str, Any]:
     from ..arguments import arguments_of
-    from ..config import ReplayConfig
 
     name = _qualified(spec.name, plugin)
     taken = arguments_of(spec.factory, kind)
@@ -56,27 +62,18 @@ def _strategy(kind: Kind, plugin: Plugin, spec: StrategySpec) -> dict[str, Any]:
         "name": name,
         "distribution": plugin.distribution,
         "summary": spec.summary,
-        "default": name == getattr(ReplayConfig(), f"replay_{kind}"),
+        "default": name == default,
         "arguments": [
             {
                 "name": argument.name,
                 "required": argument.required,
-                "default": _in_json(argument.default),
+                "default": in_json(argument.default),
             }
             for argument in taken.named
         ],
         "signature": str(taken),
         "docstring": _docstring(spec.factory),
     }
-
-
-def _in_json(value: Any) -> Any:
-    """The value, or its text where JSON has no such thing (an infinite number too)."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return repr(value)
-    return value
 
 
 def _docstring(factory: Any) -> str:
