@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from . import compat
+from .arguments import refuse_unknown_arguments
 from .batch.compose import compose
 from .buffer.rate_limiter import RateLimiter
 from .buffer.replay_buffer import Limits, ReplayBuffer
@@ -347,6 +348,7 @@ def _make(kind: Kind, resolved: Resolved, config: ReplayConfig, *given: Any) -> 
     """The strategy that `resolved` makes of the configured arguments, checked for its interface."""
     setting = f"replay_{kind}={resolved.label!r}"
     kwargs = config.kwargs_of(kind)
+    refuse_unknown_arguments(kind, resolved.label, resolved.make, kwargs)
     try:
         made = resolved.make(*given, **kwargs)
     except ReplayError:

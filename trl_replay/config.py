@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ConfigurationError
+from .plain import in_json
 from .validation import ADAPTIVE, STRATEGY_KINDS, unusable, validate
 
 
@@ -148,6 +149,10 @@ class ReplayConfig:
             Weight of replayed rows in the policy loss, on top of the correction's.
         replay_dry_run (`bool`, *optional*, defaults to `False`):
             Decide and measure everything but exchange nothing: training is bit-identical to stock.
+        replay_log (`str`, *optional*, defaults to `"full"`):
+            What goes into the trainer's log: `"full"`, every metric, or `"brief"`, five of them (`replay/size`,
+            `replay/dead_fraction`, `replay/replaced_fraction`, `replay/ratio_mean`, `replay/age_mean`).
+            `session.metrics` has all.
         replay_seed (`int`, *optional*):
             Seed of the private generator. The trainer's seed, plus the rank for scope `process`, if not set.
         replay_plugins (`list[str]`, *optional*):
@@ -310,6 +315,10 @@ class ReplayConfig:
         default=False,
         metadata=_help("Decide and measure everything but exchange nothing: training stays stock's."),
     )
+    replay_log: str = field(
+        default=_unless_given("full"),
+        metadata=_help("What goes into the trainer's log: full, or brief, five metrics."),
+    )
     replay_seed: int | None = field(
         default=_unless_given(None),
         metadata=_help("Seed of the private generator; the trainer's seed if not set."),
@@ -357,6 +366,10 @@ class ReplayConfig:
             return True
         is_default = value == type(self).__dataclass_fields__[name].default
         return isinstance(value, bool) and is_default
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting by name, as JSON can hold it: a strategy that is an object as its own name."""
+        return {spec.name: in_json(getattr(self, spec.name)) for spec in fields(self)}
 
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """The keyword arguments given for a kind of strategy."""

@@ -12,6 +12,14 @@ import numpy as np
 from .types import Floats
 
 NO_ROOM = "the storage had no room for it"
+BRIEF = (
+    "replay/dead_fraction",
+    "replay/replaced_fraction",
+    "replay/size",
+    "replay/ratio_mean",
+    "replay/age_mean",
+)
+"""The metrics that `replay_log="brief"` logs."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ about once, and raised only when something asks for the failed plugin.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import warnings
@@ -288,13 +289,28 @@ class Registry:
         names: list[str],
     ) -> str:
         near = difflib.get_close_matches(name, names, n=1)
+        others = self._kinds_of(name)
         text = f"{setting}={name!r}: there is no {kind} of that name."
-        if near:
+        if others:
+            text += f" {name!r} is {' and '.join(others)}."
+        elif near:
             text += f" Did you mean {near[0]!r}?"
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
         for failure in self.failures.values():
             text += f" The plugin {failure.name!r} from {failure.distribution} was not loaded: {failure.reason}"
         return text
+
+    def _kinds_of(self, name: str) -> list[str]:
+        """The kinds of what is called `name`, with their settings: `an evictor (replay_evictor)`."""
+        owner, _, short = name.rpartition("/")
+        offers: dict[str, Iterator[tuple[Plugin, Any]]] = {kind: self.strategies(kind) for kind in SPECS}
+        offers["preset"] = self.presets()
+        kinds = []
+        for kind, offered in offers.items():
+            if any(offer.name == short and owner in ("", plugin.name) for plugin, offer in offered):
+                article = "an" if kind == "evictor" else "a"
+                kinds.append(f"{article} {kind} (replay_{kind})")
+        return kinds
 
 
 def _given(strategy: Any, setting: str) -> Resolved:
@@ -320,6 +336,9 @@ def _imported(reference: str, kind: Kind, setting: str) -> Resolved:
     def make(*args: Any, **kwargs: Any) -> Any:
         return _make(target, args, kwargs)
 
+    factory = target.factory if isinstance(target, StrategySpec) else target
+    if inspect.isroutine(factory) or inspect.isclass(factory):
+        make = functools.wraps(factory)(make)  # its signature tells which arguments it takes
     return Resolved(reference, make, None)
 
 

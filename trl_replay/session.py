@@ -23,7 +23,7 @@ from .buffer.candidates import (
 )
 from .components import Components
 from .config import ReplayConfig
-from .counters import Totals, metrics
+from .counters import BRIEF, Totals, metrics
 from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
 from .distributed.row_layout import MODES, RowLayout
@@ -408,9 +408,11 @@ class Session:
         self._record({"replay/seconds": time.perf_counter() - started})
 
     def _record(self, values: dict[str, float]) -> None:
-        """Puts values where the trainer's log averages them, and into `metrics`."""
-        compat.log_metrics(self.trainer, values)
+        """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self.metrics = {**self.metrics, **values}
+        brief = self.config.replay_log == "brief"
+        logged = {key: value for key, value in values.items() if key in BRIEF} if brief else values
+        compat.log_metrics(self.trainer, logged)
 
     def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
         compat.leave_out_of_entropy_control(self.trainer, entropies, mask, replayed)

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 import trl_replay
+from trl_replay import ReplayConfig
+from trl_replay.arguments import arguments_of
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
 from trl_replay.table import COLUMNS
@@ -125,19 +127,17 @@ def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind:
     for plugin, spec in registry().strategies(kind):
         if plugin.name == "builtin":
             row = described[spec.name]
-            for text in arguments(spec.factory, kind):
+            for argument in arguments_of(spec.factory, kind).named:
+                text = argument.name if argument.default is None else str(argument)
                 assert text in row, f"docs/methods.md: {text} is no argument of the {kind} {spec.name}"
 
 
-def arguments(factory: Any, kind: str) -> list[str]:
-    """Each argument as it is written where its default is shown: `alpha=1.0`; without one, its name."""
-    if kind == "scope":
-        return []
-    parameters = inspect.signature(factory).parameters.values()
-    return [
-        parameter.name if parameter.default is None else f"{parameter.name}={parameter.default!r}".replace("'", '"')
-        for parameter in parameters
-    ]
+@pytest.mark.parametrize("kind", SPECS)
+def test_the_default_of_each_kind_alone_is_bold(kind: Any) -> None:
+    section = re.search(rf"^## {kind}s?\n(.*?)^## ", METHODS, re.MULTILINE | re.DOTALL | re.IGNORECASE)
+    assert section
+    bold = [row[0] for row in rows(section[1]) if row[0].startswith("**")]
+    assert bold == [f"**`{getattr(ReplayConfig(), f'replay_{kind}')}`**"]
 
 
 def test_the_gallery_shows_every_picture_of_the_benchmarks() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, weights_hash
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback
 
 import trl_replay
-from trl_replay import compat
+from trl_replay import ReplayConfig, compat
 from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -139,6 +139,31 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"replay_evictor": "haep"}, trl_replay.UnknownNameError, "Did you mean 'heap'"),
     ({"replay_sampler_kwargs": {"alpha": -1}}, trl_replay.ConfigurationError, "alpha=-1"),
     ({"replay_sampler_kwargs": {"beta": 1}}, trl_replay.ConfigurationError, "replay_sampler_kwargs={'beta': 1}"),
+    (
+        {"replay_sampler_kwargs": {"alhpa": 1}},
+        trl_replay.ConfigurationError,
+        "replay_sampler_kwargs={'alhpa': 1} can't be used: the sampler 'prompt_balanced' has no argument 'alhpa'.",
+    ),
+    (
+        {"replay_sampler_kwargs": {"alhpa": 1}},
+        trl_replay.ConfigurationError,
+        "Did you mean 'alpha'? It takes alpha=1.0.",
+    ),
+    (
+        {"replay_evictor_kwargs": {"alpha": 1}},
+        trl_replay.ConfigurationError,
+        "the evictor 'prompt_balanced' has no argument 'alpha'. It takes no arguments.",
+    ),
+    (
+        {"replay_scope": "sharded", "replay_scope_kwargs": {"slak": 1, "names": []}},
+        trl_replay.ConfigurationError,
+        "the scope 'sharded' has no arguments 'slak', 'names'. Did you mean 'slack'? It takes slack=8.",
+    ),
+    (
+        {"replay_sampler": "heap"},
+        trl_replay.UnknownNameError,
+        "replay_sampler='heap': there is no sampler of that name. 'heap' is an evictor (replay_evictor).",
+    ),
     ({"replay_buffer_sise": 3}, trl_replay.ConfigurationError, "Did you mean 'replay_buffer_size'"),
     ({"replay_buffer_size": -1}, trl_replay.ConfigurationError, "replay_buffer_size=-1"),
     ({"replay_max_fraction": 1.5}, trl_replay.ConfigurationError, "replay_max_fraction=1.5"),
@@ -185,8 +210,9 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path: Any) -> Non
 
 
 def test_something_that_is_no_grpo_trainer_is_refused_by_what_it_lacks() -> None:
-    class Other:
-        pass
+    class Other(Trainer):
+        def __init__(self) -> None:
+            pass
 
     with pytest.raises(trl_replay.ContractError, match=r"Other\._generate_and_score_completions is not a method"):
         trl_replay.attach(Other())
@@ -279,6 +305,27 @@ def test_something_else_than_a_config_is_refused_in_words(tmp_path: Any, given: 
         trl_replay.attach(make_trainer(tmp_path, Rewards(*DEAD_LATER)), given)
 
 
-def test_none_is_no_trainer() -> None:
-    with pytest.raises(trl_replay.ContractError, match="NoneType"):
-        trl_replay.attach(None)
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda trainer: trainer.args, "not an object of type GRPOConfig: make the trainer first"),
+        (lambda trainer: trainer.model, "not an object of type Qwen2ForCausalLM"),
+        (lambda trainer: type(trainer), "not the class GRPOTrainer"),
+        (lambda trainer: "model-name", "not an object of type str"),
+        (lambda trainer: None, "not None"),
+        (lambda trainer: ReplayConfig(), "not an object of type ReplayConfig"),
+    ],
+)
+def test_what_is_no_trainer_is_answered_in_one_line(trainer: Any, make: Any, words: str) -> None:
+    for function in (trl_replay.attach, trl_replay.detach):
+        with pytest.raises(trl_replay.AttachError, match=f"{function.__name__}.. takes a trl.GRPOTrainer") as caught:
+            function(make(trainer))
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 200
+
+
+def test_the_trainers_own_config_in_the_place_of_ours_is_answered_in_one_line(trainer: Any) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match="not an object of type GRPOConfig: give") as caught:
+        trl_replay.attach(trainer, trainer.args)
+    assert "\n" not in str(caught.value)

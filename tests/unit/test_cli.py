@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 import trl_replay
-from trl_replay import compat
+from trl_replay import EvictorSpec, compat
 from trl_replay.cli import examples
 from trl_replay.cli.commands import COMMANDS, main
 from trl_replay.registry import Failure, registry
@@ -21,9 +23,14 @@ from trl_replay.specs import SPECS
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def listed(capsys):
-    assert main(["list", "--json"]) == 0
+def listed(capsys, *name):
+    assert main(["list", *name, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def shown(capsys, name):
+    assert main(["list", name]) == 0
+    return capsys.readouterr().out
 
 
 def test_list_names_every_strategy_on_offer_with_its_kind_summary_and_distribution(capsys):
@@ -44,6 +51,87 @@ def test_list_prints_a_table_that_keeps_names_whole(capsys):
         assert name in out
 
 
+def test_list_marks_the_one_default_of_each_kind(capsys):
+    defaults = [(row["kind"], row["name"]) for row in listed(capsys)["strategies"] if row["default"]]
+    assert defaults == [(kind, getattr(trl_replay.ReplayConfig(), f"replay_{kind}")) for kind in SPECS]
+    main(["list"])
+    out = capsys.readouterr().out
+    assert out.count(" (default) ") == len(SPECS)
+    for _, name in defaults:
+        assert f"{name} (default) " in out
+
+
+def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
+    rows = {(row["kind"], row["name"]): row for row in listed(capsys)["strategies"]}
+    assert rows["evictor", "heap"]["arguments"] == []
+    assert rows["scope", "process"]["arguments"] == []
+    assert rows["scope", "sharded"]["arguments"] == [{"name": "slack", "required": False, "default": 8}]
+    assert rows["correction", "truncated"]["arguments"] == [
+        {"name": "cap", "required": False, "default": 2.0},
+        {"name": "level", "required": False, "default": "token"},
+    ]
+    main(["list"])
+    out = capsys.readouterr().out
+    for text in ("threshold=0.04 ", 'by="newest"', "slack=8 ", "half_life=10.0 "):
+        assert text in out
+
+
+def test_list_shows_one_strategy_with_its_documentation(capsys):
+    out = shown(capsys, "m2po")
+    for text in ('replay_correction="m2po"', "trl-replay", "threshold=0.04", "replay_correction_kwargs", "2510.01161"):
+        assert text in out
+    assert "default" not in out
+    assert "the default scorer" in shown(capsys, "advantage_std")
+    assert "every eligible entry" in shown(capsys, "uniform")
+
+
+def test_list_shows_all_that_share_a_name(capsys):
+    rows = listed(capsys, "pass_rate")["strategies"]
+    assert [row["kind"] for row in rows] == ["scorer", "selector"]
+    out = shown(capsys, "pass_rate")
+    assert "replay_scorer=" in out
+    assert "replay_selector=" in out
+
+
+def test_list_finds_what_plugins_offer_with_and_without_their_names(capsys):
+    assert listed(capsys, "decayed") == listed(capsys, "freshness/decayed")
+    assert "trl-replay-freshness" in shown(capsys, "decayed")
+    out = shown(capsys, "freshness/fresh_per")
+    assert 'replay_preset="freshness/fresh_per"' in out
+    assert "replay_evictor='fifo'" in out
+
+
+def test_list_answers_an_unknown_name_with_the_nearest_ones(capsys):
+    assert main(["list", "prompt_balance"]) == 1
+    assert "There is no strategy or preset 'prompt_balance'. The nearest: prompt_balanced." in capsys.readouterr().err
+    assert main(["list", "xyzzy"]) == 1
+    assert "'xyzzy'. `trl-replay list` shows all." in capsys.readouterr().err
+
+
+def test_list_shows_strategies_whose_defaults_json_does_not_know_or_that_do_not_tell(capsys):
+    def far(reach=math.inf, *, folder, **others):
+        """Far away.[31m"""
+
+    class Plugin:
+        @trl_replay.hookimpl
+        def trl_replay_strategies(self):
+            yield EvictorSpec("far", partial(far, folder=Path("out")), "")
+            yield EvictorSpec("needy", far, "")
+            yield EvictorSpec("compiled", dict, "")
+
+    trl_replay.register(Plugin(), "odd")
+    try:
+        rows = {row["name"]: row for row in listed(capsys)["strategies"]}
+        assert rows["odd/far"]["signature"] == f"reach=inf, folder={Path('out')!r}, …"
+        assert [argument["default"] for argument in rows["odd/far"]["arguments"]] == ["inf", "out"]
+        assert rows["odd/needy"]["arguments"][1] == {"name": "folder", "required": True, "default": None}
+        assert rows["odd/needy"]["signature"] == "reach=inf, folder, …"
+        assert rows["odd/compiled"]["signature"] == "…"
+        assert "Far away.\\x1b[31m" in shown(capsys, "odd/far"), "a terminal acts on nothing that a plugin says"
+    finally:
+        trl_replay.unregister("odd")
+
+
 def test_list_tells_which_plugins_were_not_loaded_and_why(capsys, monkeypatch):
     failure = Failure("broken", "broken-plugin 1.2", "ImportError: no [module] named gone")
     monkeypatch.setitem(registry().failures, "broken", failure)
@@ -56,9 +144,10 @@ def test_list_tells_which_plugins_were_not_loaded_and_why(capsys, monkeypatch):
     assert "no [module] named gone" in out
 
 
-def test_list_imports_neither_torch_nor_trl():
+@pytest.mark.parametrize("arguments", [["list", "--json"], ["list"], ["list", "m2po"], ["list", "m2pp"]], ids=str)
+def test_list_imports_neither_torch_nor_trl(arguments):
     code = (
-        "import sys; from trl_replay.cli.commands import main; main(['list', '--json']); "
+        f"import sys; from trl_replay.cli.commands import main; main({arguments!r}); "
         "sys.exit(' '.join({'torch', 'trl', 'transformers'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -89,6 +89,8 @@ BAD_LIMITS = [
     {"replay_refresh": "score"},
     {"replay_unfilled": "drop"},
     {"replay_unfilled": None},
+    {"replay_log": "short"},
+    {"replay_log": None},
 ]
 
 

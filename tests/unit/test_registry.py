@@ -13,6 +13,7 @@ import pytest
 
 import trl_replay
 from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, UnknownNameError, hookimpl
+from trl_replay.arguments import refuse_unknown_arguments
 from trl_replay.config import ReplayConfig
 from trl_replay.registry import BUILTIN, Registry
 from trl_replay.strategies import Builtin
@@ -259,6 +260,56 @@ def test_an_unknown_name_lists_what_exists_and_suggests_the_nearest(registry):
     assert message.startswith("replay_evictor='resevoir': there is no evictor of that name. Did you mean 'reservoir'?")
     assert "fifo, " in message
     assert "heap, " in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("sampler", "heap", "'heap' is an evictor (replay_evictor)."),
+        ("evictor", "pass_rate", "'pass_rate' is a scorer (replay_scorer) and a selector (replay_selector)."),
+        ("scorer", "young", "'young' is a preset (replay_preset)."),
+        ("scorer", "cold/coldest", "'cold/coldest' is an evictor (replay_evictor)."),
+        ("scorer", "builtin/heap", "'builtin/heap' is an evictor (replay_evictor)."),
+    ],
+)
+def test_a_name_of_another_kind_says_which(registry, install, kind, name, words):
+    install("replay-cold", "cold")
+    registry.discover()
+    with pytest.raises(UnknownNameError) as caught:
+        registry.resolve(kind, name, f"replay_{kind}")
+    assert f"replay_{kind}={name!r}: there is no {kind} of that name. {words} There are: " in str(caught.value)
+
+
+def test_a_strategys_name_in_the_place_of_a_presets_says_so(registry):
+    with pytest.raises(UnknownNameError, match=r"'heap' is an evictor \(replay_evictor\)\."):
+        registry.preset("heap")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        ("Factory", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),
+        ("make", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),
+        ("spec", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),
+        ("plain", "has no argument 'pwoer'. It takes table, context."),
+    ],
+)
+def test_an_import_references_wrong_argument_is_answered_with_the_right_ones(registry, install, attribute, words):
+    module = install("replay-references", "references", REFERENCES)
+    resolved = registry.resolve("evictor", f"{module}:{attribute}", "replay_evictor")
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_unknown_arguments("evictor", resolved.label, resolved.make, {"pwoer": 2})
+    assert f"replay_evictor_kwargs={{'pwoer': 2}} can't be used: the evictor '{module}:{attribute}' {words}" in str(
+        caught.value
+    )
+
+
+def test_what_takes_any_argument_or_does_not_tell_is_left_to_answer_itself(registry):
+    def open_to_all(**options):
+        return options
+
+    for factory in (open_to_all, dict):
+        refuse_unknown_arguments("evictor", "open", factory, {"anything": 1})
 
 
 def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, install):

@@ -1,20 +1,29 @@
-"""`trl-replay list`: what the installed plugins offer."""
+"""`trl-replay list`: what the installed plugins offer, and what one strategy or preset is."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import inspect
 import json
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UnknownNameError
+from ..plain import in_json
 from .command import Command, add_json_option
-from .tables import make_console, make_table
+from .tables import make_console, make_table, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..registry import Plugin, Registry
+    from ..specs import Kind, StrategySpec
+
+NEAREST = 3
+"""How many similar names an unknown one is answered with, at most."""
 
 
 def offers() -> dict[str, list[dict[str, Any]]]:
@@ -32,20 +41,46 @@ def offers() -> dict[str, list[dict[str, Any]]]:
 
 
 def _strategies(known: Registry) -> list[dict[str, Any]]:
+    from ..config import ReplayConfig
     from ..specs import SPECS
 
+    defaults = ReplayConfig()
     rows = []
     for kind in SPECS:
-        for plugin, spec in known.strategies(kind):
-            rows.append(
-                {
-                    "kind": kind,
-                    "name": _qualified(spec.name, plugin),
-                    "distribution": plugin.distribution,
-                    "summary": spec.summary,
-                }
-            )
+        default = getattr(defaults, f"replay_{kind}")
+        rows += [_strategy(kind, plugin, spec, default) for plugin, spec in known.strategies(kind)]
     return rows
+
+
+def _strategy(kind: Kind, plugin: Plugin, spec: StrategySpec, default: str) -> dict[str, Any]:
+    from ..arguments import arguments_of
+
+    name = _qualified(spec.name, plugin)
+    taken = arguments_of(spec.factory, kind)
+    return {
+        "kind": kind,
+        "name": name,
+        "distribution": plugin.distribution,
+        "summary": spec.summary,
+        "default": name == default,
+        "arguments": [
+            {
+                "name": argument.name,
+                "required": argument.required,
+                "default": in_json(argument.default),
+            }
+            for argument in taken.named
+        ],
+        "signature": str(taken),
+        "docstring": _docstring(spec.factory),
+    }
+
+
+def _docstring(factory: Any) -> str:
+    """A factory's own; of a factory that was given some arguments before, that of the first."""
+    while isinstance(factory, partial):
+        factory = factory.func
+    return inspect.getdoc(factory) or ""
 
 
 def _presets(known: Registry) -> list[dict[str, Any]]:
@@ -82,26 +117,99 @@ def _qualified(name: str, plugin: Plugin) -> str:
     return name if plugin.name == BUILTIN else f"{plugin.name}/{name}"
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a strategy's or preset's name: shows its arguments and documentation; all are listed without one",
+    )
+    add_json_option(parser)
+
+
 def _list(options: argparse.Namespace) -> int:
     on_offer = offers()
+    if options.name is not None:
+        on_offer = _called(options.name, on_offer)
     if options.json:
         print(json.dumps(on_offer, indent=2))
-        return 0
-    console = make_console()
-    rows = []
-    for strategy in on_offer["strategies"]:
-        rows.append(_row(strategy["kind"], strategy))
-    for preset in on_offer["presets"]:
-        rows.append(_row("preset", preset))
-    columns = ("kind", "name", "what it does", "distribution")
-    console.print(make_table("Strategies and presets", columns, rows))
-    if on_offer["failures"]:
-        console.print(_failures_table(on_offer["failures"]))
+    elif options.name is not None:
+        texts = [*map(_strategy_in_words, on_offer["strategies"]), *map(_preset_in_words, on_offer["presets"])]
+        print(printable("\n\n\n".join(texts)))
+    else:
+        _print_tables(on_offer)
     return 0
 
 
-def _row(kind: str, offer: dict[str, Any]) -> list[str]:
-    return [kind, offer["name"], offer["summary"], offer["distribution"]]
+def _called(name: str, on_offer: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Of all that is on offer what has this name, with or without its plugin's.
+
+    Raises:
+        UnknownNameError: Nothing has; says the nearest names, and which plugins were not loaded.
+    """
+    found = {}
+    for what in ("strategies", "presets"):
+        found[what] = [offer for offer in on_offer[what] if name in _names(offer)]
+    if any(found.values()):
+        return found
+    known = {known for what in found for offer in on_offer[what] for known in _names(offer)}
+    near = difflib.get_close_matches(name, sorted(known), n=NEAREST)
+    hint = f" The nearest: {', '.join(near)}." if near else ""
+    failed = [
+        f" The plugin {failure['name']!r} from {failure['distribution']} was not loaded: {failure['reason']}"
+        for failure in on_offer["failures"]
+    ]
+    raise UnknownNameError(
+        f"There is no strategy or preset {name!r}.{hint} `trl-replay list` shows all.{''.join(failed)}"
+    )
+
+
+def _names(offer: dict[str, Any]) -> set[str]:
+    """What it can be called: `freshness/decayed` and `decayed`."""
+    return {offer["name"], offer["name"].rpartition("/")[2]}
+
+
+def _strategy_in_words(strategy: dict[str, Any]) -> str:
+    kind = strategy["kind"]
+    default = f", the default {kind}" if strategy["default"] else ""
+    arguments = f"{strategy['signature']} (replay_{kind}_kwargs)" if strategy["signature"] else "none"
+    head = [
+        f"{strategy['name']}{default}",
+        f"  kind          {kind}: replay_{kind}={json.dumps(strategy['name'])}",
+        f"  distribution  {strategy['distribution']}",
+        f"  arguments     {arguments}",
+        f"  what it does  {strategy['summary']}",
+    ]
+    return "\n".join([*head, "", strategy["docstring"]] if strategy["docstring"] else head)
+
+
+def _preset_in_words(preset: dict[str, Any]) -> str:
+    head = [
+        preset["name"],
+        f"  kind          preset: replay_preset={json.dumps(preset['name'])}",
+        f"  distribution  {preset['distribution']}",
+        f"  what it does  {preset['summary']}",
+        "",
+    ]
+    return "\n".join([*head, *(f"{name}={value!r}" for name, value in preset["settings"].items())])
+
+
+def _print_tables(on_offer: dict[str, list[dict[str, Any]]]) -> None:
+    console = make_console()
+    rows = []
+    for strategy in on_offer["strategies"]:
+        name = f"{strategy['name']} (default)" if strategy["default"] else strategy["name"]
+        rows.append(_row(strategy["kind"], name, strategy, strategy["signature"]))
+    for preset in on_offer["presets"]:
+        rows.append(_row("preset", preset["name"], preset, ""))
+    columns = ("kind", "name", "what it does", "arguments", "distribution")
+    console.print(make_table("Strategies and presets", columns, rows))
+    if on_offer["failures"]:
+        console.print(_failures_table(on_offer["failures"]))
+
+
+def _row(kind: str, name: str, offer: dict[str, Any], arguments: str) -> list[str]:
+    return [kind, name, offer["summary"], arguments, offer["distribution"]]
 
 
 def _failures_table(failures: Sequence[dict[str, Any]]) -> Table:
@@ -112,7 +220,7 @@ def _failures_table(failures: Sequence[dict[str, Any]]) -> Table:
 
 LIST = Command(
     "list",
-    "every strategy and preset, with the distribution it comes from",
-    add_json_option,
+    "every strategy and preset with its arguments, or what one of them is",
+    _add_options,
     _list,
 )

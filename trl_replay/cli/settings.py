@@ -9,6 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from ..arguments import refuse_unknown_arguments
 from ..config import ReplayConfig
 from ..errors import ConfigurationError
 from ..validation import STRATEGY_KINDS
@@ -60,7 +61,7 @@ def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
             name = word[2:].partition("=")[0]
             settings[name.replace("-", "_")] = None
     config = ReplayConfig().with_settings(settings, source)
-    _refuse_unknown_strategies(config)
+    _refuse_unknown_names(config)
     return settings
 
 
@@ -104,13 +105,16 @@ def _typed(value: Any, hint: Any) -> Any:
     return value
 
 
-def _refuse_unknown_strategies(config: ReplayConfig) -> None:
-    """Before a model is loaded for nothing. What a plugin (`plugin/name`) or a module (`module:name`) has may be known
-    in the command's environment alone."""
+def _refuse_unknown_names(config: ReplayConfig) -> None:
+    """Of strategies and of their arguments, before a model is loaded for nothing. What a plugin (`plugin/name`) or a
+    module (`module:name`) has may be known in the command's environment alone."""
     from ..registry import registry
 
     for kind in STRATEGY_KINDS:
         setting = f"replay_{kind}"
         name = getattr(config, setting)
-        if "/" not in name and ":" not in name:
-            registry().resolve(kind, name, setting)
+        if "/" in name or ":" in name:
+            continue
+        found = registry().resolve(kind, name, setting)
+        if config.replay_preset is None:  # which may name the strategy that the arguments are for
+            refuse_unknown_arguments(kind, name, found.make, config.kwargs_of(kind))

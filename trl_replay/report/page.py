@@ -184,12 +184,14 @@ def _lead(log: Log, replayed: bool) -> str:
             f"training signal that replay could fill with groups worth learning from.{course}"
         )
     before = _percent(_mean(log, DEAD_BEFORE))
-    after = _percent(_mean(log, DEAD_AFTER))
     replaced = _percent(_mean(log, REPLACED))
+    after = ""
+    if _points(log, DEAD_AFTER):  # it is not with replay_log="brief"
+        after = f", so that <b>{_percent(_mean(log, DEAD_AFTER))}</b> of those trained on were dead"
     return (
         f"<b>{before}</b> of the generated groups were dead: all completions got the same reward, right or wrong, and "
         f"there was nothing to learn from them. Replay put stored groups in the place of <b>{replaced}</b> of all "
-        f"groups, so that <b>{after}</b> of those trained on were dead.{course}"
+        f"groups{after}.{course}"
     )
 
 

@@ -31,8 +31,13 @@ from . import (
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
-    """A factory, without arguments, of a strategy that needs no setting."""
-    return lambda: strategy
+    """A factory, without arguments, of a strategy that needs no setting; with the strategy's documentation."""
+
+    def factory() -> Any:
+        return strategy
+
+    factory.__doc__ = strategy.__doc__
+    return factory
 
 
 class Builtin:

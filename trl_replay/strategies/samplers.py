@@ -54,7 +54,7 @@ def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
 
 
 uniform = WeightedSampler(lambda table, context: np.ones(len(table)))
-"""Draws every eligible entry with the same chance."""
+uniform.__doc__ = "Draws every eligible entry with the same chance."
 
 
 def top(table: Table, count: int, context: Context) -> Ints:

@@ -233,7 +233,7 @@ class GatheredScope(_CommonScope):
 class ShardedScope(_CommonScope):
     """One buffer whose metadata every process has and whose payload is held once.
 
-    A group's payload stays where it was generated, unless that process holds more than `slack` groups above the one
+    A group's payload stays where it was generated, unless that process holds `slack` groups or more above the one
     that holds least; then that one takes it. Only groups that are drawn travel, to the slots that they fill.
     """
 

@@ -47,7 +47,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     Raises:
         ConfigurationError: A setting can't be used, or a name is unknown.
         ContractError: The TRL release or the trainer lacks what the seam needs.
-        AttachError: Replay is attached already, or something else has replaced a method of the seam.
+        AttachError: What is given is no trainer, replay is attached already, or something else has replaced a method
+            of the seam.
         RefusedError: Preflight checks found reasons not to attach.
         PluginError: A plugin that the configuration names could not be loaded.
 
@@ -58,14 +59,15 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         trainer.train()
         ```
     """
+    _refuse_no_trainer("attach()", trainer)
     if config is not None and not isinstance(config, ReplayConfig):
         raise ConfigurationError(
-            f"attach() takes a ReplayConfig after the trainer, not {config!r}: give settings by name, such as "
-            "attach(trainer, replay_buffer_size=64)."
+            f"attach() takes a ReplayConfig after the trainer, not {_in_words(config)}: give settings by name, such "
+            "as attach(trainer, replay_buffer_size=64)."
         )
     config = (config or ReplayConfig()).with_settings(settings, "attach()")
     config = in_force(config, registry)
-    present = _sessions.get(trainer) if trainer is not None else None
+    present = _sessions.get(trainer)
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     if not config.use_replay or (config.replay_buffer_size == 0 and not _shapes_advantages(config)):
@@ -109,8 +111,10 @@ def detach(trainer: Any) -> None:
     generation batch or at the end of training, whichever comes first: see docs/scopes.md.
 
     Raises:
-        AttachError: Nothing is attached, or something was patched on top since; nothing is changed then.
+        AttachError: It is no trainer, nothing is attached, or something was patched on top since; nothing is changed
+            then.
     """
+    _refuse_no_trainer("detach()", trainer)
     session = _sessions.get(trainer)
     if session is None:
         raise AttachError("Replay is not attached to this trainer.")
@@ -140,6 +144,30 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
     finally:
         if _sessions.get(trainer) is session:
             detach(trainer)
+
+
+def _refuse_no_trainer(function: str, given: Any) -> None:
+    """Refuses what is no trainer at all: its arguments, its class, a model's name.
+
+    Raises:
+        AttachError: In one line, whatever it is.
+    """
+    from transformers import Trainer
+
+    if not isinstance(given, Trainer):
+        raise AttachError(
+            f"{function} takes a trl.GRPOTrainer, not {_in_words(given)}: make the trainer first, as in "
+            "trainer = GRPOTrainer(…), and give that."
+        )
+
+
+def _in_words(given: Any) -> str:
+    """What something is, however long it would be in print."""
+    if given is None:
+        return "None"
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    return f"an object of type {type(given).__name__}"
 
 
 def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:

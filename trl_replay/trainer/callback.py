@@ -1,4 +1,5 @@
-"""The trainer callback: counts updates, logs what the loss showed, and ends a run with a summary."""
+"""The trainer callback: counts updates, logs what the loss showed, tells trackers the settings, and ends a run with a
+summary."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from .. import compat
 from ..errors import SeamError
 from ..offline.prefill import begin
 from ..session import Session
+from .trackers import TrackerSettings
 
 
 class ReplayCallback(TrainerCallback):
@@ -33,6 +35,8 @@ class ReplayCallback(TrainerCallback):
     ) -> None:
         self.session = session
         self._take_off = take_off
+        self._trackers = TrackerSettings(session.config)
+        self._trackers_told = False
 
     def on_train_begin(
         self,
@@ -54,7 +58,22 @@ class ReplayCallback(TrainerCallback):
             )
         self.session.tap.forget()
         self.session.met = False
+        self._trackers_told = False
         begin(self.session)
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """The trackers get the settings: their own callbacks have begun their runs by now, wherever they stand."""
+        if self._trackers_told or self.session.detached:
+            return
+        self._trackers_told = True
+        if state.is_world_process_zero:
+            self._trackers.write(self.session.trainer.callback_handler.callbacks)
 
     def on_optimizer_step(
         self,

@@ -1,0 +1,239 @@
+"""Replay's settings in the trackers' run configuration, with stand-ins for the trackers beneath transformers' own
+callbacks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards, weights_hash
+from transformers.integrations import WandbCallback
+from trl.extras import profiling
+
+import trl_replay
+from trl_replay import ReplayConfig
+from trl_replay.testing import make_trainer
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
+TRACKERS = ("wandb", "trackio", "mlflow", "tensorboard")
+CALLBACKS = {
+    "wandb": "WandbCallback",
+    "trackio": "TrackioCallback",
+    "mlflow": "MLflowCallback",
+    "tensorboard": "TensorBoardCallback",
+}
+SETTINGS: dict[str, Any] = {"replay_buffer_size": 7, "replay_sampler": "uniform", "replay_max_age": 100}
+
+
+def ours(values: Any) -> bool:
+    return "replay_buffer_size" in values
+
+
+class Told(dict[str, Any]):
+    """What one tracker's run was told, and a switch that makes it refuse what is ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = False
+        self.times = 0
+
+    def update(self, values: Any, allow_val_change: bool = False) -> None:  # type: ignore[override]
+        if ours(values):
+            self.times += 1
+            if self.refuses:
+                raise ValueError("a run has no room for this")
+        super().update(values)
+
+
+def module(name: str, **contents: Any) -> ModuleType:
+    """A stand-in that `import` and `find_spec` find."""
+    made = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None, is_package=True)
+    made.__path__ = []
+    vars(made).update(contents)
+    return made
+
+
+def stand_in_wandb(told: Told) -> list[ModuleType]:
+    run = SimpleNamespace(_label=lambda **kwargs: None, summary={})
+    wandb = module("wandb", run=None, config=told, log=lambda values: None, termwarn=lambda *args, **kwargs: None)
+    wandb.init = lambda **kwargs: setattr(wandb, "run", run)  # type: ignore[attr-defined]
+    errors = module("wandb.sdk.lib.config_util", ConfigError=type("ConfigError", (Exception,), {}))
+    return [wandb, module("wandb.sdk"), module("wandb.sdk.lib"), errors]
+
+
+def stand_in_trackio(told: Told) -> list[ModuleType]:
+    space = SimpleNamespace(current_space_id=SimpleNamespace(get=lambda: None))
+    nothing = {"init": lambda **kwargs: None, "log": lambda *args, **kwargs: None, "finish": lambda: None}
+    return [module("trackio", config=told, context_vars=space, __version__="0.1", **nothing)]
+
+
+def stand_in_mlflow(told: Told) -> list[ModuleType]:
+    run = SimpleNamespace(info=SimpleNamespace(run_id="1"))
+    runs: list[Any] = []
+    limits = SimpleNamespace(MAX_PARAM_VAL_LENGTH=250, MAX_PARAMS_TAGS_PER_BATCH=100)
+    mlflow = module(
+        "mlflow",
+        __version__="2.9.0",
+        utils=SimpleNamespace(validation=limits),
+        is_tracking_uri_set=lambda: True,
+        get_tracking_uri=lambda: "nowhere",
+        active_run=lambda: runs[-1] if runs else None,
+        start_run=lambda **kwargs: runs.append(run),
+        end_run=runs.clear,
+        log_params=lambda params, synchronous=True: told.update(params),
+        log_metrics=lambda *args, **kwargs: None,
+    )
+    return [mlflow]
+
+
+def stand_in_tensorboard(told: Told) -> list[ModuleType]:
+    class SummaryWriter:
+        def __init__(self, log_dir: str) -> None:
+            pass
+
+        def add_text(self, tag: str, text: str, step: int = 0) -> None:
+            if tag == "replay/settings":
+                told.update(json.loads(text))
+
+        def add_scalar(self, *args: Any) -> None:
+            pass
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    return [module("tensorboardX", SummaryWriter=SummaryWriter)]
+
+
+@pytest.fixture
+def trackers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Told]:
+    """Stand-ins for all of them, by `report_to`: what their runs were told."""
+    makers = (stand_in_wandb, stand_in_trackio, stand_in_mlflow, stand_in_tensorboard)
+    all_told = {name: Told() for name in TRACKERS}
+    for name, make in zip(TRACKERS, makers, strict=True):
+        for made in make(all_told[name]):
+            monkeypatch.setitem(sys.modules, made.__name__, made)
+            monkeypatch.setattr(profiling, made.__name__, made, raising=False)  # TRL imports what was there before
+    return all_told
+
+
+def expected(name: str, config: ReplayConfig) -> dict[str, Any]:
+    settings = config.to_dict()
+    return {key: str(value) for key, value in settings.items()} if name == "mlflow" else settings
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_an_active_tracker_is_told_every_setting_beside_the_trainers_own(
+    name: str, trackers: dict[str, Told], tmp_path: Any
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=name)
+    session = trl_replay.attach(trainer, **SETTINGS)
+    assert not ours(trackers[name])
+    trainer.train()
+    told = trackers[name]
+    settings = expected(name, session.config)
+    assert settings.items() <= told.items()
+    assert str(settings["replay_buffer_size"]) == "7"
+    assert "learning_rate" in told or name == "tensorboard", "what transformers had written is still there"
+    assert told.times == 1
+    assert not any(ours(other) for each, other in trackers.items() if each != name)
+
+
+def test_the_settings_of_a_preset_are_told(trackers: dict[str, Told], tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1, report_to="wandb")
+    trl_replay.attach(trainer, replay_preset="freshness/fresh_per")
+    trainer.train()
+    assert trackers["wandb"]["replay_sampler"] == "freshness/half_life"
+    assert trackers["wandb"]["replay_buffer_size"] == 512
+
+
+def test_training_with_trackers_is_that_without(trackers: dict[str, Told], tmp_path: Any) -> None:
+    hashes = []
+    for report_to in ("none", list(TRACKERS)):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, report_to=report_to)
+        trl_replay.attach(trainer, **SETTINGS)
+        trainer.train()
+        hashes.append(weights_hash(trainer))
+    assert hashes[0] == hashes[1]
+    assert all(map(ours, trackers.values()))
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_refuses_is_warned_of_once_and_training_goes_on(
+    name: str, trackers: dict[str, Told], tmp_path: Any
+) -> None:
+    trackers[name].refuses = True
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=list(TRACKERS))
+    session = trl_replay.attach(trainer, **SETTINGS)
+    with pytest.warns(UserWarning, match=f"{CALLBACKS[name]}'s tracker: ValueError: a run has no room") as caught:
+        train_twice(trainer)
+    assert [warning.category for warning in caught].count(UserWarning) == 1
+    assert session.totals.batches == 4
+    begun = 1 if name == "mlflow" else 2  # transformers begins no MLflow run for a second training
+    assert trackers[name].times == begun
+    assert [ours(told) for told in trackers.values()] == [each != name for each in TRACKERS]
+
+
+def train_twice(trainer: Any) -> None:
+    trainer.train()
+    trainer.train()
+
+
+def test_every_train_tells_its_run_and_after_detach_none_is_told(trackers: dict[str, Told], tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to="wandb")
+    with trl_replay.attached(trainer, **SETTINGS):
+        train_twice(trainer)
+    assert trackers["wandb"].times == 2
+    trainer.train()
+    assert trackers["wandb"].times == 2
+
+
+def test_a_tracker_that_comes_after_attach_is_told(trackers: dict[str, Told], tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
+    trl_replay.attach(trainer, **SETTINGS)
+    trainer.add_callback(WandbCallback())
+    trainer.train()
+    assert trackers["wandb"]["replay_buffer_size"] == 7
+
+
+def test_a_tracker_without_a_run_is_left_alone(trackers: dict[str, Told], tmp_path: Any) -> None:
+    class Offline(WandbCallback):
+        def setup(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def on_log(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1)
+    trl_replay.attach(trainer, **SETTINGS)
+    trainer.add_callback(Offline())
+    trainer.train()
+    assert not trackers["wandb"]
+
+
+def test_only_the_main_process_tells(
+    trackers: dict[str, Told], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=1, report_to=list(TRACKERS))
+    trl_replay.attach(trainer, **SETTINGS)
+    monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
+    trainer.train()
+    assert not any(trackers.values())
+
+
+def test_settings_that_json_does_not_know_are_told_as_text() -> None:
+    def own(table: Any, count: int, context: Any) -> Any:
+        return list(range(count))
+
+    config = ReplayConfig(replay_sampler=own, replay_scorer_kwargs={"target": float("inf")})  # type: ignore[arg-type]
+    told = config.to_dict()
+    assert told["replay_sampler"].endswith("own")
+    assert told["replay_scorer_kwargs"] == {"target": "inf"}
+    assert json.loads(json.dumps(told, allow_nan=False)) == told

@@ -1,0 +1,23 @@
+"""Values in a form that JSON can hold. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+def in_json(value: Any) -> Any:
+    """The same value, or its text where JSON has no such thing: a path, a strategy's name, an infinite number."""
+    if isinstance(value, Mapping):
+        return {str(key): in_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_json(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return getattr(value, "__qualname__", None) or repr(value)
+    return value

@@ -1,0 +1,86 @@
+"""Replay's settings in the run configuration of experiment trackers, beside the trainer's own.
+
+transformers' callbacks write the trainer's arguments and the model's configuration there when training begins. What
+they have set up is used, through each tracker's public interface, and nothing of the trainer is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..config import ReplayConfig
+
+Settings: TypeAlias = Mapping[str, Any]
+LONGEST_PARAMETER = 250
+"""Characters of a value that every release of MLflow takes."""
+TEXT_TAG = "replay/settings"
+"""Where TensorBoard shows the settings, beside transformers' own `args` and `model_config`."""
+
+
+class TrackerSettings:
+    """Tells each tracker the settings, once a `train()`, and warns once of one that refuses.
+
+    Args:
+        config ([`ReplayConfig`]): The settings in force.
+    """
+
+    def __init__(self, config: ReplayConfig) -> None:
+        self._config = config
+        self._refused: set[str] = set()
+
+    def write(self, callbacks: Sequence[Any]) -> None:
+        """Writes the settings to the trackers of these trainer callbacks. Call it on the main process, when they
+        have begun their runs."""
+        settings = self._config.to_dict()
+        for callback in callbacks:
+            for base in type(callback).__mro__:
+                if base.__name__ in _WRITERS:
+                    self._write_to(base.__name__, callback, settings)
+
+    def _write_to(self, name: str, callback: Any, settings: Settings) -> None:
+        try:
+            _WRITERS[name](callback, settings)
+        except Exception as error:  # a tracker may raise anything; training goes on without its note
+            if name not in self._refused:
+                self._refused.add(name)
+                warnings.warn(
+                    f"Replay's settings are not in the run configuration of {name}'s tracker: "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
+
+
+def _to_wandb(callback: Any, settings: Settings) -> None:
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.config.update(dict(settings), allow_val_change=True)
+
+
+def _to_trackio(callback: Any, settings: Settings) -> None:
+    trackio = sys.modules.get("trackio")
+    if trackio is not None:
+        trackio.config.update(dict(settings), allow_val_change=True)
+
+
+def _to_tensorboard(callback: Any, settings: Settings) -> None:
+    if callback.tb_writer is not None:
+        callback.tb_writer.add_text(TEXT_TAG, json.dumps(settings, indent=2))
+
+
+def _to_mlflow(callback: Any, settings: Settings) -> None:
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is not None and mlflow.active_run() is not None:
+        mlflow.log_params({name: str(value)[:LONGEST_PARAMETER] for name, value in settings.items()})
+
+
+_WRITERS: dict[str, Callable[[Any, Settings], None]] = {
+    "WandbCallback": _to_wandb,
+    "TrackioCallback": _to_trackio,
+    "TensorBoardCallback": _to_tensorboard,
+    "MLflowCallback": _to_mlflow,
+}
+"""By the name of transformers' callback."""
