@@ -11,6 +11,8 @@ from trl_replay import EvictorSpec, MixerSpec, Preset, SelectorSpec, hookimpl
 
 EVERY_GROUP = {"replay_selector": "always", "replay_selector_kwargs": {"share": 1.0}, "replay_record": "forward"}
 SAME_PROMPT = {"replay_sampler": "same_prompt", "replay_start": 0}
+INJECTED = {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": 2}, **EVERY_GROUP, **SAME_PROMPT}
+"""Two stored rows of the same prompt into every group, live ones included."""
 
 
 class RePO:

@@ -11,6 +11,7 @@ import torch
 from advantages_by_hand import mixed_advantages
 from datasets import concatenate_datasets
 from image_rows import assert_same_images, by_row
+from methods import INJECTED as MIXED
 from replaying import Checked, Watch, build, check_batches, check_losses
 from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, masked_rollout, weights_hash
 
@@ -25,16 +26,6 @@ OTHER = (
     [[0.5, 0.1, 0.2, 0.9], [0.3, 0.3, 0.1, 0.0], [0.2, 0.8, 0.7, 0.1]],
     [[0.1, 0.2, 0.3, 0.4], [0.9, 0.1, 0.5, 0.5], [0.0, 0.4, 0.4, 0.2]],
 )
-MIXED = {
-    "replay_mixer": "inject",
-    "replay_mixer_kwargs": {"rows": 2},
-    "replay_sampler": "same_prompt",
-    "replay_selector": "always",
-    "replay_selector_kwargs": {"share": 1.0},
-    "replay_record": "forward",
-    "replay_start": 0,
-}
-"""Two stored rows of the same prompt into every group, live ones included."""
 
 
 def mixed(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from methods import INJECTED
 from resuming import disk
 from support import DEAD, HALF, LIVE, Rewards
 
@@ -14,14 +15,7 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, HALF, LIVE], [DEAD, LIVE, HALF])
-MIXED = {
-    "replay_mixer": "inject",
-    "replay_sampler": "same_prompt",
-    "replay_selector": "always",
-    "replay_selector_kwargs": {"share": 1.0},
-    "replay_record": "forward",
-    "replay_start": 0,
-}
+MIXED = {**INJECTED, "replay_mixer_kwargs": None}
 
 
 def trained(folder: Path, steps: int = 4, rewards: Any = None, **settings: Any) -> tuple[Any, Any]:

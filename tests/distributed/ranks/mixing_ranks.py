@@ -15,23 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 import numpy as np
 from ending import end
-from methods import METHODS
+from methods import INJECTED, METHODS
 from scripted import build, mixed, run
 
 import trl_replay
 
 LAYOUTS = {2: {"whole": (8, 4), "straddling": (6, 4)}, 3: {"whole": (6, 3), "straddling": (4, 3)}}
 """Per number of processes: (rows of a process, num_generations)."""
-MIX = {
-    "replay_mixer": "inject",
-    "replay_mixer_kwargs": {"rows": 2},
-    "replay_sampler": "same_prompt",
-    "replay_selector": "always",
-    "replay_selector_kwargs": {"share": 1.0},
-    "replay_record": "forward",
-    "replay_start": 0,
-    "replay_seed": 3,
-}
+MIX = {**INJECTED, "replay_seed": 3}
 MODES = ("stored", "joint", "split")
 CAPACITY = 12
 
