@@ -107,10 +107,8 @@ class MixedGroups:
         if not len(self.used):
             return 0
         prompts = self.table.prompt[self.entries]
-        other = self.stored & (prompts != self.slots.prompt[:, None]) & chosen[:, None]
-        self.entries = np.where(other, FRESH, self.entries)
-        self.sources = np.where(other, FRESH, self.sources)
-        return int(other.sum())
+        other = prompts != self.slots.prompt[:, None]
+        return self._leave(other & chosen[:, None])
 
     def leave_unknown(self, computed: Bools, each_function: bool) -> int:
         """Takes rows out of which too little is known; returns how many.
@@ -131,10 +129,14 @@ class MixedGroups:
         unknown = (without_columns & mixed[:, None]) | (unscored & computed[:, None])
         if each_function:
             unknown |= unnamed & computed[:, None]
-        unknown &= self.stored
-        self.entries = np.where(unknown, FRESH, self.entries)
-        self.sources = np.where(unknown, FRESH, self.sources)
-        return int(unknown.sum())
+        return self._leave(unknown)
+
+    def _leave(self, rows: Bools) -> int:
+        """Lets the fresh rows stay where stored ones would take these, `(n, G)`; returns how many stored ones."""
+        left = rows & self.stored
+        self.entries = np.where(left, FRESH, self.entries)
+        self.sources = np.where(left, FRESH, self.sources)
+        return int(left.sum())
 
     def column(self, name: str, fresh: Floats | Ints | Bools) -> Floats:
         """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere."""
@@ -163,12 +165,8 @@ class MixedGroups:
 
     def _computed(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
         rewards = self.column("row_rewards", self.slots.rewards)
-        totals = self._rewards()
+        totals = self.column("row_reward", self.slots.reward)
         return rule(rewards, totals, members)
-
-    def _rewards(self) -> Floats:
-        """`(n, G)`: weighted rewards; NaN for a row without any."""
-        return self.column("row_reward", self.slots.reward)
 
     def _named_rewards(self) -> Floats:
         """`(n, G, functions)`: raw rewards. That of a file which does not name its functions stands in the place of
