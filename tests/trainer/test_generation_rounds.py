@@ -1,4 +1,4 @@
-"""Generating again for dead groups, through the trainer: what is trained on, what is logged, and what is left alone."""
+"""Generating again for dead groups, through the trainer: what is trained on, what is logged, what is left alone."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ class Record:
         dead_after (`list[float]`): Share of dead groups among those trained on.
         means (`dict[str, float]`): Mean of each `replay/*` metric over the steps that have it.
         rollouts (`int`): Completions generated.
+        rollouts_at (`list[int]`): The same at the end of each step.
+        tokens (`int`): Tokens of prompts and completions generated.
         seconds (`float`): Of `trainer.train()`.
         explanation (`str`): `session.explain()`; empty for stock.
     """
@@ -46,6 +48,8 @@ class Record:
     dead_after: list[float] = field(default_factory=list)
     means: dict[str, float] = field(default_factory=dict)
     rollouts: int = 0
+    rollouts_at: list[int] = field(default_factory=list)
+    tokens: int = 0
     seconds: float = 0.0
     explanation: str = ""
 
@@ -67,8 +71,7 @@ class Record:
         hits = np.flatnonzero(means >= threshold - 1e-9)
         if len(hits) == 0:
             return None
-        steps = hits[0] + window
-        return int(steps * self.rollouts / len(self.reward))
+        return self.rollouts_at[hits[0] + window - 1]
 
     def curve(self, window: int = WINDOW) -> list[float]:
         """Mean reward of each `window` steps, one after the other."""
@@ -115,7 +118,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         record.dead.append(dead)
         record.dead_after.append(logs.get("replay/dead_fraction_after", dead))
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        record.rollouts += rows * args.world_size
+        generated = record.rollouts + rows * args.world_size
+        record.rollouts = int(logs.get("replay/rollouts", generated))  # what is generated again counts, too
+        record.rollouts_at.append(record.rollouts)
+        record.tokens = int(logs["num_tokens"])
         for key, value in logs.items():
             if key.startswith("replay/"):
                 self.metrics.setdefault(key, []).append(value)

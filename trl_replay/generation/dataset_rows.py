@@ -16,6 +16,9 @@ from ..types import Ints, Row
 
 PROMPT_COLUMNS = ("prompt", "image", "images")
 """What makes a row's prompt, in TRL's terms."""
+TRIES = 8
+LEAST_TRIES = 64
+"""Rows that are looked at for each that is wanted, and at least: a dataset may repeat a few prompts many times."""
 MEMORY = 1024
 """Raw rows that are kept for `prompt_rows`; others are looked up in the dataset."""
 
@@ -118,7 +121,7 @@ class PromptSource:
         rows: list[Row] = []
         others: list[Row] = []
         taken = set(present)
-        left = self._begin()
+        left = min(self._begin(), count * TRIES + LEAST_TRIES)
         while len(rows) < count and left:
             row = self._next()
             key = prompt_key(row)

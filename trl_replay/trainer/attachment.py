@@ -208,9 +208,9 @@ def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
 
 
 def _has_something_to_do(config: ReplayConfig) -> bool:
-    """Whether there is a buffer, or what needs none: generating again, or a plugin that shapes advantages or chooses
-    prompts."""
-    if config.replay_buffer_size or config.replay_refill_rounds:
+    """Whether there is a buffer, or what needs none: generating again, something to do about dead groups, or a plugin
+    that shapes advantages or chooses prompts."""
+    if config.replay_buffer_size or config.replay_refill_rounds or config.replay_unfilled != "keep":
         return True
     plugins = [plugin.object for plugin in plugins_of(config, registry())]
     return any(hasattr(plugin, hook) for plugin in plugins for hook in WITHOUT_BUFFER)
