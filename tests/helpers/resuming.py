@@ -35,6 +35,11 @@ PAIRS = [
     for (one, evictor), (two, sampler) in itertools.product(enumerate(EVICTORS), enumerate(SAMPLERS))
 ]
 """Every evictor with every sampler, and with each of them every scope and layout at least once."""
+PAIRS_OF_RANKS = [
+    (evictor, SAMPLERS[(one + two) % 5], scope, list(LAYOUTS)[(one + two) % 4])
+    for (one, evictor), (two, scope) in itertools.product(enumerate(EVICTORS), enumerate(SCOPES))
+]
+"""Every scope with every evictor, sampler and layout: between an evictor and a sampler there is nothing of ranks."""
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
