@@ -149,7 +149,11 @@ def check_release() -> None:
         )
 
 
-def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) -> bool:
+def accepts(
+    named: tuple[str, ...],
+    passes_on: bool,
+    expected: tuple[str, ...],
+) -> bool:
     """Whether parameters of these names, with or without `*args` after them, take the expected ones first."""
     return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
 
@@ -253,7 +257,12 @@ def counts_unscored() -> bool:
     return Version(version("trl")) < Version("1.6")
 
 
-def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
+def _summed(
+    rewards: torch.Tensor,
+    setup: RewardSetup,
+    size: int,
+    leaves_out_unscored: bool,
+) -> torch.Tensor:
     """`(rows,)`: the weighted sum of each row's rewards, or of what is normalised within its group."""
     import torch
     from trl.trainer.utils import nanstd
@@ -358,7 +367,11 @@ def seam(trainer: Any) -> list[str]:
     return [*SEAM, *([OTHER_LOSS] if has_other_loss_path(trainer) else [])]
 
 
-def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch.Tensor) -> torch.Tensor:
+def counted_items(
+    batch: dict[str, Any],
+    lengths: torch.Tensor,
+    trainable: torch.Tensor,
+) -> torch.Tensor:
     """`(B,)`: what each row adds to `num_items_in_batch`.
 
     From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
@@ -430,7 +443,11 @@ def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         return {**without, REF_LOGPS: _forward(trainer, trainer.model, batch)}
 
 
-def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+def _forward(
+    trainer: Any,
+    model: Any,
+    batch: dict[str, Any],
+) -> torch.Tensor:
     """The log-probs of all completion tokens by one no-grad forward."""
     import torch
 

@@ -127,7 +127,12 @@ class Totals:
         self.reasons: Counter[str] = Counter()
         self.of_all_ranks: Counter[str] = Counter()
 
-    def add(self, tally: Tally, batches: int = 1, of_all_ranks: Mapping[str, float] | None = None) -> None:
+    def add(
+        self,
+        tally: Tally,
+        batches: int = 1,
+        of_all_ranks: Mapping[str, float] | None = None,
+    ) -> None:
         """Adds the counters of `batches` generation batches.
 
         Args:
@@ -169,7 +174,13 @@ class Totals:
             f"{_without_buffer(self.of_all_ranks)}"
         )
 
-    def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
+    def explain(
+        self,
+        size: int,
+        dry_run: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> str:
         """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain
         words.
 
@@ -199,9 +210,14 @@ class Totals:
 def _without_buffer(count: Mapping[str, float]) -> str:
     """Counters in words where nothing is stored."""
     number = {name: int(count[name]) for name in COUNTERS}
-    live = 1.0 - number["dead_after"] / max(number["groups"], 1)
-    words = f"{number['generated']} groups generated for {number['groups']}, {number['dead']} dead"
-    return f"{words}; {number['refilled']} slots refilled, {live:.0%} of the groups trained on were live"
+    groups = number["groups"]
+    live = 1.0 - number["dead_after"] / max(groups, 1)
+    parts = (
+        f"{number['generated']} groups generated for {groups}",
+        f"{number['dead']} dead; {number['refilled']} slots refilled",
+        f"{live:.0%} of the groups trained on were live",
+    )
+    return ", ".join(parts)
 
 
 def _with_generated(counters: Mapping[str, float]) -> Mapping[str, float]:
@@ -214,10 +230,12 @@ def _facts(count: Mapping[str, float], dry_run: bool) -> str:
     number = {name: int(count[name]) for name in COUNTERS}
     dead_share = number["dead"] / max(number["generated"], 1)
     replacing = "would have been replaced (dry run)" if dry_run else "replaced"
+    generated = f"{number['generated']} groups"
     again = number["generated"] - number["groups"]
-    refilled = f" ({again} of them in further rounds, which refilled {number['refilled']} slots)" if again else ""
+    if again:
+        generated += f" ({again} of them in further rounds, which refilled {number['refilled']} slots)"
     return (
-        f"{number['generated']} groups{refilled}, {number['dead']} dead ({dead_share:.0%}), "
+        f"{generated}, {number['dead']} dead ({dead_share:.0%}), "
         f"{number['replaced']} {replacing}; "
         f"{number['stored']} stored, {number['evicted']} evicted, {number['refused']} refused"
     )

@@ -49,7 +49,10 @@ class PromptTable:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._row: dict[int, int] = {}
-        self._put({name: np.empty(0, dtype) for name, dtype in COLUMNS.items()})
+        empty: dict[str, NDArray[Any]] = {}
+        for name, dtype in COLUMNS.items():
+            empty[name] = np.empty(0, dtype)
+        self._put(empty)
 
     def __len__(self) -> int:
         return len(self.key)
@@ -59,7 +62,12 @@ class PromptTable:
         found = [self._row.get(int(key), -1) for key in keys]
         return np.array(found, np.int64)
 
-    def get(self, column: str, keys: Sequence[int] | Ints, default: float) -> NDArray[Any]:
+    def get(
+        self,
+        column: str,
+        keys: Sequence[int] | Ints,
+        default: float,
+    ) -> NDArray[Any]:
         """What a column says of prompts, `(len(keys),)`: `default` for those that were never generated for.
 
         >>> PromptTable().get("pass_rate", [17], default=0.5).tolist()
@@ -72,7 +80,14 @@ class PromptTable:
         found[known] = values[rows[known]]
         return found
 
-    def note(self, keys: Ints, prompts: Ints, passed: NDArray[np.bool_], dead: NDArray[np.bool_], update: int) -> None:
+    def note(
+        self,
+        keys: Ints,
+        prompts: Ints,
+        passed: NDArray[np.bool_],
+        dead: NDArray[np.bool_],
+        update: int,
+    ) -> None:
         """Takes note of generated groups.
 
         Args:
@@ -82,23 +97,33 @@ class PromptTable:
             dead (`(n,)` bool): Which groups are dead.
             update (`int`): Updates done.
         """
-        columns = self._columns()
-        unknown = [key for key in dict.fromkeys(keys.tolist()) if key not in self._row]
-        for name, column in columns.items():
-            columns[name] = np.append(column, np.zeros(len(unknown), column.dtype))
-        for row, key in enumerate(unknown, len(self)):
-            columns["key"][row] = key
-            self._row[key] = row
+        columns = self._with_room_for(keys.tolist())
+        size = passed.shape[1]
+        streaks = columns["dead_streak"]
         for number, key in enumerate(keys.tolist()):
             row = self._row[key]
             passes = int(passed[number].sum())
             columns["prompt"][row] = prompts[number]
-            columns["tries"][row] += passed.shape[1]
+            columns["tries"][row] += size
             columns["passes"][row] += passes
-            columns["dead_streak"][row] = columns["dead_streak"][row] + 1 if dead[number] else 0
             columns["update"][row] = update
-            columns["pass_rate"][row] = passes / passed.shape[1]
+            columns["pass_rate"][row] = passes / size
+            streaks[row] += 1
+            if not dead[number]:
+                streaks[row] = 0
         self._put(columns)
+
+    def _with_room_for(self, keys: list[int]) -> dict[str, NDArray[Any]]:
+        """Copies of the columns, with a row for each of these keys."""
+        columns = self._columns()
+        unknown = [key for key in dict.fromkeys(keys) if key not in self._row]
+        for name, column in columns.items():
+            blank = np.zeros(len(unknown), column.dtype)
+            columns[name] = np.append(column, blank)
+        for row, key in enumerate(unknown, len(self)):
+            columns["key"][row] = key
+            self._row[key] = row
+        return columns
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The columns."""
@@ -124,11 +149,13 @@ class PromptTable:
     def _put(self, columns: dict[str, NDArray[Any]]) -> None:
         surplus = len(columns["key"]) - self._limit
         if surplus > 0:
-            room = max(self._limit // 16, 1)  # in one go, so that not every batch moves all
-            oldest = np.argsort(columns["update"], kind="stable")[: surplus + room]
+            leaving = surplus + max(self._limit // 16, 1)  # in one go, so that not every batch moves all
+            by_age = np.argsort(columns["update"], kind="stable")
+            oldest = by_age[:leaving]
             columns = {name: np.delete(column, oldest) for name, column in columns.items()}
-        if surplus > 0 or len(self._row) != len(columns["key"]):
-            self._row = {key: row for row, key in enumerate(columns["key"].tolist())}
+        keys = columns["key"].tolist()
+        if surplus > 0 or len(self._row) != len(keys):
+            self._row = {key: row for row, key in enumerate(keys)}
         for name, column in columns.items():
             column.flags.writeable = False
             setattr(self, name, column)

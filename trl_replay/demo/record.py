@@ -71,7 +71,8 @@ class Record:
         hits = np.flatnonzero(means >= threshold - 1e-9)
         if len(hits) == 0:
             return None
-        return self.rollouts_at[hits[0] + window - 1]
+        last = int(hits[0]) + window - 1
+        return self.rollouts_at[last]
 
     def curve(self, window: int = WINDOW) -> list[float]:
         """Mean reward of each `window` steps, one after the other."""

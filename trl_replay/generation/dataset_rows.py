@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -48,6 +49,10 @@ def repeated(rows: Sequence[Row], size: int) -> list[Row]:
     return [copy.deepcopy(row) for row in rows for _ in range(size)]
 
 
+Data: TypeAlias = tuple[Any, Callable[[list[Any]], Any]]
+"""A dataset, and what makes a batch of some of its rows."""
+
+
 class Dataset:
     """The dataset that the trainer trains on, by row number.
 
@@ -55,7 +60,7 @@ class Dataset:
         data (`Callable`): Gives the dataset and what makes a batch of its rows: both may change with every `train()`.
     """
 
-    def __init__(self, data: Callable[[], tuple[Any, Callable[[list[Any]], Any]]]) -> None:
+    def __init__(self, data: Callable[[], Data]) -> None:
         self._data = data
         self._numbers: dict[int, int] = {}
         self._indexed: Any = None
@@ -72,12 +77,13 @@ class Dataset:
         """
         dataset, collate = self._data()
         collated = collate([dataset[number]])
-        if not isinstance(collated, list) or len(collated) != 1 or not isinstance(collated[0], dict):
+        rows = collated if isinstance(collated, list) else []
+        if [type(row) for row in rows] != [dict]:
             raise SeamError(
                 f"The trainer's data_collator makes a {type(collated).__name__} of a row of its dataset, not a list "
                 "with that row: new prompts can't be generated for. Use replay_refill_prompts='same'."
             )
-        row: Row = collated[0]
+        row: Row = rows[0]
         return row
 
     def number_of(self, key: int) -> int | None:
@@ -106,7 +112,13 @@ class PromptSource:
         order (`int`): How many orders were begun before.
     """
 
-    def __init__(self, dataset: Dataset, seed: int, part: int = 0, parts: int = 1) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        seed: int,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
         self._dataset = dataset
         self._seed = seed
         self._part = part
@@ -116,7 +128,11 @@ class PromptSource:
         self._size = -1
         self._numbers: Ints = np.empty(0, np.int64)
 
-    def take(self, count: int, present: Collection[int] = ()) -> list[Row]:
+    def take(
+        self,
+        count: int,
+        present: Collection[int] = (),
+    ) -> list[Row]:
         """`count` rows whose keys are not in `present` and differ from each other, as far as there are such rows."""
         rows: list[Row] = []
         others: list[Row] = []
@@ -128,10 +144,9 @@ class PromptSource:
             (others if key in taken else rows).append(row)
             taken.add(key)
             left -= 1
-        again = others or rows  # a dataset with fewer prompts than are asked for
-        while len(rows) < count:
-            rows.append(again[len(rows) % len(again)])
-        return rows
+        again = itertools.cycle(others or rows)  # a dataset with fewer prompts than are asked for
+        missing = count - len(rows)
+        return rows + list(itertools.islice(again, missing))
 
     def _next(self) -> Row:
         """The next row of this rank's part, or the first one of the next order."""
@@ -149,7 +164,8 @@ class PromptSource:
         if self._size not in (-1, size):  # another dataset
             self.position = 0
         self._size = size
-        shuffled = np.random.default_rng([self._seed, self.order]).permutation(size)
+        rng = np.random.default_rng([self._seed, self.order])
+        shuffled = rng.permutation(size)
         mine = shuffled[self._part :: self._parts]
         self._numbers = mine if len(mine) else shuffled
         self.position = min(self.position, len(self._numbers))
@@ -157,14 +173,23 @@ class PromptSource:
 
     def state_dict(self) -> dict[str, int]:
         """Where it stands."""
-        return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
+        return {
+            "position": self.position,
+            "order": self.order,
+            "size": self._size,
+            "parts": self._parts,
+        }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes on there; with another number of ranks or rows, at the beginning of the next order."""
-        here = state["parts"] == self._parts and state["size"] in (-1, len(self._dataset))
-        self.position = state["position"] if here else 0
-        self.order = state["order"] if here else state["order"] + 1
         self._size = -1
+        same_rows = state["size"] in (-1, len(self._dataset))
+        if same_rows and state["parts"] == self._parts:
+            self.position = state["position"]
+            self.order = state["order"]
+        else:
+            self.position = 0
+            self.order = state["order"] + 1
 
 
 class RowMemory:

@@ -40,28 +40,39 @@ class GroupLayout:
 
     def here(self, rank: int) -> int:
         """How many groups have rows on a process."""
-        last = ((rank + 1) * self.rows - 1) // self.size
+        end = (rank + 1) * self.rows
+        last = (end - 1) // self.size
         return last - self.first(rank) + 1
+
+    @property
+    def mine_first(self) -> int:
+        """The first group with rows on this process."""
+        return self.first(self.rank)
+
+    @property
+    def mine_here(self) -> int:
+        """How many groups have rows on this process."""
+        return self.here(self.rank)
 
     def rows_here(self) -> list[range]:
         """This process's rows of each group with rows here."""
-        begin = self.rank * self.rows
         parts = []
-        for group in range(self.first(self.rank), self.first(self.rank) + self.here(self.rank)):
-            start = max(group * self.size - begin, 0)
-            stop = min((group + 1) * self.size - begin, self.rows)
-            parts.append(range(start, stop))
+        start = self.mine_first * self.size - self.rank * self.rows
+        for _ in range(self.mine_here):
+            stop = start + self.size
+            parts.append(range(max(start, 0), min(stop, self.rows)))
+            start = stop
         return parts
 
     def begins(self) -> Bools:
         """Which of the groups with rows here have their first row here, so that they are counted here."""
-        first = self.first(self.rank)
-        groups = np.arange(first, first + self.here(self.rank))
-        return np.asarray(groups * self.size >= self.rank * self.rows)
+        groups = self.mine_first + np.arange(self.mine_here)
+        first_rows = groups * self.size
+        return np.asarray(first_rows >= self.rank * self.rows)
 
     def of_round(self, needed: int) -> int:
         """How many groups have rows on this process in a round in which some process needs `needed`."""
-        return self.here(self.rank) if self.straddles else needed
+        return self.mine_here if self.straddles else needed
 
     def mine(self, groups: Ints, count: int) -> Ints:
         """Places of this process's groups.
@@ -70,9 +81,11 @@ class GroupLayout:
             groups (`(n,)` int64): Numbers of the groups that the scope shares, of the batch or of a round.
             count (`int`): How many of them have rows on this process.
         """
-        first = self.first(self.rank) if self.straddles else self.rank * count
-        return np.flatnonzero((groups >= first) & (groups < first + count))
+        first = self.number(self.rank, 0, count)
+        within = groups - first
+        return np.flatnonzero((within >= 0) & (within < count))
 
     def number(self, rank: int, place: int, count: int) -> int:
         """The number, among those of all processes, of a group that is a process's `place`th in a round of `count`."""
-        return self.first(rank) + place if self.straddles else rank * count + place
+        first = self.first(rank) if self.straddles else rank * count
+        return first + place

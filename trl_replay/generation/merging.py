@@ -44,7 +44,9 @@ class Generated:
     @property
     def groups(self) -> Ints:
         """Numbers of the groups that the scope shares, among those of all processes."""
-        return np.asarray(self.rows.columns["row"][:: self.rows.size] // self.rows.size)
+        size = self.rows.size
+        first_rows = self.rows.columns["row"][::size]
+        return np.asarray(first_rows // size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +98,29 @@ def merged(
 
 def _merged_scores(current: Generated, other: Generated, sources: Ints) -> torch.Tensor:
     """`(rows of all processes, functions)`: the rewards of the merged batch."""
-    size = current.rows.size
-    scored = current.scored.clone().view(len(sources), size, -1)
+    scored = current.scored.clone()
+    functions = scored.size(1)
+    shape = (-1, current.rows.size, functions)
+    by_group = scored.view(shape)
+    of_round = other.scored.view(shape)
     taken = np.flatnonzero(sources != KEPT)
-    of_round = other.scored.view(-1, size, scored.size(2))
-    scored[torch.from_numpy(taken)] = of_round[torch.from_numpy(sources[taken])]
-    return scored.view(current.scored.shape)
+    slots = torch.from_numpy(taken)
+    groups = torch.from_numpy(sources[taken])
+    by_group[slots] = of_round[groups]
+    return scored
 
 
 def _merged_rows(current: RowLayout, other: RowLayout, slots: Ints, sources: Ints) -> RowLayout:
     """The shared columns of the merged batch."""
     columns = dict(current.columns)
+    by_group = (-1, current.size)
     for name in OF_A_ROW:
-        column = columns[name].copy().reshape(-1, current.size)
-        column[slots] = other.columns[name].reshape(-1, other.size)[sources]
-        columns[name] = column.reshape(-1)
-    columns["images"] = _images_of_batches(columns["images"].reshape(-1, current.count)).reshape(-1)
+        column = columns[name].copy()
+        of_round = other.columns[name].reshape(by_group)
+        column.reshape(by_group)[slots] = of_round[sources]
+        columns[name] = column
+    by_process = columns["images"].reshape(-1, current.count)
+    columns["images"] = _images_of_batches(by_process).ravel()
     local = {"row": current.columns["row"][current.here]}
     return RowLayout(columns, local, current.size)
 
@@ -135,24 +144,35 @@ def _merged_batch(
     here = [number for number, place in enumerate(places) if place.stop]
     if not here:
         return current.batch
-    round_rows = [other.rows.local(sources[number])[0] for number in here]
+    round_rows = [other.rows.local(source)[0] for source in sources]
     batch, round_batch = _with_the_same_keys(current.batch, other.batch, fields)
-    groups = cut(round_batch, fields, round_rows)
+    groups = cut(round_batch, fields, [round_rows[number] for number in here])
     pictured = [group.tensors for group in groups if PIXELS in group.tensors]
     if pictured and batch.get(PIXELS) is None:
         batch = with_blank_images(batch, pictured[0], fields)
     placements = []
     for number, group in zip(here, groups, strict=True):
         place = places[number]
-        count = place.stop - place.start
-        placements.append(Placement(slots[number], group, NO_ENTRY, 0, place.start, count=count))
+        placed = Placement(
+            slot=slots[number],
+            group=group,
+            serial=NO_ENTRY,
+            age=0,
+            start=place.start,
+            count=place.stop - place.start,
+        )
+        placements.append(placed)
     composed = compose(batch, fields, placements, multiple_of)
     if composed.get(PIXELS) is not None and not images_per_row(composed).any():
         return without_images(composed, fields)
     return composed
 
 
-def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple[Batch, Batch]:
+def _with_the_same_keys(
+    batch: Batch,
+    other: Batch,
+    fields: FieldTable,
+) -> tuple[Batch, Batch]:
     """Both batches with the keys of either; images apart, which groups have or have not.
 
     Raises:
@@ -174,9 +194,18 @@ def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple
     return added[0], added[1]
 
 
-def _implied(batch: Batch, layout: str, value: int, like: torch.Tensor) -> torch.Tensor:
+def _implied(
+    batch: Batch,
+    layout: str,
+    value: int,
+    like: torch.Tensor,
+) -> torch.Tensor:
     """What a field holds where all of its values are implied."""
-    prompts = batch["prompt_ids"].size(1)
+    rows, prompts = batch["prompt_ids"].shape
     completions = batch["completion_ids"].size(1)
-    widths: Mapping[str, int] = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
-    return like.new_full((batch["prompt_ids"].size(0), widths[layout]), value)
+    widths: Mapping[str, int] = {
+        "prompt": prompts,
+        "completion": completions,
+        "sequence": prompts + completions,
+    }
+    return like.new_full((rows, widths[layout]), value)

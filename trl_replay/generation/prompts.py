@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -51,10 +52,11 @@ class Prompts:
         self._again = again
         self._asks = hooks.has_plugin_for("inputs")
         self._dataset = Dataset(lambda: compat.training_data(trainer()))
-        one_part = layout.straddles  # all processes pick for all groups then, each the same
-        part = 0 if one_part else layout.rank
-        self.source = PromptSource(self._dataset, seed, part, 1 if one_part else layout.ranks)
-        self._memory = RowMemory(None if compat.streams(trainer().train_dataset) else self._dataset)
+        self.source = PromptSource(self._dataset, seed, layout.rank, layout.ranks)
+        if layout.straddles:  # all processes pick for all groups, each the same
+            self.source = PromptSource(self._dataset, seed)
+        streams = compat.streams(trainer().train_dataset)
+        self._memory = RowMemory(None if streams else self._dataset)
         self._batch = 0
         self.rows: list[Row] = []
         self.keys: list[int] = []
@@ -86,27 +88,29 @@ class Prompts:
             count (`int`): Groups with rows on this process.
             dead (`(n,)` int64): Which of this process's groups need another.
         """
-        chosen = self._new(count) if self._again == "new" else self._same(count, dead)
-        rows = self._ask(chosen, number) or chosen
+        new = self._again == "new"
+        rows = self._new(count) if new else self._same(count, dead)
+        changed = self._ask(rows, number)
+        if changed is not None:
+            rows = changed
         self._generate_for(rows)
         return self._repeated(rows)
 
     def stand_ins(self, count: int) -> list[Row]:
         """Inputs for `count` groups where those that were meant can't be had: the others must not wait."""
-        return self._repeated([self.rows[number % len(self.rows)] for number in range(count)])
+        return self._repeated(_cycled(self.rows, count))
 
     def _one_a_group(self, inputs: Sequence[Row]) -> list[Row]:
         """A copy of one row of each group: the trainer writes into its own."""
         raw: list[Row] = []
         for part in self._layout.rows_here():
-            group = inputs[part.start : part.stop]
-            first = group[0]
-            if any(row.get("prompt") != first.get("prompt") for row in group):
+            prompts = [inputs[row].get("prompt") for row in part]
+            if any(prompt != prompts[0] for prompt in prompts):
                 raise SeamError(
                     f"The trainer's rows {part.start} to {part.stop - 1} on rank {self._layout.rank} are of one group "
                     "and have different prompts: its sampler does not repeat each prompt num_generations times."
                 )
-            raw.append(copy.deepcopy(first))
+            raw.append(copy.deepcopy(inputs[part.start]))
         return raw
 
     def _generate_for(self, rows: Sequence[Row]) -> None:
@@ -119,15 +123,15 @@ class Prompts:
     def _new(self, count: int) -> list[Row]:
         if not self._layout.straddles:
             return self.source.take(count, self.present)
-        first = self._layout.first(self._layout.rank)
         every = self.source.take(self._layout.groups, self.present)
+        first = self._layout.mine_first
         return every[first : first + count]
 
     def _same(self, count: int, dead: Ints) -> list[Row]:
         if self._layout.straddles:
             return self.rows
-        again = [self.rows[slot] for slot in dead.tolist()] or self.rows
-        return [again[number % len(again)] for number in range(count)]
+        again = [self.rows[slot] for slot in dead.tolist()]
+        return _cycled(again or self.rows, count)
 
     def _repeated(self, rows: Sequence[Row]) -> list[Row]:
         """One copy of a group's row for each of its rows on this process."""
@@ -138,7 +142,11 @@ class Prompts:
             inputs += repeated([row], len(part))
         return inputs
 
-    def _ask(self, rows: list[Row], number: int) -> list[Row] | None:
+    def _ask(
+        self,
+        rows: list[Row],
+        number: int,
+    ) -> list[Row] | None:
         """What plugins make of a round's prompts; None where they leave them.
 
         Groups that straddle processes are asked about one by one: processes with rows of the same one must get the
@@ -146,12 +154,14 @@ class Prompts:
         """
         if not self._asks:
             return None
-        first = self._layout.first(self._layout.rank)
+        first = self._layout.mine_first
         if not self._layout.straddles:
-            return self._hooks.inputs(rows, self._inputs_context(number, first, rows))
+            context = self._inputs_context(number, first, rows)
+            return self._hooks.inputs(rows, context)
         answers = []
         for group, row in enumerate(rows, first):
-            answer = self._hooks.inputs([row], self._inputs_context(number, group, [row]))
+            context = self._inputs_context(number, group, [row])
+            answer = self._hooks.inputs([row], context)
             answers += [row] if answer is None else answer
         return answers
 
@@ -160,7 +170,8 @@ class Prompts:
         rng = np.random.default_rng([self._seed, self._batch, number, group])
         source = self.source
         if self._layout.straddles:  # what was given out before differs between processes
-            source = PromptSource(self._dataset, int(rng.integers(2**32)))
+            seed = int(rng.integers(2**32))
+            source = PromptSource(self._dataset, seed)
         present = self.present | {prompt_key(row) for row in rows}
 
         def new_prompts(count: int) -> list[Row]:
@@ -169,7 +180,8 @@ class Prompts:
             return [copy.deepcopy(row) for row in found]
 
         base = self._context()
-        known = {spec.name: getattr(base, spec.name) for spec in fields(base)} | {"rng": rng}
+        known = {spec.name: getattr(base, spec.name) for spec in fields(base)}
+        known["rng"] = rng
         return InputsContext(
             **known,
             round=number,
@@ -177,3 +189,8 @@ class Prompts:
             new_prompts=new_prompts,
             prompt_rows=self._memory.find,
         )
+
+
+def _cycled(rows: Sequence[Row], count: int) -> list[Row]:
+    """`count` rows: these ones, over and over."""
+    return list(itertools.islice(itertools.cycle(rows), count))

@@ -74,9 +74,10 @@ class Reports:
             takes = self._takes(current, latest, count)
             vector[ITEMS] = self._items(current, latest, takes, count)
         mine = self._mine(current)
+        dead = current.fresh.dead[mine]
+        dead = dead & (takes[: len(mine)] == 0)
         counted = self._layout.begins()
-        dead = current.fresh.dead[mine] & (takes[: len(mine)] == 0) & counted
-        vector[NEEDED] = dead.sum()
+        vector[NEEDED] = (counted & dead).sum()
         vector[LIVE] = (counted & ~dead).sum()
         vector[HEAD : HEAD + width] = takes
         of_keys = vector[HEAD + width :].reshape(width, 2)
@@ -85,13 +86,14 @@ class Reports:
         return vector
 
     def _mine(self, current: Generated) -> Ints:
-        return self._layout.mine(current.groups, self._layout.here(self._layout.rank))
+        return self._layout.mine(current.groups, self._layout.mine_here)
 
     def _takes(self, current: Generated, latest: Generated, count: int) -> Ints:
         """Of each group with rows here, the generated one that takes its place, counted from 1; 0 for none."""
         takes = np.zeros(self._layout.width, np.int64)
         dead = current.fresh.dead[self._mine(current)]
-        live = ~latest.fresh.dead[self._layout.mine(latest.groups, count)]
+        generated = self._layout.mine(latest.groups, count)
+        live = ~latest.fresh.dead[generated]
         if self._layout.straddles:  # a slot takes the group of its own number
             slots = np.flatnonzero(dead & live)
             takes[slots] = slots + 1
@@ -106,16 +108,18 @@ class Reports:
         """What the rows here add to `num_items_in_batch` more than before."""
         mine = self._mine(current)
         generated = self._layout.mine(latest.groups, count)
-        before = current.rows.columns["items"].reshape(-1, self._layout.size)
-        after = latest.rows.columns["items"].reshape(-1, self._layout.size)
-        change = 0
+        by_group = (-1, self._layout.size)
+        before = current.rows.columns["items"].reshape(by_group)
+        after = latest.rows.columns["items"].reshape(by_group)
+        change = 0.0
         for place in np.flatnonzero(takes).tolist():
             slot = int(mine[place])
             source = int(generated[takes[place] - 1])
             here, first = current.rows.local(slot)
             part = slice(first, first + here.stop - here.start)
-            change += int(after[source, part].sum() - before[slot, part].sum())
-        return float(change)
+            change += float(after[source, part].sum())
+            change -= float(before[slot, part].sum())
+        return change
 
     def read(self, vectors: Floats, count: int) -> Told:
         """What all processes told.
@@ -128,15 +132,18 @@ class Reports:
             SeamError: Two processes with rows of one group have different prompts for it.
         """
         layout = self._layout
-        takes = vectors[:, HEAD : HEAD + layout.width].astype(np.int64)
-        halves = vectors[:, HEAD + layout.width :].astype(np.int64).reshape(layout.ranks, layout.width, 2)
-        of_ranks = halves[:, :, 0] * LOW + halves[:, :, 1]
+        numbers = vectors.astype(np.int64)
+        _, takes, of_keys = np.split(numbers, [HEAD, HEAD + layout.width], axis=1)
+        high, low = of_keys.reshape(layout.ranks, layout.width, 2).transpose(2, 0, 1)
+        of_ranks = high * LOW + low
         sources = np.full(layout.groups, KEPT)
-        keys = np.full(layout.groups if layout.straddles else count * layout.ranks, NO_PROMPT)
+        generated = layout.groups if layout.straddles else count * layout.ranks
+        keys = np.full(generated, NO_PROMPT)
         for rank in range(layout.ranks):
             for place in np.flatnonzero(takes[rank]).tolist():
+                slot = layout.first(rank) + place
                 source = int(takes[rank, place]) - 1
-                sources[layout.first(rank) + place] = layout.number(rank, source, count)
+                sources[slot] = layout.number(rank, source, count)
             for place in range(layout.here(rank) if layout.straddles else count):
                 group = layout.number(rank, place, count)
                 if keys[group] not in (NO_PROMPT, of_ranks[rank, place]):

@@ -108,8 +108,8 @@ class Rounds:
         Returns:
             The rows to generate for: the same ones, unless a plugin says otherwise.
         """
-        slots = np.arange(self._layout.groups)
-        origin = np.stack([np.zeros_like(slots), slots], axis=1)
+        origin = np.zeros((self._layout.groups, 2), np.int64)
+        origin[:, 1] = np.arange(self._layout.groups)
         self._course = _Course(TrainerLog(self._trainer()), origin)
         self.batches += 1
         self.done = 0
@@ -119,7 +119,14 @@ class Rounds:
             self._course.error = caught
             return inputs
 
-    def complete(self, plan: Plan, first: Generated | None, score: Score, look: Look, see: See) -> Generated:
+    def complete(
+        self,
+        plan: Plan,
+        first: Generated | None,
+        score: Score,
+        look: Look,
+        see: See,
+    ) -> Generated:
         """Generates again for dead groups, while rounds are left and too few groups are live.
 
         Args:
@@ -141,7 +148,8 @@ class Rounds:
         try:
             current = self._generate(course, plan, first, score, look)
             generated = sum(len(latest.fresh) for latest in course.rounds[1:])
-            self.refilled = int((course.origin[current.groups, 0] > 0).sum())
+            rounds = course.origin[current.groups, 0]
+            self.refilled = int(np.count_nonzero(rounds))
             self.surplus = generated - self.refilled
             if self.done:
                 with plan.keeping_errors():
@@ -159,10 +167,17 @@ class Rounds:
         """
         self._communicator.tell(self._reports.blank(mode), MODE, None)
 
-    def _generate(self, course: _Course, plan: Plan, first: Generated | None, score: Score, look: Look) -> Generated:
+    def _generate(
+        self,
+        course: _Course,
+        plan: Plan,
+        first: Generated | None,
+        score: Score,
+        look: Look,
+    ) -> Generated:
         current = first
         latest = first
-        count = self._layout.here(self._layout.rank)
+        count = self._layout.mine_here
         while True:
             told = self._tell(plan, current, latest, count)
             assert current is not None  # tell has raised
@@ -181,13 +196,19 @@ class Rounds:
 
     def _inputs(self, plan: Plan, current: Generated, count: int) -> list[Row]:
         """This process's inputs of the next round, `count` groups; what fails is kept."""
-        mine = self._layout.mine(current.groups, self._layout.here(self._layout.rank))
+        mine = self._layout.mine(current.groups, self._layout.mine_here)
         dead = np.flatnonzero(current.fresh.dead[mine])
         with plan.keeping_errors():
             return self._prompts.further(self.done, count, dead)
         return self._prompts.stand_ins(count)
 
-    def _tell(self, plan: Plan, current: Generated | None, latest: Generated | None, count: int) -> Told:
+    def _tell(
+        self,
+        plan: Plan,
+        current: Generated | None,
+        latest: Generated | None,
+        count: int,
+    ) -> Told:
         """Tells the other processes how the last generation went here, and hears how it went there."""
         vector = self._reports.blank(plan.mode)
         with plan.keeping_errors():
@@ -210,16 +231,25 @@ class Rounds:
         self._prompts.present.update(told.keys.tolist())
         passed = fresh.reward >= self._config.replay_pass_reward
         update = self._context().update
-        self.table.note(told.keys[latest.groups], fresh.prompt, passed, fresh.dead, update)
+        keys = told.keys[latest.groups]
+        self.table.note(keys, fresh.prompt, passed, fresh.dead, update)
 
-    def _merge(self, course: _Course, plan: Plan, current: Generated, latest: Generated, told: Told) -> Generated:
+    def _merge(
+        self,
+        course: _Course,
+        plan: Plan,
+        current: Generated,
+        latest: Generated,
+        told: Told,
+    ) -> Generated:
         taken = np.flatnonzero(told.sources != KEPT)
         course.origin[taken, 0] = self.done
         course.origin[taken, 1] = told.sources[taken]
         multiple_of = self._trainer().pad_to_multiple_of
+        exchange = Exchange(told.sources)
         with plan.keeping_errors():
             if len(taken):
-                current = merged(current, latest, Exchange(told.sources), self._fields, multiple_of)
+                current = merged(current, latest, exchange, self._fields, multiple_of)
         return current
 
     def _final(self, course: _Course, current: Generated, see: See) -> Generated:
@@ -228,16 +258,18 @@ class Rounds:
         setup = compat.reward_setup(trainer)
         batch = dict(current.batch)
         counted = batch["num_items_in_batch"]
-        batch["num_items_in_batch"] = counted + torch.as_tensor(course.items).to(counted)
+        change = torch.as_tensor(course.items).to(counted)
+        batch["num_items_in_batch"] = counted + change
         current = replace(current, batch=batch)
         advantages: torch.Tensor | None = None
-        if setup.over_batch and (course.origin[:, 0] > 0).any():
+        if setup.over_batch and course.origin[:, 0].any():
             self._refuse_unexplained(course.rounds, setup)
             advantages = compat.advantages(current.scored, setup, self._layout.size)
             current = _with_advantages(current, advantages, see)
         every = torch.cat([one.scored for one in course.rounds])
+        exact = compat.reward_metrics(trainer, every)
         logged = None if advantages is None else advantages.tolist()
-        course.log.finish(self._row_origin(course), logged, compat.reward_metrics(trainer, every))
+        course.log.finish(self._row_origin(course), logged, exact)
         return current
 
     def _row_origin(self, course: _Course) -> Ints:
@@ -251,7 +283,8 @@ class Rounds:
     def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
         """Refuses to compute advantages anew that TRL's rules do not explain."""
         for one in rounds:
-            if not AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size).explains_batch:
+            rule = AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size)
+            if not rule.explains_batch:
                 raise SeamError(
                     f"With scale_rewards={setup.scale!r} and multi_objective_aggregation={setup.aggregation!r} the "
                     "advantages of a batch with refilled groups are computed anew by TRL's rules, and those of this "

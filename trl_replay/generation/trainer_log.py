@@ -52,16 +52,17 @@ class TrainerLog:
         self._rounds: list[Round] = []
         self._before: dict[Column, list[Any]] = {}
         self._finished = False
-        self._lengths = {key: len(values) for key, values in compat.training_metrics(trainer).items()}
+        metrics = compat.training_metrics(trainer)
+        self._lengths = {key: len(values) for key, values in metrics.items()}
 
     def first_round(self, rows: int) -> None:
         """The batch itself was scored, `rows` completions of all processes, and a further round follows."""
         logged = Round(rows, self._new_metrics())
         for name, column in self._columns():
             entries = list(column)
-            own = min(rows, len(entries))
-            self._before[name] = entries[: len(entries) - own]
-            logged.table[name] = entries[len(entries) - own :]
+            before = max(len(entries) - rows, 0)
+            self._before[name] = entries[:before]
+            logged.table[name] = entries[before:]
             column.clear()
         self._rounds.append(logged)
 
@@ -73,7 +74,12 @@ class TrainerLog:
             column.clear()
         self._rounds.append(logged)
 
-    def finish(self, origin: Ints, advantages: Sequence[float] | None, exact: Mapping[str, float]) -> None:
+    def finish(
+        self,
+        origin: Ints,
+        advantages: Sequence[float] | None,
+        exact: Mapping[str, float],
+    ) -> None:
         """Writes the table once, and every metric once.
 
         Args:
@@ -83,8 +89,10 @@ class TrainerLog:
         """
         for key, values in compat.training_metrics(self._trainer).items():
             before = self._lengths.get(key, 0)
-            if key != COUNTED and len(values) > before:
-                values[before:] = [exact[key] if key in exact else _over_all(key, self._rounds)]
+            if key == COUNTED or len(values) == before:
+                continue
+            value = exact[key] if key in exact else _over_all(key, self._rounds)
+            values[before:] = [value]
         self._write_table(origin, advantages)
 
     def close(self) -> None:
@@ -97,17 +105,23 @@ class TrainerLog:
     def _write_table(self, origin: Ints, advantages: Sequence[float] | None) -> None:
         self._finished = True
         for name, column in self._columns():
-            held = any(logged.table.get(name) for logged in self._rounds)
-            entries = [self._entry(name, number, row) for number, row in origin.tolist()] if held else []
+            entries = self._entries(name, origin)
             if name == ("advantages",) and advantages is not None:
                 entries = list(advantages)
             column.clear()
-            column.extend([*self._before.get(name, []), *entries])
+            column.extend(self._before.get(name, []))
+            column.extend(entries)
 
-    def _entry(self, name: Column, number: int, row: int) -> Any:
-        """A row's value in a column; None where that round has logged none."""
-        entries = self._rounds[number].table.get(name) or []
-        return entries[row] if row < len(entries) else None
+    def _entries(self, name: Column, origin: Ints) -> list[Any]:
+        """The rows' values in a column; None where a round has logged none. Nothing if none has."""
+        of_rounds = [logged.table.get(name) or [] for logged in self._rounds]
+        if not any(of_rounds):
+            return []
+        values: list[Any] = []
+        for number, row in origin.tolist():
+            logged = of_rounds[number]
+            values.append(logged[row] if row < len(logged) else None)
+        return values
 
     def _new_metrics(self) -> dict[str, float]:
         """What has been logged since the last round: the mean, where a key was logged more than once."""
@@ -117,10 +131,11 @@ class TrainerLog:
                 seen[key] = seen.get(key, 0) + 1
         new = {}
         for key, values in compat.training_metrics(self._trainer).items():
-            since = values[seen.get(key, 0) :]
+            begin = seen.get(key, 0)
+            since = values[begin:]
             if since and key != COUNTED:
-                values[seen.get(key, 0) :] = [float(np.mean(since))]
-                new[key] = values[-1]
+                new[key] = float(np.mean(since))
+                values[begin:] = [new[key]]
         return new
 
     def _columns(self) -> Iterator[tuple[Column, deque[Any]]]:
