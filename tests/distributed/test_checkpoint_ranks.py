@@ -50,7 +50,7 @@ def test_resuming_is_bit_identical_on_every_rank_where_stock_is(results: Results
     replaced = 0
     for processes, ranks in results.items():
         names = [name for name in ranks[0] if "differences" in ranks[0][name]]
-        assert len(names) == (len(PAIRS_OF_RANKS) + 2 if processes == 2 else 2)
+        assert len(names) == (len(PAIRS_OF_RANKS) + 3 if processes == 2 else 2)
         for name in names:
             for rank in ranks:
                 replaced += rank[name]["replaced"] > 0

@@ -128,7 +128,10 @@ def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
     buffer, components, carry = session.buffer, session.components, session.carry
     noted = carry.pending_groups
+    rounds = session.rounds
     return {
+        "rounds": None if rounds is None else rounds.state_dict(),
+        "prompts": None if rounds is None else [column.tolist() for column in rounds.table.state_dict().values()],
         "columns": {name: getattr(buffer.table, name).tolist() for name in buffer.table.names},
         "keysets": [sorted(keys) for keys in buffer.state_dict()["keysets"]],
         "payload": {serial: group_hash(buffer.storage.get(serial)) for serial in buffer.held()},

@@ -28,6 +28,7 @@ import trl_replay
 from trl_replay.types import Group
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+PROMPTS = tuple(f"{number}=" for number in range(24))
 STRADDLING: dict[int, dict[str, Any]] = {
     2: {"per_device_train_batch_size": 6},
     3: {"per_device_train_batch_size": 4, "num_generations": 3},
@@ -150,7 +151,11 @@ def main(folder: Path) -> None:
         results[name] = identical(folder / name, **settings)
     for scope in SCOPES[1:] if WORLD == 2 else SCOPES[2:]:
         name = f"straddling {scope}"
-        results[name] = identical(folder / name, replay_scope=scope, **STRADDLING[WORLD])
+        again = {"replay_refill_rounds": 1, "prompts": PROMPTS}  # a straddling round is a whole batch
+        results[name] = identical(folder / name, replay_scope=scope, **again, **STRADDLING[WORLD])
+    if WORLD == 2:
+        again = {"replay_refill_rounds": 2, "prompts": PROMPTS}
+        results["generated again"] = identical(folder / "generated again", replay_scope="process", **again)
     for scope in SCOPES:
         for source in (1, 3) if WORLD == 2 else (1,):
             checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
