@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "trl_replay"
 TESTS = ROOT / "tests"
 MODULES = (
-    "loss/*.py", "step/*.py", "distributed/*.py", "buffer/*.py", "batch/compose.py", "trainer/attachment.py",
+    "generation/*.py", "loss/*.py", "step/*.py", "distributed/*.py", "buffer/*.py", "batch/compose.py", "trainer/attachment.py",
     "trainer/seam.py", "session.py",
 )  # fmt: skip
 """What `make mutants` damages."""
@@ -42,6 +42,9 @@ BROAD = "trainer/test_known_failures.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
     "batch/compose.py": ("unit/test_wire.py",),
+    "generation/group_layout.py": ("unit/test_generation_reports.py",),
+    "generation/merging.py": ("trainer/test_generation_rounds.py",),
+    "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
     "loss/micro_batch.py": ("unit/test_tap.py",),
     "step/decisions.py": ("trainer/test_methods.py",),
     "step/mixing.py": ("trainer/test_mixing.py",),
