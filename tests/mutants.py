@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "trl_replay"
 TESTS = ROOT / "tests"
 MODULES = (
-    "generation/*.py", "loss/*.py", "step/*.py", "distributed/*.py", "buffer/*.py", "batch/compose.py", "trainer/attachment.py",
-    "trainer/seam.py", "session.py",
+    "generation/*.py", "loss/*.py", "step/*.py", "distributed/*.py", "buffer/*.py", "batch/compose.py",
+    "trainer/attachment.py", "trainer/seam.py", "session.py",
 )  # fmt: skip
 """What `make mutants` damages."""
 BROAD = "trainer/test_known_failures.py"
