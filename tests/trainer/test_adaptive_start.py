@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from support import DEAD, LIVE, Rewards, record, replayed
 
 import trl_replay
