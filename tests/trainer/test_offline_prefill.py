@@ -157,9 +157,7 @@ def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Pat
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in made))
     scripted = Rewards([LIVE, DEAD, DEAD, DEAD], *[[DEAD] * 4] * 3)
-    trainer = make_trainer(
-        tmp_path, scripted, max_steps=12, per_device_train_batch_size=16, max_completion_length=2
-    )
+    trainer = make_trainer(tmp_path, scripted, max_steps=12, per_device_train_batch_size=16, max_completion_length=2)
     session = trl_replay.attach(trainer, replay_warm_start=str(path) if given == "a file" else None)
     if given == "rows":
         session.buffer.add(made)
