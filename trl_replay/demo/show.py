@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from . import lock
+from . import lock, puzzle
 from .record import THRESHOLD, WINDOW, Record
 
 ARMS: dict[str, dict[str, Any] | None] = {"stock": None, "replay": {}}
@@ -35,7 +35,7 @@ def show(steps: int, seeds: Sequence[int], out: Path) -> int:
         width=None if sys.stdout.isatty() else 120,
     )
     console.print(
-        f"A combination lock: {lock.KEYS} keys, each opens with one of {len(lock.LETTERS) ** 2} codes. The model is "
+        f"A combination lock: {puzzle.KEYS} keys, each opens with one of {len(puzzle.LETTERS) ** 2} codes. The model is "
         "first taught to answer with uniformly random codes, so that nearly every group of completions is all wrong."
     )
     picture = _has_matplotlib()
