@@ -130,12 +130,20 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     did = "did" if replayed else "could do"
     steps = f", up to step {_text(log[-1]['step'])}" if log else ""
     title = _text(name)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}<title>{title}: replay</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
+    content = (
         f"<h1>What replay {did}</h1>"
         f'<p class="path">{title}, {len(log)} logged steps{steps}</p>'
-        f'<p class="lead">{_lead(log, replayed)}</p>{body}</main></body></html>\n'
+        f'<p class="lead">{_lead(log, replayed)}</p>{body}'
+    )
+    return document(f"{title}: replay", content)
+
+
+def document(title: str, content: str) -> str:
+    """A whole page that needs nothing else; title and content are markup."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}<title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
+        f"<body><main>{content}</main></body></html>\n"
     )
 
 
