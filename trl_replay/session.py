@@ -316,6 +316,7 @@ class Session:
             "measured": self.tap.stats.state_dict(rows) if self.carry.drawn else {},
             "metrics": self.metrics,
             "reference": self.reference,
+            "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
             **self.components.state_dict(),
         }

@@ -229,7 +229,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
             axis.set_ylim(0, 1)
     reward.set_title("mean reward of the generated completions")
     dead.set_title("share of dead groups trained on")
-    reward.legend(frameon=False)
+    reward.legend(frameon=False, title="thin: each seed; thick: their mean")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
