@@ -176,13 +176,11 @@ def rehearse(
                 continue
             try:
                 act(SessionHooks([], resolved, {kind: made}))
-            except ResultError as error:
+            except (HookError, ResultError) as error:
+                if lenient and isinstance(error, HookError):
+                    continue
                 reason = str(error).replace(f" at update {stage.update}", "")
-                raise _refused(kind, found, reason) from error
-            except HookError as error:
-                cause = error.__cause__
-                if not lenient:
-                    raise _refused(kind, found, f"It raised {type(cause).__name__}: {cause}.") from cause
+                raise _refused(kind, found, reason) from (error.__cause__ or error)
 
 
 def _is_the_real_one(made: Any, real: Any) -> bool:
@@ -198,8 +196,8 @@ def _keeps_nothing(strategy: Any) -> bool:
 
 def _refused(kind: Kind, found: Resolved, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"replay_{kind}={found.label!r} can't be used, as a trial on made-up groups before training shows. {reason} "
-        f"Mend it, or name another {kind}: `trl-replay list` shows all."
+        f"replay_{kind}={found.label!r} can't be used, as a trial on made-up groups before training shows. "
+        f"{reason.removesuffix('.')}. Mend it, or name another {kind}: `trl-replay list` shows all."
     )
 
 

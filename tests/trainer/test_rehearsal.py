@@ -75,7 +75,11 @@ def alone(groups: Any) -> Any:
     [
         ("scorer", one_too_many, r"returned float64 values of shape \(4,\); it must return numbers of shape \(3,\)"),
         ("scorer", as_text, "it must return numbers of shape"),
-        ("scorer", alone, "It raised TypeError: alone.. takes 1 positional argument but 2 were given"),
+        (
+            "scorer",
+            alone,
+            r"failed in trl_replay_score: TypeError: alone.. takes 1 positional argument",
+        ),
         ("evictor", of_nan, "returned keep ranks with NaN; it must return numbers that can be compared"),
         ("sampler", the_same_twice, r"returned \[0, 0, 0\]; it must return distinct indices from 0 to 5"),
         ("selector", outside, r"returned \[3\]; it must return at most 3 distinct indices from 0 to 2"),
@@ -97,7 +101,7 @@ def test_a_wrong_result_is_refused_with_setting_value_and_remedy(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_raises_is_refused_whatever_its_kind(trainer: Any, kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"replay_{kind}=.*It raised ZeroDivisionError: no luck.") as refused:
+    with pytest.raises(ConfigurationError, match=f"replay_{kind}=.*: ZeroDivisionError: no luck.") as refused:
         attach(trainer, **{f"replay_{kind}": f"{__name__}:Raising"})
     assert isinstance(refused.value.__cause__, ZeroDivisionError)
 
@@ -177,7 +181,7 @@ def test_without_a_buffer_nothing_is_tried(trainer: Any) -> None:
 
 def test_as_many_entries_are_made_up_as_replay_waits_for(trainer: Any) -> None:
     attach(trainer, replay_sampler=f"{__name__}:sixteen", replay_min_size=16)
-    with pytest.raises(ConfigurationError, match="It raised ValueError"):
+    with pytest.raises(ConfigurationError, match="failed in trl_replay_sample: ValueError"):
         attach(trainer, replay_sampler=f"{__name__}:sixteen")
 
 
