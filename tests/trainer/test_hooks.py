@@ -611,6 +611,7 @@ def test_a_compose_hook_that_drops_a_placement_is_an_error(tmp_path):
             trainer.train()
 
 
+@pytest.mark.usefixtures("untried")
 def test_a_correction_that_is_not_finite_is_an_error(tmp_path):
     def broken(rows, context):
         return Corrected(torch.full_like(rows.logps, float("nan")))

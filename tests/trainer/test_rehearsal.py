@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from methods import METHODS
 from support import DEAD, LIVE, Rewards, weights_hash
 
 import trl_replay
@@ -112,16 +111,6 @@ def test_every_built_in_strategy_passes(trainer: Any) -> None:
             if plugin.name in ("trl_replay", "freshness"):
                 settings = {"replay_sampler": "proportional"} if spec.name == "per" else {}
                 attach(trainer, **{"replay_advantages": "stored", **settings, f"replay_{kind}": spec.name})
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_of_papers_pass(trainer: Any, method: str) -> None:
-    trl_replay.register(METHODS[method](), method)
-    try:
-        preset = {} if method in ("gfpo", "zscore") else {"replay_preset": method}
-        attach(trainer, replay_plugins=[method], **preset)
-    finally:
-        registry().plugins.pop(method)
 
 
 class Counting:

@@ -12,12 +12,12 @@ from ..validation import ADAPTIVE
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
-SPARSE, EVIDENCE, ENOUGH, PATIENCE, RUN_SHARE = 0.1, 40, 16, 4, 1 / 4
+SPARSE, EVIDENCE, ENOUGH, PATIENCE, PART = 0.1, 40, 16, 4, 4
 """With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live; so
 many groups count as seen from the first batch on. Then replay waits until so many groups were stored, or a quarter of
 the buffer's size, as long as live groups keep coming: within so many times their mean distance. It never waits longer
-than this share of the run's updates, nor again once it has begun, nor after a warm start. Groups that have left since
-count too: with a limit on age or bytes the buffer may never hold so many at once."""
+than the run's updates divided by the last number, nor again once it has begun, nor after a warm start. Groups that
+have left since count too: with a limit on age or bytes the buffer may never hold so many at once."""
 
 
 class RateLimiter:
@@ -123,7 +123,7 @@ class RateLimiter:
         enough = min(ENOUGH, self._capacity // 4)
         if has_begun or self._inserted >= enough:
             return False
-        too_late = self.planned > 0 and update >= RUN_SHARE * self.planned
+        too_late = self.planned > 0 and update >= self.planned // PART
         return not too_late and self._is_sparse() and self._live_groups_keep_coming()
 
     def _is_sparse(self) -> bool:
