@@ -13,7 +13,7 @@ from support import DEAD, LIVE, Rewards, weights_hash
 
 import trl_replay
 from trl_replay import ConfigurationError, Corrected
-from trl_replay.registry import registry
+from trl_replay.registry import BUILTIN, registry
 from trl_replay.testing import make_trainer
 
 KINDS = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
@@ -108,7 +108,7 @@ def test_what_raises_is_refused_whatever_its_kind(trainer: Any, kind: str) -> No
 def test_every_built_in_strategy_passes(trainer: Any) -> None:
     for kind in KINDS:
         for plugin, spec in registry().strategies(kind):
-            if plugin.name in ("trl_replay", "freshness"):
+            if plugin.name in (BUILTIN, "freshness"):
                 settings = {"replay_sampler": "proportional"} if spec.name == "per" else {}
                 attach(trainer, **{"replay_advantages": "stored", **settings, f"replay_{kind}": spec.name})
 
