@@ -94,7 +94,7 @@ def test_without_a_floor_the_effective_sample_size_changes_nothing() -> None:
 # with replay_start="adaptive"
 
 
-def adaptive(*batches: list[list[float]], capacity: int = 64, inserted: int = 0) -> int:
+def adaptive(*batches: list[list[float]], capacity: int = 64, inserted: int = 1) -> int:
     """Slots allowed of 16 after these batches."""
     limits = limiter(capacity, replay_start="adaptive")
     seen(limits, *batches)
@@ -126,6 +126,7 @@ def test_in_the_beginning_they_are_sparse_below_four_live_groups() -> None:
 def test_after_a_warm_start_nothing_waits() -> None:
     limits = limiter(replay_start="adaptive")
     seen(limits, *[ONE_OF_16] * 4)
+    limits.inserted(4)
     assert limits.slots_allowed(16, 9)[0] == 0
     limits.prefilled()
     assert limits.slots_allowed(16, 9)[0] == 16
@@ -144,12 +145,14 @@ def test_what_has_begun_does_not_wait_again() -> None:
 def test_nothing_waits_longer_than_a_quarter_of_the_run() -> None:
     limits = limiter(replay_start="adaptive")
     seen(limits, ONE_OF_16)
+    limits.inserted(1)
     limits.planned = 22
     assert [limits.slots_allowed(16, update)[0] for update in (1, 4, 5)] == [0, 0, 16]
 
 
 def test_it_does_not_wait_where_no_live_group_came_or_none_comes_any_more() -> None:
-    assert adaptive(*[NONE_OF_16] * 9) == 16
+    assert adaptive(*[NONE_OF_16] * 9, inserted=0) == 16
+    assert adaptive(ONE_OF_16, inserted=0) == 16, "it is not stored yet: the buffer is empty"
     assert adaptive(ONE_OF_16, *[NONE_OF_16] * 10) == 0, "160 groups since, which is four times 40"
     assert adaptive(ONE_OF_16, *[NONE_OF_16] * 11) == 16
     assert adaptive(*[NONE_OF_16] * 5, ONE_OF_16, *[NONE_OF_16] * 24) == 0, "the distance is 96 here"

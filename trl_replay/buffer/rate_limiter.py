@@ -119,9 +119,9 @@ class RateLimiter:
 
     def _waits(self, update: int) -> bool:
         """Whether too few groups were stored yet of rewards that are sparse."""
-        has_begun = self._prefilled or self._drawn > 0
         enough = min(ENOUGH, self._capacity // 4)
-        if has_begun or self._inserted >= enough:
+        has_begun = self._prefilled or self._drawn > 0
+        if has_begun or not 0 < self._inserted < enough:  # with nothing stored, nothing is held back
             return False
         too_late = self.planned > 0 and update >= self.planned // PART
         return not too_late and self._is_sparse() and self._live_groups_keep_coming()
