@@ -100,6 +100,37 @@ def start_accuracy() -> float:
     return accuracy(model)
 
 
+def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -> Any:
+    """A stock `trl.GRPOTrainer` on addition: 8 groups of 8 completions of at most 6 tokens an update."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, HIDDEN_SIZE)
+    model.load_state_dict(taught())
+    rows = [{"prompt": question, "answer": answer} for question, answer in problems(20_000, seed=1000 + seed)]
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=GRPOConfig(
+            output_dir=output_dir,
+            seed=seed,
+            learning_rate=learning_rate,
+            lr_scheduler_type="constant",
+            max_steps=steps,
+            per_device_train_batch_size=GROUPS * GENERATIONS,
+            num_generations=GENERATIONS,
+            max_completion_length=6,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+
+
 def run(
     arm: str,
     seed: int,
@@ -109,33 +140,7 @@ def run(
     on_window: Callable[[Record], None] | None = None,
 ) -> tuple[Record, float]:
     """Trains one arm; returns its record and the accuracy afterwards. Arguments as for the lock."""
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, HIDDEN_SIZE)
-    model.load_state_dict(taught())
-    rows = [{"prompt": question, "answer": answer} for question, answer in problems(20_000, seed=1000 + seed)]
     with tempfile.TemporaryDirectory() as folder:
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=reward,
-            args=GRPOConfig(
-                output_dir=folder,
-                seed=seed,
-                learning_rate=learning_rate,
-                lr_scheduler_type="constant",
-                max_steps=steps,
-                per_device_train_batch_size=GROUPS * GENERATIONS,
-                num_generations=GENERATIONS,
-                max_completion_length=6,
-                logging_steps=1,
-                report_to="none",
-                save_strategy="no",
-                disable_tqdm=True,
-                use_cpu=True,
-                bf16=False,
-                gradient_checkpointing=False,
-            ),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-        )
+        trainer = make_trainer(seed, learning_rate, steps, folder)
         record = train(trainer, Record(arm, seed, learning_rate, settings), on_window)
-    return record, accuracy(model)
+    return record, accuracy(trainer.model)

@@ -26,7 +26,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,15 +109,16 @@ def perform(job: Job) -> dict[str, Any]:
 class Ledger:
     """The records of all runs so far, in a file that only grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, perform: Callable[[Any], dict[str, Any]] = perform) -> None:
         self.path = path
+        self.perform = perform
         self.records: dict[str, dict[str, Any]] = {}
         lines = path.read_text().splitlines() if path.exists() else []
         for line in lines:
             record = json.loads(line)
             self.records[record.pop("key")] = record
 
-    def run(self, jobs: Iterable[Job], processes: int) -> list[dict[str, Any]]:
+    def run(self, jobs: Iterable[Any], processes: int) -> list[dict[str, Any]]:
         """The jobs' records, in their order; those that are not there yet are run."""
         jobs = list(jobs)
         todo = {job.key: job for job in jobs if job.key not in self.records}
@@ -125,13 +126,12 @@ class Ledger:
             # one process a run at a time, each with one torch thread
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(processes, mp_context=context) as pool:
-                for future in as_completed([pool.submit(perform, job) for job in todo.values()]):
-                    self._add(future.result())
+                running = {pool.submit(self.perform, job): key for key, job in todo.items()}
+                for future in as_completed(running):
+                    self._add(running[future], future.result())
         return [{**self.records[job.key], "arm": job.arm} for job in jobs]
 
-    def _add(self, record: dict[str, Any]) -> None:
-        names = ("task", "arm", "learning_rate", "seed", "steps", "final", "settings")
-        key = Job(**{name: record[name] for name in names}).key
+    def _add(self, key: str, record: dict[str, Any]) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps({"key": key, **record}) + "\n")
         self.records[key] = record

@@ -7,14 +7,32 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.metadata
 import os
 import sys
+import sysconfig
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 gc.disable()  # until everything is imported: importing leaves little garbage, and looking for it takes seconds
+
+
+def keep_metadata() -> None:
+    """Reads the metadata of each installed distribution once: a trainer asks for that of all of them, several times.
+
+    Only of what is installed: tests that put distributions elsewhere change them.
+    """
+    installed, read = sysconfig.get_path("purelib"), importlib.metadata.PathDistribution.read_text
+    kept = functools.cache(lambda path, filename: read(importlib.metadata.PathDistribution(path), filename))
+
+    def read_text(self: Any, filename: str) -> str | None:
+        return kept(self._path, filename) if str(self._path.parent) == installed else read(self, filename)
+
+    importlib.metadata.PathDistribution.read_text = read_text
+    importlib.metadata.email.message_from_string = functools.cache(importlib.metadata.email.message_from_string)
 
 
 def pytest_collection_finish() -> None:
@@ -24,6 +42,7 @@ def pytest_collection_finish() -> None:
     if "accelerate" in sys.modules:  # each trainer asks a dozen times, and reads the packages' metadata for it
         imports = sys.modules["accelerate.utils.imports"]
         imports._is_package_available = functools.cache(imports._is_package_available)
+    keep_metadata()
     gc.enable()
     gc.collect()
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time

@@ -254,6 +254,12 @@ def _misfits(trainer: Any, config: ReplayConfig, components: Components) -> Iter
             "change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
         )
     generations = trainer.args.steps_per_generation * trainer.num_iterations
+    dataset = trainer.train_dataset
+    if config.replay_refill_rounds and config.replay_refill_prompts == "new" and compat.streams(dataset):
+        yield (
+            f"replay_refill_prompts='new' draws prompts by their numbers, and this trainer's dataset is a stream "
+            f"({type(dataset).__name__}), which has none: use replay_refill_prompts='same', or a dataset with a length"
+        )
     window = generations / trainer.args.gradient_accumulation_steps
     if config.replay_max_age is not None and config.replay_max_age < window:
         yield (

@@ -6,8 +6,8 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,11 @@ class RewardSetup:
     weights: Floats
     scale: str
     aggregation: str
+
+    @property
+    def over_batch(self) -> bool:
+        """Whether a group's advantages depend on the other groups of its batch."""
+        return self.scale == "batch" or self.aggregation == "normalize_then_sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +445,22 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     return logps
 
 
+def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
+    """The dataset that the trainer's batches come from, with the columns it uses, and what makes a batch of its rows.
+
+    In training it is that of the running dataloader; before, the one that was given.
+    """
+    loader = getattr(trainer.callback_handler, "train_dataloader", None)
+    if loader is None:
+        return trainer.train_dataset, trainer.data_collator
+    return loader.dataset, loader.collate_fn
+
+
+def streams(dataset: Any) -> bool:
+    """Whether a dataset gives its rows one after the other, without numbers."""
+    return not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
+
+
 def corrects_sampler(trainer: Any) -> bool:
     """Whether every batch holds `IS_RATIO`."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
@@ -459,6 +480,34 @@ def log_metrics(trainer: Any, values: Mapping[str, float]) -> None:
     """Puts values of a training step where the trainer's log averages them."""
     for key, value in values.items():
         trainer._metrics["train"][key].append(value)
+
+
+def training_metrics(trainer: Any) -> dict[str, list[float]]:
+    """What the trainer's log averages of its training steps: a list a key."""
+    metrics: dict[str, list[float]] = trainer._metrics["train"]
+    return metrics
+
+
+def reward_metrics(trainer: Any, rewards: torch.Tensor) -> dict[str, float]:
+    """TRL's metrics of the rewards of some completions: mean and deviation, of each function and of their weighted
+    sum.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Whose functions they are.
+        rewards (`(rows, functions)`): Raw rewards, NaN where None.
+    """
+    import torch
+    from trl.trainer.utils import nanstd
+
+    setup = reward_setup(trainer)
+    leaves_out_unscored = not counts_unscored()
+    mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
+    values = {}
+    for number, name in enumerate(trainer.reward_func_names):
+        values[f"rewards/{name}/mean"] = torch.nanmean(rewards[:, number]).item()
+        values[f"rewards/{name}/std"] = nanstd(rewards[:, number]).item()
+    total = _summed(rewards, replace(setup, aggregation="sum_then_normalize"), 1, leaves_out_unscored)
+    return {**values, "reward": mean(total).item(), "reward_std": std(total).item()}
 
 
 def completions_table(trainer: Any) -> dict[str, Any]:

@@ -141,6 +141,14 @@ class ReplayConfig:
             What becomes of dead groups that nothing fills: `"keep"` leaves them as stock has them; `"mask"` takes
             their KL and entropy gradient; `"exclude"` takes them out of the loss's denominator too; `"intra_batch"`
             puts copies of the same batch's live groups in their place.
+        replay_refill_rounds (`int`, *optional*, defaults to `0`):
+            Dynamic sampling: for slots of dead groups, completions are generated again at most so many times, for as
+            many groups as are needed. Then the buffer fills what is left, and then `replay_unfilled` decides.
+        replay_refill_prompts (`str`, *optional*, defaults to `"new"`):
+            What is generated for then: `"new"` prompts of the dataset, which come in a random order of their own and
+            none twice before all came; or the `"same"` ones once more.
+        replay_refill_until (`float`, *optional*, defaults to `1.0`):
+            Share of live groups at which no further round is begun.
         replay_cooldown (`int`, *optional*):
             Updates that must pass between two uses of one entry. None if not set.
         replay_half_life (`float`, *optional*):
@@ -299,6 +307,18 @@ class ReplayConfig:
     replay_unfilled: str = field(
         default=_unless_given("keep"),
         metadata=_help("Dead groups that nothing fills: keep, mask, exclude or intra_batch."),
+    )
+    replay_refill_rounds: int = field(
+        default=_unless_given(0),
+        metadata=_help("Rounds in which completions are generated again for dead groups, at most."),
+    )
+    replay_refill_prompts: str = field(
+        default=_unless_given("new"),
+        metadata=_help("What is generated for again: new prompts, or the same ones."),
+    )
+    replay_refill_until: float = field(
+        default=_unless_given(1.0),
+        metadata=_help("Share of live groups at which nothing more is generated again."),
     )
     replay_cooldown: int | None = field(
         default=_unless_given(None),

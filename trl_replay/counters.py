@@ -28,7 +28,9 @@ class Tally:
 
     Attributes:
         items_delta (`float`): Trainable tokens put in, less those taken out.
-        groups, dead, dead_after, replaced (`float`): Groups of the batch; dead before and after replay; replaced.
+        groups, dead_after, replaced (`float`): Groups of the batch; dead after replay; replaced.
+        generated, dead (`float`): Groups generated for it, those of all rounds; dead ones among them.
+        refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
         retired (`float`): Entries that left because they had drifted off the policy or their prompt was solved.
@@ -42,6 +44,9 @@ class Tally:
 
     items_delta: float = 0
     groups: float = 0
+    generated: float = 0
+    refilled: float = 0
+    surplus: float = 0
     dead: float = 0
     dead_after: float = 0
     replaced: float = 0
@@ -98,7 +103,7 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
         "replay/evicted": total["evicted"],
         "replay/refused": total["refused"],
         "replay/retired": total["retired"],
-        "replay/dead_fraction": total["dead"] / total["groups"],
+        "replay/dead_fraction": total["dead"] / total["generated"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
         "replay/replaced_rows_fraction": total["rows"] / rows,
@@ -152,10 +157,17 @@ class Totals:
         self.reasons = Counter()
         self.of_all_ranks = Counter()
         for state in states:
-            self.counters.update(state["counters"])
+            self.counters.update(_with_generated(state["counters"]))
             self.reasons.update(state["reasons"])
         for state in states[:1]:  # every rank has the same
-            self.of_all_ranks.update(state.get("of_all_ranks", state["counters"]))
+            self.of_all_ranks.update(_with_generated(state.get("of_all_ranks", state["counters"])))
+
+    def explain_without_buffer(self) -> str:
+        """What was generated and shaped, where nothing is stored, on all processes; in plain words."""
+        return (
+            f"replay: no buffer (replay_buffer_size=0); {self.batches} generation batches, "
+            f"{_without_buffer(self.of_all_ranks)}"
+        )
 
     def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
         """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain
@@ -184,12 +196,28 @@ class Totals:
         return "\n".join(lines)
 
 
+def _without_buffer(count: Mapping[str, float]) -> str:
+    """Counters in words where nothing is stored."""
+    number = {name: int(count[name]) for name in COUNTERS}
+    live = 1.0 - number["dead_after"] / max(number["groups"], 1)
+    words = f"{number['generated']} groups generated for {number['groups']}, {number['dead']} dead"
+    return f"{words}; {number['refilled']} slots refilled, {live:.0%} of the groups trained on were live"
+
+
+def _with_generated(counters: Mapping[str, float]) -> Mapping[str, float]:
+    """Counters of a checkpoint; of a release that generated every group once."""
+    return {"generated": counters.get("groups", 0.0), **counters}
+
+
 def _facts(count: Mapping[str, float], dry_run: bool) -> str:
     """Counters in words."""
-    number = {name: int(count[name]) for name in ("groups", "dead", "replaced", "stored", "evicted", "refused")}
-    dead_share = number["dead"] / max(number["groups"], 1)
+    number = {name: int(count[name]) for name in COUNTERS}
+    dead_share = number["dead"] / max(number["generated"], 1)
     replacing = "would have been replaced (dry run)" if dry_run else "replaced"
+    again = number["generated"] - number["groups"]
+    refilled = f" ({again} of them in further rounds, which refilled {number['refilled']} slots)" if again else ""
     return (
-        f"{number['groups']} groups, {number['dead']} dead ({dead_share:.0%}), {number['replaced']} {replacing}; "
+        f"{number['generated']} groups{refilled}, {number['dead']} dead ({dead_share:.0%}), "
+        f"{number['replaced']} {replacing}; "
         f"{number['stored']} stored, {number['evicted']} evicted, {number['refused']} refused"
     )

@@ -39,9 +39,11 @@ from .types import (
     Corrected,
     Floats,
     Groups,
+    InputsContext,
     Ints,
     Placement,
     ReplayedRows,
+    Row,
 )
 
 FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
@@ -182,6 +184,17 @@ class SessionHooks:
                 f"an advantage of {largest:g}", f"numbers of at most {LARGEST:g}, or NaN for rows that train nothing"
             )
         return advantages
+
+    def inputs(self, rows: Sequence[Row], context: InputsContext) -> list[Row] | None:
+        """What a plugin wants to generate for, one row a group; None: what is given."""
+        result = self.call("inputs", context.update, groups_of_rows=list(rows), context=context)
+        if result is None:
+            return None
+        if not isinstance(result, list | tuple) or not all(isinstance(row, Mapping) for row in result):
+            raise self._bad(f"a {type(result).__name__}", "a list of rows of the dataset (dicts)")
+        if len(result) != len(rows):
+            raise self._bad(f"{len(result)} rows", f"{len(rows)}, one for each group")
+        return [dict(row) for row in result]
 
     def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
         """Tells the plugins of newcomers in the table."""

@@ -16,7 +16,7 @@ import pluggy
 from .fields import FieldSpec
 from .protocols import SessionLike
 from .specs import Preset, StrategySpec
-from .types import Batch, Context, Corrected, Groups, Ints, Placement, ReplayedRows
+from .types import Batch, Context, Corrected, Groups, InputsContext, Ints, Placement, ReplayedRows, Row
 
 if TYPE_CHECKING:
     from .config import ReplayConfig
@@ -173,6 +173,20 @@ class SessionHooks(Protocol):
         ...         rows = np.full(slots.advantages.shape, -1)
         ...         rows[:, 0] = table.row_reward[drawn[:, 0]].argmax(axis=1)  # the best row in the place of the first
         ...         return rows
+        """
+
+    @hookspec(firstresult=True)
+    def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> Any:
+        """Which prompts to generate for, instead of those that the trainer's sampler drew: one row of the dataset a
+        group, in the order of the groups. In training only, before every generation, further rounds included.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_inputs(self, groups_of_rows, context):
+        ...         known = context.prompts.rows([context.key(row) for row in groups_of_rows])
+        ...         solved = (known >= 0) & (context.prompts.pass_rate[known] == 1.0)  # by their last group
+        ...         others = iter(context.new_prompts(int(solved.sum())))
+        ...         return [next(others) if skip else row for row, skip in zip(groups_of_rows, solved)]
         """
 
     @hookspec(firstresult=True)

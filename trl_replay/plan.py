@@ -118,6 +118,8 @@ class Plan:
         tally ([`Tally`]): What is counted on the way.
         fresh ([`Groups`], *optional*): The fresh groups, with what a plugin made of their advantages; None at the end
             of training.
+        generated (`list[Groups]`): The groups of every generation that the batch took, those included that were
+            generated again for, or are left over.
         rule (`AdvantageRule`, *optional*): How TRL made advantages of the batch's rewards.
         outcome ([`RowOutcome`], *optional*): What the rows train with; None until it is decided.
         admitted ([`Admitted`]): Newcomers whose payload is to be moved into the buffer.
@@ -130,6 +132,7 @@ class Plan:
 
     tally: Tally = field(default_factory=Tally)
     fresh: Groups | None = None
+    generated: list[Groups] = field(default_factory=list)
     rule: Any = None
     outcome: RowOutcome | None = None
     admitted: Admitted = field(default_factory=Admitted)

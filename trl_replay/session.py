@@ -6,12 +6,14 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from . import compat
 from .batch.compose import padding
@@ -28,6 +30,8 @@ from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
 from .distributed.row_layout import MODES, RowLayout
 from .errors import ReplayError
+from .generation.merging import Generated
+from .generation.rounds import Rounds, Score
 from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.tap import Tap
@@ -41,6 +45,7 @@ from .types import (
     Group,
     Groups,
     ReplayedRows,
+    Row,
 )
 
 MEETING = 120.0
@@ -63,8 +68,8 @@ class Session:
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
         rewards (`list[torch.Tensor]`, *optional*): While the trainer scores: what its reward functions gave so far.
-        recorded (`(B, C)`, *optional*): Log-probs of the batch at hand that it does not hold itself
-            (`replay_record`).
+        rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
+            plugin chooses. None where nothing is.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
         reference (`str`): Tells the reference model's states apart; empty as long as it is the one that the trainer
             was made with.
@@ -104,8 +109,8 @@ class Session:
         )
         self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
         self.decide = Decisions(components, self.tap, self.context, config)
+        self.rounds = self._rounds() if enabled else None
         self.rewards: list[torch.Tensor] | None = None
-        self.recorded: torch.Tensor | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.exporter: Callable[[str | Path], Path] | None = None
@@ -180,9 +185,13 @@ class Session:
             self.roll_call("batch", "its first batch", MEETING)
             self.met = True
 
-    def abstain(self, count: int) -> None:
+    def abstain(self, count: int, at_end: bool = False) -> None:
         """A generation batch of `count` rows that replay leaves as it is. The other processes must hear of it, or they
         would wait for this one.
+
+        Args:
+            count (`int`): Rows of this process.
+            at_end (`bool`): Training ends: nothing was generated.
 
         Raises:
             SeamError: Replay runs on another process.
@@ -193,6 +202,8 @@ class Session:
             return
         self.meet()
         rows, error = self.communicator.share(None, count, None)
+        if self.rounds is not None and not at_end:
+            self.rounds.abstain(self.mode)
         self.communicator.agree(rows, Plan(error=error, mode=self.mode))
 
     def let_go(self) -> None:
@@ -207,21 +218,37 @@ class Session:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         scope = self.communicator
         if not self.buffer.capacity:
-            return f"replay: no buffer (replay_buffer_size=0); advantages shaped in {self.totals.batches} batches"
+            return self.totals.explain_without_buffer()
         return self.totals.explain(len(self.buffer), self.config.replay_dry_run, scope.rank, scope.ranks)
 
-    def step(self, batch: Batch) -> Batch:
-        """One generation batch: what stock scored goes in, what is trained on comes out."""
+    def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
+        """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
+        return inputs if self.rounds is None else self.rounds.begin(inputs)
+
+    def step(self, batch: Batch, score: Score | None = None) -> Batch:
+        """One generation batch: what stock scored goes in, what is trained on comes out.
+
+        Args:
+            batch (`dict`): As TRL returned it.
+            score (`Callable`, *optional*): Scores further rows as TRL does; needed where something is generated again.
+        """
         self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
         pending, replayed = self.carry.take()
-        count = batch["prompt_ids"].size(0)
-        rows, error = self.communicator.share(batch, count, pending)
-        plan = self._decide(batch, rows, pending, replayed, error)
+        rows, error = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
+        plan = Plan(error=error)
+        before = time.perf_counter()
+        generated = self._generate_again(plan, batch, rows, score)
+        if self.rounds is not None and self.rounds.done:
+            started += time.perf_counter() - before  # the trainer's own work, as the first generation is
+        if generated is not None:  # else agree raises
+            batch, rows = generated.batch, generated.rows
+        batch, recorded = self._with_logps(plan, batch)
+        self._decide(plan, batch, rows, pending, replayed, recorded is not None)
         total = self.communicator.agree(rows, plan)
         groups = self.communicator.move(rows, plan)
-        return self._train_on(batch, rows, plan, groups, total, started)
+        return self._train_on(batch, rows, plan, groups, total, recorded, started)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
@@ -231,7 +258,7 @@ class Session:
         self.roll_call("end", "the end of training")
         count = compat.local_rows(self.trainer)
         if self.detached:
-            self.abstain(count)
+            self.abstain(count, at_end=True)
             return
         pending, replayed = self.carry.take()
         rows, error = self.communicator.share(None, count, pending)
@@ -244,24 +271,72 @@ class Session:
         self.communicator.agree(rows, Plan(error=self.tap.take_error()))
         self.totals.add(plan.tally, batches=0, of_all_ranks=total)
 
+    def _generate_again(self, plan: Plan, batch: Batch, rows: RowLayout, score: Score | None) -> Generated | None:
+        """The batch and its groups, as plugins shape them, with further ones for dead groups where that is set; None
+        if it failed here, which `plan` keeps."""
+        generated = self._look(plan, batch, rows)
+        if self.rounds is None or score is None:
+            plan.generated = [] if generated is None else [generated.fresh]
+        else:
+            look = partial(self._look_at_round, plan)
+            generated = self.rounds.complete(plan, generated, score, look, self._see)
+            plan.tally.refilled, plan.tally.surplus = self.rounds.refilled, self.rounds.surplus
+        if generated is not None:
+            setup = compat.reward_setup(self.trainer)
+            plan.rule = AdvantageRule(generated.rows.columns, generated.scored, setup, rows.size)
+            plan.fresh = generated.fresh
+        return generated
+
+    def _look_at_round(self, plan: Plan, batch: Batch) -> Generated | None:
+        """What is known of a further round."""
+        rows, error = self.communicator.share_round(batch)
+        plan.error = plan.error or error
+        return self._look(plan, batch, rows)
+
+    def _look(self, plan: Plan, batch: Batch, rows: RowLayout) -> Generated | None:
+        """What is known of rows that were just scored; None if that fails, which `plan` keeps."""
+        processes = self.components.processes
+        setup = compat.reward_setup(self.trainer)
+        with plan.keeping_errors():
+            scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
+            rows.check(len(scored), processes)
+            return Generated(batch, rows, self._see(rows, scored), scored)
+        return None
+
+    def _see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
+        """The groups that the scope shares, with what a plugin makes of their advantages."""
+        setup = compat.reward_setup(self.trainer)
+        self.buffer.table.reward_weights = setup.weights
+        return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update))
+
+    def _with_logps(self, plan: Plan, batch: Batch) -> tuple[Batch, torch.Tensor | None]:
+        """The batch, with old log-probs where the loss goes around the tap; and log-probs of it that are to be stored
+        without being seen by the loss (`replay_record`), unless the batch holds them."""
+        recorded: torch.Tensor | None = None
+        with plan.keeping_errors():
+            if self.components.forward:
+                batch = compat.with_old_logps(self.trainer, batch)
+            if self.components.records:
+                recorded = compat.forward_logps(self.trainer, batch)
+        return batch, recorded
+
     def _decide(
         self,
+        plan: Plan,
         batch: Batch,
         rows: RowLayout,
         pending: PendingGroups | None,
         replayed: dict[int, int],
-        error: Exception | None,
-    ) -> Plan:
-        """Shape, settle, select, sample and mix, from columns alone; what fails is kept for `agree`."""
-        plan = Plan(error=error)
+        recorded: bool,
+    ) -> None:
+        """Settle, select, sample and mix, from columns alone; what fails is kept for `agree`."""
         with plan.keeping_errors():
-            self._view(plan, rows)
-            self.decide.shape_advantages(plan)
             self.decide.settle_last_batch(plan, rows, pending, replayed)
+            if plan.fresh is None:
+                return
             stored_keys = self.components.fields.stored_keys(batch)
-            known = self.recorded is not None or compat.OLD_LOGPS in batch
+            known = recorded or compat.OLD_LOGPS in batch
             self.decide.fill_batch(plan, rows, self.carry, rows.takes(stored_keys), known)
-        return plan
 
     def _train_on(
         self,
@@ -270,6 +345,7 @@ class Session:
         plan: Plan,
         groups: dict[int, Group],
         total: dict[str, float],
+        recorded: torch.Tensor | None,
         started: float,
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
@@ -283,7 +359,7 @@ class Session:
             shaped = write_advantages(batch, fresh, rows)
             composed, placements = compose_batch(shaped, rows, plan, groups, self.components, context)
             composed = count_items(batch, composed, total)
-            waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, self.recorded)
+            waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, recorded)
             ids = self.tap.expect(rows.count, waiting, placements, composed is not shaped, row_mask)
             self.totals.add(plan.tally, of_all_ranks=total)
             self._log(composed, total, started)
@@ -318,6 +394,7 @@ class Session:
             "reference": self.reference,
             "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
+            "rounds": None if self.rounds is None else self.rounds.state_dict(),
             **self.components.state_dict(),
         }
 
@@ -333,6 +410,25 @@ class Session:
         self.carry.load_state_dict(state)
         self.metrics = dict(state["metrics"])
         self.components.load_state_dict(state, shared=own or shared, local=own)
+
+    def load_rounds(
+        self, states: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, NDArray[Any]] | None]
+    ) -> None:
+        """Takes what is known about generating: of this rank, or of several that it follows. Earlier releases, and
+        runs that generated nothing again, have left nothing.
+
+        Args:
+            states (`Sequence[Mapping]`): What `state_dict` gave.
+            tables (`Sequence[Mapping]`): Columns of the prompts generated for.
+        """
+        if self.rounds is None:
+            return
+        known = [state["rounds"] for state in states if state.get("rounds")]
+        if known:
+            self.rounds.load_state_dict(*known)
+        seen = [table for table in tables if table]
+        if seen:
+            self.rounds.table.load_state_dict(*seen)
 
     def load_last_batch(self, state: Mapping[str, Any], pending: PendingGroups | None) -> None:
         """Takes what the last generation batch left: its candidates, and the figures of its replayed rows.
@@ -381,6 +477,7 @@ class Session:
             num_generations=self.components.num_generations,
             table=self.buffer.table,
             metrics=self.metrics,
+            prompts=None if self.rounds is None else self.rounds.table,
         )
 
     def _local_context(self) -> Context:
@@ -391,19 +488,26 @@ class Session:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self.components.hooks.call(hook, self.update, session=self)
 
-    def _view(self, plan: Plan, rows: RowLayout) -> None:
-        """The fresh groups, and the rule by which TRL made their advantages."""
-        processes = self.components.processes
-        setup = compat.reward_setup(self.trainer)
-        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
-        rows.check(len(scored), processes)
-        plan.rule = AdvantageRule(rows.columns, scored, setup, rows.size)
-        plan.fresh = view(rows.columns, scored, setup, rows.size, self.update)
-        self.buffer.table.reward_weights = setup.weights
+    def _rounds(self) -> Rounds | None:
+        """Where something is to be generated again, or a plugin chooses prompts; not in a dry run."""
+        config = self.config
+        asks = self.components.hooks.has_plugin_for("inputs")
+        if config.replay_dry_run or not (config.replay_refill_rounds or asks):
+            return None
+        return Rounds(lambda: self.trainer, config, self.components, self.communicator, self.context)
 
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
-        self._record({**metrics(total, self.components.num_generations), "replay/padding": padding(batch)})
+        size = self.components.num_generations
+        self._record({**metrics(total, size), "replay/padding": padding(batch)})
+        self._record({"replay/rollouts": self.totals.of_all_ranks["generated"] * size})
+        if self.rounds is not None:
+            self._record(
+                {
+                    "replay/rounds": float(self.rounds.done),
+                    "replay/refilled_fraction": total["refilled"] / total["groups"],
+                }
+            )
         for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         self._record({"replay/seconds": time.perf_counter() - started})

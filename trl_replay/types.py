@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .prompt_table import PromptTable
 from .rewards import bessel_std, mean_of_scored, weighted_rewards
 from .table import Table
 
@@ -143,6 +144,8 @@ class Context:
         metrics (`Mapping[str, float]`): The metrics of the last generation batch.
         slots ([`Groups`], *optional*): While a sampler or mixer runs: the fresh groups that may be filled, in the
             selector's order.
+        prompts ([`PromptTable`], *optional*): The prompts generated for so far, of all processes that share a buffer.
+            None where nothing is generated again and no plugin has `trl_replay_inputs`.
     """
 
     update: int
@@ -152,6 +155,32 @@ class Context:
     table: Table
     metrics: Mapping[str, float] = field(default_factory=dict)
     slots: Groups | None = None
+    prompts: PromptTable | None = None
+
+
+Row: TypeAlias = dict[str, Any]
+"""One row of the trainer's dataset, as its collator gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputsContext(Context):
+    """What `trl_replay_inputs` may know besides. Its `rng` is made of the seed, the batch, the round and the first of
+    the groups, so that two processes with rows of one group draw alike.
+
+    Attributes:
+        prompts ([`PromptTable`]): The prompts generated for so far.
+        round (`int`): 0 for a batch's first generation, then the round of generating again.
+        key (`Callable[[Row], int]`): Tells prompts apart: a hash of a row's raw prompt and images.
+        new_prompts (`Callable[[int], list[Row]]`): So many rows of the trainer's dataset, whose prompts are not in
+            this batch, each once before any comes again.
+        prompt_rows (`Callable[[Sequence[int]], list[Row]]`): The rows with these keys, in their order, without those
+            that can't be found.
+    """
+
+    round: int = 0
+    key: Callable[[Row], int] = field(kw_only=True)
+    new_prompts: Callable[[int], list[Row]] = field(kw_only=True)
+    prompt_rows: Callable[[Sequence[int]], list[Row]] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def test_demo_without_matplotlib_says_how_to_get_the_picture(capsys, tmp_path, m
 def quickly(seeds, steps, listen):
     """What two arms would give, without training them."""
     return [
-        Record(arm, seed, 1e-3, None, [0.1] * steps, [0.9] * steps, [0.9] * steps, rollouts=steps * 64)
+        Record(arm, seed, 1e-3, None, [0.1] * steps, [0.9] * steps, [0.9] * steps, rollouts_at=[64] * steps)
         for arm in show.ARMS
         for seed in seeds
     ]

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
 
 SCRIPT = textwrap.dedent("""
+    import gc
+    gc.disable()  # importing leaves little garbage, and looking for it takes more than a second
     import hashlib, json, sys
     import torch
     torch.set_num_threads(1)
@@ -106,6 +108,14 @@ class Environment:
         return json.loads(printed.partition("REPORT")[2])
 
 
+@pytest.fixture(scope="module")
+def environment(wheels, tmp_path_factory):
+    """An environment with the wheel of the core."""
+    made = Environment(tmp_path_factory.mktemp("installed") / "environment")
+    made.install(wheels[0])
+    return made
+
+
 def test_the_wheels_hold_their_package_and_nothing_else(wheels):
     for wheel, package in zip(wheels, ("trl_replay", "trl_replay_freshness"), strict=True):
         with zipfile.ZipFile(wheel) as archive:
@@ -121,12 +131,20 @@ def test_the_wheels_hold_their_package_and_nothing_else(wheels):
         assert {name for name in archive.namelist() if name.endswith((".py", ".yaml"))} == sources | examples
 
 
-def test_the_installed_plugin_trains_and_changes_nothing_where_it_is_not_named(wheels, tmp_path):
-    core, plugin = wheels
-    environment = Environment(tmp_path / "environment")
-    environment.install(core)
+def test_the_installed_package_has_its_examples_and_its_hook(environment, tmp_path):
+    """A copied example, less its line that attaches, replays under `trl-replay run`."""
+    command = (environment.executable, "-m", "trl_replay")
+    python(*command, "example", "warm_start", "--out", tmp_path, cwd=tmp_path)
+    above, attaching, _ = (tmp_path / "warm_start.py").read_text().partition("    session = trl_replay.attach(")
+    assert attaching
+    (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
+    printed = python(*command, "run", "--", environment.executable, "unattached.py", cwd=tmp_path)
+    assert "replay: 30 generation batches" in printed
+
+
+def test_the_installed_plugin_trains_and_changes_nothing_where_it_is_not_named(wheels, environment):
     without = environment.train("proportional")
-    environment.install(plugin)
+    environment.install(wheels[1])
     beside = environment.train("proportional", "freshness/half_life")
 
     for report in (without, beside):
@@ -141,16 +159,3 @@ def test_the_installed_plugin_trains_and_changes_nothing_where_it_is_not_named(w
     assert idle == stock, "installed but not named, and yet the run is another"
     assert named["plugins"] == ["freshness"]
     assert named["replaced"] > 0
-
-
-def test_the_installed_package_has_its_examples_and_its_hook(wheels, tmp_path):
-    """A copied example, less its line that attaches, replays under `trl-replay run`."""
-    environment = Environment(tmp_path / "environment")
-    environment.install(wheels[0])
-    command = (environment.executable, "-m", "trl_replay")
-    python(*command, "example", "warm_start", "--out", tmp_path, cwd=tmp_path)
-    above, attaching, _ = (tmp_path / "warm_start.py").read_text().partition("    session = trl_replay.attach(")
-    assert attaching
-    (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
-    printed = python(*command, "run", "--", environment.executable, "unattached.py", cwd=tmp_path)
-    assert "replay: 30 generation batches" in printed

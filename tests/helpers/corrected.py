@@ -78,11 +78,17 @@ CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled
 TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
 
 
-def allowed(corrections: Sequence[str], betas: Sequence[float]) -> list[tuple[str, str, str, float]]:
+TWO_LOSSES = ("grpo", "cispo")
+"""The one has the gradient of ratio × weight, the other of the log-prob with both as constants."""
+
+
+def allowed(
+    corrections: Sequence[str], betas: Sequence[float], losses: Sequence[str] = LOSSES
+) -> list[tuple[str, str, str, float]]:
     """Every `(correction, loss type, importance level, beta)` in which the correction's weights are exact."""
     return [
         (correction, loss, level, beta)
-        for correction, loss, level, beta in itertools.product(corrections, LOSSES, ("token", "sequence"), betas)
+        for correction, loss, level, beta in itertools.product(corrections, losses, ("token", "sequence"), betas)
         if level == "token" or correction not in TOKEN_WEIGHTS or loss == "cispo"
     ]
 
@@ -95,6 +101,7 @@ def train(
     tmp_path: Any, correction: str, replay: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[Any, trl_replay.Session]:
     settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
+    settings = {"gradient_checkpointing": False, **settings}  # which computes the same twice, within the layers
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
     trainer.signals = {}
     chosen: dict[str, Any] = {"replay_correction": correction, "replay_sampler": "newest"}

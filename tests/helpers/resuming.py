@@ -35,6 +35,11 @@ PAIRS = [
     for (one, evictor), (two, sampler) in itertools.product(enumerate(EVICTORS), enumerate(SAMPLERS))
 ]
 """Every evictor with every sampler, and with each of them every scope and layout at least once."""
+PAIRS_OF_RANKS = [
+    (evictor, SAMPLERS[(one + two) % 5], scope, list(LAYOUTS)[(one + two) % 4])
+    for (one, evictor), (two, scope) in itertools.product(enumerate(EVICTORS), enumerate(SCOPES))
+]
+"""Every scope with every evictor, sampler and layout: between an evictor and a sampler there is nothing of ranks."""
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
@@ -45,6 +50,7 @@ def digits(completions: list[str], **_: Any) -> list[float]:
 def build(folder: Path, **settings: Any) -> Any:
     """A trainer that saves every six updates."""
     defaults: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6}
+    defaults["gradient_checkpointing"] = False  # which computes the same twice, and saves nothing
     return make_trainer(folder, digits, **{**defaults, **settings})
 
 

@@ -79,8 +79,8 @@ def record(session: Session) -> list[tuple[Batch, Batch]]:
     steps: list[tuple[Batch, Batch]] = []
     step = session.step
 
-    def recording(batch: Batch) -> Batch:
-        out = step(batch)
+    def recording(batch: Batch, score: Any = None) -> Batch:
+        out = step(batch, score)
         steps.append((batch, out))
         return out
 

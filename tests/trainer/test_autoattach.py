@@ -269,6 +269,11 @@ ACCELERATE = """
     same_network: true
 """
 
+SITE = """import gc, sys
+gc.disable()  # importing torch and TRL leaves little garbage, and looking for it takes more than a second
+sys.modules['earlier_site'] = sys
+"""
+
 REWARD = "def every_other(completions, **_):\n    return [float(row % 2) for row in range(len(completions))]\n"
 
 
@@ -285,7 +290,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "my_rewards.py": REWARD,
         "data/train.jsonl": "\n".join(json.dumps({"prompt": f"{number}+{number}="}) for number in range(8)),
         "accelerate/default_config.yaml": textwrap.dedent(ACCELERATE),
-        "site/sitecustomize.py": "import sys\nsys.modules['earlier_site'] = sys\n",
+        "site/sitecustomize.py": SITE,
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -177,8 +177,8 @@ def test_11_entries_are_copies_and_hold_few_bytes(tmp_path: Any) -> None:
     steps = record(session)
     step, outs = session.step, []
 
-    def vandal(batch: Any) -> Any:
-        out = step(batch)
+    def vandal(batch: Any, *others: Any) -> Any:
+        out = step(batch, *others)
         copy = {key: value.clone() for key, value in out.items()}
         outs.append(copy)
         for value in list(batch.values()) + list(out.values()):

@@ -1,4 +1,9 @@
-"""Every correction × loss type × importance level: the trainer's loss equals one computed by hand."""
+"""Each correction in the trainer's loss, which equals one computed by hand.
+
+A correction gives old log-probs and weights, and the loss sees nothing else of it. So one of each form goes through
+every loss type, importance level and beta, and those of the same form through two losses: what they give is their own,
+what the loss makes of it is not. What the masks give is also computed by hand in tests/unit/test_corrections.py.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,35 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKS, SCRIPT, allowed, check_by_hand, train
+from corrected import CORRECTIONS, MASKS, SCRIPT, TWO_LOSSES, allowed, check_by_hand, train
 from support import DEAD, HALF, LIVE, Forwards, Rewards, Spy, record
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
+from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 
+FORMS = {
+    "ratio": [],  # the behaviour log-probs
+    "sequence_mask": ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "per"],  # and a weight for each row
+    "icepop": [],  # and a weight for each token
+    "topr": ["none"],  # the current log-probs and a weight for each row
+    "truncated": ["decoupled", "shaped"],  # and a weight for each token
+}
+"""Of each form the correction that goes through every loss, and those that go through two."""
+OTHERS = [other for others in FORMS.values() for other in others if other != "per"]
 
-@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed([*CORRECTIONS, *MASKS], [0.0, 0.1]))
+
+def test_every_correction_has_its_form() -> None:
+    over_all_rows = {"m2po"}  # computed by hand in tests/unit/test_corrections.py; icepop is of its form
+    offers = registry().strategies("correction")
+    known = {spec.name for plugin, spec in offers if plugin.name == "builtin"} - over_all_rows
+    assert known == {*FORMS, *OTHERS, "per"} == {*CORRECTIONS, *MASKS, "per"}
+
+
+@pytest.mark.parametrize(
+    ("correction", "loss", "level", "beta"), [*allowed([*FORMS], [0.0, 0.1]), *allowed(OTHERS, [0.1], TWO_LOSSES)]
+)
 def test_the_trainers_loss_is_the_one_computed_by_hand(
     tmp_path: Any, correction: str, loss: str, level: str, beta: float
 ) -> None:
@@ -41,16 +66,15 @@ def replayed_signal(trainer: Any) -> torch.Tensor:
 WIDE = {"low": 1e-6, "high": 1e6}
 
 
-@pytest.mark.parametrize("correction", MASKS)
-def test_within_its_limits_a_mask_is_ratio(tmp_path: Any, correction: str) -> None:
-    losses = []
-    for name in ("ratio", correction):
+def test_within_its_limits_a_mask_is_ratio(tmp_path: Any) -> None:
+    losses = {}
+    for name in ("ratio", *MASKS):
         limits = {"threshold": 1e6} if name == "k3_mask" else WIDE
         replay = {"replay_correction_kwargs": {} if name == "ratio" else limits}
         trainer, session = train(tmp_path / name, name, replay, beta=0.1)
         assert session.totals.counters["replaced"] == 4
-        losses.append([float(loss["loss"]) for loss in trainer.losses])
-    assert losses[0] == losses[1]
+        losses[name] = [float(loss["loss"]) for loss in trainer.losses]
+    assert losses == dict.fromkeys(losses, losses["ratio"])
 
 
 @pytest.mark.parametrize("correction", MASKS)
@@ -72,7 +96,7 @@ def test_icepop_is_refused_where_a_row_has_one_ratio(tmp_path: Any) -> None:
         train(tmp_path, "icepop", importance_sampling_level="sequence", loss_type="grpo")
 
 
-@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(["per"], [0.0, 0.1]))
+@pytest.mark.parametrize(("correction", "loss", "level", "beta"), allowed(["per"], [0.1], TWO_LOSSES))
 def test_per_is_the_one_computed_by_hand(tmp_path: Any, correction: str, loss: str, level: str, beta: float) -> None:
     """Scores are sum |A| × std: 1.5 with one or three of four right, 2 with two, which so weigh (4/3)^-β."""
     replay = {"replay_sampler": "proportional", "replay_correction_kwargs": {"beta": 0.5, "final_beta": 0.5}}
@@ -127,18 +151,17 @@ def test_decoupled_keeps_the_policy_of_the_first_forward_as_the_proximal_one(tmp
         assert torch.equal(proximal, old)
 
 
-@pytest.mark.parametrize("correction", [*CORRECTIONS, *MASKS, "m2po"])
-def test_no_correction_adds_a_forward(tmp_path: Any, correction: str) -> None:
-    counts = []
-    for attach in (False, True):
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4, max_completion_length=4, learning_rate=0.0)
+def test_no_correction_adds_a_forward(tmp_path: Any) -> None:
+    counts = {}
+    for correction in ("stock", *CORRECTIONS, *MASKS, "m2po"):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, max_completion_length=4, learning_rate=0.0)
         forwards = Forwards(trainer.model)
-        if attach:
+        if correction != "stock":
             session = trl_replay.attach(trainer, replay_correction=correction)
         trainer.train()
-        counts.append(forwards.counts)
-    assert session.totals.counters["replaced"] > 0
-    assert counts[0] == counts[1]
+        assert correction == "stock" or session.totals.counters["replaced"] > 0
+        counts[correction] = forwards.counts
+    assert counts == dict.fromkeys(counts, counts["stock"])
 
 
 def test_a_weight_of_zero_takes_the_rows_kl_away_too(tmp_path: Any) -> None:

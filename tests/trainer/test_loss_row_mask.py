@@ -40,7 +40,8 @@ def train(
     tmp_path: Any, choice: str, script: Any = SCRIPT, replay: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[Any, Any, list[Any], list[float]]:
     settings = {
-        "max_steps": 4, "learning_rate": 2e-2, "max_completion_length": 5, "trainer_class": Spy, **settings,
+        "max_steps": 4, "learning_rate": 2e-2, "max_completion_length": 5, "trainer_class": Spy,
+        "gradient_checkpointing": False, **settings,
     }  # fmt: skip
     trainer = make_trainer(tmp_path, Rewards(*script), **settings)
     session = trl_replay.attach(trainer, replay_unfilled=choice, **ONE, **(replay or {}))

@@ -40,6 +40,7 @@ def mixed(
 ) -> tuple[Any, Any, Watch]:
     """Trains with stored rows beside fresh ones, and checks rows, advantages and losses against those by hand."""
     training = {"max_steps": 6, "trainer_class": Checked, "scale_rewards": scale, **training}
+    training = {"gradient_checkpointing": False, **training}  # which computes the same twice, within the layers
     if aggregation != "sum_then_normalize":
         training["multi_objective_aggregation"] = aggregation
     trainer = make_trainer(tmp_path, rewards or Rewards(*SCRIPT), **training)

@@ -13,6 +13,7 @@ from trl_replay import SeamError
 from trl_replay.buffer.candidates import Candidate, PendingGroups, StepCarry
 from trl_replay.counters import Tally
 from trl_replay.plan import Plan
+from trl_replay.step.mixing import untouched
 from trl_replay.testing import make_groups
 
 DEAD = [0.0, 0.0, 0.0, 0.0]
@@ -86,7 +87,7 @@ def test_the_rate_limiter_hears_of_the_effective_sample_size() -> None:
 
 
 def settled(deciding: Deciding, pending: PendingGroups | None = None, fresh: Any = None, **columns: Any) -> Plan:
-    plan = Plan(fresh=fresh)
+    plan = Plan(fresh=fresh, generated=[] if fresh is None else [fresh])
     deciding.decide.settle_last_batch(plan, layout(**columns), pending, {})
     return plan
 
@@ -233,6 +234,15 @@ def test_samplers_see_aged_scores() -> None:
     assert drawn.serials == [1]
 
 
+def test_groups_of_every_round_are_counted_and_seen_by_the_limits() -> None:
+    deciding = Deciding(replay_retire_passes=4, replay_start_pass_rate=0.5)
+    batch, another = make_groups([LIVE, DEAD]), make_groups([[1.0] * 4])
+    tally = Tally()
+    solved = deciding.decide.solve([batch, another], tally)
+    assert (tally.generated, tally.dead) == (3, 2)
+    assert solved.tolist() == another.prompt.tolist()
+
+
 # selecting
 
 
@@ -245,7 +255,7 @@ def selected(deciding: Deciding, rewards: list[list[float]]) -> tuple[list[int],
 def test_the_selectors_slots_are_cut_to_what_the_limits_allow_and_the_limit_is_named() -> None:
     slots, tally = selected(Deciding(replay_max_fraction=0.5), [DEAD, LIVE, DEAD, DEAD])
     assert slots == [0, 2]
-    assert (tally.groups, tally.dead) == (4, 3)
+    assert tally.groups == 4
     assert tally.reasons == {"replay_max_fraction allows 2 of 4 groups": 1}
 
 
@@ -268,7 +278,7 @@ def sampled(
     deciding: Deciding, slots: list[int], rewards: Any = None, collected_at: int | None = None, keys: Any = NO_KEYS
 ) -> tuple[Any, Tally]:
     plan = Plan(fresh=make_groups(rewards or [DEAD, DEAD, LIVE]))
-    deciding.decide.shape_advantages(plan)
+    plan.outcome = untouched(plan.fresh)
     return deciding.decide.sample(plan, slots, len(slots), keys, collected_at), plan.tally
 
 
@@ -361,7 +371,6 @@ def test_priorities_are_chances_relative_to_the_least_likely_entry() -> None:
 
 def filled(deciding: Deciding, rewards: list[list[float]], known: bool = False, **changed: Any) -> Plan:
     plan = Plan(fresh=replace(make_groups(rewards), **changed))
-    deciding.decide.shape_advantages(plan)
     deciding.decide.fill_batch(plan, layout(len(rewards)), StepCarry(), NO_KEYS, known)
     return plan
 

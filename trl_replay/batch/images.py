@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import BatchError
-from ..fields import PIXELS, FieldTable
+from ..fields import PIXELS, TOKEN_TYPES, FieldTable
 from ..types import Batch, Group, Ints, Placement
 
 COUNTS = ("num_images", "num_tiles")
@@ -266,6 +266,25 @@ def take_images(group: Group, rows: Sequence[int], fields: FieldTable) -> dict[s
         return {}
     chosen = {key: [parts[row] for row in rows] for key, parts in sections.items()}
     return _merge_rows(chosen, fields)
+
+
+def with_blank_images(batch: Batch, held: Mapping[str, torch.Tensor], fields: FieldTable) -> Batch:
+    """A batch without images with the image fields of `held`, a group's tensors: no row has any.
+
+    The fields of a `"row"` layout get one entry of zeros a row.
+    """
+    like = {key: tensor for key, tensor in held.items() if fields.is_image(key)}
+    layout = ImageLayout.of(like, [like], fields)
+    blank: Batch = dict(layout.without_images(batch["prompt_ids"].size(0)))
+    for key in COUNTS:
+        if key in blank:
+            blank[key] = blank[key].tolist()
+    return batch | blank
+
+
+def without_images(batch: Batch, fields: FieldTable) -> Batch:
+    """A batch in which no row has images any more, without their fields, as TRL makes it."""
+    return {key: value for key, value in batch.items() if not (fields.is_image(key) or key in TOKEN_TYPES)}
 
 
 def compose_images(

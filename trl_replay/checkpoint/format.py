@@ -5,6 +5,7 @@ checkpoint-12/trl_replay/rank-00000/
     table.safetensors           the table's columns
     payload-00000.safetensors   groups, up to `SHARD_BYTES` a file; of a buffer that all ranks hold, once
     candidates.safetensors      groups that have not settled yet
+    prompts.safetensors         the prompts generated for, where something is generated again
     plugins/<name>/             what plugins wrote
 """
 
@@ -32,10 +33,11 @@ from ..types import Group, Groups
 
 FORMAT = 1
 FOLDER = "trl_replay"
-STATE, TABLE, CANDIDATES, PLUGINS = (
+STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
     "state.json",
     "table.safetensors",
     "candidates.safetensors",
+    "prompts.safetensors",
     "plugins",
 )
 SHARD_BYTES = 64 << 20
@@ -119,6 +121,7 @@ class RankState:
         pending ([`PendingGroups`], *optional*): Candidates that have not settled.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
         log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
+        prompts (`dict[str, NDArray]`, *optional*): Columns of the prompts generated for.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
     """
 
@@ -131,6 +134,7 @@ class RankState:
     pending: PendingGroups | None = None
     beside: list[str] = field(default_factory=list)
     log: str | None = None
+    prompts: dict[str, NDArray[Any]] | None = None
     files: list[Path] = field(default_factory=list)
 
     def payload(self) -> Iterator[tuple[int, Group]]:
@@ -169,6 +173,8 @@ def write(
         group_files.write(mine / f"payload-{number:05d}.safetensors", groups)
     if saved.pending is not None:
         save_file(_tensors_of(saved.pending), mine / CANDIDATES)
+    if saved.prompts is not None:
+        save_arrays(saved.prompts, mine / PROMPTS)
     plugins(mine / PLUGINS)
     files = sorted(path for path in mine.rglob("*") if path.is_file())
     content = {
@@ -211,6 +217,7 @@ def read(folder: Path, rank: int) -> RankState:
             beside=content["beside"],
             log=content["log"],
             pending=_read_pending(content["noted"], mine),
+            prompts=load_arrays(mine / PROMPTS) if PROMPTS in content["files"] else None,
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
 

@@ -71,6 +71,7 @@ def write(session: Session, folder: Path) -> None:
         pending=session.carry.pending_groups,
         beside=compat.files_beside(trainer),
         log=compat.log_digest(trainer.state.log_history) if trainer.args.should_save else None,
+        prompts=None if session.rounds is None else session.rounds.table.state_dict(),
         **buffer.state_dict(),
     )
     payload = ((serial, buffer.load(serial)) for serial in held)
@@ -173,6 +174,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     _fill(session, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
     session.load_last_batch(mine.session, pending)
+    session.load_rounds([mine.session], [mine.prompts])
 
 
 def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankState) -> None:
@@ -186,6 +188,8 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     session.load_state_dict(_for_these_strategies(session, mine.session), own=existed, shared=division.one_buffer)
     followed = [mine] if division.one_buffer else states[rank::ranks]
     session.totals.load_state_dict(*(state.session["totals"] for state in followed))
+    tables = [state.prompts for state in ([mine] if division.one_buffer else states)]
+    session.load_rounds([state.session for state in states], tables)
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)
     columns = _with_named_rewards(resharded.columns, mine, session)
     session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})

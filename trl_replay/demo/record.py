@@ -25,6 +25,8 @@ class Record:
         dead_after (`list[float]`): Share of dead groups among those trained on.
         means (`dict[str, float]`): Mean of each `replay/*` metric over the steps that have it.
         rollouts (`int`): Completions generated.
+        rollouts_at (`list[int]`): The same at the end of each step.
+        tokens (`int`): Tokens of prompts and completions generated.
         seconds (`float`): Of `trainer.train()`.
         explanation (`str`): `session.explain()`; empty for stock.
     """
@@ -38,6 +40,8 @@ class Record:
     dead_after: list[float] = field(default_factory=list)
     means: dict[str, float] = field(default_factory=dict)
     rollouts: int = 0
+    rollouts_at: list[int] = field(default_factory=list)
+    tokens: int = 0
     seconds: float = 0.0
     explanation: str = ""
 
@@ -59,8 +63,7 @@ class Record:
         hits = np.flatnonzero(means >= threshold - 1e-9)
         if len(hits) == 0:
             return None
-        steps = hits[0] + window
-        return int(steps * self.rollouts / len(self.reward))
+        return self.rollouts_at[int(hits[0]) + window - 1]
 
     def curve(self, window: int = WINDOW) -> list[float]:
         """Mean reward of each `window` steps, one after the other."""

@@ -48,7 +48,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
         record.dead.append(dead)
         record.dead_after.append(logs.get("replay/dead_fraction_after", dead))
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        record.rollouts += rows * args.world_size
+        generated = record.rollouts + rows * args.world_size
+        record.rollouts = int(logs.get("replay/rollouts", generated))  # what is generated again counts, too
+        record.rollouts_at.append(record.rollouts)
+        record.tokens = int(logs["num_tokens"])
         for key, value in logs.items():
             if key.startswith("replay/"):
                 self.metrics.setdefault(key, []).append(value)

@@ -12,8 +12,17 @@ from ..counters import COUNTERS, Tally
 from ..errors import SeamError
 from ..loss.tap import Tap
 from ..plan import Plan, Taken
-from ..types import Batch, Group
-from .row_layout import IDENTITY, MISSING, MODE, RowLayout, reason_to_stop, unpacked
+from ..types import Batch, Floats, Group
+from .row_layout import (
+    IDENTITY,
+    MISSING,
+    MODE,
+    RowLayout,
+    reason_of_failure,
+    reason_of_modes,
+    reason_to_stop,
+    unpacked,
+)
 
 
 class Communicator:
@@ -74,6 +83,28 @@ class Communicator:
         shared = components.scope.share(local)
         return RowLayout(shared, local, size), error
 
+    def share_round(self, batch: Batch) -> tuple[RowLayout, Exception | None]:
+        """Row columns of a further round of a batch, from all processes: with the same number of rows on each.
+
+        Args:
+            batch (`dict`): As TRL returned it.
+
+        Returns:
+            Where the rows lie, and what failed on this process.
+        """
+        components = self._components
+        size = components.num_generations
+        count = batch["prompt_ids"].size(0)
+        first = self.rank * count
+        local = blank(first, count)
+        error: Exception | None = None
+        try:
+            check(batch, components.fields)
+            local |= describe(batch, first, size, components.fields)
+        except Exception as caught:
+            error = caught
+        return RowLayout(components.scope.share(local), local, size), error
+
     def agree(self, rows: RowLayout, plan: Plan) -> dict[str, float]:
         """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions and
         modes.
@@ -97,15 +128,37 @@ class Communicator:
         self.replaced = unpacked(filled, rows.count)
         return dict(zip(COUNTERS, summed.sum(axis=0).tolist(), strict=True))
 
+    def tell(self, vector: Floats, mode: int, error: Exception | None) -> Floats:
+        """Tells the other processes some numbers, and returns those of all of them, `(ranks, numbers)`.
+
+        Args:
+            vector (`(numbers,)`): As many on each.
+            mode (`int`): Which of them is [`Plan.mode`].
+            error (`Exception`, *optional*): What failed here.
+
+        Raises:
+            SeamError: Something failed on one of them, or replay does not do the same on all; this process's own
+                error, if it has one.
+        """
+        agreement = self._components.scope.agree(vector, _words(error))
+        reason = reason_of_failure(agreement) or reason_of_modes(agreement.vectors[:, mode])
+        if reason:
+            raise self._stopping(error, reason)
+        return agreement.vectors
+
     def _stop(self, plan: Plan, reason: str) -> None:
         """Takes back what was admitted, whose payload will not come, and raises."""
         self._components.buffer.withdraw(plan.admitted.serials)
+        raise self._stopping(plan.error, reason)
+
+    def _stopping(self, error: Exception | None, reason: str) -> Exception:
+        """What this process raises: its own error, or that others have one."""
         words = f"Replay stops on all processes. {reason}"
-        if plan.error is None:
-            raise SeamError(words)
+        if error is None:
+            return SeamError(words)
         if self._components.processes > 1:
-            plan.error.add_note(words)
-        raise plan.error
+            error.add_note(words)
+        return error
 
     def move(self, rows: RowLayout, plan: Plan) -> dict[int, Group]:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""

@@ -271,12 +271,9 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
             [`RowLayout.identity`], and then others.
         counters (`int`): How many numbers come first.
     """
-    failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
-    if failures:
-        return "; ".join(failures)
-    modes = agreement.vectors[:, counters].astype(int).tolist()
-    if len(set(modes)) > 1:
-        return _differing(modes)
+    reason = reason_of_failure(agreement) or reason_of_modes(agreement.vectors[:, counters])
+    if reason:
+        return reason
     first = counters + MODE
     identities = agreement.vectors[:, first : first + IDENTITY]
     buffers = np.unique(identities[:, 0])
@@ -288,8 +285,17 @@ def reason_to_stop(agreement: Agreement, counters: int) -> str:
     )
 
 
-def _differing(modes: Sequence[int]) -> str:
-    """What replay does on each process, in words."""
+def reason_of_failure(agreement: Agreement) -> str:
+    """What failed on which process; empty if nothing did."""
+    failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
+    return "; ".join(failures)
+
+
+def reason_of_modes(told_modes: Floats) -> str:
+    """What replay does on each process, in words, from [`Plan.mode`] of each; empty if it does the same on all."""
+    modes = told_modes.astype(int).tolist()
+    if len(set(modes)) == 1:
+        return ""
     told = []
     for mode, words in enumerate(MODES):
         ranks = [str(rank) for rank, found in enumerate(modes) if found == mode]

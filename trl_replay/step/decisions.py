@@ -69,28 +69,28 @@ class Decisions:
         """Settles what the last generation batch left: its candidates, and what the loss showed of replayed groups.
 
         Args:
-            plan ([`Plan`]): With `fresh`, but at the end of training; gets `admitted`.
+            plan ([`Plan`]): With what was `generated`; gets `admitted`.
             rows ([`RowLayout`]): Of the batch at hand; its columns tell of the last one's candidates, too.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
             replayed (`Mapping[int, int]`): Serial of the entry that took each replayed row of the last batch.
         """
         tally = plan.tally
         self.record_replay_stats(replayed, rows.columns, tally)
-        solved = NO_PROMPTS if plan.fresh is None else self.solve(plan.fresh, tally)
+        solved = self.solve(plan.generated, tally)
         tally.refuse(self._buffer.withdraw(rows.overflowed()), NO_ROOM)
         self._buffer.retire(self._tap.update)  # not counted: these limits are the entries' ordinary end
         if pending is not None:
             plan.admitted = self._settle(pending, rows, solved, tally)
 
-    def shape_advantages(self, plan: Plan) -> None:
+    def shape_advantages(self, fresh: Groups) -> Groups:
         """[`Mixing.shape`]: before anything is decided by the advantages of the fresh rows."""
-        self._mixing.shape(plan)
+        return self._mixing.shape(fresh)
 
     def fill_batch(self, plan: Plan, rows: RowLayout, carry: StepCarry, keys: frozenset[str], known: bool) -> None:
         """Chooses what is replayed in the fresh batch, and which of its groups become candidates.
 
         Args:
-            plan ([`Plan`]): With `fresh`, `outcome` and `rule`; gets `sampled`, `copies` and `candidates`.
+            plan ([`Plan`]): With `fresh` and `rule`; gets `outcome`, `sampled`, `copies` and `candidates`.
             rows ([`RowLayout`]): Of the fresh batch.
             carry ([`StepCarry`]): When candidates were last collected.
             keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
@@ -98,6 +98,7 @@ class Decisions:
         """
         fresh = plan.fresh
         assert fresh is not None
+        plan.outcome = untouched(fresh)
         slots, most = self.select(fresh, plan.tally)
         sampled = self.sample(plan, slots, most, keys, carry.collected_at)
         if self._config.replay_dry_run:
@@ -151,10 +152,14 @@ class Decisions:
         elif refresh == "advantage":
             table.writable("score")[row] = sums["remaining_signal"] / sums["seen"]
 
-    def solve(self, fresh: Groups, tally: Tally) -> Ints:
-        """Takes note of how the fresh groups went; returns the prompts that are solved, whose entries leave."""
-        self._rate_limiter.observe(fresh)
-        prompts = fresh.prompt[self._solved(fresh)]
+    def solve(self, generated: Sequence[Groups], tally: Tally) -> Ints:
+        """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
+        prompts = NO_PROMPTS
+        for fresh in generated:
+            self._rate_limiter.observe(fresh)
+            tally.generated += len(fresh)
+            tally.dead += int(fresh.dead.sum())
+            prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
         return prompts
@@ -259,7 +264,6 @@ class Decisions:
         """The slots that replay may fill, most replaceable first, and how many of them the limits allow."""
         groups = len(fresh)
         tally.groups = groups
-        tally.dead = int(fresh.dead.sum())
         slots: list[int] = self._hooks.select(fresh, self._context()).tolist()
         most, limit = self._rate_limiter.slots_allowed(groups, self._tap.update)
         if len(slots) > most:

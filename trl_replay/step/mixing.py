@@ -291,18 +291,14 @@ class Mixing:
         self._context = context
         self._config = config
 
-    def shape(self, plan: Plan) -> None:
-        """Lets a plugin shape the advantages of the fresh rows, before anything is decided by them; `plan.fresh`
-        and `plan.outcome` are then what it made of them."""
-        fresh = plan.fresh
-        assert fresh is not None
-        if not self._config.replay_dry_run:
-            given = self._hooks.advantages(fresh, self._context())
-            if given is not None:
-                fresh = shaped(fresh, given)
-                self._refuse_masks_beside_the_tap(fresh.masked)
-        plan.fresh = fresh
-        plan.outcome = untouched(fresh)
+    def shape(self, fresh: Groups) -> Groups:
+        """What a plugin makes of the advantages of fresh rows, before anything is decided by them."""
+        given = None if self._config.replay_dry_run else self._hooks.advantages(fresh, self._context())
+        if given is None:
+            return fresh
+        fresh = shaped(fresh, given)
+        self._refuse_masks_beside_the_tap(fresh.masked)
+        return fresh
 
     def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
         if masked.any() and self._tap.forward:

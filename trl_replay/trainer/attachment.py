@@ -27,6 +27,8 @@ from .seam import (
     take_off,
 )
 
+WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
+"""Hooks of plugins that need no buffer."""
 _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
@@ -70,7 +72,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     present = _sessions.get(trainer)
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
-    if not config.use_replay or (config.replay_buffer_size == 0 and not _shapes_advantages(config)):
+    if not config.use_replay or not _has_something_to_do(config):
         session = Session(trainer, config, idle_components(), enabled=False)
         session.exporter = _exporter(weakref.ref(session))
         _sessions[trainer] = session
@@ -205,9 +207,13 @@ def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
     return read
 
 
-def _shapes_advantages(config: ReplayConfig) -> bool:
-    """Whether a plugin that takes part shapes advantages, which needs no buffer."""
-    return any(hasattr(plugin.object, "trl_replay_advantages") for plugin in plugins_of(config, registry()))
+def _has_something_to_do(config: ReplayConfig) -> bool:
+    """Whether there is a buffer, or what needs none: generating again, something to do about dead groups, or a plugin
+    that shapes advantages or chooses prompts."""
+    if config.replay_buffer_size or config.replay_refill_rounds or config.replay_unfilled != "keep":
+        return True
+    plugins = [plugin.object for plugin in plugins_of(config, registry())]
+    return any(hasattr(plugin, hook) for plugin in plugins for hook in WITHOUT_BUFFER)
 
 
 def _warn_of_forward(trainer: Any, config: ReplayConfig, components: Components) -> None:

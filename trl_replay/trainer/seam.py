@@ -12,7 +12,6 @@ from ..checkpoint import seam as checkpoint_seam
 from ..errors import AttachError
 from ..loss.micro_batch import ROWS
 from ..session import Session
-from ..types import Batch
 from . import completions_table
 from .callback import ReplayCallback
 
@@ -132,25 +131,30 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         return _score_last(session, trainer, stock, inputs)
     session.replaced = []
     session.rewards = []
+    paused = session.paused
+    trains = trainer.model.training
     try:
-        batch = stock(inputs)
+        batch = stock(session.begin(inputs) if trains and not paused else inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
-        if not trainer.model.training or session.detached:
+        if not trains or session.detached:
             return batch
-        if session.paused:
+        if paused or session.paused:
             session.abstain(len(inputs))
             return batch
-        batch = _with_logps(session, trainer, batch)
-        session.recorded = _recorded(session, trainer, batch)
-        composed = session.step(batch)
+        composed = session.step(batch, lambda rows: _score_again(session, stock, rows))
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
             session.replaced = [False] * len(session.replaced)
             return batch
         return composed
     finally:
         session.rewards = None
-        session.recorded = None
         completions_table.mark(trainer, session.replaced)
+
+
+def _score_again(session: Session, stock: Callable[..., Any], inputs: Any) -> Any:
+    """A further round of the batch at hand, with rewards of its own."""
+    session.rewards = []
+    return stock(inputs)
 
 
 def _score_last(
@@ -167,29 +171,6 @@ def _score_last(
         finally:
             take_off(trainer, session)
     return batch
-
-
-def _with_logps(session: Session, trainer: Any, batch: Batch) -> Batch:
-    """The batch with old log-probs where the loss goes around the tap. An error is raised where all can hear it."""
-    if not session.tap.forward:
-        return batch
-    try:
-        return compat.with_old_logps(trainer, batch)
-    except Exception as error:
-        session.communicator.keep(error)
-        return batch
-
-
-def _recorded(session: Session, trainer: Any, batch: Batch) -> Any:
-    """Log-probs of fresh rows that are to be stored without being seen by the loss; None where it sees them, or the
-    batch holds them. An error is raised where all can hear it."""
-    if not session.components.records:
-        return None
-    try:
-        return compat.forward_logps(trainer, batch)
-    except Exception as error:
-        session.communicator.keep(error)
-        return None
 
 
 def _rewards(

@@ -277,13 +277,15 @@ def run(folder: Path, number: int, name: str, case: Callable[[], dict[str, Any]]
 
 
 def main(folder: Path, wanted: list[str]) -> None:
-    """Every case in a process of its own, which ends without tearing its process group down.
+    """The cases of these names, or "all but" these, or all, each in a process of its own.
+
+    It ends without tearing its process group down.
 
     Destroying a gloo group whose peer left can wait forever for a thread that waits for the interpreter's lock.
     """
     torch.set_num_threads(1)
     for number, (name, case) in enumerate(cases(folder / f"trainer{RANK}")):
-        if wanted and name not in wanted:
+        if wanted and (name in wanted) == (wanted[0] == "all but"):
             continue
         child = os.fork()
         if child == 0:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
+gc.disable()  # importing leaves little garbage, and looking for it takes more than a second
 os.environ.update(
     HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
 )
@@ -29,6 +31,7 @@ class Marker(TrainerCallback):
 
 
 def main(folder: Path) -> None:
+    gc.enable()
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     trainer = build(folder / f"trainer{rank}", 6, 4, mixed, rank=rank, max_steps=100_000, ddp_timeout=20)

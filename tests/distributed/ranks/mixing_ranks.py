@@ -50,7 +50,7 @@ def trained(folder: Path, name: str, scope: str, rows: int, size: int, rank: int
     """One training of 6 updates; what it stores is bounded alike on any number of processes."""
     capacity = CAPACITY // world if scope == "sharded" else CAPACITY
     replay = {**settings_of(name), "replay_scope": scope, "replay_buffer_size": capacity}
-    trainer = build(folder, rows, size, mixed, rank=rank, max_steps=6, learning_rate=0.1)
+    trainer = build(folder, rows, size, mixed, rank=rank, max_steps=6, learning_rate=0.1, gradient_checkpointing=False)
     return run(trainer, compared=True, **replay)
 
 

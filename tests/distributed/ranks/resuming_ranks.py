@@ -1,4 +1,4 @@
-"""One rank of a torchrun launch of tests/distributed/test_checkpoint_ranks.py: every case in turn, results as JSON."""
+"""One rank of a launch of tests/distributed/test_checkpoint_ranks.py: every case in turn, results as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 from ending import end
-from resuming import LAYOUTS, PAIRS, SCOPES, build, differences, everything, group_hash, restored, train
+from resuming import LAYOUTS, PAIRS_OF_RANKS, SCOPES, build, differences, everything, group_hash, restored, train
 from support import weights_hash
 
 import trl_replay
@@ -142,7 +142,7 @@ def hashes(session: Any) -> list[str]:
 def main(folder: Path) -> None:
     gc.freeze()  # each training collects garbage, and need not walk what the imports left
     results: dict[str, Any] = {}
-    pairs = PAIRS if WORLD == 2 else PAIRS[:1]
+    pairs = PAIRS_OF_RANKS if WORLD == 2 else PAIRS_OF_RANKS[:1]
     results["stock"] = stocks(folder / "stock")
     for evictor, sampler, scope, layout in pairs:
         settings = {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope, **LAYOUTS[layout]}

@@ -1,4 +1,4 @@
-"""One rank of a torchrun launch: every case of tests/distributed/test_scopes.py in turn; results as JSON files."""
+"""One rank of a launch: every case of tests/distributed/test_scopes.py in turn; results as JSON files."""
 
 from __future__ import annotations
 

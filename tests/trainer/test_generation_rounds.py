@@ -1,0 +1,419 @@
+"""Generating again for dead groups, through the trainer: what is trained on, what is logged, what is left alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from advantages_by_hand import normalised_sums
+from generating import DEAD, PROMPTS, SIZE, Coins, by_hand, is_dead, rounds_of, train
+from replaying import build
+from support import LIVE, LOSSES, Rewards, Spy, masked_rollout, record, replayed, weights_hash
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "two iterations": {"num_iterations": 2},
+    "accumulation": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
+    "generation over two updates": {
+        "per_device_train_batch_size": 6,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": 2,
+    },
+    "two generations an update": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+    "a reference model": {"beta": 0.1},
+    "truncated completions masked": {"mask_truncated_completions": True},
+    "sequence level": {"importance_sampling_level": "sequence"},
+    "padded to multiples": {"pad_to_multiple_of": 8},
+}
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+def test_refilled_groups_are_trained_on_as_fresh_ones_are(tmp_path: Any, loss_type: str) -> None:
+    train(tmp_path, Coins(0.5), loss_type=loss_type, replay_buffer_size=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_refilled_groups_are_trained_on_in_every_layout(tmp_path: Any, layout: str) -> None:
+    train(tmp_path, Coins(0.5), **LAYOUTS[layout], max_steps=6, replay_buffer_size=0)
+
+
+def test_with_completions_from_a_rollout_function(tmp_path: Any) -> None:
+    train(tmp_path, Coins(0.5), replay_buffer_size=0, arguments={"rollout_func": masked_rollout})
+
+
+@pytest.mark.parametrize(
+    "setting", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
+)
+def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(tmp_path: Any, setting: Any) -> None:
+    coins = Coins(0.5)
+    trainer = make_trainer(tmp_path, coins, PROMPTS, trainer_class=Spy, max_steps=6, **setting)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    steps = record(session)
+    trainer.train()
+    refilled = 0
+    for numbers, (_, trained) in zip(rounds_of(coins.calls, 2), steps, strict=True):
+        calls = [coins.calls[number] for number in numbers]
+        held = by_hand(calls)
+        refilled += sum(number > 0 for number, _ in held)
+        rewards = np.array([calls[number][place] for number, place in held])
+        if "scale_rewards" in setting:
+            centred = rewards - rewards.mean(axis=1, keepdims=True)
+            expected = centred / (rewards.std(ddof=1) + 1e-4)
+        else:
+            sums = np.array([normalised_sums([[reward] for reward in group], [1.0]) for group in rewards.tolist()])
+            expected = (sums - sums.mean()) / (sums.std(ddof=1) + 1e-4)
+        np.testing.assert_allclose(trained["advantages"].numpy(), expected.ravel(), rtol=2e-5, atol=1e-6)
+    assert refilled > 3
+    logged = list(trainer._logs["advantages"])
+    assert logged == pytest.approx(steps[-1][1]["advantages"].tolist(), abs=1e-6)
+
+
+class Shaping(Spy):
+    """A trainer that doubles TRL's advantages by itself."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        return {**batch, "advantages": batch["advantages"] * 2}
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_where_they_are_needed(
+    tmp_path: Any, scale: str
+) -> None:
+    trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS, trainer_class=Shaping, scale_rewards=scale)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2)
+    if scale == "group":
+        trainer.train()
+        assert session.totals.counters["refilled"] > 0
+        return
+    with pytest.raises(trl_replay.SeamError, match=r"scale_rewards='batch'.*it shapes them by itself.*rounds=0"):
+        trainer.train()
+
+
+# what is left alone
+
+
+@pytest.mark.parametrize(
+    "layout", ["two iterations", "accumulation", "generation over two updates", "a reference model"]
+)
+def test_where_nothing_is_dead_training_is_bit_identical_to_stock(tmp_path: Any, layout: str) -> None:
+    stock = make_trainer(tmp_path / "stock", Coins(1.0), PROMPTS, **LAYOUTS[layout])
+    stock.train()
+    trainer = make_trainer(tmp_path / "refill", Coins(1.0), PROMPTS, **LAYOUTS[layout])
+    session = trl_replay.attach(trainer, replay_refill_rounds=3, replay_start=0)
+    trainer.train()
+    assert session.rounds is not None
+    assert len(session.rounds.table) > 0
+    assert weights_hash(trainer) == weights_hash(stock)
+    for found, expected in zip(trainer.state.log_history, stock.state.log_history, strict=True):
+        shared = {key for key in expected if "time" not in key and "per_second" not in key}
+        assert {key: found[key] for key in shared} == {key: expected[key] for key in shared}
+
+
+@pytest.mark.parametrize("how", ["dry run", "paused", "off"])
+def test_nothing_is_generated_again_in_a_dry_run_or_pause(tmp_path: Any, how: str) -> None:
+    coins = Coins(0.0)
+    trainer = make_trainer(tmp_path, coins, PROMPTS)
+    settings = {"dry run": {"replay_dry_run": True}, "off": {"use_replay": False}}.get(how, {})
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, **settings)
+    if how == "paused":
+        session.pause()
+    trainer.train()
+    assert [len(call) for call in coins.calls] == [3] * 4
+
+
+def test_evaluation_generates_what_it_does_without(tmp_path: Any) -> None:
+    coins = Coins(0.0)
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+    trainer = make_trainer(tmp_path, coins, PROMPTS, eval_prompts=["7=", "8="], **settings)
+    trl_replay.attach(trainer, replay_refill_rounds=1, replay_buffer_size=0)
+    trainer.train()
+    evaluated = [prompts for prompts in coins.prompts if "7=" in prompts or "8=" in prompts]
+    assert [prompt for prompts in evaluated for prompt in prompts] == ["8=", "7=", "8=", "7="] or sorted(
+        prompt for prompts in evaluated for prompt in prompts
+    ) == ["7=", "7=", "8=", "8="]
+    assert len(coins.calls) - len(evaluated) == 2 * 4
+    assert "eval_reward" in {key for log in trainer.state.log_history for key in log}
+
+
+# how many rounds
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.2, 0.5])
+def test_the_share_of_live_groups_is_what_ten_rounds_make_of_a_groups_chance(tmp_path: Any, chance: float) -> None:
+    coins = Coins(chance, seed=3)
+    trainer = make_trainer(tmp_path, coins, PROMPTS, max_steps=40, max_completion_length=2, logging_steps=40)
+    session = trl_replay.attach(trainer, replay_refill_rounds=10, replay_buffer_size=0)
+    trainer.train()
+    count = session.totals.of_all_ranks
+    groups = count["groups"]
+    live = 1 - count["dead_after"] / groups
+    expected = 1 - (1 - chance) ** 11
+    error = math.sqrt(expected * (1 - expected) / groups)
+    assert abs(live - expected) <= 3 * error + 1e-3
+    assert live >= 0.99 or chance < 0.5
+    assert count["generated"] * SIZE == sum(len(call) for call in coins.calls) * SIZE
+    assert session.metrics["replay/rollouts"] == count["generated"] * SIZE
+
+
+def test_where_no_group_is_ever_live_training_goes_on(tmp_path: Any) -> None:
+    coins = Coins(0.0)
+    trainer = make_trainer(tmp_path, coins, PROMPTS)
+    session = trl_replay.attach(trainer, replay_refill_rounds=3, replay_buffer_size=0)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert [len(call) for call in coins.calls] == [3] * 16
+    assert session.metrics["replay/rounds"] == 3
+    assert session.metrics["replay/refilled_fraction"] == 0
+    assert session.metrics["replay/dead_fraction"] == session.metrics["replay/dead_fraction_after"] == 1
+
+
+def test_no_further_round_begins_when_the_share_of_live_groups_is_reached(tmp_path: Any) -> None:
+    rewards = Rewards([LIVE, DEAD[0], DEAD[0]], [LIVE, DEAD[0]], [LIVE, LIVE, DEAD[0]])
+    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=2)
+    session = trl_replay.attach(
+        trainer, replay_refill_rounds=5, replay_refill_until=0.6, replay_unfilled="keep", replay_buffer_size=0
+    )
+    trainer.train()
+    assert rewards.calls == 3
+    assert session.totals.counters["refilled"] == 1
+    assert session.totals.counters["dead_after"] == 2
+
+
+def test_what_no_round_fills_the_buffer_fills_and_then_replay_unfilled_decides(tmp_path: Any) -> None:
+    """Two groups are dead after the round: the buffer holds one group for them, and the other is left out."""
+    dead = DEAD[0]
+    rewards = Rewards([LIVE, dead, dead], [dead, dead], [dead, LIVE, dead], [dead, dead])
+    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=2)
+    session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_start=0, replay_unfilled="exclude")
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 1]
+    total = session.totals.counters
+    assert (total["generated"], total["groups"], total["dead"], total["refilled"]) == (10, 6, 8, 0)
+    assert (total["excluded"], total["replaced"], total["stored"]) == (2 + 1, 1, 2)
+
+
+def test_refilled_groups_are_stored_and_replayed_later(tmp_path: Any) -> None:
+    dead = DEAD[0]
+    rewards = Rewards([dead, dead, dead], [dead, LIVE, dead], [dead, dead, dead], [dead] * 3)
+    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=2, trainer_class=Spy)
+    session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_start=0)
+    steps = record(session)
+    trainer.train()
+    assert replayed(steps) == [0, 1]
+    entry = session.buffer[session.buffer.table.serial[0]]
+    refilled = trainer.scored[1]["completion_ids"][SIZE : 2 * SIZE]
+    texts = trainer.processing_class.batch_decode(refilled, skip_special_tokens=True)
+    assert entry.completions == texts
+    assert entry.prompts[0] == rewards_prompt(trainer, 1)
+
+
+def rewards_prompt(trainer: Any, group: int) -> str:
+    """The prompt of a group of the second scoring."""
+    ids = trainer.scored[1]["prompt_ids"][group * SIZE]
+    text: str = trainer.processing_class.decode(ids, skip_special_tokens=True)
+    return text
+
+
+# which prompts
+
+
+def test_new_prompts_are_not_those_of_the_batch_and_come_once_before_any_comes_again(tmp_path: Any) -> None:
+    coins = Coins(0.2, seed=1)
+    trainer = make_trainer(tmp_path, coins, PROMPTS[:12], max_steps=6)
+    trainer.train_dataset = trainer.train_dataset.select(range(12))
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    trainer.train()
+    new = []
+    for numbers in rounds_of(coins.calls, 2):
+        present = set(coins.prompts[numbers[0]])
+        for number in numbers[1:]:
+            assert not present & set(coins.prompts[number])
+            assert len(set(coins.prompts[number])) == len(coins.prompts[number])
+            present |= set(coins.prompts[number])
+            new += coins.prompts[number]
+    assert len(new) > 14
+    assert max(Counter(new[:9]).values()) == 1
+    assert session.rounds is not None
+    assert len(session.rounds.table) == 12
+
+
+def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
+    coins = Coins(0.3, seed=1)
+    trainer = make_trainer(tmp_path, coins, PROMPTS, max_steps=6)
+    trl_replay.attach(trainer, replay_refill_rounds=3, replay_refill_prompts="same", replay_buffer_size=0)
+    trainer.train()
+    rounds = 0
+    for numbers in rounds_of(coins.calls, 3):
+        calls = [coins.calls[number] for number in numbers]
+        for number in range(1, len(numbers)):
+            held = by_hand(calls[:number])
+            dead = [slot for slot, (of, place) in enumerate(held) if is_dead(calls[of][place])]
+            assert coins.prompts[numbers[number]] == [coins.prompts[numbers[0]][slot] for slot in dead]
+            rounds += 1
+    assert rounds > 6
+
+
+def test_a_dataset_smaller_than_a_batch_is_gone_through_again(tmp_path: Any) -> None:
+    coins = Coins(0.0)
+    trainer = make_trainer(tmp_path, coins, PROMPTS[:2], max_steps=2, num_generations=4)
+    trl_replay.attach(trainer, replay_refill_rounds=1, replay_buffer_size=0)
+    trainer.train()
+    assert [len(call) for call in coins.calls] == [3] * 4
+    assert set(coins.prompts[1]) == set(PROMPTS[:2])
+
+
+def test_a_stream_gives_no_new_prompts_but_the_same_ones(tmp_path: Any) -> None:
+    from datasets import Dataset
+
+    coins = Coins(0.4)
+    stream = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]).to_iterable_dataset()
+    trainer = build(tmp_path, coins, arguments={"train_dataset": stream}, trainer_class=Spy, max_steps=4)
+    with pytest.raises(trl_replay.RefusedError, match=r"replay_refill_prompts='new' .* stream .* use .*'same'"):
+        trl_replay.attach(trainer, replay_refill_rounds=2)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_refill_prompts="same")
+    trainer.train()
+    assert session.totals.counters["refilled"] > 0
+
+
+def test_columns_of_the_dataset_reach_the_reward_functions_with_their_prompts(tmp_path: Any) -> None:
+    from datasets import Dataset
+
+    seen: list[tuple[str, str]] = []
+
+    def reward(completions: list[str], prompts: list[str], answer: list[str], **_: Any) -> list[float]:
+        seen.extend(zip(prompts, answer, strict=True))
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=2)
+    rows = [{"prompt": prompt, "answer": f"of {prompt}"} for prompt in PROMPTS]
+    trainer.train_dataset = Dataset.from_list(rows)
+    trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    trainer.train()
+    assert len(seen) == 2 * 3 * 12
+    assert all(answer == f"of {prompt}" for prompt, answer in seen)
+
+
+# what the trainer logs
+
+
+def test_metrics_are_over_all_completions_and_the_table_holds_what_is_trained_on(tmp_path: Any) -> None:
+    coins = Coins(0.4, seed=2)
+    trainer = make_trainer(tmp_path, coins, PROMPTS, trainer_class=Spy, max_steps=5)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    steps = record(session)
+    merged: list[Any] = []
+    generate = session._generate_again
+    session._generate_again = lambda *a: merged.append(generate(*a)) or merged[-1]  # type: ignore[method-assign]
+    trainer.train()
+    batches = rounds_of(coins.calls, 2)
+    assert max(map(len, batches)) == 3
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    tokens = 0
+    for numbers, log, generated in zip(batches, logs, merged, strict=True):
+        rewards = np.array([group for number in numbers for group in coins.calls[number]])
+        scored = [trainer.scored[number] for number in numbers]
+        lengths = np.concatenate([batch["completion_mask"].sum(dim=1).numpy() for batch in scored])
+        prompts = sum(int(batch["prompt_mask"].sum()) for batch in scored)
+        tokens += prompts + int(lengths.sum())
+        assert log["reward"] == pytest.approx(rewards.mean(), abs=1e-6)
+        assert log["rewards/coins/mean"] == pytest.approx(rewards.mean(), abs=1e-6)
+        assert log["reward_std"] == pytest.approx(rewards.std(ddof=1), abs=1e-6)
+        assert log["completions/mean_length"] == pytest.approx(lengths.mean())
+        assert log["completions/max_length"] == lengths.max()
+        assert log["completions/min_length"] == lengths.min()
+        assert log["num_tokens"] == tokens
+        assert log["frac_reward_zero_std"] == pytest.approx(np.mean([is_dead(group) for group in rewards.tolist()]))
+        assert log["replay/dead_fraction"] == pytest.approx(log["frac_reward_zero_std"])
+        assert log["replay/rounds"] == len(numbers) - 1
+        held = by_hand([coins.calls[number] for number in numbers])
+        assert log["replay/refilled_fraction"] == pytest.approx(np.mean([number > 0 for number, _ in held]))
+        assert generated.batch["num_items_in_batch"] == generated.rows.columns["items"].sum()
+    decoded = trainer.processing_class.batch_decode(merged[-1].batch["completion_ids"], skip_special_tokens=True)
+    assert list(trainer._logs["completion"]) == decoded
+    last = [coins.calls[number] for number in batches[-1]]
+    held = by_hand(last)
+    of_table = [last[number][place] for number, place in held]
+    assert list(trainer._logs["rewards"]["coins"]) == [reward for group in of_table for reward in group]
+    prompts_held = [coins.prompts[batches[-1][number]][place] for number, place in held]
+    assert list(trainer._logs["prompt"]) == [prompt for prompt in prompts_held for _ in range(SIZE)]
+    assert list(trainer._logs["advantages"]) == pytest.approx(steps[-1][1]["advantages"].tolist())
+
+
+def test_columns_and_metrics_of_reward_functions_are_logged_once(tmp_path: Any) -> None:
+    coins = Coins(0.4, seed=2)
+
+    def reward(completions: Any, prompts: Any, log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+        log_extra("said", list(completions))
+        log_metric("rows", float(len(completions)))
+        return coins(completions, prompts)
+
+    trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
+    trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    trainer.train()
+    assert list(trainer._logs["extra"]["said"]) == list(trainer._logs["completion"])
+    logs = [log["rows"] for log in trainer.state.log_history if "rows" in log]
+    for numbers, mean in zip(rounds_of(coins.calls, 2), logs, strict=True):
+        rows = np.array([len(coins.calls[number]) * SIZE for number in numbers], float)
+        assert mean == pytest.approx((rows * rows).sum() / rows.sum())
+
+
+@pytest.mark.parametrize("round_number", [0, 1, 2])
+def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_can_train(
+    tmp_path: Any, round_number: int
+) -> None:
+    coins = Coins(0.0)
+    calls = 0
+
+    def reward(completions: Any, prompts: Any, **_: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == 4 + round_number:
+            raise ZeroDivisionError("no luck")
+        return coins(completions, prompts)
+
+    trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    columns = trainer._logs
+    lengths = {len(columns[name]) for name in ("prompt", "completion", "advantages")}
+    assert lengths == {12}
+    assert len(columns["extra"]["replay/replaced"]) == 12
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert session.totals.batches == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"replay_refill_rounds": -1}, r"replay_refill_rounds=-1 .*whole number"),
+        ({"replay_refill_prompts": "other"}, r"replay_refill_prompts='other' .*'new' or 'same'"),
+        ({"replay_refill_until": 0}, r"replay_refill_until=0 .*above 0, at most 1"),
+    ],
+)
+def test_settings_that_can_not_be_used_are_refused(settings: Any, words: str) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match=words):
+        trl_replay.ReplayConfig(**settings)
+
+
+def test_explain_says_what_was_generated(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS, max_steps=3)
+    alone = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    trainer.train()
+    count = alone.totals.counters
+    assert f"{count['generated']:.0f} groups generated for 9" in alone.explain()
+    assert f"{count['refilled']:.0f} slots refilled" in alone.explain()
+    trl_replay.detach(trainer)
+    torch.manual_seed(0)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2)
+    trainer.train()
+    assert "of them in further rounds, which refilled" in session.explain()

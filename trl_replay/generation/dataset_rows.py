@@ -1,0 +1,198 @@
+"""Rows of the trainer's dataset: what tells their prompts apart, and where further ones come from."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import SeamError
+from ..types import Ints, Row
+
+PROMPT_COLUMNS = ("prompt", "image", "images")
+"""What makes a row's prompt, in TRL's terms."""
+TRIES = 8
+LEAST_TRIES = 64
+"""Rows that are looked at for each that is wanted, and at least: a dataset may repeat a few prompts many times."""
+MEMORY = 1024
+"""Raw rows that are kept for `prompt_rows`; others are looked up in the dataset."""
+
+
+def prompt_key(row: Mapping[str, Any]) -> int:
+    """A 63-bit hash of a row's raw prompt and images; of all its columns where it has neither (environments own the
+    prompt then)."""
+    told = {name: row[name] for name in PROMPT_COLUMNS if row.get(name) is not None}
+    text = json.dumps(told or dict(row), sort_keys=True, default=_told)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _told(value: Any) -> Any:
+    """What JSON can hold of an image, an array or whatever else a dataset has."""
+    if hasattr(value, "tobytes"):
+        digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+        shape = getattr(value, "shape", None) or getattr(value, "size", None)
+        return [type(value).__name__, str(shape), digest]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return repr(value)
+
+
+def repeated(rows: Sequence[Row], size: int) -> list[Row]:
+    """Each row `size` times, every time a copy: the trainer writes into its inputs."""
+    return [copy.deepcopy(row) for row in rows for _ in range(size)]
+
+
+class Dataset:
+    """The dataset that the trainer trains on, by row number.
+
+    Args:
+        data (`Callable`): Gives the dataset and what makes a batch of its rows: both may change with every `train()`.
+    """
+
+    def __init__(self, data: Callable[[], tuple[Any, Callable[[list[Any]], Any]]]) -> None:
+        self._data = data
+        self._numbers: dict[int, int] = {}
+        self._indexed: Any = None
+
+    def __len__(self) -> int:
+        dataset, _ = self._data()
+        return len(dataset)
+
+    def row(self, number: int) -> Row:
+        """One row, as the trainer's collator gives it.
+
+        Raises:
+            SeamError: It gives something else than one row for one.
+        """
+        dataset, collate = self._data()
+        collated = collate([dataset[number]])
+        if not isinstance(collated, list) or len(collated) != 1 or not isinstance(collated[0], dict):
+            raise SeamError(
+                f"The trainer's data_collator makes a {type(collated).__name__} of a row of its dataset, not a list "
+                "with that row: new prompts can't be generated for. Use replay_refill_prompts='same'."
+            )
+        row: Row = collated[0]
+        return row
+
+    def number_of(self, key: int) -> int | None:
+        """The number of the first row with this key. The first question reads the whole dataset."""
+        dataset, _ = self._data()
+        if self._indexed is not dataset:
+            self._indexed = dataset
+            self._numbers = {}
+            for number in reversed(range(len(self))):
+                self._numbers[prompt_key(self.row(number))] = number
+        return self._numbers.get(key)
+
+
+class PromptSource:
+    """New prompts of the dataset: all of them once, in a random order, before any comes again. Ranks with batches of
+    their own share one order, of which each takes its part.
+
+    Args:
+        dataset ([`Dataset`]): Where they come from.
+        seed (`int`): The same on all ranks.
+        part (`int`): Which part is this rank's.
+        parts (`int`): How many there are.
+
+    Attributes:
+        position (`int`): How many of this rank's part have been passed in this order.
+        order (`int`): How many orders were begun before.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int, part: int = 0, parts: int = 1) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._part = part
+        self._parts = parts
+        self.position = 0
+        self.order = 0
+        self._size = -1
+        self._numbers: Ints = np.empty(0, np.int64)
+
+    def take(self, count: int, present: Collection[int] = ()) -> list[Row]:
+        """`count` rows whose keys are not in `present` and differ from each other, as far as there are such rows."""
+        rows: list[Row] = []
+        others: list[Row] = []
+        taken = set(present)
+        left = min(self._begin(), count * TRIES + LEAST_TRIES)
+        while len(rows) < count and left:
+            row = self._next()
+            key = prompt_key(row)
+            (others if key in taken else rows).append(row)
+            taken.add(key)
+            left -= 1
+        again = others or rows  # a dataset with fewer prompts than are asked for
+        while len(rows) < count:
+            rows.append(again[len(rows) % len(again)])
+        return rows
+
+    def _next(self) -> Row:
+        """The next row of this rank's part, or the first one of the next order."""
+        if self.position == len(self._numbers):
+            self.position = 0
+            self.order += 1
+            self._begin()
+        number = int(self._numbers[self.position])
+        self.position += 1
+        return self._dataset.row(number)
+
+    def _begin(self) -> int:
+        """Sees to it that this order's part is at hand; returns its length."""
+        size = len(self._dataset)
+        if self._size not in (-1, size):  # another dataset
+            self.position = 0
+        self._size = size
+        shuffled = np.random.default_rng([self._seed, self.order]).permutation(size)
+        mine = shuffled[self._part :: self._parts]
+        self._numbers = mine if len(mine) else shuffled
+        self.position = min(self.position, len(self._numbers))
+        return len(self._numbers)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it stands."""
+        return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on there; with another number of ranks or rows, at the beginning of the next order."""
+        here = state["parts"] == self._parts and state["size"] in (-1, len(self._dataset))
+        self.position = state["position"] if here else 0
+        self.order = state["order"] if here else state["order"] + 1
+        self._size = -1
+
+
+class RowMemory:
+    """The raw rows seen last, by key, and behind them the dataset.
+
+    Args:
+        dataset ([`Dataset`], *optional*): Where rows are looked up that are not kept; None if it has no numbers.
+    """
+
+    def __init__(self, dataset: Dataset | None) -> None:
+        self._dataset = dataset
+        self._rows: OrderedDict[int, Row] = OrderedDict()
+
+    def keep(self, key: int, row: Row) -> None:
+        """Keeps a row, which nobody else may change."""
+        self._rows[key] = row
+        self._rows.move_to_end(key)
+        if len(self._rows) > MEMORY:
+            self._rows.popitem(last=False)
+
+    def find(self, keys: Sequence[int]) -> list[Row]:
+        """Copies of the rows with these keys, in their order; those that can't be found are left out."""
+        found = []
+        for key in keys:
+            row = self._rows.get(int(key))
+            if row is None and self._dataset is not None:
+                number = self._dataset.number_of(int(key))
+                row = None if number is None else self._dataset.row(number)
+            if row is not None:
+                found.append(copy.deepcopy(row))
+        return found

@@ -1,0 +1,182 @@
+"""Groups that were generated again take the places of dead ones, in all that is known of a generation batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..batch.compose import compose, cut
+from ..batch.images import images_per_row, with_blank_images, without_images
+from ..distributed.row_layout import RowLayout
+from ..errors import BatchError
+from ..fields import PIXELS, FieldTable
+from ..types import Batch, Groups, Ints, Placement
+
+NO_ENTRY = -1
+"""Serial number of what comes from no buffer."""
+KEPT = -1
+"""The slot keeps the group that it has."""
+OF_A_ROW = ("advantages", "lengths", "trainable", "items", "images", "prompt")
+"""Shared columns that tell of the fresh batch; the others tell of the one before."""
+
+
+@dataclass(slots=True)
+class Generated:
+    """What is known of a generation batch, or of one further round of it.
+
+    Attributes:
+        batch (`dict`): This process's rows, as TRL returned them.
+        rows ([`RowLayout`]): Where they lie, with the columns that the scope shares.
+        fresh ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
+        scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
+    """
+
+    batch: Batch
+    rows: RowLayout
+    fresh: Groups
+    scored: torch.Tensor
+
+    @property
+    def groups(self) -> Ints:
+        """Numbers of the groups that the scope shares, among those of all processes."""
+        return np.asarray(self.rows.columns["row"][:: self.rows.size] // self.rows.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Which group of a round takes which slot, on all processes.
+
+    Attributes:
+        sources (`(groups of all processes,)` int64): The round's group, counted over all processes; `KEPT` for none.
+    """
+
+    sources: Ints
+
+    def of(self, current: Generated, other: Generated) -> tuple[Ints, Ints]:
+        """The shared slots that are taken, and the shared groups of the round that take them, as places in either's
+        `fresh`."""
+        sources = self.sources[current.groups]
+        slots = np.flatnonzero(sources != KEPT)
+        return slots, np.searchsorted(other.groups, sources[slots])
+
+
+def merged(
+    current: Generated,
+    other: Generated,
+    exchange: Exchange,
+    fields: FieldTable,
+    multiple_of: int | None,
+) -> Generated:
+    """The batch with groups of a further round in the places of some of its own.
+
+    `num_items_in_batch` is passed through: what all processes exchanged is known later.
+
+    Args:
+        current ([`Generated`]): The batch.
+        other ([`Generated`]): The round.
+        exchange ([`Exchange`]): What takes what.
+        fields ([`FieldTable`]): How to cut and pad each key.
+        multiple_of (`int`, *optional*): The trainer's `pad_to_multiple_of`.
+    """
+    slots, sources = exchange.of(current, other)
+    fresh = current.fresh
+    if len(slots):
+        index = np.arange(len(fresh))
+        index[slots] = len(fresh) + sources
+        fresh = Groups.concatenate([fresh, other.fresh]).take(index)
+    batch = _merged_batch(current, other, slots.tolist(), sources.tolist(), fields.exact(), multiple_of)
+    rows = _merged_rows(current.rows, other.rows, slots, sources)
+    return Generated(batch, rows, fresh, _merged_scores(current, other, exchange.sources))
+
+
+def _merged_scores(current: Generated, other: Generated, sources: Ints) -> torch.Tensor:
+    """`(rows of all processes, functions)`: the rewards of the merged batch."""
+    size = current.rows.size
+    scored = current.scored.clone().view(len(sources), size, -1)
+    taken = np.flatnonzero(sources != KEPT)
+    of_round = other.scored.view(-1, size, scored.size(2))
+    scored[torch.from_numpy(taken)] = of_round[torch.from_numpy(sources[taken])]
+    return scored.view(current.scored.shape)
+
+
+def _merged_rows(current: RowLayout, other: RowLayout, slots: Ints, sources: Ints) -> RowLayout:
+    """The shared columns of the merged batch."""
+    columns = dict(current.columns)
+    for name in OF_A_ROW:
+        column = columns[name].copy().reshape(-1, current.size)
+        column[slots] = other.columns[name].reshape(-1, other.size)[sources]
+        columns[name] = column.reshape(-1)
+    columns["images"] = _images_of_batches(columns["images"].reshape(-1, current.count)).reshape(-1)
+    local = {"row": current.columns["row"][current.here]}
+    return RowLayout(columns, local, current.size)
+
+
+def _images_of_batches(images: NDArray[Any]) -> NDArray[Any]:
+    """Images of each row, `(processes, rows)`: -1 in all rows of a batch that holds none at all, and only there."""
+    pictured = (images > 0).any(axis=1, keepdims=True)
+    return np.where(pictured, np.maximum(images, 0), -1)
+
+
+def _merged_batch(
+    current: Generated,
+    other: Generated,
+    slots: Sequence[int],
+    sources: Sequence[int],
+    fields: FieldTable,
+    multiple_of: int | None,
+) -> Batch:
+    """This process's batch with the rows of the round in their slots."""
+    places = [current.rows.local(slot)[0] for slot in slots]
+    here = [number for number, place in enumerate(places) if place.stop]
+    if not here:
+        return current.batch
+    round_rows = [other.rows.local(sources[number])[0] for number in here]
+    batch, round_batch = _with_the_same_keys(current.batch, other.batch, fields)
+    groups = cut(round_batch, fields, round_rows)
+    pictured = [group.tensors for group in groups if PIXELS in group.tensors]
+    if pictured and batch.get(PIXELS) is None:
+        batch = with_blank_images(batch, pictured[0], fields)
+    placements = []
+    for number, group in zip(here, groups, strict=True):
+        place = places[number]
+        count = place.stop - place.start
+        placements.append(Placement(slots[number], group, NO_ENTRY, 0, place.start, count=count))
+    composed = compose(batch, fields, placements, multiple_of)
+    if composed.get(PIXELS) is not None and not images_per_row(composed).any():
+        return without_images(composed, fields)
+    return composed
+
+
+def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple[Batch, Batch]:
+    """Both batches with the keys of either; images apart, which groups have or have not.
+
+    Raises:
+        BatchError: A key of one of them stands for nothing where it is missing.
+    """
+    added: list[Batch] = []
+    for one, another in ((batch, other), (other, batch)):
+        filled = dict(one)
+        for key, spec in fields.of(another).items():
+            if one.get(key) is not None or fields.is_image(key):
+                continue
+            if spec.implied is None:
+                raise BatchError(
+                    f"One round of generating holds {key!r} and another one does not: they can't be put together. Set "
+                    "replay_refill_rounds=0."
+                )
+            filled[key] = _implied(one, spec.layout, spec.implied, another[key])
+        added.append(filled)
+    return added[0], added[1]
+
+
+def _implied(batch: Batch, layout: str, value: int, like: torch.Tensor) -> torch.Tensor:
+    """What a field holds where all of its values are implied."""
+    prompts = batch["prompt_ids"].size(1)
+    completions = batch["completion_ids"].size(1)
+    widths: Mapping[str, int] = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
+    return like.new_full((batch["prompt_ids"].size(0), widths[layout]), value)

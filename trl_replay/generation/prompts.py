@@ -1,0 +1,179 @@
+"""What is generated for: the trainer's own prompts, what plugins make of them, and further ones for dead slots."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from .. import compat
+from ..errors import SeamError
+from ..hooks import SessionHooks
+from ..types import Context, InputsContext, Ints, Row
+from .dataset_rows import Dataset, PromptSource, RowMemory, prompt_key, repeated
+from .group_layout import GroupLayout
+
+
+class Prompts:
+    """The prompts of the batch at hand, one row a group, of all groups with rows on this process.
+
+    Args:
+        trainer (`Callable`): Gives the trainer.
+        layout ([`GroupLayout`]): Where groups lie.
+        hooks ([`SessionHooks`]): Plugins, which may change prompts.
+        context (`Callable`): What strategies may know at this moment.
+        seed (`int`): The same on all processes.
+        again (`str`): `replay_refill_prompts`.
+
+    Attributes:
+        rows (`list[dict]`): The batch's raw rows, as they were before the trainer got them.
+        keys (`list[int]`): Of the prompts that this process generated for last.
+        present (`set[int]`): Keys of all prompts that any process has generated for in this batch.
+        source ([`PromptSource`]): Where new prompts come from.
+    """
+
+    def __init__(
+        self,
+        trainer: Callable[[], Any],
+        layout: GroupLayout,
+        hooks: SessionHooks,
+        context: Callable[[], Context],
+        seed: int,
+        again: str,
+    ) -> None:
+        self._layout = layout
+        self._hooks = hooks
+        self._context = context
+        self._seed = seed
+        self._again = again
+        self._asks = hooks.has_plugin_for("inputs")
+        self._dataset = Dataset(lambda: compat.training_data(trainer()))
+        one_part = layout.straddles  # all processes pick for all groups then, each the same
+        part = 0 if one_part else layout.rank
+        self.source = PromptSource(self._dataset, seed, part, 1 if one_part else layout.ranks)
+        self._memory = RowMemory(None if compat.streams(trainer().train_dataset) else self._dataset)
+        self._batch = 0
+        self.rows: list[Row] = []
+        self.keys: list[int] = []
+        self.present: set[int] = set()
+
+    def begin(self, inputs: Sequence[Row], batch: int) -> Sequence[Row]:
+        """The inputs of generation batch number `batch`: the trainer's own ones, unless a plugin changes prompts.
+
+        Raises:
+            SeamError: The rows of a group have different prompts.
+            HookError: A plugin failed.
+        """
+        self._batch = batch
+        self.keys = []
+        self.present = set()
+        self.rows = self._one_a_group(inputs)
+        changed = self._ask(self.rows, 0)
+        if changed is not None:
+            self.rows = changed
+            inputs = self._repeated(changed)
+        self._generate_for(self.rows)
+        return inputs
+
+    def further(self, number: int, count: int, dead: Ints) -> list[Row]:
+        """The inputs of a further round.
+
+        Args:
+            number (`int`): Of the round, from 1.
+            count (`int`): Groups with rows on this process.
+            dead (`(n,)` int64): Which of this process's groups need another.
+        """
+        chosen = self._new(count) if self._again == "new" else self._same(count, dead)
+        rows = self._ask(chosen, number) or chosen
+        self._generate_for(rows)
+        return self._repeated(rows)
+
+    def stand_ins(self, count: int) -> list[Row]:
+        """Inputs for `count` groups where those that were meant can't be had: the others must not wait."""
+        return self._repeated([self.rows[number % len(self.rows)] for number in range(count)])
+
+    def _one_a_group(self, inputs: Sequence[Row]) -> list[Row]:
+        """A copy of one row of each group: the trainer writes into its own."""
+        raw: list[Row] = []
+        for part in self._layout.rows_here():
+            group = inputs[part.start : part.stop]
+            first = group[0]
+            if any(row.get("prompt") != first.get("prompt") for row in group):
+                raise SeamError(
+                    f"The trainer's rows {part.start} to {part.stop - 1} on rank {self._layout.rank} are of one group "
+                    "and have different prompts: its sampler does not repeat each prompt num_generations times."
+                )
+            raw.append(copy.deepcopy(first))
+        return raw
+
+    def _generate_for(self, rows: Sequence[Row]) -> None:
+        """Takes note of what is generated for."""
+        self.keys = [prompt_key(row) for row in rows]
+        if self._asks:
+            for key, row in zip(self.keys, rows, strict=True):
+                self._memory.keep(key, row)
+
+    def _new(self, count: int) -> list[Row]:
+        if not self._layout.straddles:
+            return self.source.take(count, self.present)
+        first = self._layout.first(self._layout.rank)
+        every = self.source.take(self._layout.groups, self.present)
+        return every[first : first + count]
+
+    def _same(self, count: int, dead: Ints) -> list[Row]:
+        if self._layout.straddles:
+            return self.rows
+        again = [self.rows[slot] for slot in dead.tolist()] or self.rows
+        return [again[number % len(again)] for number in range(count)]
+
+    def _repeated(self, rows: Sequence[Row]) -> list[Row]:
+        """One copy of a group's row for each of its rows on this process."""
+        if not self._layout.straddles:
+            return repeated(rows, self._layout.size)
+        inputs: list[Row] = []
+        for row, part in zip(rows, self._layout.rows_here(), strict=True):
+            inputs += repeated([row], len(part))
+        return inputs
+
+    def _ask(self, rows: list[Row], number: int) -> list[Row] | None:
+        """What plugins make of a round's prompts; None where they leave them.
+
+        Groups that straddle processes are asked about one by one: processes with rows of the same one must get the
+        same answer.
+        """
+        if not self._asks:
+            return None
+        first = self._layout.first(self._layout.rank)
+        if not self._layout.straddles:
+            return self._hooks.inputs(rows, self._inputs_context(number, first, rows))
+        answers = []
+        for group, row in enumerate(rows, first):
+            answer = self._hooks.inputs([row], self._inputs_context(number, group, [row]))
+            answers += [row] if answer is None else answer
+        return answers
+
+    def _inputs_context(self, number: int, group: int, rows: Sequence[Row]) -> InputsContext:
+        """What a plugin may know, with a generator that is the same wherever this is asked."""
+        rng = np.random.default_rng([self._seed, self._batch, number, group])
+        source = self.source
+        if self._layout.straddles:  # what was given out before differs between processes
+            source = PromptSource(self._dataset, int(rng.integers(2**32)))
+        present = self.present | {prompt_key(row) for row in rows}
+
+        def new_prompts(count: int) -> list[Row]:
+            found = source.take(count, present)
+            present.update(prompt_key(row) for row in found)
+            return [copy.deepcopy(row) for row in found]
+
+        base = self._context()
+        known = {spec.name: getattr(base, spec.name) for spec in fields(base)} | {"rng": rng}
+        return InputsContext(
+            **known,
+            round=number,
+            key=prompt_key,
+            new_prompts=new_prompts,
+            prompt_rows=self._memory.find,
+        )

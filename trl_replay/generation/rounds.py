@@ -1,0 +1,281 @@
+"""Generating again: dead groups' slots get further groups, for a bounded number of rounds.
+
+After each generation all processes tell each other, in one all-gather of fixed width, how many groups they still need,
+what they have taken, and what failed. So all of them generate the same number of groups, and an error on one stops all
+of them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from .. import compat
+from ..batch.group_view import AdvantageRule
+from ..components import Components
+from ..config import ReplayConfig
+from ..distributed.communicator import Communicator
+from ..distributed.row_layout import RowLayout
+from ..errors import SeamError
+from ..plan import Plan
+from ..prompt_table import PromptTable
+from ..types import Batch, Context, Groups, Ints, Row
+from .group_layout import GroupLayout
+from .merging import KEPT, Exchange, Generated, merged
+from .prompts import Prompts
+from .reports import MODE, Reports, Told
+from .trainer_log import TrainerLog
+
+Score: TypeAlias = Callable[[Sequence[Row]], Batch]
+"""The trainer's own generating and scoring of some rows."""
+Look: TypeAlias = Callable[[Batch], Generated | None]
+"""What is known of a scored round; None if that failed on this process, and the error is kept."""
+See: TypeAlias = Callable[[RowLayout, torch.Tensor], Groups]
+"""The groups of a batch with these columns and rewards, as plugins shape them."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """One generation batch, from its inputs to its last round."""
+
+    log: TrainerLog
+    origin: Ints
+    """Of each slot of all processes, the round and the group in it that it holds, `(groups, 2)`."""
+    error: Exception | None = None
+    """What failed before the trainer scored."""
+    rounds: list[Generated] = field(default_factory=list)
+    items: float = 0.0
+    """What `num_items_in_batch` has changed by."""
+
+
+class Rounds:
+    """What one session does about generating.
+
+    Attributes:
+        table ([`PromptTable`]): The prompts generated for so far.
+        batches (`int`): Generation batches begun.
+        done (`int`): Further rounds of the last batch.
+        refilled, surplus (`int`): Groups of these rounds that took a slot, and those that did not, of all processes
+            that share a buffer.
+
+    Args:
+        trainer (`Callable`): Gives the trainer.
+        config ([`ReplayConfig`]): The settings.
+        components ([`Components`]): Hooks, fields, and how many processes there are.
+        communicator ([`Communicator`]): Talks to the other processes.
+        context (`Callable`): What strategies may know at this moment.
+    """
+
+    def __init__(
+        self,
+        trainer: Callable[[], Any],
+        config: ReplayConfig,
+        components: Components,
+        communicator: Communicator,
+        context: Callable[[], Context],
+    ) -> None:
+        here = trainer()
+        size = components.num_generations
+        seed = int(here.args.seed) if config.replay_seed is None else config.replay_seed
+        self._trainer = trainer
+        self._config = config
+        self._fields = components.fields
+        self._communicator = communicator
+        self._context = context
+        self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
+        self._reports = Reports(self._layout)
+        again = config.replay_refill_prompts
+        self._prompts = Prompts(trainer, self._layout, components.hooks, context, seed, again)
+        self._course: _Course | None = None
+        self.table = PromptTable()
+        self.batches = 0
+        self.done = 0
+        self.refilled = 0
+        self.surplus = 0
+
+    def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
+        """Before a batch is generated: takes note of its rows, and lets plugins change its prompts.
+
+        What fails is raised on all processes after they have generated, so that none waits for another.
+
+        Args:
+            inputs (`Sequence[Row]`): This process's rows, as the trainer got them.
+
+        Returns:
+            The rows to generate for: the same ones, unless a plugin says otherwise.
+        """
+        slots = np.arange(self._layout.groups)
+        origin = np.stack([np.zeros_like(slots), slots], axis=1)
+        self._course = _Course(TrainerLog(self._trainer()), origin)
+        self.batches += 1
+        self.done = 0
+        try:
+            return self._prompts.begin(inputs, self.batches)
+        except Exception as caught:
+            self._course.error = caught
+            return inputs
+
+    def complete(self, plan: Plan, first: Generated | None, score: Score, look: Look, see: See) -> Generated:
+        """Generates again for dead groups, while rounds are left and too few groups are live.
+
+        Args:
+            plan ([`Plan`]): Keeps what fails here until all processes hear of it; gets what was generated.
+            first ([`Generated`], *optional*): The batch; None if it failed on this process.
+            score (`Callable`): Generates and scores further rows, on all processes together.
+            look (`Callable`): What is known of them.
+            see (`Callable`): The groups of a batch whose advantages were computed anew.
+
+        Returns:
+            The batch that is trained on.
+
+        Raises:
+            SeamError: Another process failed, or two of them hold rows of one group with different prompts.
+        """
+        course = self._course
+        assert course is not None  # begin was called
+        plan.error = plan.error or course.error
+        try:
+            current = self._generate(course, plan, first, score, look)
+            generated = sum(len(latest.fresh) for latest in course.rounds[1:])
+            self.refilled = int((course.origin[current.groups, 0] > 0).sum())
+            self.surplus = generated - self.refilled
+            if self.done:
+                with plan.keeping_errors():
+                    current = self._final(course, current, see)
+            return current
+        finally:
+            course.log.close()
+            self._course = None
+
+    def abstain(self, mode: int) -> None:
+        """A batch that replay leaves as it is: the other processes must hear of it, or they would wait.
+
+        Args:
+            mode (`int`): `PAUSED` or `DETACHED`.
+        """
+        self._communicator.tell(self._reports.blank(mode), MODE, None)
+
+    def _generate(self, course: _Course, plan: Plan, first: Generated | None, score: Score, look: Look) -> Generated:
+        current = first
+        latest = first
+        count = self._layout.here(self._layout.rank)
+        while True:
+            told = self._tell(plan, current, latest, count)
+            assert current is not None  # tell has raised
+            assert latest is not None
+            self._note(course, plan, told, latest)
+            current = self._merge(course, plan, current, latest, told)
+            if self.done == self._config.replay_refill_rounds or self._is_enough(told):
+                return current
+            if not self.done:
+                course.log.first_round(len(current.scored))
+            self.done += 1
+            count = self._layout.of_round(told.needed)
+            latest = look(score(self._inputs(plan, current, count)))
+            if latest is not None:
+                course.log.further_round(len(latest.scored))
+
+    def _inputs(self, plan: Plan, current: Generated, count: int) -> list[Row]:
+        """This process's inputs of the next round, `count` groups; what fails is kept."""
+        mine = self._layout.mine(current.groups, self._layout.here(self._layout.rank))
+        dead = np.flatnonzero(current.fresh.dead[mine])
+        with plan.keeping_errors():
+            return self._prompts.further(self.done, count, dead)
+        return self._prompts.stand_ins(count)
+
+    def _tell(self, plan: Plan, current: Generated | None, latest: Generated | None, count: int) -> Told:
+        """Tells the other processes how the last generation went here, and hears how it went there."""
+        vector = self._reports.blank(plan.mode)
+        with plan.keeping_errors():
+            if plan.error is None and current is not None:
+                taken_from = latest if self.done else None
+                vector = self._reports.write(plan.mode, current, taken_from, count, self._prompts.keys)
+        vectors = self._communicator.tell(vector, MODE, plan.error)
+        return self._reports.read(vectors, count)
+
+    def _is_enough(self, told: Told) -> bool:
+        target = self._config.replay_refill_until * self._layout.groups
+        return told.needed == 0 or told.live >= target - 1e-9
+
+    def _note(self, course: _Course, plan: Plan, told: Told, latest: Generated) -> None:
+        """Takes note of the groups generated last."""
+        course.rounds.append(latest)
+        course.items += told.items
+        fresh = latest.fresh
+        plan.generated.append(fresh)
+        self._prompts.present.update(told.keys.tolist())
+        passed = fresh.reward >= self._config.replay_pass_reward
+        update = self._context().update
+        self.table.note(told.keys[latest.groups], fresh.prompt, passed, fresh.dead, update)
+
+    def _merge(self, course: _Course, plan: Plan, current: Generated, latest: Generated, told: Told) -> Generated:
+        taken = np.flatnonzero(told.sources != KEPT)
+        course.origin[taken, 0] = self.done
+        course.origin[taken, 1] = told.sources[taken]
+        multiple_of = self._trainer().pad_to_multiple_of
+        with plan.keeping_errors():
+            if len(taken):
+                current = merged(current, latest, Exchange(told.sources), self._fields, multiple_of)
+        return current
+
+    def _final(self, course: _Course, current: Generated, see: See) -> Generated:
+        """The batch after its last round: its tokens counted, its advantages, and the trainer's log."""
+        trainer = self._trainer()
+        setup = compat.reward_setup(trainer)
+        batch = dict(current.batch)
+        counted = batch["num_items_in_batch"]
+        batch["num_items_in_batch"] = counted + torch.as_tensor(course.items).to(counted)
+        current = replace(current, batch=batch)
+        advantages: torch.Tensor | None = None
+        if setup.over_batch and (course.origin[:, 0] > 0).any():
+            self._refuse_unexplained(course.rounds, setup)
+            advantages = compat.advantages(current.scored, setup, self._layout.size)
+            current = _with_advantages(current, advantages, see)
+        every = torch.cat([one.scored for one in course.rounds])
+        logged = None if advantages is None else advantages.tolist()
+        course.log.finish(self._row_origin(course), logged, compat.reward_metrics(trainer, every))
+        return current
+
+    def _row_origin(self, course: _Course) -> Ints:
+        """`(rows of all processes, 2)`: of each row, the round and the row in it."""
+        size = self._layout.size
+        origin = np.repeat(course.origin, size, axis=0)
+        within = np.tile(np.arange(size), self._layout.groups)
+        origin[:, 1] = origin[:, 1] * size + within
+        return origin
+
+    def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
+        """Refuses to compute advantages anew that TRL's rules do not explain."""
+        for one in rounds:
+            if not AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size).explains_batch:
+                raise SeamError(
+                    f"With scale_rewards={setup.scale!r} and multi_objective_aggregation={setup.aggregation!r} the "
+                    "advantages of a batch with refilled groups are computed anew by TRL's rules, and those of this "
+                    "trainer are others: it shapes them by itself. Set replay_refill_rounds=0, or "
+                    "scale_rewards='group', or shape them in a plugin's trl_replay_advantages."
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, the table of prompts apart."""
+        return {"batches": self.batches, "source": self._prompts.source.state_dict()}
+
+    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave on this rank; or on several, of another number of ranks."""
+        latest = max(states, key=lambda state: int(state["source"]["order"]))
+        self.batches = max(state["batches"] for state in states)
+        self._prompts.source.load_state_dict(latest["source"])
+
+
+def _with_advantages(current: Generated, advantages: torch.Tensor, see: See) -> Generated:
+    """The batch with advantages of all processes' rows, `(rows,)`, that were computed anew."""
+    rows = current.rows
+    everywhere = advantages.double().cpu().numpy()
+    columns = {**rows.columns, "advantages": everywhere[rows.columns["row"]]}
+    rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
+    here = slice(rows.first, rows.first + rows.count)
+    batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
+    return Generated(batch, rows, see(rows, current.scored), current.scored)

@@ -1,0 +1,160 @@
+"""What TRL logs of a batch that was generated in several rounds: each metric once, over all completions, and the table
+of completions with the rows that are trained on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .. import compat
+from ..types import Ints
+
+Column: TypeAlias = tuple[str, ...]
+"""A column of the table of completions: its name, or that of the mapping it stands in and its name there."""
+NOT_OF_TRL = frozenset({"replay/replaced"})
+"""Columns that are filled when the whole batch is known."""
+COUNTED = "num_tokens"
+"""A running count, which TRL keeps itself."""
+TERMINATED = ("mean_terminated_length", "min_terminated_length", "max_terminated_length")
+CLIPPED = "completions/clipped_ratio"
+CALLS = "tools/call_frequency"
+FAILURES = "tools/failure_frequency"
+
+
+@dataclass(slots=True)
+class Round:
+    """What the trainer logged in one round.
+
+    Attributes:
+        rows (`int`): Completions of all processes.
+        metrics (`dict[str, float]`): The mean of what was logged under each key.
+        table (`dict[Column, list]`): Rows of the table of completions, by column.
+    """
+
+    rows: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    table: dict[Column, list[Any]] = field(default_factory=dict)
+
+
+class TrainerLog:
+    """Follows one generation batch. Without further rounds it changes nothing.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Whose log it is.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._rounds: list[Round] = []
+        self._before: dict[Column, list[Any]] = {}
+        self._finished = False
+        self._lengths = {key: len(values) for key, values in compat.training_metrics(trainer).items()}
+
+    def first_round(self, rows: int) -> None:
+        """The batch itself was scored, `rows` completions of all processes, and a further round follows."""
+        logged = Round(rows, self._new_metrics())
+        for name, column in self._columns():
+            entries = list(column)
+            own = min(rows, len(entries))
+            self._before[name] = entries[: len(entries) - own]
+            logged.table[name] = entries[len(entries) - own :]
+            column.clear()
+        self._rounds.append(logged)
+
+    def further_round(self, rows: int) -> None:
+        """Another round was scored."""
+        logged = Round(rows, self._new_metrics())
+        for name, column in self._columns():
+            logged.table[name] = list(column)
+            column.clear()
+        self._rounds.append(logged)
+
+    def finish(self, origin: Ints, advantages: Sequence[float] | None, exact: Mapping[str, float]) -> None:
+        """Writes the table once, and every metric once.
+
+        Args:
+            origin (`(rows, 2)` int64): Of each row of the batch, the round and the row in it that it comes from.
+            advantages (`Sequence[float]`, *optional*): Of all rows, where they were computed anew.
+            exact (`Mapping[str, float]`): Metrics that are known for all completions together.
+        """
+        for key, values in compat.training_metrics(self._trainer).items():
+            before = self._lengths.get(key, 0)
+            if key != COUNTED and len(values) > before:
+                values[before:] = [exact[key] if key in exact else _over_all(key, self._rounds)]
+        self._write_table(origin, advantages)
+
+    def close(self) -> None:
+        """After an error in a further round: the table has the rows of the first one."""
+        if not self._rounds or self._finished:
+            return
+        rows = np.arange(self._rounds[0].rows)
+        self._write_table(np.stack([np.zeros_like(rows), rows], axis=1), None)
+
+    def _write_table(self, origin: Ints, advantages: Sequence[float] | None) -> None:
+        self._finished = True
+        for name, column in self._columns():
+            held = any(logged.table.get(name) for logged in self._rounds)
+            entries = [self._entry(name, number, row) for number, row in origin.tolist()] if held else []
+            if name == ("advantages",) and advantages is not None:
+                entries = list(advantages)
+            column.clear()
+            column.extend([*self._before.get(name, []), *entries])
+
+    def _entry(self, name: Column, number: int, row: int) -> Any:
+        """A row's value in a column; None where that round has logged none."""
+        entries = self._rounds[number].table.get(name) or []
+        return entries[row] if row < len(entries) else None
+
+    def _new_metrics(self) -> dict[str, float]:
+        """What has been logged since the last round: the mean, where a key was logged more than once."""
+        seen: dict[str, int] = dict(self._lengths)
+        for logged in self._rounds:
+            for key in logged.metrics:
+                seen[key] = seen.get(key, 0) + 1
+        new = {}
+        for key, values in compat.training_metrics(self._trainer).items():
+            since = values[seen.get(key, 0) :]
+            if since and key != COUNTED:
+                values[seen.get(key, 0) :] = [float(np.mean(since))]
+                new[key] = values[-1]
+        return new
+
+    def _columns(self) -> Iterator[tuple[Column, deque[Any]]]:
+        """The table's columns, ours apart."""
+        for name, column in compat.completions_table(self._trainer).items():
+            if isinstance(column, deque):
+                yield (name,), column
+                continue
+            for inner, nested in column.items():
+                if inner not in NOT_OF_TRL:
+                    yield (name, inner), nested
+
+
+def _over_all(key: str, rounds: Sequence[Round]) -> float:
+    """A metric over the completions of all rounds."""
+    logged = [one for one in rounds if key in one.metrics]
+    values = np.array([one.metrics[key] for one in logged])
+    weights = np.array([_weight(key, one) for one in logged])
+    counted = (weights > 0) & ~np.isnan(values)
+    if not counted.any():
+        return float(values[0])
+    values, weights = values[counted], weights[counted]
+    name = key.rsplit("/")[-1]
+    if name.startswith("max"):
+        return float(values.max())
+    if name.startswith("min"):
+        return float(values.min())
+    return float(np.average(values, weights=weights))
+
+
+def _weight(key: str, logged: Round) -> float:
+    """How much a round counts in a metric: by its completions, those that ended, or those that called tools."""
+    if key.rsplit("/")[-1] in TERMINATED:
+        return logged.rows * (1.0 - logged.metrics.get(CLIPPED, 0.0))
+    if key == FAILURES:
+        return logged.rows * logged.metrics.get(CALLS, 1.0)
+    return float(logged.rows)

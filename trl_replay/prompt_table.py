@@ -1,0 +1,128 @@
+"""The prompts that a run has generated for: how often each was tried, and how it went. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+LIMIT = 100_000
+"""Prompts that a table keeps; those that were generated for the longest ago leave first."""
+COLUMNS: dict[str, type] = {
+    "key": np.int64,
+    "prompt": np.int64,
+    "tries": np.int64,
+    "passes": np.int64,
+    "dead_streak": np.int64,
+    "update": np.int64,
+    "pass_rate": np.float64,
+}
+
+
+class PromptTable:
+    """What is known of each prompt, as columns of equal length: arrays to read, in the order of first sight.
+
+    Attributes:
+        key (`(n,)` int64): `context.key` of the prompt's dataset row.
+        prompt (`(n,)` int64): A hash of its tokens, as in `Groups.prompt` and the buffer's table.
+        tries (`(n,)` int64): Completions generated for it.
+        passes (`(n,)` int64): Those of them whose weighted reward was at least `replay_pass_reward`.
+        dead_streak (`(n,)` int64): Groups generated for it that were dead, since the last one that was live.
+        update (`(n,)` int64): Optimizer updates done when it was last generated for.
+        pass_rate (`(n,)` float64): Share of its last group's completions that passed.
+
+    Args:
+        limit (`int`): The most prompts to keep.
+    """
+
+    key: Ints
+    prompt: Ints
+    tries: Ints
+    passes: Ints
+    dead_streak: Ints
+    update: Ints
+    pass_rate: NDArray[np.float64]
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._row: dict[int, int] = {}
+        self._put({name: np.empty(0, dtype) for name, dtype in COLUMNS.items()})
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def rows(self, keys: Sequence[int] | Ints) -> Ints:
+        """Where prompts stand in the columns, `(len(keys),)`; -1 for those that are not known."""
+        found = [self._row.get(int(key), -1) for key in keys]
+        return np.array(found, np.int64)
+
+    def note(self, keys: Ints, prompts: Ints, passed: NDArray[np.bool_], dead: NDArray[np.bool_], update: int) -> None:
+        """Takes note of generated groups.
+
+        Args:
+            keys (`(n,)` int64): Of their dataset rows; one may stand there more than once.
+            prompts (`(n,)` int64): Hashes of their tokens.
+            passed (`(n, G)` bool): Which completions passed.
+            dead (`(n,)` bool): Which groups are dead.
+            update (`int`): Updates done.
+        """
+        columns = self._columns()
+        unknown = [key for key in dict.fromkeys(keys.tolist()) if key not in self._row]
+        for name, column in columns.items():
+            columns[name] = np.append(column, np.zeros(len(unknown), column.dtype))
+        for row, key in enumerate(unknown, len(self)):
+            columns["key"][row] = key
+            self._row[key] = row
+        for number, key in enumerate(keys.tolist()):
+            row = self._row[key]
+            passes = int(passed[number].sum())
+            columns["prompt"][row] = prompts[number]
+            columns["tries"][row] += passed.shape[1]
+            columns["passes"][row] += passes
+            columns["dead_streak"][row] = columns["dead_streak"][row] + 1 if dead[number] else 0
+            columns["update"][row] = update
+            columns["pass_rate"][row] = passes / passed.shape[1]
+        self._put(columns)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """The columns."""
+        return self._columns()
+
+    def load_state_dict(self, *states: Mapping[str, NDArray[Any]]) -> None:
+        """Takes what `state_dict` gave on one rank, or on several; of a prompt that several knew, all tries count and
+        the last one's outcome."""
+        joined = {name: np.concatenate([state[name] for state in states]) for name in COLUMNS}
+        keys, last, inverse = np.unique(joined["key"], return_index=True, return_inverse=True)
+        by_age = np.argsort(joined["update"], kind="stable")
+        last[inverse[by_age]] = by_age  # of each key, the row that was updated last
+        columns = {name: column[last] for name, column in joined.items()}
+        for name in ("tries", "passes"):
+            columns[name] = np.zeros(len(keys), np.int64)
+            np.add.at(columns[name], inverse, joined[name])
+        order = np.argsort(_first_rows(inverse, len(keys)))
+        self._put({name: column[order] for name, column in columns.items()})
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        return {name: getattr(self, name).copy() for name in COLUMNS}
+
+    def _put(self, columns: dict[str, NDArray[Any]]) -> None:
+        surplus = len(columns["key"]) - self._limit
+        if surplus > 0:
+            room = max(self._limit // 16, 1)  # in one go, so that not every batch moves all
+            oldest = np.argsort(columns["update"], kind="stable")[: surplus + room]
+            columns = {name: np.delete(column, oldest) for name, column in columns.items()}
+        if surplus > 0 or len(self._row) != len(columns["key"]):
+            self._row = {key: row for row, key in enumerate(columns["key"].tolist())}
+        for name, column in columns.items():
+            column.flags.writeable = False
+            setattr(self, name, column)
+
+
+def _first_rows(inverse: Ints, count: int) -> Ints:
+    """Of each of `count` values, the first place where it stands."""
+    first = np.full(count, len(inverse))
+    np.minimum.at(first, inverse, np.arange(len(inverse)))
+    return first
