@@ -90,7 +90,8 @@ def test_the_lock_starts_from_uniformly_random_codes():
 
 
 def test_reached_is_the_end_of_the_first_window_that_is_good_enough():
-    record = Record("stock", 0, 1e-3, None, reward=[0.0] * 60 + [0.5] * 40, rollouts=6400)
+    rollouts = [64 * step for step in range(1, 101)]
+    record = Record("stock", 0, 1e-3, None, reward=[0.0] * 60 + [0.5] * 40, rollouts_at=rollouts)
     assert record.reached(0.25, 50) == (60 + 25) * 64
     assert record.reached(0.25, 100) is None
     assert record.reached(0.25, 200) is None
