@@ -27,6 +27,7 @@ from .errors import (
 )
 from .fields import FieldSpec
 from .hookspecs import hookimpl
+from .prompt_table import PromptTable
 from .protocols import Agreement
 from .registry import register, unregister
 from .specs import (
@@ -42,7 +43,7 @@ from .specs import (
 )
 from .strategies.samplers import WeightedSampler
 from .table import Table, weighted_sample
-from .types import Context, Corrected, Group, Groups, Placement, ReplayedRows
+from .types import Context, Corrected, Group, Groups, InputsContext, Placement, ReplayedRows
 
 if TYPE_CHECKING:
     from .buffer.replay_buffer import Entry, ReplayBuffer
@@ -84,11 +85,13 @@ __all__ = [
     "Group",
     "Groups",
     "HookError",
+    "InputsContext",
     "MismatchError",
     "MixerSpec",
     "Placement",
     "PluginError",
     "Preset",
+    "PromptTable",
     "RefusedError",
     "ReplayBuffer",
     "ReplayConfig",

@@ -183,8 +183,8 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_inputs(self, groups_of_rows, context):
-        ...         known = context.prompts.rows([context.key(row) for row in groups_of_rows])
-        ...         solved = (known >= 0) & (context.prompts.pass_rate[known] == 1.0)  # by their last group
+        ...         keys = [context.key(row) for row in groups_of_rows]
+        ...         solved = context.prompts.get("pass_rate", keys, default=0.0) == 1.0  # by their last groups
         ...         others = iter(context.new_prompts(int(solved.sum())))
         ...         return [next(others) if skip else row for row, skip in zip(groups_of_rows, solved)]
         """

@@ -59,6 +59,19 @@ class PromptTable:
         found = [self._row.get(int(key), -1) for key in keys]
         return np.array(found, np.int64)
 
+    def get(self, column: str, keys: Sequence[int] | Ints, default: float) -> NDArray[Any]:
+        """What a column says of prompts, `(len(keys),)`: `default` for those that were never generated for.
+
+        >>> PromptTable().get("pass_rate", [17], default=0.5).tolist()
+        [0.5]
+        """
+        rows = self.rows(keys)
+        values = getattr(self, column)
+        known = rows >= 0
+        found = np.full(len(rows), default, values.dtype)
+        found[known] = values[rows[known]]
+        return found
+
     def note(self, keys: Ints, prompts: Ints, passed: NDArray[np.bool_], dead: NDArray[np.bool_], update: int) -> None:
         """Takes note of generated groups.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from generating import PROMPTS, Coins
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -17,6 +18,7 @@ from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 
 CHOOSING = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", CHOOSING, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +58,20 @@ def test_the_page_on_choosing_names_every_correction():
             assert f"| `{spec.name}` |" in CHOOSING
 
 
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill_rounds" in example])
+def test_what_generates_again_attaches_and_trains_as_it_stands(tmp_path, example):
+    rewards = Coins(0.5)
+    namespace = {"trainer": make_trainer(tmp_path, rewards, PROMPTS), "trl_replay": trl_replay}
+    exec(example, namespace)
+    namespace["trainer"].train()
+    session = namespace["session"]
+    assert session.totals.counters["refilled"] > 0
+    assert bool(session.buffer.capacity) == ("replay_buffer_size=0" not in example)
+
+
 def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_path):
     """The two shortest rows of each group are trained on, normalised among themselves; the others are masked."""
-    (example,) = re.findall(r"^```python\n(.*?)^```", CHOOSING, re.MULTILINE | re.DOTALL)
+    (example,) = [example for example in EXAMPLES if "trl_replay_advantages" in example]
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE, HALF, DEAD]), max_steps=2)
     namespace = {"trainer": trainer}
     trained = []

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from generating import PROMPTS, Coins, rounds_of, watched
 from loss_by_hand import forward
 from releases import CLIPPED_RATIOS, SCORES_EVERY_TOKEN, since
 from replaying import build, replay
@@ -228,3 +229,52 @@ def test_a_group_whose_sampler_told_nothing_is_still_replayed(tmp_path: Any) -> 
     generation.generate = silent  # type: ignore[method-assign]
     session, _ = replay(trainer)
     assert isinstance(session, trl_replay.Session)
+
+
+# groups that are generated again
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
+def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update(tmp_path: Any, mode: str) -> None:
+    coins = Coins(0.5)
+    settings = {"vllm_importance_sampling_mode": mode, **CLIPPED_RATIOS}
+    trainer = build(tmp_path, coins, [{"prompt": prompt} for prompt in PROMPTS], learning_rate=3e-2, **settings)
+    generation = StandIn(trainer, [5, 2, 4, 1, 3, 6, 2])
+    _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
+    assert generation.syncs == len(watch.steps)
+    assert session.totals.counters["refilled"] > 0
+    assert "importance_sampling_ratio" in watch.steps[0][0]
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    from trl_replay.testing import make_model
+
+    tokenizer = tool_tokenizer()
+    coins = Coins(0.4, seed=1)
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Open it.", "Open the vault.", "Try.")]
+    trainer = build(
+        tmp_path, coins, rows, tokenizer, make_model(tokenizer, max_position_embeddings=2048),
+        arguments={"environment_factory": Vault}, max_completion_length=160, max_steps=3,
+        chat_template_kwargs={"enable_thinking": False},
+    )  # fmt: skip
+    turns = {"called": False}
+
+    def say(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """A tool call first, then an answer."""
+        turns["called"] = not turns["called"]
+        if turns["called"]:
+            words = [CALL.replace("GUESS", str(row % 3)) for row in range(len(prompt_ids))]
+        else:
+            words = ["done" * (1 + row % 2) + "<|im_end|>" for row in range(len(prompt_ids))]
+        return [tokenizer(word)["input_ids"] for word in words], None
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", say)
+    Vault.resets = 0
+    _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
+    assert Vault.resets == session.totals.counters["generated"] * 4
+    assert max(map(len, rounds_of(coins.calls, 2))) == 3
+    for _, after in watch.steps:
+        assert int(after["num_items_in_batch"]) == int((after["completion_mask"] * after["tool_mask"]).sum())

@@ -21,6 +21,7 @@ from trl_replay import (
     EvictorSpec,
     FieldSpec,
     HookError,
+    InputsContext,
     Preset,
     RefusedError,
     ResultError,
@@ -139,6 +140,18 @@ def check_mix(calls, session):
     assert [call["drawn"].shape for call in calls] == [(1, 1), (2, 1), (2, 1)]
     assert [len(call["slots"]) for call in calls] == [1, 2, 2]
     assert calls[1]["context"].slots.dead.tolist() == [True, True]
+
+
+def check_inputs(calls, session):
+    assert [len(call["groups_of_rows"]) for call in calls] == [3, 3, 3, 3]
+    row = calls[0]["groups_of_rows"][0]
+    assert set(row) == {"prompt"}
+    context = calls[-1]["context"]
+    assert isinstance(context, InputsContext)
+    assert context.round == 0
+    assert len(context.prompts) == 3
+    assert context.prompts.get("tries", [context.key(row)], default=0).tolist() == [16]
+    assert context.prompt_rows([context.key(row)]) == [row]
 
 
 def check_advantages(calls, session):

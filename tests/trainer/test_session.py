@@ -138,7 +138,8 @@ def test_the_summary_names_the_cause_where_no_live_group_has_come(tmp_path: Any)
 
 def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> None:
     totals = Totals()
-    totals.add(Tally(groups=3, dead=2, replaced=1), of_all_ranks={"groups": 6, "dead": 3, "replaced": 2})
+    everywhere = {"groups": 6, "generated": 6, "dead": 3, "replaced": 2}
+    totals.add(Tally(groups=3, generated=3, dead=2, replaced=1), of_all_ranks=everywhere)
     told = totals.explain(4, rank=1, ranks=2)
     assert "replay on rank 1 of 2: 1 generation batches, 3 groups, 2 dead (67%), 1 replaced" in told
     assert "all ranks together: 6 groups, 3 dead (50%), 2 replaced" in told

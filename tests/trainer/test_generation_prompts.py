@@ -1,0 +1,198 @@
+"""The hook `trl_replay_inputs`: plugins that choose what is generated for, through the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
+from support import weights_hash
+
+import trl_replay
+from trl_replay.generation.dataset_rows import prompt_key
+from trl_replay.testing import make_trainer
+
+
+@contextmanager
+def chooser(choose: Callable[..., Any], name: str = "chooser") -> Iterator[None]:
+    """A plugin with this function as its hook."""
+
+    class Chooser:
+        @trl_replay.hookimpl
+        def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+            return choose(groups_of_rows, context)
+
+    trl_replay.register(Chooser(), name)
+    try:
+        yield
+    finally:
+        trl_replay.unregister(name)
+
+
+def train(folder: Any, choose: Callable[..., Any], coins: Any = None, **settings: Any) -> tuple[Any, Any, Any]:
+    """Trains with the chooser and nothing else."""
+    coins = coins or Coins(0.5)
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+    trainer = make_trainer(folder, coins, PROMPTS, **settings)
+    with chooser(choose):
+        session = trl_replay.attach(trainer, **{"replay_plugins": "chooser", "replay_buffer_size": 0, **replay})
+        trainer.train()
+    return coins, session, trainer
+
+
+def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path: Any) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def numbered(rows: Any, context: Any) -> Any:
+        seen.append((context.round, len(rows)))
+        return [{"prompt": f"{context.round}*{number}="} for number in range(len(rows))]
+
+    coins, session, _ = train(tmp_path, numbered, Coins(0.0), replay_refill_rounds=1, max_steps=2)
+    assert seen == [(0, 3), (1, 3)] * 2
+    assert coins.prompts == [["0*0=", "0*1=", "0*2="], ["1*0=", "1*1=", "1*2="]] * 2
+    assert session.rounds.table.tries.tolist() == [2 * SIZE] * 6
+
+
+def test_none_and_the_rows_as_they_are_leave_training_bit_identical(tmp_path: Any) -> None:
+    stock = make_trainer(tmp_path / "stock", Coins(0.5), PROMPTS)
+    stock.train()
+    for name, choose in {"none": lambda rows, context: None, "same": lambda rows, context: rows}.items():
+        _, _, trainer = train(tmp_path / name, choose)
+        assert weights_hash(trainer) == weights_hash(stock)
+
+
+def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> None:
+    """The first prompt stays and the second is dead at first, then live; each batch sees what came before."""
+    script = [[LIVE[0], DEAD[0], DEAD[1]], [LIVE[1], LIVE[0], DEAD[1]], [DEAD[0], DEAD[0], DEAD[0]]]
+    told = []
+
+    def same(rows: Any, context: Any) -> Any:
+        fixed = [{"prompt": prompt} for prompt in PROMPTS[:3]]
+        keys = [context.key(row) for row in fixed]
+        prompts = context.prompts
+        names = ("tries", "passes", "dead_streak", "update", "pass_rate")
+        told.append({name: prompts.get(name, keys, default=-1).tolist() for name in names})
+        assert context.prompt_rows([*keys, 17]) == fixed
+        return fixed
+
+    class Script(Coins):
+        def __call__(self, completions: Any, prompts: Any, **_: Any) -> list[float]:
+            return [reward for group in script[len(told) - 1] for reward in group]
+
+    _, session, _ = train(tmp_path, same, Script(0.0), max_steps=3)
+    assert told[0] == dict.fromkeys(told[0], [-1] * 3)
+    assert told[1] == {
+        "tries": [4, 4, 4], "passes": [1, 0, 4], "dead_streak": [0, 1, 1], "update": [0, 0, 0],
+        "pass_rate": [0.25, 0.0, 1.0],
+    }  # fmt: skip
+    assert told[2] == {
+        "tries": [8, 8, 8], "passes": [3, 1, 8], "dead_streak": [0, 0, 2], "update": [1, 1, 1],
+        "pass_rate": [0.5, 0.25, 1.0],
+    }  # fmt: skip
+    assert session.rounds.table.dead_streak.tolist() == [1, 1, 3]
+
+
+def test_prompts_are_linked_to_the_groups_of_the_buffer(tmp_path: Any) -> None:
+    _, session, trainer = train(tmp_path, lambda rows, context: None, Coins(0.7), replay_buffer_size=8)
+    prompts = session.rounds.table
+    assert len(session.buffer) > 3
+    for serial in session.buffer:
+        entry = session.buffer[serial]
+        (place,) = np.flatnonzero(prompts.prompt == entry.columns["prompt"])
+        rows = [{"prompt": prompt} for prompt in PROMPTS]
+        text = entry.prompts[0].replace("<pad>", "")
+        keys = [prompt_key(row) for row in rows if row["prompt"] == text]
+        assert keys == [prompts.key[place]]
+    assert trainer.state.global_step == 4
+
+
+def test_new_prompts_are_of_the_dataset_and_not_in_the_batch(tmp_path: Any) -> None:
+    given = []
+
+    def others(rows: Any, context: Any) -> Any:
+        new = [*context.new_prompts(1), *context.new_prompts(2)]
+        given.append(([row["prompt"] for row in rows], [row["prompt"] for row in new]))
+        return new
+
+    train(tmp_path, others, max_steps=6)
+    for before, after in given:
+        assert len(set(after)) == 3
+        assert not set(before) & set(after)
+    everything = [prompt for _, after in given for prompt in after]
+    assert set(everything) <= set(PROMPTS)
+    assert len(set(everything[:18])) >= 15
+
+
+def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: Any) -> None:
+    def drawn(folder: Any, **settings: Any) -> list[float]:
+        numbers: list[float] = []
+        train(folder, lambda rows, context: numbers.append(context.rng.random()), **settings)
+        return numbers
+
+    first = drawn(tmp_path / "one")
+    assert len(set(first)) == 4
+    assert first == drawn(tmp_path / "two")
+    assert first != drawn(tmp_path / "three", replay_seed=5)
+
+
+def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(tmp_path: Any) -> None:
+    kept = [{"prompt": prompt, "notes": []} for prompt in PROMPTS[:3]]
+
+    def reward(completions: Any, prompts: Any, notes: Any, **_: Any) -> list[float]:
+        for note in notes:
+            assert note == []
+            note.append("seen")
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=3)
+    with chooser(lambda rows, context: kept):
+        trl_replay.attach(trainer, replay_plugins="chooser", replay_buffer_size=0, replay_refill_rounds=1)
+        trainer.train()
+    assert trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ([], r"returned 0 rows at update 0; it must return 3, one for each group"),
+        ("1=", r"returned a str .* a list of rows of the dataset"),
+        (["1=", "2=", "3="], r"returned a list .* a list of rows of the dataset"),
+    ],
+)
+def test_what_is_no_row_a_group_is_refused_by_name(tmp_path: Any, answer: Any, words: str) -> None:
+    with pytest.raises(trl_replay.ResultError, match=rf"^Plugin 'chooser' .* {words}"):
+        train(tmp_path, lambda rows, context: answer)
+
+
+def test_an_error_is_blamed_on_the_plugin_and_the_hook(tmp_path: Any) -> None:
+    with pytest.raises(
+        trl_replay.HookError, match=r"Plugin 'chooser' .* trl_replay_inputs at update 0: KeyError: 'x'"
+    ):
+        train(tmp_path, lambda rows, context: rows[0]["x"])
+
+
+def test_it_is_not_asked_in_eval_in_a_dry_run_or_while_paused(tmp_path: Any) -> None:
+    asked: list[int] = []
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "eval_prompts": ["7="]}
+    _, session, trainer = train(tmp_path, lambda rows, context: asked.append(len(rows)), **settings)
+    assert asked == [3] * 4
+    session.pause()
+    trainer.train()
+    assert asked == [3] * 4
+    train(tmp_path, lambda rows, context: asked.append(0), replay_dry_run=True, replay_buffer_size=8)
+    assert asked == [3] * 4
+
+
+def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path: Any) -> None:
+    class Shuffled:
+        def __call__(self, rows: Any) -> Any:
+            return rows[1:] + rows[:1]
+
+    trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS)
+    trainer.data_collator = Shuffled()
+    trl_replay.attach(trainer, replay_refill_rounds=1)
+    with pytest.raises(trl_replay.SeamError, match=r"rows 0 to 3 on rank 0 are of one group .* different prompts"):
+        trainer.train()
