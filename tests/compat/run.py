@@ -29,7 +29,8 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
     "1.16.0": (),
 }
 FILES = ("assembly", "attachment", "canary", "every_batch", "every_image", "every_model", "every_source",
-         "every_trainer", "idle", "images", "known_failures", "liger", "methods", "mixing", "session")  # fmt: skip
+         "every_trainer", "generation_prompts", "generation_rounds", "idle", "images", "known_failures", "liger",
+         "methods", "mixing", "session")  # fmt: skip
 TESTS = (
     *(str(next((ROOT / "tests").glob(f"*/test_{name}.py")).relative_to(ROOT)) for name in FILES),
     "tests/checkpoint/test_session_state.py::test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from releases import COUNTS_TRUNCATED
 from replaying import Checked, Watch, build, check_losses, original
 
 import trl_replay
@@ -113,6 +114,8 @@ def check_rounds(trainer: Any, rewards: Coins, watch: Watch, limit: int) -> None
 def items(batch: Batch, watch: Watch) -> int:
     """Tokens that count, of rows as they are."""
     rows = [original(batch, row, watch.pad) for row in range(len(batch["advantages"]))]
+    if COUNTS_TRUNCATED:
+        return sum(int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1)).sum()) for row in rows)
     return sum(int(row["mask"].sum()) for row in rows)
 
 

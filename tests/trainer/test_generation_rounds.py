@@ -11,6 +11,7 @@ import pytest
 import torch
 from advantages_by_hand import normalised_sums
 from generating import DEAD, PROMPTS, SIZE, Coins, by_hand, is_dead, rounds_of, train
+from releases import since
 from replaying import build
 from support import LIVE, LOSSES, Rewards, Spy, masked_rollout, record, replayed, weights_hash
 
@@ -270,6 +271,7 @@ def test_a_dataset_smaller_than_a_batch_is_gone_through_again(tmp_path: Any) -> 
     assert set(coins.prompts[1]) == set(PROMPTS[:2])
 
 
+@since("1.9.0", "streams as datasets")
 def test_a_stream_gives_no_new_prompts_but_the_same_ones(tmp_path: Any) -> None:
     from datasets import Dataset
 

@@ -138,8 +138,8 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
     leave_out = ("owner",) if replay.get("replay_scope") != "sharded" else ()
     step, fetch, drawn = session.step, session.scope.fetch, []
 
-    def watched(batch: Any) -> Any:
-        out = step(batch)
+    def watched(*batch: Any) -> Any:
+        out = step(*batch)
         marked.append(session.replaced)
         hashes.append(table_hash(session.buffer.table, leave_out))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())

@@ -1,0 +1,188 @@
+"""One rank of a launch: dead groups generated again, by scope and layout; results as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+
+from ending import end
+from scripted import Gradients, random_of, texts
+from support import Spy, weights_hash
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+PROMPTS = [f"{a}{b}=" for a in range(10) for b in range(10)]
+ROUNDS = 2
+CASES: dict[str, dict[str, Any]] = {
+    "process": {"rows": 8, "replay_scope": "process", "max_steps": 6},
+    "gathered": {"rows": 8, "replay_scope": "gathered", "max_steps": 6},
+    "sharded": {"rows": 8, "replay_scope": "sharded", "max_steps": 6, "replay_refill_prompts": "same"},
+    "batch": {"rows": 8, "replay_scope": "process", "max_steps": 6, "scale_rewards": "batch"},
+    "straddling": {"rows": 6, "replay_scope": "gathered", "max_steps": 6},
+    "straddling, sharded": {"rows": 6, "replay_scope": "sharded", "max_steps": 6, "scale_rewards": "batch"},
+    "no buffer": {"rows": 8, "replay_scope": "process", "replay_buffer_size": 0, "max_steps": 6},
+}
+THREE: dict[str, dict[str, Any]] = {
+    "many": {"rows": 8, "replay_scope": "process", "max_steps": 70, "replay_buffer_size": 0},
+    "straddling": {"rows": 4, "size": 3, "replay_scope": "gathered", "max_steps": 6},
+}
+"""On three ranks; of uneven needs some 200 patterns, one after each generation."""
+SIZE = 4
+
+
+def successes(call: int, group: int, rank: int, size: int) -> int:
+    """How many rows of a group get a reward: a rank of its own chance of a live group."""
+    chance = (0.7, 0.3, 0.1)[rank]
+    random = random_of("successes", call, group)
+    return int(random.integers(1, size)) if random.random() < chance else int(random.choice([0, size]))
+
+
+class Script:
+    """Completions and rewards of one rank, call by call."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.calls: list[dict[str, Any]] = []
+        self.__name__ = "scripted"
+
+    def rollout(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        tokenizer = trainer.processing_class
+        first = self.rank * len(prompts)
+        ids = []
+        for row in range(first, first + len(prompts)):
+            random = random_of("text", len(self.calls), row)
+            ids.append(random.integers(16, 42, random.integers(2, 5)).tolist())
+        told = [tokenizer.decode(row) for row in ids]
+        self.calls.append({"texts": [f"{prompt}>{text}" for prompt, text in zip(prompts, told, strict=True)]})
+        encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        return {"prompt_ids": encoded, "completion_ids": ids, "logprobs": None}
+
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        call = len(self.calls) - 1
+        rewards = []
+        for row in range(self.rank * len(completions), (self.rank + 1) * len(completions)):
+            group, place = divmod(row, self.size)
+            owner = group * self.size // len(completions)
+            rewards.append(float(place < successes(call, group, owner, self.size)))
+        self.calls[-1]["rewards"] = rewards
+        return rewards
+
+
+def build(folder: Path, rank: int, rows: int, size: int = SIZE, **settings: Any) -> tuple[Any, Script]:
+    script = Script(rank, size)
+    defaults = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "ddp_timeout": 120}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(
+            folder, script, PROMPTS, Spy, per_device_train_batch_size=rows, num_generations=size,
+            gradient_checkpointing=False, **{**defaults, **settings},
+        )  # fmt: skip
+    trainer.rollout_func = script.rollout
+    return trainer, script
+
+
+def trained(folder: Path, rank: int, **settings: Any) -> dict[str, Any]:
+    """What a training showed on this rank: every call, and every batch that was put together of them."""
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+    trainer, script = build(folder, rank, **settings)
+    gradients = Gradients()
+    trainer.add_callback(gradients)
+    session = trl_replay.attach(trainer, replay_refill_rounds=ROUNDS, replay_max_fraction=0.0, **replay)
+    steps: list[dict[str, Any]] = []
+    step = session.step
+
+    def watched(batch: Any, score: Any) -> Any:
+        out = step(batch, score)
+        tokenizer = trainer.processing_class
+        steps.append(
+            {
+                "calls": len(script.calls),
+                "texts": texts(out, tokenizer),
+                "advantages": out["advantages"].tolist(),
+                "items": int(out["num_items_in_batch"]),
+                "tokens": int(out["completion_mask"].sum()),
+                "rounds": session.metrics["replay/rounds"],
+                "refilled": session.metrics["replay/refilled_fraction"],
+                "rollouts": session.metrics["replay/rollouts"],
+                "table": list(trainer._logs["completion"]),
+            }
+        )
+        return out
+
+    session.step = watched  # type: ignore[method-assign]
+    trainer.train()
+    assert session.rounds is not None
+    return {
+        "calls": script.calls,
+        "steps": steps,
+        "weights": weights_hash(trainer),
+        "gradient": gradients.kept[0].tolist(),
+        "tries": int(session.rounds.table.tries.sum()),
+        "size": len(session.buffer),
+    }
+
+
+class Asked:
+    """A plugin that does on rank 1 what it must not."""
+
+    def __init__(self, rank: int, what: str) -> None:
+        self.rank = rank
+        self.what = what
+
+    @trl_replay.hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        if self.rank == 1 and context.update == 1:
+            if self.what == "raises":
+                raise ZeroDivisionError("no luck on this rank")
+            return [{"prompt": "9999="}] * len(groups_of_rows)
+        return None
+
+
+FAILING = {"raises": 8, "differs": 6, "is paused": 8}
+
+
+def failing(folder: Path, rank: int, what: str) -> str:
+    """What ends a training in which rank 1 does something of its own."""
+    trl_replay.register(Asked(rank, what), "asked")
+    try:
+        trainer, _ = build(folder, rank, FAILING[what], max_steps=4)
+        settings = {} if what == "is paused" else {"replay_plugins": "asked"}
+        session = trl_replay.attach(trainer, replay_refill_rounds=1, replay_scope="gathered", **settings)
+        if what == "is paused" and rank == 1:
+            session.pause()
+        trainer.train()
+    except trl_replay.ReplayError as error:
+        return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", [])])
+    finally:
+        trl_replay.unregister("asked")
+    return "nothing was raised"
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
+    folder = Path(sys.argv[1])
+    cases = CASES if world == 2 else THREE
+    for name, settings in cases.items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = trained(folder / f"trainer{rank}", rank, **settings)
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(result))
+    for what in FAILING if world == 2 else {}:
+        with contextlib.redirect_stdout(io.StringIO()):
+            words = failing(folder / f"trainer{rank}", rank, what)
+        (folder / f"{what}.{rank}.json").write_text(json.dumps(words))
+    end()
+
+
+if __name__ == "__main__":
+    main()

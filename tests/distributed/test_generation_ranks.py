@@ -1,0 +1,128 @@
+"""Generating again on two and three processes: what each slot holds, by hand, and that nobody waits for anybody."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "ranks"))
+
+from forked import check, launch
+from generation_ranks import CASES, ROUNDS, SIZE, THREE
+
+RUNS = [(world, name, case) for world, cases in {2: CASES, 3: THREE}.items() for name, case in cases.items()]
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory: Any) -> Any:
+    """What every rank of a case showed; each number of processes is launched once."""
+    folders: dict[int, Path] = {}
+
+    def results(world: int, case: str) -> list[Any]:
+        if world not in folders:
+            folders[world] = tmp_path_factory.mktemp(f"generation{world}")
+            script = Path(__file__).parent / "ranks" / "generation_ranks.py"
+            check(launch(script, folders[world], limit=400, local_ranks=tuple(range(world))))
+        return [json.loads((folders[world] / f"{case}.{rank}.json").read_text()) for rank in range(world)]
+
+    return results
+
+
+def is_dead(rewards: list[float]) -> bool:
+    return len(set(rewards)) == 1
+
+
+def groups_of(call: int, ranks: list[Any], key: str, size: int) -> list[list[Any]]:
+    """What all ranks had in a call, by group of all ranks' rows."""
+    together = [value for rank in ranks for value in rank["calls"][call][key]]
+    return [together[start : start + size] for start in range(0, len(together), size)]
+
+
+def held_by_hand(first: int, last: int, ranks: list[Any], size: int, straddles: bool) -> list[tuple[int, int]]:
+    """Of every slot of all ranks, the call and the group that it must hold after the calls `first` to `last`."""
+    rewards = {call: groups_of(call, ranks, "rewards", size) for call in range(first, last)}
+    held = [(first, slot) for slot in range(len(rewards[first]))]
+    for call in range(first + 1, last):
+        parts = [range(len(held))] if straddles else np.array_split(np.arange(len(held)), len(ranks))
+        sources = (
+            [range(len(rewards[call]))] if straddles else np.array_split(np.arange(len(rewards[call])), len(ranks))
+        )
+        for slots, groups in zip(parts, sources, strict=True):
+            dead = [int(slot) for slot in slots if is_dead(rewards[held[slot][0]][held[slot][1]])]
+            live = [int(group) for group in groups if not is_dead(rewards[call][group])]
+            pairs = [(slot, slot) for slot in dead if slot in live] if straddles else zip(dead, live, strict=False)
+            for slot, group in pairs:
+                held[slot] = (call, group)
+    return held
+
+
+def advantages_by_hand(rewards: list[list[float]], scale: str) -> np.ndarray:
+    rows = np.array(rewards)
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    deviation = rows.std(ddof=1) if scale == "batch" else rows.std(axis=1, ddof=1, keepdims=True)
+    return np.asarray((centred / (deviation + 1e-4)).ravel())
+
+
+@pytest.mark.parametrize(
+    ("world", "name", "settings"), RUNS, ids=[f"{world} ranks, {name}" for world, name, _ in RUNS]
+)
+def test_every_slot_holds_what_it_must_on_every_rank(launches: Any, world: int, name: str, settings: Any) -> None:
+    ranks = launches(world, name)
+    size = settings.get("size", SIZE)
+    straddles = settings["rows"] % size != 0
+    assert len({len(rank["calls"]) for rank in ranks}) == 1
+    begin = 0
+    rollouts = refilled = rounds = 0
+    for number in range(len(ranks[0]["steps"])):
+        steps = [rank["steps"][number] for rank in ranks]
+        end = steps[0]["calls"]
+        for call in range(begin, end):
+            assert len({len(rank["calls"][call]["texts"]) for rank in ranks}) == 1, "as many rows on each"
+            rollouts += world * len(ranks[0]["calls"][call]["texts"])
+        held = held_by_hand(begin, end, ranks, size, straddles)
+        texts = [text for step in steps for text in step["texts"]]
+        completions = {call: groups_of(call, ranks, "texts", size) for call in range(begin, end)}
+        assert texts == [text for call, group in held for text in completions[call][group]]
+        rewards = {call: groups_of(call, ranks, "rewards", size) for call in range(begin, end)}
+        expected = advantages_by_hand(
+            [rewards[call][group] for call, group in held], settings.get("scale_rewards", "")
+        )
+        found = [value for step in steps for value in step["advantages"]]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert {step["items"] for step in steps} == {sum(step["tokens"] for step in steps)}
+        assert {step["rounds"] for step in steps} == {end - begin - 1}
+        assert {step["rollouts"] for step in steps} == {rollouts}
+        share = np.mean([call > begin for call, _ in held])
+        assert [step["refilled"] for step in steps] == pytest.approx([share] * world)
+        for step in steps:
+            assert step["table"] == [text.split(">")[1] for text in texts], "the table of completions, on every rank"
+        live = all(not is_dead(rewards[call][group]) for call, group in held)
+        assert live or end - begin - 1 == ROUNDS
+        refilled += int(share > 0)
+        rounds = max(rounds, end - begin - 1)
+        begin = end
+    assert refilled > 1
+    assert rounds == ROUNDS
+    assert len({rank["weights"] for rank in ranks}) == 1
+    own = settings["replay_scope"] == "process"
+    assert sum(rank["tries"] for rank in ranks) == rollouts * (1 if own else world)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("raises", ["rank 1: HookError", "ZeroDivisionError: no luck on this rank"]),
+        ("differs", ["Group 1 of the batch has rows on rank 0 and rank 1", "trl_replay_inputs"]),
+        ("is paused", ["It runs on rank 0 and is paused on rank 1"]),
+    ],
+)
+def test_what_one_rank_does_of_its_own_ends_all_with_the_cause(launches: Any, what: str, words: list[str]) -> None:
+    launches(2, "process")
+    for told in launches(2, what):
+        for part in words:
+            assert part in told

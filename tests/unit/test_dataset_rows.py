@@ -1,0 +1,135 @@
+"""Rows of a dataset: keys of their prompts, an order without repetition, and copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_replay import SeamError
+from trl_replay.generation import dataset_rows
+from trl_replay.generation.dataset_rows import Dataset, PromptSource, RowMemory, prompt_key, repeated
+
+
+def dataset(count: int, of: int | None = None) -> Dataset:
+    """`count` rows with as many prompts, or with only `of`."""
+    rows = [{"prompt": f"{number % (of or count)}=", "number": number} for number in range(count)]
+    return Dataset(lambda: (rows, lambda batch: batch))
+
+
+def numbers(rows: list[Any]) -> list[int]:
+    return [row["number"] for row in rows]
+
+
+# keys
+
+
+def test_a_key_is_of_prompt_and_images_alone() -> None:
+    from PIL import Image
+
+    red, blue = (Image.new("RGB", (2, 2), color) for color in ((255, 0, 0), (0, 0, 255)))
+    one = prompt_key({"prompt": "1=", "answer": "1"})
+    assert one == prompt_key({"prompt": "1=", "answer": "2", "image": None})
+    assert one != prompt_key({"prompt": "2="})
+    messages = [{"role": "user", "content": "1="}]
+    assert prompt_key({"prompt": messages}) == prompt_key({"prompt": [dict(messages[0])]}) != one
+    pictured = [prompt_key({"prompt": "1=", "image": picture}) for picture in (red, blue, red.copy())]
+    assert pictured[0] == pictured[2] != pictured[1]
+    assert len({one, *pictured}) == 3
+    assert prompt_key({"prompt": "1=", "images": [red, blue]}) != prompt_key({"prompt": "1=", "images": [blue, red]})
+    assert prompt_key({"environment": "vault"}) != prompt_key({"environment": "maze"})
+    assert prompt_key({"prompt": np.arange(3)}) == prompt_key({"prompt": np.arange(3)})
+    assert 0 < one < 2**63
+
+
+# new prompts
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 12), st.integers(1, 4), st.lists(st.integers(1, 5), max_size=12), st.integers(0, 3))
+def test_every_row_of_a_part_comes_once_before_any_comes_again(
+    count: int, parts: int, takes: list[int], seed: int
+) -> None:
+    sources = [PromptSource(dataset(count), seed, part, parts) for part in range(parts)]
+    for source in sources:
+        given_out: list[int] = []
+        for take in takes:
+            rows = numbers(source.take(take))
+            assert len(rows) == take
+            assert len(set(rows)) == min(take, len(set(rows)))
+            given_out += rows
+        fit = [rows for rows in takes if rows <= count // parts]
+        if len(fit) == len(takes) and count >= parts:
+            part = len(source._numbers)
+            first = given_out[:part]
+            assert len(set(first)) == len(first)
+
+
+def test_the_parts_of_ranks_have_nothing_in_common() -> None:
+    parts = [set(numbers(PromptSource(dataset(30), 1, part, 3).take(10))) for part in range(3)]
+    assert set.union(*parts) == set(range(30))
+
+
+def test_prompts_of_the_batch_are_passed_over_while_there_are_others() -> None:
+    source = PromptSource(dataset(20), seed=0)
+    present = {prompt_key({"prompt": f"{number}="}) for number in range(15)}
+    assert set(numbers(source.take(5, present))) == set(range(15, 20))
+    everything = {prompt_key({"prompt": f"{number}="}) for number in range(20)}
+    assert len(source.take(3, everything)) == 3, "there are no others"
+
+
+def test_a_dataset_that_repeats_a_few_prompts_is_not_searched_to_its_end() -> None:
+    rows = dataset(100_000, of=2)
+    looked_at = []
+    row = rows.row
+    rows.row = lambda number: looked_at.append(number) or row(number)  # type: ignore[method-assign]
+    present = {prompt_key({"prompt": f"{number}="}) for number in range(2)}
+    assert len(PromptSource(rows, seed=0).take(4, present)) == 4
+    assert len(looked_at) < 200
+
+
+def test_its_state_goes_on_where_it_was_and_begins_anew_with_another_number_of_parts() -> None:
+    source = PromptSource(dataset(9), seed=2)
+    source.take(4)
+    state = source.state_dict()
+    expected = numbers(source.take(5))
+    again = PromptSource(dataset(9), seed=2)
+    again.load_state_dict(state)
+    assert numbers(again.take(5)) == expected
+    for other in (PromptSource(dataset(9), 2, 0, 3), PromptSource(dataset(11), 2)):
+        other.load_state_dict(state)
+        assert (other.position, other.order) == (0, 1)
+
+
+# rows
+
+
+def test_a_collator_that_gives_no_rows_is_refused() -> None:
+    rows = Dataset(lambda: ([{"prompt": "1="}], lambda batch: {"prompt": ["1="]}))
+    with pytest.raises(SeamError, match=r"data_collator makes a dict .* replay_refill_prompts='same'"):
+        rows.row(0)
+
+
+def test_every_repetition_is_a_copy() -> None:
+    row = {"prompt": [{"role": "user", "content": "1="}]}
+    copies = repeated([row], 3)
+    copies[0]["prompt"][0]["content"] = "changed"
+    assert [one["prompt"][0]["content"] for one in (row, *copies)] == ["1=", "changed", "1=", "1="]
+
+
+def test_rows_are_found_in_memory_and_then_in_the_dataset(monkeypatch: Any) -> None:
+    monkeypatch.setattr(dataset_rows, "MEMORY", 2)
+    memory = RowMemory(None)
+    rows = [{"prompt": f"made up {number}"} for number in range(3)]
+    keys = [prompt_key(row) for row in rows]
+    for key, row in zip(keys, rows, strict=True):
+        memory.keep(key, row)
+    assert memory.find(keys) == rows[1:], "the oldest has left, and there is no dataset"
+    found = memory.find([keys[2]])
+    found[0]["prompt"] = "changed"
+    assert memory.find([keys[2]]) == [rows[2]]
+    behind = RowMemory(dataset(6, of=3))
+    assert numbers(behind.find([prompt_key({"prompt": "2="}), 12, prompt_key({"prompt": "0="})])) == [2, 0]

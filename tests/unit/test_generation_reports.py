@@ -1,0 +1,125 @@
+"""What processes tell each other after a generation: on up to five ranks, whole groups and straddling ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_replay import SeamError
+from trl_replay.distributed.row_layout import RowLayout
+from trl_replay.generation.group_layout import GroupLayout
+from trl_replay.generation.merging import KEPT
+from trl_replay.generation.reports import Reports
+
+KEYS = 2**62 + 12345
+
+
+@dataclass
+class Groups:
+    dead: Any
+
+
+@dataclass
+class Known:
+    """What a report reads of a generated batch."""
+
+    fresh: Groups
+    rows: RowLayout
+    groups: Any
+
+
+def known(layout: GroupLayout, rank: int, dead: Any, rows: int, shared: bool) -> Known:
+    """A batch or a round, as rank `rank` sees it: all groups, or its own."""
+    every = np.arange(len(dead) * layout.size)
+    mine = every if shared else every[rank * rows : (rank + 1) * rows]
+    items = (mine * 7) % 11
+    here = every[rank * rows : (rank + 1) * rows]
+    layout_of_rows = RowLayout({"row": mine, "items": items}, {"row": here}, layout.size)
+    groups = mine[:: layout.size] // layout.size
+    return Known(Groups(np.asarray(dead)[groups]), layout_of_rows, groups)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data: Any) -> None:
+    ranks = data.draw(st.integers(1, 5), label="ranks")
+    size = data.draw(st.integers(2, 4), label="size")
+    slots = data.draw(st.integers(1, 4), label="slots")
+    shift = data.draw(st.integers(0, size - 1), label="rows beyond whole groups")
+    rows = slots * size + shift
+    if rows * ranks % size:
+        rows = slots * size
+    layouts = [GroupLayout(rows, size, rank, ranks) for rank in range(ranks)]
+    straddles = layouts[0].straddles
+    shared = straddles or data.draw(st.booleans(), label="shared")
+    groups = layouts[0].groups
+    dead = data.draw(st.lists(st.booleans(), min_size=groups, max_size=groups), label="dead")
+
+    firsts = [tell(layout, dead, None, 0, shared) for layout in layouts]
+    told = [Reports(layout).read(np.stack(firsts), layout.here(layout.rank)) for layout in layouts]
+    assert {one.live for one in told} == {groups - sum(dead)}
+    assert len({one.needed for one in told}) == 1, "the same number everywhere, so that nobody waits"
+    assert (told[0].sources == KEPT).all()
+    if not straddles:
+        by_rank = np.reshape(dead, (ranks, -1)).sum(axis=1)
+        assert told[0].needed == by_rank.max()
+    if not any(dead):
+        return
+
+    count = groups if straddles else told[0].needed * ranks
+    live = data.draw(st.lists(st.booleans(), min_size=count, max_size=count), label="live")
+    of_round = [not one for one in live]
+    seconds = [tell(layout, dead, of_round, told[0].needed, shared) for layout in layouts]
+    heard = [Reports(layout).read(np.stack(seconds), layout.of_round(told[0].needed)) for layout in layouts]
+    sources = heard[0].sources
+    assert all((one.sources == sources).all() for one in heard)
+    taken = np.flatnonzero(sources != KEPT)
+    assert all(dead[slot] and live[sources[slot]] for slot in taken)
+    assert len(set(sources[taken].tolist())) == len(taken)
+    for rank in range(ranks) if not straddles else []:
+        mine = range(rank * slots, (rank + 1) * slots)
+        of_rank = live[rank * told[0].needed : (rank + 1) * told[0].needed]
+        assert sum(slot in taken for slot in mine) == min(sum(dead[slot] for slot in mine), sum(of_rank))
+    if straddles:
+        assert sources[taken].tolist() == taken.tolist()
+    assert heard[0].live == groups - sum(dead) + len(taken)
+    assert heard[0].keys.tolist() == [KEYS + group for group in range(count)]
+    items = np.arange(max(groups, count) * size) * 7 % 11
+    by_group = items.reshape(-1, size).sum(axis=1)
+    assert heard[0].items == sum(int(by_group[sources[slot]] - by_group[slot]) for slot in taken)
+
+
+def tell(layout: GroupLayout, dead: Any, of_round: Any, needed: int, shared: bool) -> Any:
+    """One rank's vector, after the batch or after a round."""
+    current = known(layout, layout.rank, dead, layout.rows, shared)
+    if of_round is None:
+        count, latest = layout.here(layout.rank), None
+    else:
+        count = layout.of_round(needed)
+        rows = layout.rows if layout.straddles else needed * layout.size
+        latest = known(layout, layout.rank, of_round, rows, shared)
+    begin = layout.number(layout.rank, 0, count)
+    keys = [KEYS + begin + place for place in range(count)]
+    return Reports(layout).write(0, current, latest, count, keys)  # type: ignore[arg-type]
+
+
+def test_two_ranks_with_different_prompts_for_one_group_are_told() -> None:
+    layouts = [GroupLayout(6, 4, rank, 2) for rank in range(2)]
+    vectors = np.stack([tell(layout, [False] * 3, None, 0, True) for layout in layouts])
+    assert Reports(layouts[0]).read(vectors, 2).keys.tolist() == [KEYS, KEYS + 1, KEYS + 2]
+    vectors[1, -2:] += 1  # another key
+    vectors[1, -4:-2] += 1
+    with pytest.raises(SeamError, match=r"Group 1 .* rank 0 and rank 1, with different prompts"):
+        Reports(layouts[0]).read(vectors, 2)
+
+
+def test_a_group_is_counted_where_it_begins() -> None:
+    layouts = [GroupLayout(6, 4, rank, 2) for rank in range(2)]
+    assert [layout.begins().tolist() for layout in layouts] == [[True, True], [False, True]]
+    assert [layout.rows_here() for layout in layouts] == [[range(4), range(4, 6)], [range(2), range(2, 6)]]
+    assert [layout.width for layout in layouts] == [2, 2]
