@@ -13,7 +13,8 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_replay.demo.record import Record, train
+from trl_replay.demo.record import Record
+from trl_replay.demo.training import train
 from trl_replay.testing import make_model, make_tokenizer
 
 GROUPS = 8

@@ -1,4 +1,7 @@
-"""The learning benchmark's JSON, tables, thresholds and picture, from its runs' records."""
+"""The learning benchmark's JSON, tables, thresholds and picture, from its runs' records.
+
+python benchmarks/learning_report.py benchmarks/results    # draws the picture anew, prints the tables as Markdown
+"""
 
 from __future__ import annotations
 
@@ -195,6 +198,78 @@ def draw(results: dict[str, Any], path: Path) -> None:
             start = result["runs"][0]["start_accuracy"]
             axis.axhline(start, color="black", linewidth=0.6, linestyle=":", label="start")
             axis.set(title="3-digit addition (dense control)", ylabel="accuracy, held-out problems", xticks=[])
-        axis.legend(frameon=False)
+        each = "thin: each seed; thick: their median" if task == "lock" else "dots: each seed; line: their mean"
+        axis.legend(frameon=False, title=each)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def overview(results: dict[str, Any]) -> list[str]:
+    """The rows of README.md's table, as Markdown."""
+    rows = []
+    for arm, name in {"stock": "stock GRPO", "corrected": "**replay**", "uncorrected": "replay, uncorrected"}.items():
+        lock, addition = (results["tasks"][task]["summary"][arm] for task in ("lock", "addition"))
+        there = " runs got there" if arm == "stock" else ""
+        difference = _difference(addition, arm)
+        cells = [
+            name,
+            f"{_bold(format(lock['reached_median'], ',.0f'), arm)} ({lock['reached_runs']} of {lock['runs']}{there})",
+            _final(lock, arm),
+            f"{lock['dead'] * 100:.0f} % → {lock['dead_after'] * 100:.0f} %",
+            f"{addition['accuracy_mean']:.3f}" + (f", {difference}" if difference else ""),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def details(results: dict[str, Any]) -> list[str]:
+    """The rows of docs/choosing.md's table of the defaults, as Markdown."""
+    rows = []
+    names = {"stock": "stock GRPO", "corrected": "**the defaults**", "uncorrected": "defaults, `correction=none`"}
+    for arm, name in names.items():
+        lock, addition = (results["tasks"][task]["summary"][arm] for task in ("lock", "addition"))
+        reached = _bold(format(lock["reached_median"], ",.0f"), arm)
+        reached += f" ({lock['reached_runs']} of {lock['runs']}{' got there' if arm == 'stock' else ''})"
+        if arm == "corrected":
+            share = lock["reached_median"] / results["tasks"]["lock"]["summary"]["stock"]["reached_median"]
+            reached += f", {share:.3f} of stock's"
+        replaced = "" if arm == "stock" else f"{addition['replaced'] * 100:.0f} %"
+        cells = [
+            name,
+            _rate(lock),
+            reached,
+            _final(lock, arm),
+            _rate(addition),
+            f"{addition['accuracy_mean']:.3f}",
+            _difference(addition, arm),
+            replaced,
+        ]
+        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return rows
+
+
+def _bold(text: str, arm: str) -> str:
+    return f"**{text}**" if arm == "corrected" else text
+
+
+def _final(row: dict[str, Any], arm: str) -> str:
+    low, high = row["final_range"]
+    return f"{_bold(format(row['final_median'], '.2f'), arm)} ({low:.2f}–{high:.2f})"
+
+
+def _rate(row: dict[str, Any]) -> str:
+    return f"{row['learning_rate']:.0e}".replace("e-0", "e-")
+
+
+def _difference(row: dict[str, Any], arm: str) -> str:
+    if "paired_difference" not in row:
+        return ""
+    text = f"{row['paired_difference']:+.3f} ± {row['standard_error']:.3f}".replace("-", "\u2212")
+    return _bold(text, arm)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    found = json.loads((folder / "learning.json").read_text())
+    draw(found, folder / "learning.png")
+    print("\n".join(overview(found)), "\n".join(details(found)), sep="\n\n")

@@ -104,7 +104,8 @@ def perform(job: Job) -> dict[str, Any]:
     import torch
     from transformers import TrainerCallback
 
-    from trl_replay.demo.record import Record, train
+    from trl_replay.demo.record import Record
+    from trl_replay.demo.training import train
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings

@@ -23,6 +23,7 @@ from .loss.bounds import Bounds
 from .loss.gates import Gates
 from .protocols import Stateful, division_of
 from .registry import BUILTIN, Plugin, Registry, Resolved
+from .rehearsal import ENTRIES, Rehearsal, rehearse
 from .sizes import parse_bytes
 from .specs import Kind
 from .strategies.scopes import ProcessScope
@@ -85,6 +86,9 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
     hooks = SessionHooks(plugins.values(), resolved, strategies)
     mixes_rows = not getattr(strategies["mixer"], "takes_whole_groups", False)
     capacity, max_bytes = _capacity(trainer, config, scope)
+    if capacity:
+        stage = _stage(trainer, config, capacity)
+        rehearse(stage, resolved, strategies, config.kwargs_of, lenient=hooks.has_plugins)
     rate_limiter = RateLimiter(config, capacity)
     stateful: dict[str, Stateful] = {RATE_LIMITER: rate_limiter}
     for name, strategy in strategies.items():
@@ -118,6 +122,17 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
         plugins=list(plugins),
         weigh=_weights(config, strategies, plugins.values()),
         stateful=stateful,
+    )
+
+
+def _stage(trainer: Any, config: ReplayConfig, capacity: int) -> Rehearsal:
+    """Made-up groups of this trainer's sizes, as many as replay waits for."""
+    return Rehearsal(
+        trainer.num_generations,
+        len(trainer.reward_func_names),
+        capacity,
+        max(ENTRIES, config.replay_min_size),
+        trainer.accelerator.device,
     )
 
 

@@ -103,9 +103,10 @@ class ReplayConfig:
             Largest share of a generation batch's groups that replay may fill.
         replay_start (`int` or `str`, *optional*, defaults to `"adaptive"`):
             Updates that must be done before anything is replayed; the buffer fills from the beginning. `"adaptive"`
-            waits only where rewards are sparse (of 64 groups or more, fewer than one in ten live): there until 16
-            groups were stored, or a quarter of the buffer's size if that is less, as long as live groups keep coming.
-            After a warm start it does not wait. `None` or `0` waits for nothing.
+            waits where rewards are sparse (fewer than four live groups so far, or fewer than one in ten), from the
+            first update on: until 16 groups were stored, or a quarter of the buffer's size if that is less, as long
+            as live groups keep coming, and for a quarter of the run at most. Once it has begun it does not wait
+            again, and after a warm start not at all. `None` or `0` waits for nothing.
         replay_start_pass_rate (`float`, *optional*):
             Nothing is replayed before the running share of completions that pass has reached this (averaged over about
             32 batches). No such limit if not set.
@@ -261,7 +262,7 @@ class ReplayConfig:
     )
     replay_start: int | str | None = field(
         default=_unless_given(ADAPTIVE),
-        metadata=_help("Updates before anything is replayed; adaptive waits while rewards are sparse."),
+        metadata=_help("Updates before anything is replayed; adaptive waits at first where rewards are sparse."),
     )
     replay_start_pass_rate: float | None = field(
         default=_unless_given(None),

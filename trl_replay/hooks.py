@@ -26,6 +26,7 @@ import pluggy
 import torch
 from numpy.typing import NDArray
 
+from . import hookspecs
 from .errors import BatchError, HookError, PluginError, ResultError
 from .fields import IMAGE_KEYS
 from .hookspecs import PROJECT, hookimpl
@@ -203,6 +204,12 @@ class SessionHooks:
         """Whether a plugin implements a hook, configured strategies apart."""
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return any(not isinstance(implementation.plugin, _Configured) for implementation in implementations)
+
+    @property
+    def has_plugins(self) -> bool:
+        """Whether a plugin implements any session hook."""
+        names = [name.removeprefix(f"{PROJECT}_") for name in vars(hookspecs.SessionHooks) if name.startswith(PROJECT)]
+        return any(self.has_plugin_for(name) for name in names)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""

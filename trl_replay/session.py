@@ -408,6 +408,7 @@ class Session:
             "measured": self.tap.stats.state_dict(rows) if self.carry.drawn else {},
             "metrics": self.metrics,
             "reference": self.reference,
+            "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
             "rounds": None if self.rounds is None else self.rounds.state_dict(),
             **self.components.state_dict(),

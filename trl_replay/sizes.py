@@ -39,3 +39,16 @@ def format_bytes(nbytes: float) -> str:
         if nbytes >= UNITS[unit]:
             return f"{nbytes / UNITS[unit]:.3g} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def counted(number: object, noun: str, several: str | None = None) -> str:
+    """A number with its noun: `1 group`, `2 groups`.
+
+    Args:
+        number: Of them.
+        noun (`str`): One of them.
+        several (`str`, *optional*): Any other number of them, where it is not the noun and an s.
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {several or noun + 's'}"

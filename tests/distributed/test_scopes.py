@@ -91,6 +91,16 @@ def test_all_ranks_have_the_same_table_after_every_step(
         assert rank["drawn"] == ranks[0]["drawn"]
 
 
+@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
+def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches: Launches, scope: str) -> None:
+    """Rewards are sparse: a quarter of 12 updates. Of private buffers the other rank's stays empty."""
+    ranks = launches(2, f"waiting {scope}")
+    filled = [[any(step["replayed"]) for step in rank["steps"]] for rank in ranks]
+    assert [any(places) for places in zip(*filled, strict=True)] == [False] * 3 + [True] * 9
+    assert ranks[0]["size"] == 1
+    assert ranks[1]["size"] == int(scope != "process")
+
+
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
 def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
     launches: Launches, world: int, scope: str, layout: str

@@ -476,7 +476,10 @@ SPOILING = {"sampler": spoiling_sampler, "evictor": spoiling_evictor, "scorer": 
 
 
 @pytest.mark.parametrize("kind", SPOILING)
-def test_42_a_strategy_cant_write_to_a_core_column(tmp_path: Any, kind: str) -> None:
+def test_42_a_strategy_cant_write_to_a_core_column(tmp_path: Any, kind: str, monkeypatch: Any) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match="read-only"):  # as a trial before training shows
+        trl_replay.attach(make_trainer(tmp_path, Rewards([LIVE] * 3)), **{f"replay_{kind}": SPOILING[kind]})
+    monkeypatch.setattr("trl_replay.assembly.rehearse", lambda *given, **named: None)
     trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [LIVE, DEAD, DEAD]), max_steps=6)
     session = trl_replay.attach(trainer, **{f"replay_{kind}": SPOILING[kind]}, replay_buffer_size=4, replay_cooldown=2)
     with pytest.raises(trl_replay.HookError, match=f"The {kind} .*read-only"):

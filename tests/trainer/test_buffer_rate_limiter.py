@@ -22,48 +22,6 @@ def test_nothing_is_replayed_before_the_start(tmp_path: Any) -> None:
     assert "2 x replay_start allows 0 of 3 groups" in session.explain()
 
 
-SPARSE = [LIVE, *[DEAD] * 15], [DEAD] * 16, [LIVE, *[DEAD] * 15], [DEAD] * 16
-"""Batches of 16 groups, one of which is live in every second batch: of 64 groups, two."""
-
-
-def sparse_run(tmp_path: Any, script: Any, **settings: Any) -> tuple[list[int], trl_replay.Session]:
-    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=len(script), per_device_train_batch_size=64)
-    session = trl_replay.attach(trainer, **settings)
-    steps = record(session)
-    trainer.train()
-    return replayed(steps), session
-
-
-def test_with_sparse_rewards_replay_waits_for_a_quarter_of_the_buffer(tmp_path: Any) -> None:
-    script = [*SPARSE, *SPARSE, [LIVE, LIVE, *[DEAD] * 14], [DEAD] * 16, [DEAD] * 16]
-    counts, session = sparse_run(tmp_path, script, replay_buffer_size=20)
-    # three batches are too few to judge by; then 5 entries are needed: the ninth batch's two are the fifth and sixth
-    assert counts == [0, 1, 1, 0, 0, 0, 0, 0, 0, 6, 6]
-    assert (
-        "6 x replay_start='adaptive' (sparse rewards, too few entries yet) allows 0 of 16 groups" in session.explain()
-    )
-    for start in (0, None):
-        assert sparse_run(tmp_path, script, replay_buffer_size=20, replay_start=start)[0][3:7] == [2, 2, 3, 3]
-
-
-def test_it_does_not_wait_for_live_groups_that_have_ceased_to_come(tmp_path: Any) -> None:
-    """One group of the first 16 was live, and then none: after 64 groups more there is nothing to wait for."""
-    script = [[LIVE, *[DEAD] * 15], *[[DEAD] * 16] * 7]
-    assert sparse_run(tmp_path, script)[0] == [0, 1, 1, 0, 0, 1, 1, 1]
-
-
-def test_it_does_not_wait_for_entries_that_a_limit_lets_leave_meanwhile(tmp_path: Any) -> None:
-    """Of a live group in every second batch no more than two are ever young enough, and five are to come first."""
-    counts, _ = sparse_run(tmp_path, SPARSE * 3, replay_buffer_size=20, replay_max_age=4)
-    assert counts == [0, 1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2]
-
-
-def test_with_rewards_that_are_not_sparse_nothing_waits(tmp_path: Any) -> None:
-    script = [[LIVE, HALF, *[DEAD] * 14], [LIVE, HALF, *[DEAD] * 14], *[[DEAD] * 16, [*[LIVE] * 4, *[DEAD] * 12]] * 3]
-    counts, _ = sparse_run(tmp_path, script)
-    assert counts == [0, 2, 4, 4, 8, 8, 12, 12]
-
-
 def test_replay_starts_once_the_running_pass_rate_is_reached(tmp_path: Any) -> None:
     """The rate begins at the first batch's 3/12 and moves by 1/32 of the difference: 8/32, then 31/32 of it ..."""
     passing = [[1.0, 1.0, 1.0, 1.0]] * 3

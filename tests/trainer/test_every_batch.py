@@ -224,7 +224,7 @@ def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(t
         tmp_path, script, beta=0.1, sync_ref_model=True, ref_model_sync_steps=3, ref_model_mixup_alpha=1.0,
         max_steps=8, learning_rate=3e-2,
     )  # fmt: skip
-    session, watch = replay(trainer)
+    session, watch = replay(trainer, replay_start=0)
     for number, slots in enumerate(watch.slots):
         for _, serial in slots:
             assert watch.origin[serial][0] // 3 == number // 3, "nothing from before the last sync (every 3 updates)"

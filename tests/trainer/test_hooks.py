@@ -355,6 +355,13 @@ def test_an_error_in_a_hook_names_plugin_distribution_hook_and_update(tmp_path, 
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.fixture
+def untried(monkeypatch):
+    """Strategies are not tried at attach, and go wrong in training."""
+    monkeypatch.setattr("trl_replay.assembly.rehearse", lambda *given, **named: None)
+
+
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("kind", KIND_OF_HOOK.values())
 def test_an_error_in_a_strategy_names_it_with_its_plugin(tmp_path, kind):
     hook = {kind: hook for hook, kind in KIND_OF_HOOK.items()}[kind]
@@ -367,6 +374,7 @@ def test_an_error_in_a_strategy_names_it_with_its_plugin(tmp_path, kind):
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.usefixtures("untried")
 def test_an_error_in_a_strategy_that_was_given_as_an_object_names_it(tmp_path):
     with pytest.raises(HookError, match=r"^The sampler 'boom' failed in trl_replay_sample at update 1: ValueError"):
         train(tmp_path, replay_plugins=None, replay_sampler=boom)
@@ -477,6 +485,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize(("kind", "strategy", "words"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_result_names_the_strategy_that_gave_it(tmp_path, kind, strategy, words):
     start = rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) returned .*{words}.*"
@@ -615,6 +624,7 @@ def test_a_compose_hook_that_drops_a_placement_is_an_error(tmp_path):
             trainer.train()
 
 
+@pytest.mark.usefixtures("untried")
 def test_a_correction_that_is_not_finite_is_an_error(tmp_path):
     def broken(rows, context):
         return Corrected(torch.full_like(rows.logps, float("nan")))

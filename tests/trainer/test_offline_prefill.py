@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from resuming import build, digits
-from support import DEAD, LIVE, Rewards, record
+from support import DEAD, LIVE, Rewards, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
@@ -147,24 +147,21 @@ def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(t
     assert group.tensors["sampling_per_token_logps"].tolist() == group.tensors["old_per_token_logps"].tolist()
 
 
-def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Path) -> None:
-    """One group in 16 is live in four batches: without the file, replay would wait for 16 stored groups."""
-    rows = [
+@pytest.mark.parametrize("given", ["nothing", "a file", "rows"])
+def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Path, given: str) -> None:
+    """One group in 16 is live: without the warm start, replay waits, and at most for a quarter of the run."""
+    made = [
         {"prompt": "1=", "completion": text, "reward": reward}
         for text, reward in (("2", 1.0), ("3", 0.0), ("4", 0.0), ("5", 0.0))
     ]
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    sparse = [LIVE, *[DEAD] * 15]
-    replaced = {}
-    for start in (None, str(path)):
-        trainer = make_trainer(
-            tmp_path, Rewards(*[sparse] * 4, [DEAD] * 16), max_steps=5, per_device_train_batch_size=64
-        )
-        session = trl_replay.attach(trainer, replay_warm_start=start)
-        steps = record(session)
-        trainer.train()
-        _, last = steps[-1]
-        replaced[start] = int((last["trl_replay_rows"][:, 0] < 0).sum())
-    assert replaced[None] == 0
-    assert replaced[str(path)] > 0
+    path.write_text("\n".join(json.dumps(row) for row in made))
+    scripted = Rewards([LIVE, DEAD, DEAD, DEAD], *[[DEAD] * 4] * 3)
+    trainer = make_trainer(tmp_path, scripted, max_steps=12, per_device_train_batch_size=16, max_completion_length=2)
+    session = trl_replay.attach(trainer, replay_warm_start=str(path) if given == "a file" else None)
+    if given == "rows":
+        session.buffer.add(made)
+    steps = record(session)
+    trainer.train()
+    waited = given == "nothing"
+    assert replayed(steps)[1:4] == ([0, 0, 1] if waited else [2, 2, 2])

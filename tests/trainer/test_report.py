@@ -39,6 +39,8 @@ def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any, capsys: Any) ->
     assert [entry["score"] for entry in found["top"] + found["bottom"]] == scores
     assert found["score"]["greatest"] == scores[0]
     assert found["age"]["least"] >= 0
+    assert found["mean_reward"]["mean"] == pytest.approx(sum(found["columns"]["mean_reward"]) / 5)
+    assert "pass_rate" not in found, "a mean reward is no rate"
     assert all(len(entry["completions"]) == 4 for entry in found["top"])
     for entry in found["top"]:
         for row in entry["completions"]:
@@ -112,6 +114,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -
     assert parsed.titles == [
         "What replay did", "Dead groups", "Reward", "Replayed share", "How far the policy has moved",
         "In the buffer now", "Ages", "Uses", "Scores", "Mean rewards", "Highest scores", "Lowest scores",
+        "Settings in force",
     ]  # fmt: skip
     assert text.count("<svg") == 8
     assert "nan" not in re.sub(r"<code>.*?</code>", "", text).lower()
@@ -130,6 +133,33 @@ def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Pat
     assert Page(text).titles == ["What replay could do", "Dead groups", "Reward"]
     assert "This run used no replay. <b>" in text
     assert "of its groups were dead" in text
+
+
+def test_the_report_tells_the_settings_that_were_in_force(run: Any) -> None:
+    folder, session = run
+    buffer = inspect(folder / "checkpoint-12")
+    assert buffer["settings"] == session.config.to_dict()
+    text = page("run", [], {**buffer, "settings": {"replay_evictor": "fifo", "replay_seed": None}})
+    changed, usual = text.partition("<h2>Settings in force</h2>")[2].split("<details>")
+    assert re.findall("<th>(.*?)</th><td><code>(.*?)</code>", changed) == [("replay_evictor", "&quot;fifo&quot;")]
+    assert re.findall("<th>(.*?)</th><td><code>(.*?)</code>", usual) == [("replay_seed", "null")]
+    assert "All settings are the defaults." in page("run", [], {**buffer, "settings": {"replay_seed": None}})
+    assert "Settings" not in page("run", [], {**buffer, "settings": {}}), "of a release that did not keep them"
+
+
+def test_one_of_a_kind_is_told_in_the_singular(run: Any) -> None:
+    folder, _ = run
+    counts = ("groups", "num_generations", "update", "waiting", "processes")
+    buffer = {**inspect(folder / "checkpoint-12"), "bytes": 5, **dict.fromkeys(counts, 1)}
+    log = [{"step": 1, "frac_reward_zero_std": 0.5, "reward": 1.0}]
+    text = page("run", log, buffer)
+    assert "run, 1 logged step, up to step 1" in text
+    assert "1 group of 1 completion, 5 B of payload, after 1 update; 1 more group waits for the next batch." in text
+    assert "Scope “process”, 1 process." in text
+    text = page("run", log * 2, {**buffer, **dict.fromkeys(counts, 2)})
+    assert "run, 2 logged steps" in text
+    assert "2 groups of 2 completions, 5 B of payload, after 2 updates; 2 more groups wait for the next batch." in text
+    assert "2 processes." in text
 
 
 def test_equal_completions_are_told_once_and_the_best_come_first(run: Any) -> None:
@@ -202,10 +232,11 @@ def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
         buffer[key] = MARKUP
     buffer["top"][0] |= {"prompt": MARKUP, "age": MARKUP, "uses": MARKUP}
     buffer["top"][0]["completions"][0]["text"] = MARKUP
+    buffer["settings"] = {MARKUP: MARKUP, "replay_seed": MARKUP}
     buffer["columns"]["score"] = [MARKUP, float("nan"), 1.0]
     text = page(MARKUP, [], buffer)
     assert Tags(text).names == expected
-    assert text.count("&lt;script&gt;") == 12, "the name twice, six numbers, four values of an entry"
+    assert text.count("&lt;script&gt;") == 15, "the name twice, six numbers, four of an entry, three of settings"
 
 
 def rewrite(checkpoint: Path, change: Any) -> None:

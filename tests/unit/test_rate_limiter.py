@@ -94,7 +94,7 @@ def test_without_a_floor_the_effective_sample_size_changes_nothing() -> None:
 # with replay_start="adaptive"
 
 
-def adaptive(*batches: list[list[float]], capacity: int = 64, inserted: int = 0) -> int:
+def adaptive(*batches: list[list[float]], capacity: int = 64, inserted: int = 1) -> int:
     """Slots allowed of 16 after these batches."""
     limits = limiter(capacity, replay_start="adaptive")
     seen(limits, *batches)
@@ -105,12 +105,10 @@ def adaptive(*batches: list[list[float]], capacity: int = 64, inserted: int = 0)
 ONE_OF_16, NONE_OF_16 = [LIVE, *[DEAD] * 15], [DEAD] * 16
 
 
-def test_sparse_rewards_wait_until_enough_was_stored() -> None:
-    sparse = [ONE_OF_16] * 4
-    assert adaptive(*sparse[:3]) == 16, "48 groups are too few to judge by"
-    assert adaptive(*sparse) == 0
-    assert [adaptive(*sparse, inserted=count) for count in (15, 16)] == [0, 16]
-    assert [adaptive(*sparse, capacity=20, inserted=count) for count in (4, 5)] == [0, 16], "a quarter of the buffer"
+def test_sparse_rewards_wait_from_the_first_batch_until_enough_was_stored() -> None:
+    assert [adaptive(*[ONE_OF_16] * batches) for batches in (1, 2, 3, 4, 9)] == [0] * 5
+    assert [adaptive(ONE_OF_16, inserted=count) for count in (15, 16)] == [0, 16]
+    assert [adaptive(ONE_OF_16, capacity=20, inserted=count) for count in (4, 5)] == [0, 16], "a quarter of the buffer"
 
 
 def test_rewards_are_sparse_below_one_live_group_in_ten() -> None:
@@ -119,19 +117,47 @@ def test_rewards_are_sparse_below_one_live_group_in_ten() -> None:
     assert adaptive(*[one_of_10] * 6, none_of_10) == 0
 
 
+def test_in_the_beginning_they_are_sparse_below_four_live_groups() -> None:
+    """However many of the few that were seen: one batch of three groups says little."""
+    assert [adaptive([LIVE] * live) for live in (1, 2, 3, 4)] == [0, 0, 0, 16]
+    assert [adaptive([LIVE], [LIVE], [LIVE] * live) for live in (1, 2)] == [0, 16]
+
+
 def test_after_a_warm_start_nothing_waits() -> None:
     limits = limiter(replay_start="adaptive")
     seen(limits, *[ONE_OF_16] * 4)
+    limits.inserted(4)
     assert limits.slots_allowed(16, 9)[0] == 0
     limits.prefilled()
     assert limits.slots_allowed(16, 9)[0] == 16
 
 
+def test_what_has_begun_does_not_wait_again() -> None:
+    limits = limiter(replay_start="adaptive")
+    seen(limits, [LIVE] * 4)
+    limits.inserted(4)
+    assert limits.slots_allowed(16, 1)[0] == 16
+    limits.drawn(2)
+    seen(limits, *[ONE_OF_16] * 9)
+    assert limits.slots_allowed(16, 9)[0] == 16
+
+
+def test_nothing_waits_longer_than_a_quarter_of_the_run() -> None:
+    limits = limiter(replay_start="adaptive")
+    seen(limits, ONE_OF_16)
+    limits.inserted(1)
+    limits.planned = 22
+    assert [limits.slots_allowed(16, update)[0] for update in (1, 4, 5)] == [0, 0, 16]
+
+
 def test_it_does_not_wait_where_no_live_group_came_or_none_comes_any_more() -> None:
-    assert adaptive(*[NONE_OF_16] * 9) == 16
-    assert adaptive(ONE_OF_16, *[NONE_OF_16] * 4) == 0, "64 groups since, which is four times the mean distance"
-    assert adaptive(ONE_OF_16, *[NONE_OF_16] * 5) == 16
-    assert adaptive(ONE_OF_16, NONE_OF_16, ONE_OF_16, *[NONE_OF_16] * 6) == 0, "the distance is 24 now"
+    assert adaptive(*[NONE_OF_16] * 9, inserted=0) == 16
+    assert adaptive(ONE_OF_16, inserted=0) == 16, "it is not stored yet: the buffer is empty"
+    assert adaptive(ONE_OF_16, *[NONE_OF_16] * 10) == 0, "160 groups since, which is four times 40"
+    assert adaptive(ONE_OF_16, *[NONE_OF_16] * 11) == 16
+    assert adaptive(*[NONE_OF_16] * 5, ONE_OF_16, *[NONE_OF_16] * 24) == 0, "the distance is 96 here"
+    assert adaptive(*[NONE_OF_16] * 5, ONE_OF_16, *[NONE_OF_16] * 25) == 16
+    assert adaptive(ONE_OF_16, NONE_OF_16, ONE_OF_16, *[NONE_OF_16] * 6) == 0, "and 24 here"
     assert adaptive(ONE_OF_16, NONE_OF_16, ONE_OF_16, *[NONE_OF_16] * 7) == 16
 
 

@@ -12,11 +12,12 @@ from ..validation import ADAPTIVE
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
-SPARSE, EVIDENCE, ENOUGH, PATIENCE = 0.1, 64, 16, 4
-"""With `replay_start="adaptive"`: rewards are sparse if less than this share of the groups seen were live, judged once
-so many were seen. Then replay waits until so many groups were stored, or a quarter of the buffer's size, as long as
-live groups keep coming: within so many times their mean distance. Groups that have left since count too: with a limit
-on age or bytes the buffer may never hold so many at once. After a warm start nothing waits."""
+SPARSE, EVIDENCE, ENOUGH, PATIENCE, PART = 0.1, 40, 16, 4, 4
+"""With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live; so
+many groups count as seen from the first batch on. Then replay waits until so many groups were stored, or a quarter of
+the buffer's size, as long as live groups keep coming: within so many times their mean distance. It never waits longer
+than the run's updates divided by the last number, nor again once it has begun, nor after a warm start. Groups that
+have left since count too: with a limit on age or bytes the buffer may never hold so many at once."""
 
 
 class RateLimiter:
@@ -30,12 +31,14 @@ class RateLimiter:
     Attributes:
         fraction (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
             the last replay is below the floor, doubled again while it is not. One group is the least.
+        planned (`int`): Updates of the run that is being trained; 0 if that is not known.
     """
 
     def __init__(self, config: ReplayConfig, capacity: int) -> None:
         self._config = config
         self._capacity = capacity
         self.fraction = 1.0
+        self.planned = 0
         self._pass_rate: float | None = None
         self._inserted = 0
         self._drawn = 0
@@ -99,8 +102,7 @@ class RateLimiter:
         """
         config = self._config
         if config.replay_start == ADAPTIVE:
-            enough = min(ENOUGH, self._capacity // 4)
-            if self._inserted < enough and self._sparse():
+            if self._waits(update):
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
         elif update < int(config.replay_start or 0):
             return 0, "replay_start"
@@ -115,13 +117,23 @@ class RateLimiter:
             limits.append((self.entries_left, "replay_samples_per_insert"))
         return min(limits)
 
-    def _sparse(self) -> bool:
-        """Whether live groups are rare and yet keep coming."""
-        rare = self._live < SPARSE * self._seen
-        if self._prefilled or self._seen < EVIDENCE or not rare or not self._live:
+    def _waits(self, update: int) -> bool:
+        """Whether too few groups were stored yet of rewards that are sparse."""
+        enough = min(ENOUGH, self._capacity // 4)
+        has_begun = self._prefilled or self._drawn > 0
+        if has_begun or not 0 < self._inserted < enough:  # with nothing stored, nothing is held back
+            return False
+        too_late = self.planned > 0 and update >= self.planned // PART
+        return not too_late and self._is_sparse() and self._live_groups_keep_coming()
+
+    def _is_sparse(self) -> bool:
+        return self._live < SPARSE * max(self._seen, EVIDENCE)
+
+    def _live_groups_keep_coming(self) -> bool:
+        if not self._live:
             return False
         since_live = self._seen - self._seen_at_live
-        mean_distance = self._seen_at_live / self._live
+        mean_distance = max(self._seen_at_live, EVIDENCE) / self._live
         return since_live <= PATIENCE * mean_distance
 
     def state_dict(self) -> Mapping[str, Any]:

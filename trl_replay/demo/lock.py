@@ -8,7 +8,6 @@ of its own: codes, model, data order and completions; arms are compared on the s
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -19,30 +18,15 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..testing import make_model, make_tokenizer
-from .record import Record, train
+from .puzzle import KEYS, LETTERS, codes, reward
+from .record import Record
+from .training import train
 
-KEYS = 8
-LETTERS = "abcdefghijklmnop"
 GROUPS = 8
 GENERATIONS = 8
 HIDDEN_SIZE = 64
 LEARNING_RATES = {"stock": 5e-4, "replay": 3e-4}
 """Each arm's best of the grid in benchmarks/learning.py, by final reward on seeds that are not shown."""
-
-
-def codes(seed: int) -> dict[str, str]:
-    """The code that opens each key."""
-    rng = random.Random(seed)
-    code_of = {}
-    for key in range(KEYS):
-        first = rng.choice(LETTERS)
-        code_of[str(key)] = first + rng.choice(LETTERS)
-    return code_of
-
-
-def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """1 for the right code, else 0."""
-    return [float(completion == code) for completion, code in zip(completions, answer, strict=True)]
 
 
 @cache

@@ -23,6 +23,8 @@ INNER_WIDTH = WIDTH - LEFT - RIGHT
 INNER_HEIGHT = HEIGHT - TOP - BOTTOM
 BASE = HEIGHT - BOTTOM
 """Where the x axis is."""
+UNDER = 22
+"""How far below the x axis its numbers stand: the number of the y axis at its foot stays apart from the first."""
 BROADEST = 64
 """Greatest width of a bar."""
 MANY = 120
@@ -63,6 +65,7 @@ class _Axes(NamedTuple):
 def line_chart(
     lines: Sequence[Line],
     x_label: str,
+    y_label: str,
     percent: bool = False,
     low: float | None = None,
 ) -> str:
@@ -71,6 +74,7 @@ def line_chart(
     Args:
         lines (`Sequence[Line]`): Those without points are left out.
         x_label (`str`): Below the axis.
+        y_label (`str`): Over the other one.
         percent (`bool`, *optional*, defaults to `False`): Values are shares; the axis goes from 0 to 100 %.
         low (`float`, *optional*): Lower end of the axis, if values do not go below it.
     """
@@ -80,7 +84,7 @@ def line_chart(
     bottom, top = _y_range(lines, percent, low)
     y_ticks = ticks(bottom, top)
     axes = _axes(lines, min(bottom, y_ticks[0]), max(top, y_ticks[-1]))
-    parts = [_grid(axes, y_ticks, percent)]
+    parts = [_grid(axes, y_ticks, percent), _y_name(y_label)]
     for value in _x_ticks(axes):
         parts.append(_x_tick(axes.x(value), _shown(value)))
     for line in lines:
@@ -176,7 +180,7 @@ def _legend(lines: Sequence[Line]) -> str:
         label = escape(line.label)
         keys.append(f'<span><i style="background:{color}"></i>{label}</span>')
         if len(line.points) >= MANY:
-            note = f"<span>thick: means of {_span(line)} steps</span>"
+            note = f"<span>thin: each logged step; thick: means of {_span(line)} of them</span>"
     return f'<p class="legend">{"".join(keys)}{note}</p>'
 
 
@@ -203,7 +207,7 @@ def histogram(
     y_ticks = [value for value in ticks(0, highest) if value == int(value)]
     top = max(highest, y_ticks[-1])
     axes = _Axes(0, len(heights), 0, top)
-    parts = [_grid(axes, y_ticks), _axis_label(4, 12, "groups")]
+    parts = [_grid(axes, y_ticks), _y_name("groups")]
     every = _label_distance(labels)
     unit = INNER_WIDTH / len(heights)
     for number, label in enumerate(labels):
@@ -364,9 +368,13 @@ def _x_tick(x: float, text: str) -> str:
         "text",
         escape(text),
         x=f"{x:.1f}",
-        y=BASE + 16,
+        y=BASE + UNDER,
         text_anchor="middle",
     )
+
+
+def _y_name(text: str) -> str:
+    return _axis_label(4, 12, text)
 
 
 def _axis_label(x: float, y: float, text: str, **attributes: str) -> str:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
 from ..sizes import format_bytes
 from .estimate import Estimate, Period
-from .page import POLICY, STYLE
+from .page import document
 
 HEAD = ("steps", "dead groups", "all wrong", "all right")
 
 
 def facts(found: Estimate) -> list[tuple[str, str]]:
     """The figures of the whole run, each with its name."""
-    bound = "none: every group was dead" if found.bound is None else f"{found.bound:.2f} times the live groups a batch"
-    rows = [("dead groups", _percent(found.dead)), ("most that filling them gives", bound)]
+    rows = [
+        ("dead groups", _percent(found.dead)),
+        ("most that filling them gives", _bound(found.bound)),
+    ]
     if found.completion_tokens is not None:
-        rows.append(("mean tokens of a completion", f"{found.completion_tokens:.0f}"))
+        tokens = f"{found.completion_tokens:.0f}"
+        rows.append(("mean tokens of a completion", tokens))
     if found.group_bytes is not None and found.buffer_bytes is not None:
-        rows.append(("a stored group", format_bytes(found.group_bytes)))
-        rows.append(("the whole buffer, where it is held", format_bytes(found.buffer_bytes)))
+        group = format_bytes(found.group_bytes)
+        buffer = format_bytes(found.buffer_bytes)
+        rows.append(("a stored group", group))
+        rows.append(("the whole buffer, where it is held", buffer))
     rows.append(("replay_scope", found.scope))
     return rows
+
+
+def _bound(bound: float | None) -> str:
+    if bound is None:
+        return "none: every group was dead"
+    return f"{bound:.2f} times the live groups a batch"
 
 
 def course(found: Estimate) -> list[list[str]]:
@@ -34,31 +46,57 @@ def write_page(found: Estimate, path: str | Path) -> Path:
     """Writes the page and returns its path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = escape(f"What replay could do for {found.source}")
-    advice = "".join(f"<li>{escape(words)}</li>" for words in found.advice)
-    figures = _table((), [list(fact) for fact in facts(found)])
-    text = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}<title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
-        f"<h1>{title}</h1><section><h2>Figures</h2>{figures}</section>"
-        f'<section class="wide"><h2>Over the run</h2>{_table(HEAD, course(found))}</section>'
-        f'<section class="wide"><h2>What to set</h2><ul>{advice}</ul></section></main></body></html>\n'
-    )
+    text = _page(found)
     path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
 
 
+def _page(found: Estimate) -> str:
+    title = escape(f"What replay could do for {found.source}")
+    figures = [_line("td", fact) for fact in facts(found)]
+    periods = [_line("td", period) for period in course(found)]
+    advice = [_element("li", escape(words)) for words in found.advice]
+    sections = [
+        f"<h1>{title}</h1>",
+        _section("Figures", _table(figures)),
+        _section("Over the run", _table([_line("th", HEAD), *periods])),
+        _section("What to set", _element("ul", "".join(advice))),
+    ]
+    return document(title, "".join(sections))
+
+
+def _section(title: str, content: str) -> str:
+    return f'<section class="wide"><h2>{title}</h2>{content}</section>'
+
+
+def _table(lines: list[str]) -> str:
+    table = _element("table", "".join(lines))
+    return f'<div class="scroll">{table}</div>'
+
+
+def _line(tag: str, texts: Iterable[str]) -> str:
+    """A line of a table, its cells made of the `tag`."""
+    cells = [_element(tag, escape(text)) for text in texts]
+    return _element("tr", "".join(cells))
+
+
+def _element(tag: str, content: str) -> str:
+    return f"<{tag}>{content}</{tag}>"
+
+
 def _row(period: Period) -> list[str]:
-    steps = f"{period.first}" if period.first == period.last else f"{period.first} to {period.last}"
-    return [steps, _percent(period.dead), _percent(period.all_wrong), _percent(period.all_right)]
+    steps = str(period.first)
+    if period.last != period.first:
+        steps += f" to {period.last}"
+    return [
+        steps,
+        _percent(period.dead),
+        _percent(period.all_wrong),
+        _percent(period.all_right),
+    ]
 
 
 def _percent(share: float | None) -> str:
-    return "not told" if share is None else f"{share:.0%}"
-
-
-def _table(head: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = ["".join(f"<th>{escape(words)}</th>" for words in head)] if head else []
-    for row in rows:
-        lines.append("".join(f"<td>{escape(words)}</td>" for words in row))
-    return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>'
+    if share is None:
+        return "not told"
+    return f"{share:.0%}"

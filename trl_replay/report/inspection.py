@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from ..checkpoint import format as saved
 from ..errors import CheckpointError
 from ..offline.export import PORTION, Source, StoredEntry, of_checkpoint, rows_of
-from ..sizes import format_bytes
+from ..sizes import counted, format_bytes
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 SUMMARISED = {
     "age": "age in updates",
     "uses": "uses",
     "score": "score",
-    "pass_rate": "mean reward",
+    "mean_reward": "mean reward",
     "completion_tokens": "completion tokens",
 }
 """What is summarised, and in which words `trl-replay inspect` names it."""
@@ -45,11 +45,12 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
     identity = states[0].identity
     update = _count(states[0].session["update"], "update", folder)
     age = update - columns["step"]
-    pass_rate = columns["reward_mean"].astype(float)
+    mean_reward = columns["reward_mean"].astype(float)
     source = of_checkpoint(checkpoint)
     return {
         "checkpoint": str(checkpoint),
         "update": update,
+        "settings": _settings(states[0].session.get("settings")),
         "scope": str(identity.scope),
         "processes": _count(identity.processes, "processes", folder),
         "num_generations": _count(
@@ -63,16 +64,21 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "age": summary(age),
         "uses": summary(columns["uses"]),
         "score": summary(columns["score"]),
-        "pass_rate": summary(pass_rate),
+        "mean_reward": summary(mean_reward),
         "completion_tokens": summary(columns["tokens"]),
         "columns": {
             "age": age.tolist(),
             "uses": columns["uses"].tolist(),
             "score": columns["score"].tolist(),
-            "pass_rate": pass_rate.tolist(),
+            "mean_reward": mean_reward.tolist(),
         },
         **_extremes(source, update, shown),
     }
+
+
+def _settings(kept: Any) -> dict[str, Any]:
+    """The settings that the checkpoint was made with; nothing from releases that did not keep them."""
+    return dict(kept) if isinstance(kept, Mapping) else {}
 
 
 def _count(value: Any, name: str, folder: Path) -> int:
@@ -123,11 +129,11 @@ def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
     waiting = inspected["waiting"]
     rows = [
         ("update", str(inspected["update"])),
-        ("groups", f"{groups} of {size} completions, and {waiting} waiting"),
+        ("groups", f"{groups} of {counted(size, 'completion')}, and {waiting} waiting"),
         ("payload", format_bytes(inspected["bytes"])),
         (
             "scope",
-            f"{inspected['scope']}, number of processes {inspected['processes']}",
+            f"{inspected['scope']}, {counted(inspected['processes'], 'process', 'processes')}",
         ),
     ]
     for name, words in SUMMARISED.items():

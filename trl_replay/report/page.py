@@ -13,8 +13,9 @@ import numpy as np
 
 from ..checkpoint import format as saved
 from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
+from ..config import ReplayConfig
 from ..errors import ReplayError
-from ..sizes import format_bytes
+from ..sizes import counted, format_bytes
 from .charts import Line, histogram, line_chart
 from .inspection import inspect
 
@@ -59,7 +60,7 @@ WORDS = {
     "age": "age in updates",
     "uses": "times replayed",
     "score": "score",
-    "pass_rate": "mean reward",
+    "mean_reward": "mean reward",
     "completion_tokens": "tokens",
 }
 SUMMARY = ("least", "median", "mean", "greatest")
@@ -126,16 +127,24 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         sections += [_share(log), _ratios(log)]
     body = f'<div class="grid2">{"".join(sections)}</div>'
     if buffer is not None:
-        body += _buffer(buffer) + _entries(buffer)
+        body += _buffer(buffer) + _entries(buffer) + _settings(buffer["settings"])
     did = "did" if replayed else "could do"
     steps = f", up to step {_text(log[-1]['step'])}" if log else ""
     title = _text(name)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}<title>{title}: replay</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><main>'
+    content = (
         f"<h1>What replay {did}</h1>"
-        f'<p class="path">{title}, {len(log)} logged steps{steps}</p>'
-        f'<p class="lead">{_lead(log, replayed)}</p>{body}</main></body></html>\n'
+        f'<p class="path">{title}, {counted(len(log), "logged step")}{steps}</p>'
+        f'<p class="lead">{_lead(log, replayed)}</p>{body}'
+    )
+    return document(f"{title}: replay", content)
+
+
+def document(title: str, content: str) -> str:
+    """A whole page that needs nothing else; title and content are markup."""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{POLICY}<title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
+        f"<body><main>{content}</main></body></html>\n"
     )
 
 
@@ -228,7 +237,7 @@ def _dead(log: Log, replayed: bool) -> str:
     return _section(
         "Dead groups",
         text,
-        line_chart(lines, "step", percent=True),
+        line_chart(lines, "step", "share of groups", percent=True),
     )
 
 
@@ -238,7 +247,7 @@ def _reward(log: Log, replayed: bool) -> str:
     text = "What the policy earns."
     if replayed:
         text = "What the policy itself earns; replayed completions do not count."
-    return _section("Reward", text, line_chart([line], "step", low=0.0))
+    return _section("Reward", text, line_chart([line], "step", "mean reward", low=0.0))
 
 
 def _share(log: Log) -> str:
@@ -246,7 +255,7 @@ def _share(log: Log) -> str:
     return _section(
         "Replayed share",
         "Of all groups that were trained on.",
-        line_chart([line], "step", percent=True),
+        line_chart([line], "step", "share of groups", percent=True),
     )
 
 
@@ -262,16 +271,21 @@ def _ratios(log: Log) -> str:
     return _section(
         "How far the policy has moved",
         text,
-        line_chart(lines, "step", low=0.0),
+        line_chart(lines, "step", "ratio, and share of tokens", low=0.0),
     )
 
 
 def _buffer(buffer: Mapping[str, Any]) -> str:
     size = format_bytes(buffer["bytes"])
+    groups = counted(buffer["groups"], "group")
+    completions = counted(buffer["num_generations"], "completion")
+    updates = counted(buffer["update"], "update")
+    waiting = counted(buffer["waiting"], "more group")
+    verb = "waits" if buffer["waiting"] == 1 else "wait"
+    processes = counted(buffer["processes"], "process", "processes")
     text = (
-        f"{buffer['groups']} groups of {buffer['num_generations']} completions, {size} of payload, after "
-        f"{buffer['update']} updates; {buffer['waiting']} more groups wait for the next batch. Scope "
-        f"“{buffer['scope']}”, number of processes {buffer['processes']}."
+        f"{groups} of {completions}, {size} of payload, after {updates}; {waiting} {verb} for the next batch. "
+        f"Scope “{buffer['scope']}”, {processes}."
     )
     return (
         f'<section class="wide"><h2>In the buffer now</h2><p>{_text(text)}</p>{_summary(buffer)}</section>'
@@ -316,9 +330,28 @@ def _histograms(columns: Mapping[str, Any]) -> str:
     rewards = _section(
         "Mean rewards",
         "Of each group's completions: how hard its prompt was when they were generated.",
-        histogram(_numbers(columns["pass_rate"]), "mean reward", RED),
+        histogram(_numbers(columns["mean_reward"]), "mean reward", RED),
     )
     return ages + uses + scores + rewards
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    """What the run was set to: first what is not the default, and folded away what is."""
+    if not settings:
+        return ""  # of a release that did not keep them
+    defaults = ReplayConfig().to_dict()
+    others = [_setting(name, value) for name, value in settings.items() if value != defaults.get(name)]
+    usual = [_setting(name, value) for name, value in settings.items() if value == defaults.get(name)]
+    text = "All settings are the defaults."
+    if others:
+        text = "Those that are not the defaults:"
+    changed = _table("", others) if others else ""
+    rest = f"<details><summary>{counted(len(usual), 'default')}</summary>{_table('', usual)}</details>"
+    return f'<section class="wide"><h2>Settings in force</h2><p>{text}</p>{changed}{rest}</section>'
+
+
+def _setting(name: str, value: Any) -> str:
+    return f"<tr><th>{_text(name)}</th><td><code>{_text(json.dumps(value))}</code></td></tr>"
 
 
 def _entries(buffer: Mapping[str, Any]) -> str:

@@ -59,6 +59,7 @@ class ReplayCallback(TrainerCallback):
         self.session.tap.forget()
         self.session.met = False
         self._trackers_told = False
+        self.session.components.rate_limiter.planned = state.max_steps
         begin(self.session)
 
     def on_epoch_begin(

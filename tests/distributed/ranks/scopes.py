@@ -49,6 +49,11 @@ def often(update: int, group: int, rank: int) -> int:
     return group % 2
 
 
+def rare(update: int, group: int, rank: int) -> int:
+    """One group of rank 0 is live, once."""
+    return int(update == group == 0)
+
+
 class Raising:
     """A strategy that raises on rank 1 from the third update on."""
 
@@ -147,6 +152,11 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
                 yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
     if WORLD != 2:
         return
+    for scope in ("process", "gathered", "sharded"):
+        yield (
+            f"waiting {scope}",
+            lambda s=scope: trained(folder, "whole", rare, {"max_steps": 12}, replay_scope=s, replay_buffer_size=64),
+        )
     yield from comparable(folder, *LAYOUTS[2]["whole"])
     for layout in LAYOUTS[2]:
         yield (

@@ -1,0 +1,40 @@
+"""The figures in the documentation are those of the results beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import learning_report
+
+    yield learning_report
+    del sys.modules["learning_report"]
+
+
+@pytest.mark.parametrize(
+    ("page", "table"), [("README.md", "overview"), ("docs/gallery.md", "overview"), ("docs/choosing.md", "details")]
+)
+def test_what_the_learning_benchmark_found_is_what_the_pages_say(report: Any, page: str, table: str) -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
+    assert not results["quick"]
+    text = (ROOT / page).read_text()
+    for row in getattr(report, table)(results):
+        assert row in text, f"{page} lacks this row: run benchmarks/learning_report.py, which prints all"
+
+
+def test_the_demo_trains_at_the_rates_that_the_benchmark_chose() -> None:
+    from trl_replay.demo.lock import LEARNING_RATES
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
+    chosen = results["tasks"]["lock"]["chosen"]
+    assert {"stock": chosen["stock"], "replay": chosen["corrected"]} == LEARNING_RATES

@@ -1,0 +1,54 @@
+"""Any strategy goes with any: what is refused is what docs/methods.md says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LIVE, Rewards
+
+import trl_replay
+from trl_replay import ConfigurationError, RefusedError
+from trl_replay.registry import BUILTIN, registry
+from trl_replay.testing import make_trainer
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+WITHOUT_CHANCES = {"newest", "top", "same_prompt"}
+PER_TOKEN = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
+
+
+def built_in(kind: Any) -> list[str]:
+    return [spec.name for plugin, spec in registry().strategies(kind) if plugin.name == BUILTIN]
+
+
+def refused(trainer: Any, *kinds: Any) -> Iterator[tuple[str, ...]]:
+    """The combinations that can't be attached."""
+    for names in product(*(built_in(kind) for kind in kinds)):
+        settings = {f"replay_{kind}": name for kind, name in zip(kinds, names, strict=True)}
+        try:
+            trl_replay.attach(trainer, **settings)
+        except (ConfigurationError, RefusedError):
+            yield names
+        else:
+            trl_replay.detach(trainer)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: Any) -> Any:
+    return make_trainer(tmp_path_factory.mktemp("trainer"), Rewards([LIVE] * 3))
+
+
+def test_what_is_refused_is_in_the_documentation(trainer: Any, tmp_path: Any) -> None:
+    samplers = set(built_in("sampler"))
+    named = PAGE.read_text().partition("## What does not go together")[2].partition("\n## ")[0]
+    assert set(refused(trainer, "sampler", "mixer")) == {(name, "inject") for name in samplers - {"same_prompt"}}
+    assert set(refused(trainer, "sampler", "correction")) == {(name, "per") for name in WITHOUT_CHANCES}
+    for kind in ("scorer", "evictor", "selector"):
+        assert set(refused(trainer, kind)) == set()
+    of_sequences = make_trainer(tmp_path, Rewards([LIVE] * 3), importance_sampling_level="sequence", loss_type="grpo")
+    assert {name for (name,) in refused(of_sequences, "correction")} == PER_TOKEN
+    for name in ("inject", "per", *WITHOUT_CHANCES, *PER_TOKEN):
+        assert f"`{name}`" in named, f"{name} is not named as an exception"

@@ -1,0 +1,214 @@
+"""Tries each strategy once before training, on made-up groups: what can't work is refused while nothing has run.
+
+What is tried is never what will be used. A strategy is made a second time and thrown away, and has a generator of its
+own. A ready-made object can't be made again; of these only plain functions, which keep nothing, are tried.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import ConfigurationError, HookError, ResultError
+from .hooks import NONE, SessionHooks
+from .registry import Resolved
+from .specs import Kind
+from .table import Table
+from .testing import make_groups
+from .types import Context, Groups, Ints, ReplayedRows
+
+ENTRIES, SLOTS = 6, 3
+"""Entries of the made-up buffer, if `replay_min_size` does not ask for more, and slots of the made-up batch."""
+TOKENS = 5
+
+
+class Rehearsal:
+    """The stage: a small buffer, a fresh batch, and replayed rows, of the trainer's sizes.
+
+    Args:
+        size (`int`): Rows of a group.
+        functions (`int`): Reward functions.
+        capacity (`int`): Groups that the real buffer may hold.
+        entries (`int`): Groups that the made-up one holds.
+        device (`torch.device`): Where the trainer computes its loss.
+    """
+
+    def __init__(self, size: int, functions: int, capacity: int, entries: int, device: Any) -> None:
+        self._size = size
+        self._functions = functions
+        self._device = device
+        self._table = self._stored(entries)
+        generator = np.random.default_rng(0)
+        self._context = Context(entries, generator, max(capacity, entries), size, self._table)
+        self._drawn = np.arange(min(SLOTS, entries))[:, None]
+
+    @property
+    def update(self) -> int:
+        """The made-up number of updates."""
+        return self._context.update
+
+    def _groups(self, *passing: int) -> Groups:
+        """Groups of which the first so many rows pass, by every reward function."""
+        rewards = [[1.0] * count + [0.0] * (self._size - count) for count in passing]
+        groups = make_groups(rewards)
+        repeated = np.repeat(groups.rewards, self._functions, axis=2)
+        return replace(groups, rewards=repeated, reward_weights=np.full(self._functions, 1 / self._functions))
+
+    def _stored(self, count: int) -> Table:
+        """One row of each entry passes; each is an update younger than the one before it."""
+        groups = self._groups(*[1] * count)
+        score = np.linspace(1.0, 2.0, count)
+        values: dict[str, Any] = {
+            "serial": np.arange(count),
+            "step": np.arange(count),
+            "score": score,
+            "first_score": score,
+            "tag": np.linspace(0.1, 1.0, count),
+            "last_used": np.full(count, -1),
+            "reward_mean": groups.reward_mean,
+            "reward_std": groups.reward_std,
+            "tokens": groups.trainable.sum(axis=1),
+            "items": groups.counted.sum(axis=1),
+            "prompt": groups.prompt,
+            "nbytes": np.full(count, 1000),
+            "row_rewards": groups.rewards,
+            "row_advantage": groups.advantages,
+            "row_logp": np.full(groups.lengths.shape, -1.0),
+            "row_length": groups.lengths,
+            "row_items": groups.lengths,
+        }
+        table = Table.preallocated(count, self._size, self._functions)
+        table.reward_weights = groups.reward_weights
+        table.append(values, count)
+        table.count_peers(groups.prompt)
+        return table
+
+    def select(self, hooks: SessionHooks) -> None:
+        """On a dead group, a live one, and one that is all right."""
+        hooks.select(self._groups(0, 1, self._size), self._context)
+
+    def score(self, hooks: SessionHooks) -> None:
+        """On three live groups."""
+        hooks.score(self._groups(1, self._size - 1, 1), self._context)
+
+    def rank(self, hooks: SessionHooks) -> None:
+        """On all entries."""
+        hooks.rank(self._table, self._context)
+
+    def sample(self, hooks: SessionHooks) -> None:
+        """For three dead groups. What is drawn is what will be mixed."""
+        slots = self._groups(*[0] * SLOTS)
+        drawn = hooks.sample(self._table, SLOTS, replace(self._context, slots=slots))
+        filled = drawn[(drawn != NONE).any(axis=1)]
+        if len(filled):
+            self._drawn = filled
+
+    def mix(self, hooks: SessionHooks) -> None:
+        """Into dead groups of the prompts that were drawn."""
+        slots = replace(self._groups(*[0] * len(self._drawn)), prompt=self._prompts(self._drawn))
+        hooks.mix(self._table, self._drawn, slots, replace(self._context, slots=slots))
+
+    def _prompts(self, drawn: Ints) -> Ints:
+        first = (drawn != NONE).argmax(axis=1)[:, None]
+        entries = np.take_along_axis(drawn, first, axis=1)[:, 0]
+        return np.asarray(self._table.prompt[entries])
+
+    def correct(self, hooks: SessionHooks) -> None:
+        """On rows of both signs, a little off the policy; the last has one token less."""
+        mask = torch.ones(SLOTS, TOKENS, dtype=torch.bool, device=self._device)
+        mask[-1, -1] = False
+        logps = torch.full(mask.shape, -1.0, device=self._device)
+        rows = ReplayedRows(
+            logps=logps,
+            behaviour_logps=torch.where(mask, logps - 0.1, logps),
+            proximal_logps=logps.clone(),
+            mask=mask,
+            advantages=torch.tensor([1.5, -0.5, -0.5], device=self._device),
+            ages=torch.tensor([1, 2, 3], device=self._device),
+            priorities=torch.ones(SLOTS, device=self._device),
+        )
+        hooks.correct(rows, self._context)
+
+    def acts(self) -> dict[Kind, Callable[[SessionHooks], None]]:
+        """What each kind of strategy does, in the order of a step."""
+        return {
+            "selector": self.select,
+            "scorer": self.score,
+            "evictor": self.rank,
+            "sampler": self.sample,
+            "mixer": self.mix,
+            "correction": self.correct,
+        }
+
+
+def rehearse(
+    stage: Rehearsal,
+    resolved: Mapping[Kind, Resolved],
+    strategies: Mapping[str, Any],
+    arguments: Callable[[str], dict[str, Any]],
+    lenient: bool,
+) -> None:
+    """Tries every strategy that can be made a second time.
+
+    Args:
+        stage ([`Rehearsal`]): What they get.
+        resolved (`Mapping`): How each is made.
+        strategies (`Mapping`): The real ones, which are left alone.
+        arguments (`Callable`): Gives the arguments of a kind.
+        lenient (`bool`): Whether a plugin takes part whose hooks may give strategies what is not here: columns of its
+            own, a session. Then what raises may pass; what returns something wrong may not.
+
+    Raises:
+        ConfigurationError: Names the setting, what was wrong, and what to do.
+    """
+    with _global_generators_kept():
+        for kind, act in stage.acts().items():
+            found = resolved[kind]
+            made = found.make(**arguments(kind))
+            if _is_the_real_one(made, strategies[kind]) and not _keeps_nothing(made):
+                continue
+            try:
+                act(SessionHooks([], resolved, {kind: made}))
+            except (HookError, ResultError) as error:
+                if lenient and isinstance(error, HookError):
+                    continue
+                reason = str(error).replace(f" at update {stage.update}", "")
+                raise _refused(kind, found, reason) from (error.__cause__ or error)
+
+
+def _is_the_real_one(made: Any, real: Any) -> bool:
+    """Whether the second one is the first, or a method of the same object."""
+    owner = getattr(made, "__self__", made)
+    return owner is getattr(real, "__self__", real)
+
+
+def _keeps_nothing(strategy: Any) -> bool:
+    """Whether it is a function without variables of an outer one."""
+    return isinstance(strategy, FunctionType) and strategy.__closure__ is None
+
+
+def _refused(kind: Kind, found: Resolved, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"replay_{kind}={found.label!r} can't be used, as a trial on made-up groups before training shows. "
+        f"{reason.removesuffix('.')}. Mend it, or name another {kind}: `trl-replay list` shows all."
+    )
+
+
+@contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    """Puts the generators back from which a strategy must not draw: nobody shall see that it was tried."""
+    of_numpy = np.random.get_state()
+    of_python = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)
