@@ -8,9 +8,9 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 
 .PHONY: demo real check unit test lint mutants compat canary docs dist dist-all clean
 
-.venv/.installed: pyproject.toml constraints.txt plugins/trl-replay-freshness/pyproject.toml
+.venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula
 	touch $@
 
 demo: .venv/.installed

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
+from .prompt_table import PromptTable
 from .table import Table
 from .types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
 
@@ -203,6 +204,10 @@ class SessionLike(Protocol):
     @property
     def update(self) -> int:
         """Optimizer updates since attach."""
+
+    @property
+    def prompts(self) -> PromptTable | None:
+        """What `context.prompts` is in every hook of this session."""
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -36,6 +36,7 @@ from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.tap import Tap
 from .plan import DETACHED, PAUSED, RUNS, Plan
+from .prompt_table import PromptTable
 from .step.decisions import Decisions
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
 from .types import (
@@ -141,6 +142,12 @@ class Session:
     def update(self) -> int:
         """Optimizer updates since attach. (`trainer.state.global_step` starts at 0 again with every `train()`.)"""
         return self.tap.update
+
+    @property
+    def prompts(self) -> PromptTable | None:
+        """The prompts generated for so far: the one object that every `context.prompts` is. None where nothing is
+        generated again and no plugin chooses prompts."""
+        return None if self.rounds is None else self.rounds.table
 
     @property
     def plugins(self) -> list[str]:
@@ -502,7 +509,7 @@ class Session:
             num_generations=self.components.num_generations,
             table=self.buffer.table,
             metrics=self.metrics,
-            prompts=None if self.rounds is None else self.rounds.table,
+            prompts=self.prompts,
         )
 
     def _local_context(self) -> Context:

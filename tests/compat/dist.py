@@ -1,8 +1,8 @@
 """Builds what would be uploaded, checks it, and trains with it outside of this tree: `make dist`.
 
 The source distribution and the wheel of the package each come into a fresh environment with a release of TRL (see
-run.py), without asking a package index. There a tiny trainer replays. Then the wheel of the plugin comes beside them,
-and `trl-replay list` shows what is built in and what the plugin offers.
+run.py), without asking a package index. There a tiny trainer replays. Then the wheels of the plugins come beside them,
+and `trl-replay list` shows what is built in and what a plugin offers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from run import RELEASES, ROOT, fresh_environment, packages
 
-PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 DIST = ROOT / "dist"
 ENVIRONMENTS = ROOT / "out" / "dist"
 SMOKE = """
@@ -58,12 +58,15 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every release that run.py knows")
     options = parser.parse_args()
     source, wheel = build(ROOT)
-    plugin_source, plugin = build(PLUGIN)
     check_metadata(ROOT, source, wheel)
-    check_metadata(PLUGIN, plugin_source, plugin)
+    plugins = []
+    for project in PLUGINS:
+        plugin_source, plugin = build(project)
+        check_metadata(project, plugin_source, plugin)
+        plugins.append(plugin)
     for release in list(RELEASES) if options.all else options.releases or [pinned("trl")]:
         for distribution in (source, wheel):
-            replaced = try_out(distribution, plugin, release)
+            replaced = try_out(distribution, plugins, release)
             print(f"{distribution.name} beside TRL {release}: trains, {replaced:.0f} groups replaced", flush=True)
     return 0
 
@@ -106,8 +109,8 @@ def check_metadata(project: Path, source: Path, wheel: Path) -> None:
     assert metadata.get_payload() == (project / "README.md").read_text()
 
 
-def try_out(distribution: Path, plugin: Path, release: str) -> float:
-    """Trains with `distribution`, and then lists what is on offer, with the plugin too; how many groups replay
+def try_out(distribution: Path, plugins: list[Path], release: str) -> float:
+    """Trains with `distribution`, and then lists what is on offer, with the plugins too; how many groups replay
     replaced."""
     python = fresh_environment(ENVIRONMENTS / f"{release}-{distribution.suffix.strip('.')}", release)
     install(python, distribution)
@@ -117,7 +120,8 @@ def try_out(distribution: Path, plugin: Path, release: str) -> float:
     assert Path(file).is_relative_to(packages(python)), f"{file} was imported instead of what was installed"
     assert f"-{version}" in distribution.name
     assert replaced > 0, "nothing was replayed"
-    install(python, plugin)
+    for plugin in plugins:
+        install(python, plugin)
     with tempfile.TemporaryDirectory() as outside:
         listed = call(python.parent / "trl-replay", "list", "--json", cwd=Path(outside))
     offers = json.loads(listed)

@@ -101,9 +101,36 @@ def test_list_finds_what_plugins_offer_with_and_without_their_names(capsys):
     assert "replay_evictor='fifo'" in out
 
 
+def test_list_shows_plugins_that_take_part_in_training(capsys):
+    class Plugin:
+        """Prints nothing.
+
+        At any time.
+        """
+
+        @trl_replay.hookimpl
+        def trl_replay_detached(self, session):
+            pass
+
+    trl_replay.register(Plugin(), "quiet")
+    try:
+        rows = {row["name"]: row for row in listed(capsys)["plugins"]}
+        assert rows["quiet"]["summary"] == "Prints nothing."
+        assert rows["quiet"]["hooks"] == ["trl_replay_detached"]
+        assert not {"builtin", "freshness"} & set(rows), "plugins without such a hook are not for replay_plugins"
+        main(["list"])
+        assert "Prints nothing." in capsys.readouterr().out
+        out = shown(capsys, "quiet")
+    finally:
+        trl_replay.unregister("quiet")
+    for text in ('replay_plugins=["quiet"]', "registered in this process", "trl_replay_detached", "At any time."):
+        assert text in out
+
+
 def test_list_answers_an_unknown_name_with_the_nearest_ones(capsys):
     assert main(["list", "prompt_balance"]) == 1
-    assert "There is no strategy or preset 'prompt_balance'. The nearest: prompt_balanced." in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "There is no strategy, preset or plugin 'prompt_balance'. The nearest: prompt_balanced." in err
     assert main(["list", "xyzzy"]) == 1
     assert "'xyzzy'. `trl-replay list` shows all." in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""`trl-replay list`: what the installed plugins offer, and what one strategy or preset is."""
+"""`trl-replay list`: what the installed plugins offer, and what one strategy, preset or plugin is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ NEAREST = 3
 
 
 def offers() -> dict[str, list[dict[str, Any]]]:
-    """Every strategy and preset on offer, with its distribution, and every plugin that could not be loaded."""
+    """Every strategy and preset on offer and every plugin that can take part in training, with its distribution; and
+    the plugins that could not be loaded."""
     from ..registry import registry
 
     with warnings.catch_warnings():
@@ -36,6 +37,7 @@ def offers() -> dict[str, list[dict[str, Any]]]:
     return {
         "strategies": _strategies(known),
         "presets": _presets(known),
+        "plugins": _plugins(known),
         "failures": _failures(known),
     }
 
@@ -97,6 +99,28 @@ def _presets(known: Registry) -> list[dict[str, Any]]:
     return rows
 
 
+def _plugins(known: Registry) -> list[dict[str, Any]]:
+    """Those for `replay_plugins`: with a hook that is called in a session."""
+    from ..hookspecs import SessionHooks, hook_names
+    from ..registry import BUILTIN
+
+    rows = []
+    for plugin in known.plugins.values():
+        hooks = [hook for hook in hook_names(SessionHooks) if callable(getattr(plugin.object, hook, None))]
+        if hooks and plugin.name != BUILTIN:
+            docstring = inspect.getdoc(plugin.object) or ""
+            rows.append(
+                {
+                    "name": plugin.name,
+                    "distribution": plugin.distribution,
+                    "summary": docstring.partition("\n")[0],
+                    "hooks": hooks,
+                    "docstring": docstring,
+                }
+            )
+    return rows
+
+
 def _failures(known: Registry) -> list[dict[str, Any]]:
     rows = []
     for failure in known.failures.values():
@@ -122,7 +146,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="a strategy's or preset's name: shows its arguments and documentation; all are listed without one",
+        help="a strategy's, preset's or plugin's name: shows its arguments and documentation; all are listed without",
     )
     add_json_option(parser)
 
@@ -134,7 +158,11 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(on_offer, indent=2))
     elif options.name is not None:
-        texts = [*map(_strategy_in_words, on_offer["strategies"]), *map(_preset_in_words, on_offer["presets"])]
+        texts = [
+            *map(_strategy_in_words, on_offer["strategies"]),
+            *map(_preset_in_words, on_offer["presets"]),
+            *map(_plugin_in_words, on_offer["plugins"]),
+        ]
         print(printable("\n\n\n".join(texts)))
     else:
         _print_tables(on_offer)
@@ -148,7 +176,7 @@ def _called(name: str, on_offer: dict[str, list[dict[str, Any]]]) -> dict[str, l
         UnknownNameError: Nothing has; says the nearest names, and which plugins were not loaded.
     """
     found = {}
-    for what in ("strategies", "presets"):
+    for what in ("strategies", "presets", "plugins"):
         found[what] = [offer for offer in on_offer[what] if name in _names(offer)]
     if any(found.values()):
         return found
@@ -160,7 +188,7 @@ def _called(name: str, on_offer: dict[str, list[dict[str, Any]]]) -> dict[str, l
         for failure in on_offer["failures"]
     ]
     raise UnknownNameError(
-        f"There is no strategy or preset {name!r}.{hint} `trl-replay list` shows all.{''.join(failed)}"
+        f"There is no strategy, preset or plugin {name!r}.{hint} `trl-replay list` shows all.{''.join(failed)}"
     )
 
 
@@ -194,6 +222,16 @@ def _preset_in_words(preset: dict[str, Any]) -> str:
     return "\n".join([*head, *(f"{name}={value!r}" for name, value in preset["settings"].items())])
 
 
+def _plugin_in_words(plugin: dict[str, Any]) -> str:
+    head = [
+        plugin["name"],
+        f"  kind          plugin: replay_plugins={json.dumps([plugin['name']])}",
+        f"  distribution  {plugin['distribution']}",
+        f"  hooks         {', '.join(plugin['hooks'])}",
+    ]
+    return "\n".join([*head, "", plugin["docstring"]] if plugin["docstring"] else head)
+
+
 def _print_tables(on_offer: dict[str, list[dict[str, Any]]]) -> None:
     console = make_console()
     rows = []
@@ -202,8 +240,10 @@ def _print_tables(on_offer: dict[str, list[dict[str, Any]]]) -> None:
         rows.append(_row(strategy["kind"], name, strategy, strategy["signature"]))
     for preset in on_offer["presets"]:
         rows.append(_row("preset", preset["name"], preset, ""))
+    for plugin in on_offer["plugins"]:
+        rows.append(_row("plugin", plugin["name"], plugin, ""))
     columns = ("kind", "name", "what it does", "arguments", "distribution")
-    console.print(make_table("Strategies and presets", columns, rows))
+    console.print(make_table("Strategies, presets and plugins", columns, rows))
     if on_offer["failures"]:
         console.print(_failures_table(on_offer["failures"]))
 
@@ -220,7 +260,7 @@ def _failures_table(failures: Sequence[dict[str, Any]]) -> Table:
 
 LIST = Command(
     "list",
-    "every strategy and preset with its arguments, or what one of them is",
+    "every strategy, preset and plugin with its arguments, or what one of them is",
     _add_options,
     _list,
 )

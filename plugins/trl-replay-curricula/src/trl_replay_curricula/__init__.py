@@ -1,0 +1,22 @@
+"""Curricula for trl_replay: which prompts to generate for, by what is known of them. Imports neither torch nor trl.
+
+Three plugins, each found through an entry point of its own:
+
+* `skip_solved` passes over prompts whose completions all passed, until so many updates later
+* `greso` passes over prompts by chance, the likelier the longer they taught nothing (arXiv 2506.02177)
+* `bapo` tries prompts again that hardly ever passed (arXiv 2602.20722)
+
+`replay_plugins=["greso"]` takes one with its defaults. For other arguments, register one of your own:
+`trl_replay.register(Greso(target=0.5), "my_greso")`, and name that.
+"""
+
+from __future__ import annotations
+
+from .retrying import Bapo
+from .skipping import Greso, SkipSolved
+
+__all__ = ["Bapo", "Greso", "SkipSolved", "bapo", "greso", "skip_solved"]
+
+skip_solved = SkipSolved()
+greso = Greso()
+bapo = Bapo()
