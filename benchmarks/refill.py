@@ -6,8 +6,8 @@
 
 Every run of a task ends when it has generated the same number of completions: an arm that generates again makes fewer
 updates of them. Tasks: the combination lock (8 prompts), a lock with 1,000 keys (both 3 % live at first), and addition
-(dense). For each arm and task one learning rate is chosen from the task's grid by final reward, averaged over seeds
-that are not reported, as in learning.py. Records are appended to runs.jsonl in --out, so that an interrupted benchmark
+(dense). For each arm and task one learning rate is chosen from the task's grid by final reward, averaged over one or two
+seeds that are not reported, as in learning.py. Records are appended to runs.jsonl in --out, so that an interrupted benchmark
 goes on where it stopped.
 """
 
@@ -61,8 +61,8 @@ class Protocol:
 SPARSE_GRID = (2e-4, 3e-4, 5e-4, 1e-3)
 PROTOCOLS = {
     "lock": Protocol(64_000, SPARSE_GRID),
-    "wide lock": Protocol(64_000, SPARSE_GRID),
-    "addition": Protocol(24_000, (1e-5, 3e-5, 1e-4)),
+    "wide lock": Protocol(64_000, SPARSE_GRID, (100,)),
+    "addition": Protocol(24_000, (1e-5, 3e-5, 1e-4), (100,)),
 }
 
 
