@@ -6,9 +6,9 @@
 
 Every run of a task ends when it has generated the same number of completions: an arm that generates again makes fewer
 updates of them. Tasks: the combination lock (8 prompts), a lock with 1,000 keys (both 3 % live at first), and addition
-(dense). For each arm and task one learning rate is chosen from the task's grid by final reward, averaged over one or two
-seeds that are not reported, as in learning.py. Records are appended to runs.jsonl in --out, so that an interrupted benchmark
-goes on where it stopped.
+(dense). For each arm and task one learning rate is chosen from the task's grid by final reward, averaged over one or
+two seeds that are not reported, as in learning.py. Records are appended to runs.jsonl in --out, so that an interrupted
+benchmark goes on where it stopped.
 """
 
 from __future__ import annotations

@@ -183,10 +183,11 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_inputs(self, groups_of_rows, context):
-        ...         keys = [context.key(row) for row in groups_of_rows]
-        ...         solved = context.prompts.get("pass_rate", keys, default=0.0) == 1.0  # by their last groups
-        ...         others = iter(context.new_prompts(int(solved.sum())))
-        ...         return [next(others) if skip else row for row, skip in zip(groups_of_rows, solved)]
+        ...         def solved(row):  # by its last group
+        ...             return context.prompts.get("pass_rate", [context.key(row)], default=0.0)[0] == 1.0
+        ...
+        ...         others = iter(context.new_prompts(sum(map(solved, groups_of_rows)), skip=solved))
+        ...         return [next(others) if solved(row) else row for row in groups_of_rows]
         """
 
     @hookspec(firstresult=True)

@@ -198,6 +198,10 @@ class SessionLike(Protocol):
         """The trainer that the session is attached to."""
 
     @property
+    def config(self) -> Any:
+        """The [`ReplayConfig`] in force."""
+
+    @property
     def buffer(self) -> Any:
         """The [`ReplayBuffer`]: `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`."""
 

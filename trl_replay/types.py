@@ -170,16 +170,19 @@ class InputsContext(Context):
     Attributes:
         prompts ([`PromptTable`]): The prompts generated for so far.
         round (`int`): 0 for a batch's first generation, then the round of generating again.
+        batch (`int`): Generation batches begun, this one included.
         key (`Callable[[Row], int]`): Tells prompts apart: a hash of a row's raw prompt and images.
-        new_prompts (`Callable[[int], list[Row]]`): So many rows of the trainer's dataset, whose prompts are not in
-            this batch, each once before any comes again.
+        new_prompts (`Callable[[int, Callable | None], list[Row]]`): So many rows of the trainer's dataset, whose
+            prompts are not in this batch, each once before any comes again; `skip=` is a function that tells rows
+            that are not wanted. Where there are no others, it gives those.
         prompt_rows (`Callable[[Sequence[int]], list[Row]]`): The rows with these keys, in their order, without those
             that can't be found.
     """
 
     round: int = 0
+    batch: int = 0
     key: Callable[[Row], int] = field(kw_only=True)
-    new_prompts: Callable[[int], list[Row]] = field(kw_only=True)
+    new_prompts: Callable[..., list[Row]] = field(kw_only=True)
     prompt_rows: Callable[[Sequence[int]], list[Row]] = field(kw_only=True)
 
 

@@ -81,6 +81,20 @@ def test_prompts_of_the_batch_are_passed_over_while_there_are_others() -> None:
     assert len(source.take(3, everything)) == 3, "there are no others"
 
 
+def test_rows_that_are_not_wanted_come_only_where_there_are_no_others() -> None:
+    source = PromptSource(dataset(20), seed=0)
+    found = numbers(source.take(8, skip=lambda row: row["number"] >= 10))
+    assert max(found) < 10
+    assert len(set(found)) == 8
+    assert len(source.take(4, skip=lambda row: True)) == 4
+
+
+def test_a_stream_says_that_it_gives_no_new_prompts() -> None:
+    stream = Dataset(lambda: (iter([{"prompt": "1="}]), lambda batch: batch))
+    with pytest.raises(SeamError, match=r"is a stream \(list_iterator\).*no new prompts.*dataset with a length"):
+        PromptSource(stream, seed=0).take(1)
+
+
 def test_a_dataset_that_repeats_a_few_prompts_is_not_searched_to_its_end() -> None:
     rows = dataset(100_000, of=2)
     looked_at = []

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import compat
 from ..errors import SeamError
 from ..types import Ints, Row
 
@@ -66,7 +67,17 @@ class Dataset:
         self._indexed: Any = None
 
     def __len__(self) -> int:
+        """How many rows there are.
+
+        Raises:
+            SeamError: It is a stream.
+        """
         dataset, _ = self._data()
+        if compat.streams(dataset):
+            raise SeamError(
+                f"The trainer's dataset is a stream ({type(dataset).__name__}), whose rows have no numbers: it gives "
+                "no new prompts, and none by their keys but those seen last. Use a dataset with a length."
+            )
         return len(dataset)
 
     def row(self, number: int) -> Row:
@@ -132,8 +143,15 @@ class PromptSource:
         self,
         count: int,
         present: Collection[int] = (),
+        skip: Callable[[Row], bool] | None = None,
     ) -> list[Row]:
-        """`count` rows whose keys are not in `present` and differ from each other, as far as there are such rows."""
+        """`count` rows whose keys are not in `present` and differ from each other, as far as there are such rows.
+
+        Args:
+            count (`int`): How many.
+            present (`Collection[int]`): Keys that are there already.
+            skip (`Callable`, *optional*): Tells rows that are not wanted.
+        """
         rows: list[Row] = []
         others: list[Row] = []
         taken = set(present)
@@ -141,7 +159,8 @@ class PromptSource:
         while len(rows) < count and left:
             row = self._next()
             key = prompt_key(row)
-            (others if key in taken else rows).append(row)
+            unwanted = key in taken or (skip is not None and skip(row))
+            (others if unwanted else rows).append(row)
             taken.add(key)
             left -= 1
         again = itertools.cycle(others or rows)  # a dataset with fewer prompts than are asked for

@@ -174,8 +174,8 @@ class Prompts:
             source = PromptSource(self._dataset, seed)
         present = self.present | {prompt_key(row) for row in rows}
 
-        def new_prompts(count: int) -> list[Row]:
-            found = source.take(count, present)
+        def new_prompts(count: int, skip: Callable[[Row], bool] | None = None) -> list[Row]:
+            found = source.take(count, present, skip)
             present.update(prompt_key(row) for row in found)
             return [copy.deepcopy(row) for row in found]
 
@@ -185,6 +185,7 @@ class Prompts:
         return InputsContext(
             **known,
             round=number,
+            batch=self._batch,
             key=prompt_key,
             new_prompts=new_prompts,
             prompt_rows=self._memory.find,
