@@ -1,6 +1,6 @@
 """What does a generated completion buy: generating again for dead groups, filling their slots from a buffer, or both?
 
-    python benchmarks/refill.py                    # all of it: about an hour and a half on one core
+    python benchmarks/refill.py                    # all of it: about 50 minutes on one core
     python benchmarks/refill.py --quick            # shows that it runs; its figures mean nothing
     python benchmarks/refill.py --arms "stock,buffer only" --tasks lock
 
@@ -61,8 +61,8 @@ class Protocol:
 SPARSE_GRID = (2e-4, 3e-4, 5e-4, 1e-3)
 PROTOCOLS = {
     "lock": Protocol(64_000, SPARSE_GRID),
-    "wide lock": Protocol(64_000, SPARSE_GRID, (100,)),
-    "addition": Protocol(24_000, (1e-5, 3e-5, 1e-4), (100,)),
+    "wide lock": Protocol(48_000, (3e-4, 5e-4), (100,)),
+    "addition": Protocol(16_000, (3e-5, 1e-4), (100,)),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -37,6 +37,15 @@ class _DefaultNone:
 
 _MARKS: dict[type, Any] = {str: _DefaultText, int: _DefaultInt, float: _DefaultFloat}
 _PLAIN: dict[type, Any] = {_DefaultText: str.__str__, _DefaultInt: int, _DefaultFloat: float}
+
+
+_CHECKS_OF_NAMES: list[Callable[[ReplayConfig], None]] = []
+"""What knows the names of strategies, once the registry has been imported."""
+
+
+def check_names_with(check: Callable[[ReplayConfig], None]) -> None:
+    """From now on, every new `ReplayConfig` is checked by this function, too."""
+    _CHECKS_OF_NAMES.append(check)
 
 
 def _unless_given(default: Any) -> Any:
@@ -374,6 +383,8 @@ class ReplayConfig:
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
         validate({spec.name: getattr(self, spec.name) for spec in fields(self)})
+        for check in _CHECKS_OF_NAMES:
+            check(self)
 
     def _take_plain(self, name: str) -> bool:
         """Puts a plain value in the place of a marked default; False if the user gave the value."""

@@ -21,10 +21,13 @@ from urllib.parse import quote
 
 import pluggy
 
+from .arguments import refuse_unknown_arguments
+from .config import ReplayConfig, check_names_with
 from .errors import ConfigurationError, PluginError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
+from .validation import STRATEGY_KINDS
 
 BUILTIN = "builtin"
 LONGEST_NAME = 255
@@ -399,6 +402,31 @@ def registry() -> Registry:
         _registry.register(Builtin(), BUILTIN, "trl-replay")
     _registry.discover()
     return _registry
+
+
+def refuse_unknown_names(config: ReplayConfig) -> None:
+    """Refuses strategies that nothing offers, and arguments that they do not take: before a model is loaded for
+    nothing.
+
+    What a plugin (`plugin/name`) or a module (`module:name`) has is looked up by `attach`: it may be registered later.
+
+    Raises:
+        ConfigurationError: Names the setting, what it may be, and the nearest.
+    """
+    for kind in STRATEGY_KINDS:
+        setting = f"replay_{kind}"
+        name = getattr(config, setting)
+        arguments = config.kwargs_of(kind)
+        if not isinstance(name, str) or "/" in name or ":" in name:
+            continue
+        if name == getattr(ReplayConfig, setting) and not arguments:
+            continue
+        found = registry().resolve(kind, name, setting)
+        if config.replay_preset is None:  # which may name the strategy that the arguments are for
+            refuse_unknown_arguments(kind, name, found.make, arguments)
+
+
+check_names_with(refuse_unknown_names)
 
 
 def _refuse_unusable_name(name: str, distribution: str) -> None:

@@ -49,8 +49,29 @@ def test_a_bad_value_names_setting_value_and_remedy(settings: dict[str, Any], wo
     st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5), max_size=4)
 )
 def test_json_kwargs_mean_the_same_as_a_mapping(kwargs: dict[str, Any]) -> None:
+    config = ReplayConfig(replay_scorer="a_module:scorer", replay_scorer_kwargs=json.dumps(kwargs))
+    assert config.kwargs_of("scorer") == kwargs
 
-    assert ReplayConfig(replay_scorer_kwargs=json.dumps(kwargs)).kwargs_of("scorer") == kwargs
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"replay_sampler": "proportionl"}, "Did you mean 'proportional'?"),
+        ({"replay_sampler": "heap"}, "'heap' is an evictor (replay_evictor)."),
+        ({"replay_sampler_kwargs": {"alpa": 1}}, "has no argument 'alpa'. Did you mean 'alpha'?"),
+        ({"replay_evictor": "fifo", "replay_evictor_kwargs": {"by": 1}}, "It takes no arguments."),
+    ],
+)
+def test_names_and_arguments_are_looked_up_when_the_configuration_is_made(given: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ReplayConfig(**given)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["to_come/sampler", "a_module:sampler"])
+def test_what_may_be_registered_or_imported_later_is_looked_up_by_attach(name: str) -> None:
+    config = ReplayConfig(replay_sampler=name, replay_sampler_kwargs={"any": 1})
+    assert config.replay_sampler == name
 
 
 def test_a_preset_fills_what_is_left_at_its_default() -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from ..arguments import refuse_unknown_arguments
 from ..config import ReplayConfig
 from ..errors import ConfigurationError
-from ..validation import STRATEGY_KINDS
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +58,7 @@ def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
         if word.startswith("--"):
             name = word[2:].partition("=")[0]
             settings[name.replace("-", "_")] = None
-    config = ReplayConfig().with_settings(settings, source)
-    _refuse_unknown_names(config)
+    ReplayConfig().with_settings(settings, source)
     return settings
 
 
@@ -103,18 +100,3 @@ def _typed(value: Any, hint: Any) -> Any:
             except ValueError:
                 continue
     return value
-
-
-def _refuse_unknown_names(config: ReplayConfig) -> None:
-    """Of strategies and of their arguments, before a model is loaded for nothing. What a plugin (`plugin/name`) or a
-    module (`module:name`) has may be known in the command's environment alone."""
-    from ..registry import registry
-
-    for kind in STRATEGY_KINDS:
-        setting = f"replay_{kind}"
-        name = getattr(config, setting)
-        if "/" in name or ":" in name:
-            continue
-        found = registry().resolve(kind, name, setting)
-        if config.replay_preset is None:  # which may name the strategy that the arguments are for
-            refuse_unknown_arguments(kind, name, found.make, config.kwargs_of(kind))
