@@ -6,9 +6,9 @@
 
 Every run of a task ends when it has generated the same number of completions: an arm that generates again makes fewer
 updates of them. Tasks: the combination lock (8 prompts), a lock with 1,000 keys (both 3 % live at first), and addition
-(dense). For each arm and task one learning rate is chosen from the task's grid by final reward, averaged over one or
-two seeds that are not reported, as in learning.py. Records are appended to runs.jsonl in --out, so that an interrupted
-benchmark goes on where it stopped.
+(dense). For each arm one learning rate is chosen on the lock from a grid by final reward, averaged over two seeds that
+are not reported, as in learning.py, and holds on the wide lock too; addition has the one that learning.py chose.
+Records are appended to runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Protocol:
 SPARSE_GRID = (2e-4, 3e-4, 5e-4, 1e-3)
 PROTOCOLS = {
     "lock": Protocol(64_000, SPARSE_GRID),
-    "wide lock": Protocol(48_000, (3e-4, 5e-4), (100,)),
-    "addition": Protocol(16_000, (3e-5, 1e-4), (100,)),
+    "wide lock": Protocol(48_000, ()),  # at the rates that the lock chose
+    "addition": Protocol(16_000, (1e-4,)),  # which learning.py chose for stock and for replay
 }
 
 
@@ -156,21 +156,31 @@ def reached(rewards: list[float], rollouts_at: list[int], threshold: float = 0.2
     return None
 
 
-def run_task(task: str, protocol: Protocol, arms: dict[str, Settings], ledger: Ledger, jobs: int) -> dict[str, Any]:
-    """Chooses each arm's learning rate, then runs the reported seeds."""
+def run_task(
+    task: str,
+    protocol: Protocol,
+    arms: dict[str, Settings],
+    ledger: Ledger,
+    jobs: int,
+    rates_of_lock: dict[str, float],
+) -> dict[str, Any]:
+    """Chooses each arm's learning rate, if there are several, then runs the reported seeds."""
 
     def of(arm: str, rate: float, seeds: tuple[int, ...]) -> list[Job]:
         return [Job(task, arm, rate, seed, protocol.budget, arms[arm]) for seed in seeds]
 
     chosen: dict[str, float] = {}
-    runs: list[dict[str, Any]] = []
     for arm in arms:
+        if len(protocol.grid) < 2:
+            chosen[arm] = protocol.grid[0] if protocol.grid else rates_of_lock[arm]
+            continue
         trials = ledger.run([job for rate in protocol.grid for job in of(arm, rate, protocol.selection_seeds)], jobs)
         rewards = {
             rate: [run["final_reward"] for run in trials if run["learning_rate"] == rate] for rate in protocol.grid
         }
         chosen[arm] = max(rewards, key=lambda rate: (float(np.mean(rewards[rate])), -rate))
-        runs += ledger.run(of(arm, chosen[arm], protocol.seeds), jobs)
+    reported = [job for arm in arms for job in of(arm, chosen[arm], protocol.seeds)]
+    runs = ledger.run(reported, jobs)
     return {"protocol": asdict(protocol), "chosen": chosen, "runs": runs}
 
 
@@ -216,12 +226,15 @@ def main(arguments: list[str] | None = None) -> int:
     protocols = {task: PROTOCOLS[task] for task in options.tasks.split(",")}
     if options.quick:
         few = {"budget": 2_000, "selection_seeds": (100,), "seeds": (0, 1)}
-        protocols = {task: replace(protocol, **few, grid=protocol.grid[1:2]) for task, protocol in protocols.items()}
+        protocols = {task: replace(protocol, **few, grid=(3e-4,)) for task, protocol in protocols.items()}
     options.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(options.out / "runs.jsonl", perform)
     results = {}
+    rates_of_lock: dict[str, float] = dict.fromkeys(arms, 3e-4)
     for task, protocol in protocols.items():
-        results[task] = run_task(task, protocol, arms, ledger, options.jobs)
+        results[task] = run_task(task, protocol, arms, ledger, options.jobs, rates_of_lock)
+        if task == "lock":
+            rates_of_lock = results[task]["chosen"]
         print("\n".join(table(task, results[task], arms)), flush=True)
     content = {"quick": options.quick, "arms": arms, "tasks": results}
     (options.out / "refill.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -25,7 +25,7 @@ from .training import train
 GROUPS = 8
 GENERATIONS = 8
 HIDDEN_SIZE = 64
-LEARNING_RATES = {"stock": 5e-4, "replay": 3e-4}
+LEARNING_RATES = {"stock": 5e-4, "replay": 5e-4}
 """Each arm's best of the grid in benchmarks/learning.py, by final reward on seeds that are not shown."""
 
 
