@@ -43,8 +43,11 @@ def groups_of(call: int, ranks: list[Any], key: str, size: int) -> list[list[Any
     return [together[start : start + size] for start in range(0, len(together), size)]
 
 
-def held_by_hand(first: int, last: int, ranks: list[Any], size: int, straddles: bool) -> list[tuple[int, int]]:
-    """Of every slot of all ranks, the call and the group that it must hold after the calls `first` to `last`."""
+def held_by_hand(
+    first: int, last: int, ranks: list[Any], size: int, straddles: bool, same: bool = False
+) -> list[tuple[int, int]]:
+    """Of every slot of all ranks, the call and the group that it must hold after the calls `first` to `last`; of the
+    `same` prompts each takes its own slot."""
     rewards = {call: groups_of(call, ranks, "rewards", size) for call in range(first, last)}
     held = [(first, slot) for slot in range(len(rewards[first]))]
     for call in range(first + 1, last):
@@ -55,7 +58,13 @@ def held_by_hand(first: int, last: int, ranks: list[Any], size: int, straddles: 
         for slots, groups in zip(parts, sources, strict=True):
             dead = [int(slot) for slot in slots if is_dead(rewards[held[slot][0]][held[slot][1]])]
             live = [int(group) for group in groups if not is_dead(rewards[call][group])]
-            pairs = [(slot, slot) for slot in dead if slot in live] if straddles else zip(dead, live, strict=False)
+            pairs = list(zip(dead, live, strict=False))
+            if straddles:
+                pairs = [(slot, slot) for slot in dead if slot in live]
+            elif same and dead:
+                of_slots = {dead[place % len(dead)]: int(group) for place, group in reversed([*enumerate(groups)])
+                            if group in live}  # fmt: skip
+                pairs = list(of_slots.items())
             for slot, group in pairs:
                 held[slot] = (call, group)
     return held
@@ -84,7 +93,8 @@ def test_every_slot_holds_what_it_must_on_every_rank(launches: Any, world: int, 
         for call in range(begin, end):
             assert len({len(rank["calls"][call]["texts"]) for rank in ranks}) == 1, "as many rows on each"
             rollouts += world * len(ranks[0]["calls"][call]["texts"])
-        held = held_by_hand(begin, end, ranks, size, straddles)
+        same = settings.get("replay_refill_prompts") == "same"
+        held = held_by_hand(begin, end, ranks, size, straddles, same)
         texts = [text for step in steps for text in step["texts"]]
         completions = {call: groups_of(call, ranks, "texts", size) for call in range(begin, end)}
         assert texts == [text for call, group in held for text in completions[call][group]]

@@ -196,3 +196,13 @@ def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path: Any) -> 
     trl_replay.attach(trainer, replay_refill_rounds=1)
     with pytest.raises(trl_replay.SeamError, match=r"rows 0 to 3 on rank 0 are of one group .* different prompts"):
         trainer.train()
+
+
+def test_what_a_plugin_writes_into_the_rows_that_it_is_shown_changes_nothing(tmp_path: Any) -> None:
+    def scribble(groups_of_rows: Any, context: Any) -> None:
+        for row in groups_of_rows:
+            row["prompt"] = f"9{row['prompt']}"
+
+    coins = Coins(0.0)
+    train(tmp_path, scribble, coins, replay_refill_rounds=1, replay_refill_prompts="same", max_steps=1)
+    assert coins.prompts[0] == coins.prompts[1]

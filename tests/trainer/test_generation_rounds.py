@@ -253,13 +253,26 @@ def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
     trainer.train()
     rounds = 0
     for numbers in rounds_of(coins.calls, 3):
-        calls = [coins.calls[number] for number in numbers]
-        for number in range(1, len(numbers)):
-            held = by_hand(calls[:number])
-            dead = [slot for slot, (of, place) in enumerate(held) if is_dead(calls[of][place])]
-            assert coins.prompts[numbers[number]] == [coins.prompts[numbers[0]][slot] for slot in dead]
+        of_batch = coins.prompts[numbers[0]]
+        dead = [slot for slot, group in enumerate(coins.calls[numbers[0]]) if is_dead(group)]
+        for number in numbers[1:]:
+            assert coins.prompts[number] == [of_batch[slot] for slot in dead], "each until it is live, and no longer"
+            dead = [slot for slot, group in zip(dead, coins.calls[number], strict=True) if is_dead(group)]
             rounds += 1
     assert rounds > 6
+
+
+def test_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
+    outcomes = [[DEAD[0], DEAD[0], LIVE], [DEAD[0], LIVE], [LIVE]]  # the second prompt is live before the first
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [reward for group in outcomes.pop(0) for reward in group]
+
+    trainer = make_trainer(tmp_path, reward, ["1=", "2=", "3="], max_steps=1)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_refill_prompts="same", replay_buffer_size=0)
+    trainer.train()
+    assert session.totals.counters["refilled"] == 2
+    assert list(trainer._logs["prompt"])[::SIZE] == ["1=", "2=", "3="]
 
 
 def test_a_dataset_smaller_than_a_batch_is_gone_through_again(tmp_path: Any) -> None:
@@ -419,3 +432,93 @@ def test_explain_says_what_was_generated(tmp_path: Any) -> None:
     session = trl_replay.attach(trainer, replay_refill_rounds=2)
     trainer.train()
     assert "of them in further rounds, which refilled" in session.explain()
+
+
+class LeaveOneOut:
+    """A plugin's advantages, computed from the rewards: of equal ones, rounding may leave 1e-16."""
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        reward = groups.reward
+        others = (reward.sum(axis=1, keepdims=True) - reward) / (SIZE - 1)
+        return reward - others
+
+
+@pytest.mark.parametrize("live_groups", [0, 1])
+def test_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(tmp_path: Any, live_groups: int) -> None:
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        groups = len(completions) // SIZE
+        live = live_groups if groups == 3 else 0  # none in further rounds, which have nothing larger to compare with
+        return [1.0, 0.2, 0.2, 0.2] * live + [0.2] * SIZE * (groups - live)
+
+    def good_form(completions: list[str], **_: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, [reward, good_form], PROMPTS, max_steps=1, reward_weights=[0.2, 0.8])
+    trl_replay.register(LeaveOneOut(), "leave_one_out")
+    try:
+        session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_plugins="leave_one_out")
+    finally:
+        trl_replay.unregister("leave_one_out")
+    steps = record(session)
+    trainer.train()
+    assert np.abs(steps[0][1]["advantages"].numpy()[SIZE:]).max() > 0, "rounding left nothing: the test says little"
+    assert session.totals.counters["refilled"] == 0
+    assert session.totals.counters["dead"] == session.totals.counters["generated"] - live_groups
+    assert len(session.buffer) == live_groups
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_batches_may_have_another_size_in_the_next_training(tmp_path: Any, rows: int) -> None:
+    trainer = make_trainer(tmp_path, Coins(0.4), PROMPTS, max_steps=3)
+    session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
+    trainer.train()
+    refilled = session.totals.counters["refilled"]
+    trainer.args.per_device_train_batch_size = trainer._train_batch_size = trainer.args.generation_batch_size = rows
+    steps = record(session)
+    trainer.train()
+    assert [len(trained["advantages"]) for _, trained in steps] == [rows] * 3
+    assert session.totals.counters["refilled"] > refilled
+
+
+@since("1.9.0", "streams as datasets")
+def test_a_run_on_a_stream_resumes(tmp_path: Any) -> None:
+    from datasets import Dataset
+
+    for steps in (2, 4):
+        stream = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]).to_iterable_dataset()
+        trainer = build(
+            tmp_path, Coins(0.4), arguments={"train_dataset": stream}, trainer_class=Spy, max_steps=steps,
+            save_strategy="steps", save_steps=2,
+        )  # fmt: skip
+        session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_refill_prompts="same")
+        trainer.train(resume_from_checkpoint=steps > 2)
+    assert session.rounds is not None
+    assert session.rounds.batches == 4
+
+
+def test_a_column_of_a_round_that_failed_leaves_a_table_that_can_be_logged(tmp_path: Any) -> None:
+    calls: list[int] = []
+
+    def reward(completions: list[str], log_extra: Any, **_: Any) -> list[float]:
+        calls.append(len(completions))
+        if len(calls) == 2:
+            log_extra("note", ["only here"] * len(completions))
+        return [0.0] * len(completions)
+
+    class Failing:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any, context: Any) -> None:
+            if len(calls) == 2:
+                raise ZeroDivisionError("in the round that logged a column")
+
+    trainer = make_trainer(tmp_path, reward, PROMPTS, max_steps=1, log_completions=True)
+    trl_replay.register(Failing(), "failing")
+    try:
+        trl_replay.attach(trainer, replay_refill_rounds=1, replay_plugins="failing")
+        with pytest.raises(trl_replay.HookError):
+            trainer.train()
+        trainer.train()
+    finally:
+        trl_replay.unregister("failing")
+    assert {len(column) for column in trainer._logs["extra"].values()} == {12}

@@ -107,6 +107,8 @@ def view(
     equal = np.ptp(advantages, axis=1) <= noise
     largest = np.abs(advantages).max(axis=1)
     nothing = largest <= TINY * largest.max(initial=0.0)
+    same_rewards = have_equal_rewards(rewards[shared], setup.weights)
+    nothing |= same_rewards & (largest <= reward_noise(rewards[shared], setup.weights))
     return Groups(
         rewards=rewards[shared],
         reward_weights=setup.weights,
@@ -265,6 +267,27 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
         sums = sums.reshape(1, -1)
     divisor = bessel_std(sums) + STD_EPSILON
     return np.asarray(error / divisor)
+
+
+def reward_noise(rewards: Floats, weights: Floats) -> Floats:
+    """How large float noise alone can make advantages that are differences of rewards, `(n,)`: in a batch without any
+    live group there is no larger one to compare them with.
+
+    Args:
+        rewards (`(n, G, functions)`): Raw rewards, NaN where None.
+        weights (`(functions,)`): The trainer's `reward_weights`.
+    """
+    sizes = np.nansum(np.abs(rewards * weights), axis=2)
+    return np.asarray(NOISE * sizes.max(axis=1))
+
+
+def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
+    """Which groups' weighted rewards do not differ by more than float noise, `(n,)`; rows without any do not count."""
+    sums = weighted_rewards(rewards, weights)
+    scored = ~np.isnan(sums)
+    highest = np.where(scored, sums, -np.inf).max(axis=1)
+    lowest = np.where(scored, sums, np.inf).min(axis=1)
+    return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))
 
 
 def _noise_of_normalised(

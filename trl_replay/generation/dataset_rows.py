@@ -80,6 +80,12 @@ class Dataset:
             )
         return len(dataset)
 
+    @property
+    def size(self) -> int | None:
+        """How many rows there are; None of a stream."""
+        dataset, _ = self._data()
+        return None if compat.streams(dataset) else len(dataset)
+
     def row(self, number: int) -> Row:
         """One row, as the trainer's collator gives it.
 
@@ -89,13 +95,12 @@ class Dataset:
         dataset, collate = self._data()
         collated = collate([dataset[number]])
         rows = collated if isinstance(collated, list) else []
-        if [type(row) for row in rows] != [dict]:
+        if len(rows) != 1 or not isinstance(rows[0], Mapping):
             raise SeamError(
                 f"The trainer's data_collator makes a {type(collated).__name__} of a row of its dataset, not a list "
                 "with that row: new prompts can't be generated for. Use replay_refill_prompts='same'."
             )
-        row: Row = rows[0]
-        return row
+        return dict(rows[0])
 
     def number_of(self, key: int) -> int | None:
         """The number of the first row with this key. The first question reads the whole dataset."""
@@ -138,6 +143,7 @@ class PromptSource:
         self.order = 0
         self._size = -1
         self._numbers: Ints = np.empty(0, np.int64)
+        self._shuffled = (-1, -1)  # the order and the size that the numbers are of
 
     def take(
         self,
@@ -183,10 +189,12 @@ class PromptSource:
         if self._size not in (-1, size):  # another dataset
             self.position = 0
         self._size = size
-        rng = np.random.default_rng([self._seed, self.order])
-        shuffled = rng.permutation(size)
-        mine = shuffled[self._part :: self._parts]
-        self._numbers = mine if len(mine) else shuffled
+        if self._shuffled != (self.order, size):  # of ten million rows, shuffling takes a second
+            rng = np.random.default_rng([self._seed, self.order])
+            shuffled = rng.permutation(size)
+            mine = shuffled[self._part :: self._parts]
+            self._numbers = mine if len(mine) else shuffled
+            self._shuffled = (self.order, size)
         self.position = min(self.position, len(self._numbers))
         return len(self._numbers)
 
@@ -202,7 +210,7 @@ class PromptSource:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes on there; with another number of ranks or rows, at the beginning of the next order."""
         self._size = -1
-        same_rows = state["size"] in (-1, len(self._dataset))
+        same_rows = state["size"] == -1 or state["size"] == self._dataset.size
         if same_rows and state["parts"] == self._parts:
             self.position = state["position"]
             self.order = state["order"]

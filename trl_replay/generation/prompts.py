@@ -6,7 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from ..hooks import SessionHooks
 from ..types import Context, InputsContext, Ints, Row
 from .dataset_rows import Dataset, PromptSource, RowMemory, prompt_key, repeated
 from .group_layout import GroupLayout
+
+_T = TypeVar("_T")
+ANY = -1
+"""A prompt of a further round that is not that of a dead slot."""
 
 
 class Prompts:
@@ -32,6 +36,8 @@ class Prompts:
     Attributes:
         rows (`list[dict]`): The batch's raw rows, as they were before the trainer got them.
         keys (`list[int]`): Of the prompts that this process generated for last.
+        targets (`list[int]`): Of each of them, the one of this process's slots that it was generated for; `ANY` if it
+            may take any.
         present (`set[int]`): Keys of all prompts that any process has generated for in this batch.
         source ([`PromptSource`]): Where new prompts come from.
     """
@@ -52,15 +58,26 @@ class Prompts:
         self._again = again
         self._asks = hooks.has_plugin_for("inputs")
         self._dataset = Dataset(lambda: compat.training_data(trainer()))
-        self.source = PromptSource(self._dataset, seed, layout.rank, layout.ranks)
-        if layout.straddles:  # all processes pick for all groups, each the same
-            self.source = PromptSource(self._dataset, seed)
+        self.source = self._source()
         streams = compat.streams(trainer().train_dataset)
         self._memory = RowMemory(None if streams else self._dataset)
         self._batch = 0
         self.rows: list[Row] = []
         self.keys: list[int] = []
+        self.targets: list[int] = []
         self.present: set[int] = set()
+
+    def _source(self) -> PromptSource:
+        if self._layout.straddles:  # all processes pick for all groups, each the same
+            return PromptSource(self._dataset, self._seed)
+        return PromptSource(self._dataset, self._seed, self._layout.rank, self._layout.ranks)
+
+    def lay_out(self, layout: GroupLayout) -> None:
+        """Groups lie otherwise from now on: the trainer's batches have another size."""
+        straddled = self._layout.straddles
+        self._layout = layout
+        if straddled != layout.straddles:
+            self.source = self._source()
 
     def begin(self, inputs: Sequence[Row], batch: int) -> Sequence[Row]:
         """The inputs of generation batch number `batch`: the trainer's own ones, unless a plugin changes prompts.
@@ -90,8 +107,12 @@ class Prompts:
         """
         new = self._again == "new"
         rows = self._new(count) if new else self._same(count, dead)
+        self.targets = [ANY] * count if new else _cycled(dead.tolist() or [ANY], count)
         changed = self._ask(rows, number)
         if changed is not None:
+            for place, (meant, row) in enumerate(zip(rows, changed, strict=True)):
+                if prompt_key(row) != prompt_key(meant):
+                    self.targets[place] = ANY
             rows = changed
         self._generate_for(rows)
         return self._repeated(rows)
@@ -157,11 +178,11 @@ class Prompts:
         first = self._layout.mine_first
         if not self._layout.straddles:
             context = self._inputs_context(number, first, rows)
-            return self._hooks.inputs(rows, context)
+            return self._hooks.inputs(copy.deepcopy(rows), context)
         answers = []
         for group, row in enumerate(rows, first):
             context = self._inputs_context(number, group, [row])
-            answer = self._hooks.inputs([row], context)
+            answer = self._hooks.inputs([copy.deepcopy(row)], context)
             answers += [row] if answer is None else answer
         return answers
 
@@ -192,6 +213,6 @@ class Prompts:
         )
 
 
-def _cycled(rows: Sequence[Row], count: int) -> list[Row]:
-    """`count` rows: these ones, over and over."""
-    return list(itertools.islice(itertools.cycle(rows), count))
+def _cycled(values: Sequence[_T], count: int) -> list[_T]:
+    """`count` values: these ones, over and over."""
+    return list(itertools.islice(itertools.cycle(values), count))

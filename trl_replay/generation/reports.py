@@ -11,6 +11,7 @@ from ..errors import SeamError
 from ..types import Floats, Ints
 from .group_layout import GroupLayout
 from .merging import KEPT, Generated
+from .prompts import ANY
 
 MODE, NEEDED, LIVE, ITEMS = range(4)
 HEAD = 4
@@ -56,7 +57,13 @@ class Reports:
         return vector
 
     def write(
-        self, mode: int, current: Generated, latest: Generated | None, count: int, keys: Sequence[int]
+        self,
+        mode: int,
+        current: Generated,
+        latest: Generated | None,
+        count: int,
+        keys: Sequence[int],
+        targets: Sequence[int] = (),
     ) -> Floats:
         """This process's vector.
 
@@ -66,12 +73,14 @@ class Reports:
             latest ([`Generated`], *optional*): The last round; None if the batch itself was generated last.
             count (`int`): Groups with rows here that were generated last.
             keys (`Sequence[int]`): Of their prompts.
+            targets (`Sequence[int]`): Of each of them, the slot with rows here that it was generated for; `ANY` if it
+                may take any, as all may if not given.
         """
         width = self._layout.width
         vector = self.blank(mode)
         takes = np.zeros(width, np.int64)
         if latest is not None:
-            takes = self._takes(current, latest, count)
+            takes = self._takes(current, latest, count, targets)
             vector[ITEMS] = self._items(current, latest, takes, count)
         mine = self._mine(current)
         dead = current.fresh.dead[mine]
@@ -88,7 +97,7 @@ class Reports:
     def _mine(self, current: Generated) -> Ints:
         return self._layout.mine(current.groups, self._layout.mine_here)
 
-    def _takes(self, current: Generated, latest: Generated, count: int) -> Ints:
+    def _takes(self, current: Generated, latest: Generated, count: int, targets: Sequence[int]) -> Ints:
         """Of each group with rows here, the generated one that takes its place, counted from 1; 0 for none."""
         takes = np.zeros(self._layout.width, np.int64)
         dead = current.fresh.dead[self._mine(current)]
@@ -98,10 +107,16 @@ class Reports:
             slots = np.flatnonzero(dead & live)
             takes[slots] = slots + 1
             return takes
-        slots = np.flatnonzero(dead)
-        sources = np.flatnonzero(live)
-        pairs = min(len(slots), len(sources))
-        takes[slots[:pairs]] = sources[:pairs] + 1
+        free: list[int] = []
+        for source in np.flatnonzero(live).tolist():
+            slot = targets[source] if targets else ANY
+            if slot == ANY:
+                free.append(source)
+            elif not takes[slot]:
+                takes[slot] = source + 1
+        slots = np.flatnonzero(dead & (takes[: len(dead)] == 0))
+        pairs = min(len(slots), len(free))
+        takes[slots[:pairs]] = np.array(free[:pairs], np.int64) + 1
         return takes
 
     def _items(self, current: Generated, latest: Generated, takes: Ints, count: int) -> float:

@@ -108,6 +108,8 @@ class Rounds:
         Returns:
             The rows to generate for: the same ones, unless a plugin says otherwise.
         """
+        if len(inputs) != self._layout.rows:
+            self._lay_out(len(inputs))
         origin = np.zeros((self._layout.groups, 2), np.int64)
         origin[:, 1] = np.arange(self._layout.groups)
         self._course = _Course(TrainerLog(self._trainer()), origin)
@@ -118,6 +120,13 @@ class Rounds:
         except Exception as caught:
             self._course.error = caught
             return inputs
+
+    def _lay_out(self, rows: int) -> None:
+        """The trainer's batches have another size than at attach: it was changed between two trainings."""
+        before = self._layout
+        self._layout = GroupLayout(rows, before.size, before.rank, before.ranks)
+        self._reports = Reports(self._layout)
+        self._prompts.lay_out(self._layout)
 
     def complete(
         self,
@@ -214,7 +223,8 @@ class Rounds:
         with plan.keeping_errors():
             if plan.error is None and current is not None:
                 taken_from = latest if self.done else None
-                vector = self._reports.write(plan.mode, current, taken_from, count, self._prompts.keys)
+                prompts = self._prompts
+                vector = self._reports.write(plan.mode, current, taken_from, count, prompts.keys, prompts.targets)
         vectors = self._communicator.tell(vector, MODE, plan.error)
         return self._reports.read(vectors, count)
 

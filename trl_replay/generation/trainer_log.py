@@ -111,6 +111,9 @@ class TrainerLog:
             column.clear()
             column.extend(self._before.get(name, []))
             column.extend(entries)
+        extra = compat.completions_table(self._trainer)["extra"]
+        for name in [name for name, column in extra.items() if not column and name not in NOT_OF_TRL]:
+            del extra[name]  # of a round that failed: no row that is left has a value
 
     def _entries(self, name: Column, origin: Ints) -> list[Any]:
         """The rows' values in a column; None where a round has logged none. Nothing if none has."""
@@ -159,9 +162,9 @@ def _over_all(key: str, rounds: Sequence[Round]) -> float:
         return float(values[0])
     values, weights = values[counted], weights[counted]
     name = key.rsplit("/")[-1]
-    if name.startswith("max"):
+    if name.partition("_")[0] == "max":
         return float(values.max())
-    if name.startswith("min"):
+    if name.partition("_")[0] == "min":
         return float(values.min())
     return float(np.average(values, weights=weights))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..batch.group_view import TINY, AdvantageRule
+from ..batch.group_view import TINY, AdvantageRule, reward_noise
 from ..components import Components
 from ..config import ReplayConfig
 from ..errors import ConfigurationError, SeamError
@@ -26,7 +26,8 @@ FRESH = -1
 def shaped(fresh: Groups, given: Floats) -> Groups:
     """The fresh groups with a plugin's advantages.
 
-    A group that was changed is dead if all of its rows that train have advantages next to 0.
+    A group that was changed is dead if all of its rows that train have advantages next to 0: beside the batch's
+    largest, and where it was dead before, beside its rewards, since a batch or a round may hold none that is larger.
 
     Args:
         fresh ([`Groups`]): As the trainer made them.
@@ -38,6 +39,8 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     advantages = np.where(left, fresh.advantages, rounded)
     touched = (~left | masked).any(axis=1)
     nothing = teaches_nothing(advantages, masked, np.abs(advantages).max(initial=0.0))
+    noise = reward_noise(fresh.rewards, fresh.reward_weights)
+    nothing |= fresh.dead & (np.abs(advantages).max(axis=1, initial=0.0, where=~masked) <= noise)
     dead = np.where(touched, nothing, fresh.dead)
     return replace(fresh, advantages=advantages, masked=masked, dead=dead)
 
