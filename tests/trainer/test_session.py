@@ -132,7 +132,7 @@ def test_the_summary_names_the_cause_where_no_live_group_has_come(tmp_path: Any)
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
     session = trl_replay.attach(trainer)
     trainer.train()
-    assert "2 x the buffer was empty: no live group has been stored yet" in session.explain()
+    assert "3 x the buffer was empty: no live group has been stored yet" in session.explain()
     assert "has not run yet" not in session.explain()
 
 
