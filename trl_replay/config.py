@@ -432,7 +432,8 @@ class ReplayConfig:
                 continue
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"{source} has no setting {name!r}.{hint} The settings are: {', '.join(known)}.")
+            hint = hint or f" The settings are: {', '.join(known)}."
+            raise ConfigurationError(f"{source} has no setting {name!r}.{hint}")
         return replace(self, **settings)
 
     def _parse_kwargs(self, name: str) -> None:

@@ -137,7 +137,10 @@ class Session:
         """
         trainer = self._trainer()
         if trainer is None:
-            raise ReplayError("The trainer of this session no longer exists.")
+            raise ReplayError(
+                "The trainer of this session no longer exists. Keep a reference to it as long as you read entries or "
+                "export them."
+            )
         return trainer
 
     @property
