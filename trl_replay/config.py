@@ -76,8 +76,9 @@ class ReplayConfig:
             Whether to replay at all. `False` leaves the trainer exactly as TRL made it.
         replay_buffer_size (`int`, *optional*, defaults to `64`):
             Groups (of `num_generations` completions) that the buffer keeps: each process's own (`process`), each
-            process's part of the common one (`sharded`), or the one that all processes have (`gathered`). `0` leaves
-            the trainer as it is.
+            process's part of the common one (`sharded`), or the one that all processes have (`gathered`). With `0`
+            nothing is stored; what needs no buffer goes on working (`replay_refill_rounds`, `replay_unfilled`, a
+            plugin that shapes advantages or chooses prompts), and without any of these the trainer is left as it is.
         replay_max_bytes (`int` or `str`, *optional*):
             Bytes that the buffer keeps, per process, table and payload together: `"512MB"`, `"2GiB"`. Whichever of
             `replay_buffer_size` and this is reached first evicts. No limit if not set.
@@ -431,7 +432,8 @@ class ReplayConfig:
                 continue
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(f"{source} has no setting {name!r}.{hint} The settings are: {', '.join(known)}.")
+            hint = hint or f" The settings are: {', '.join(known)}."
+            raise ConfigurationError(f"{source} has no setting {name!r}.{hint}")
         return replace(self, **settings)
 
     def _parse_kwargs(self, name: str) -> None:

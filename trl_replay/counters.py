@@ -212,9 +212,10 @@ def _without_buffer(count: Mapping[str, float]) -> str:
     number = {name: int(count[name]) for name in COUNTERS}
     groups = number["groups"]
     live = 1.0 - number["dead_after"] / max(groups, 1)
+    again = number["generated"] != groups
     parts = (
         f"{number['generated']} groups generated for {groups}",
-        f"{number['dead']} dead; {number['refilled']} slots refilled",
+        f"{number['dead']} dead" + (f"; {number['refilled']} slots refilled" if again else ""),
         f"{live:.0%} of the groups trained on were live",
     )
     return ", ".join(parts)

@@ -365,20 +365,24 @@ class SessionHooks:
         label: Callable[[str], str],
     ) -> Callable[..., Any]:
         function: Callable[..., Any] = implementation.function
+        giver = label(hook)
+        if not isinstance(implementation.plugin, _Configured):
+            giver += f", in {hook},"
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
             with self._blamed(label(hook), hook):
                 result = _complete(hook, function(*arguments, **keywords))
             if result is not None:
-                self._giver = label(hook)
+                self._giver = giver
             return result
 
         @functools.wraps(function)
         def wrap(*arguments: Any, **keywords: Any) -> Generator[Any, Any, Any]:
             with self._blamed(label(hook), hook):
                 result = yield from function(*arguments, **keywords)
-            self._giver = f"{label(hook)}, as a wrapper of {self._giver},"
+            inner = self._giver.removesuffix(f", in {hook},")
+            self._giver = f"{label(hook)}, as a wrapper of {inner} in {hook},"
             return result
 
         is_wrapper = implementation.wrapper or implementation.hookwrapper

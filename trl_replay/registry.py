@@ -13,7 +13,7 @@ import importlib
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -104,9 +104,10 @@ class Registry:
             raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. Uninstall one.")
         if inspect.isclass(plugin):
             raise PluginError(
-                f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {name}()."
+                f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {plugin.__name__}()."
             )
         try:
+            self._refuse_wrong_hooks(plugin, name, distribution)
             self._manager.register(plugin, name)
             self._manager.check_pending()
             self._require_marked_hooks(plugin, name)
@@ -117,7 +118,7 @@ class Registry:
                 self._manager.unregister(name=name)
             if isinstance(error, PluginError):
                 raise
-            raise PluginError(f"Plugin {name!r} from {distribution}: {type(error).__name__}: {error}") from error
+            raise PluginError(f"Plugin {name!r} ({distribution}): {type(error).__name__}: {error}") from error
         self.plugins[name] = Plugin(name, plugin, distribution)
         self.failures.pop(name, None)
 
@@ -158,6 +159,23 @@ class Registry:
                 RuntimeWarning,
                 stacklevel=4,
             )
+
+    def _refuse_wrong_hooks(self, plugin: Any, name: str, distribution: str) -> None:
+        """Marked functions that no hook is called like, and arguments that a hook does not have."""
+        known = {hook: specs for specs in (RegistryHooks, SessionHooks) for hook in hook_names(specs)}
+        for attribute in dir(plugin):
+            options = self._manager.parse_hookimpl_opts(plugin, attribute)
+            if options is None:
+                continue
+            hook = options["specname"] or attribute
+            if hook in known:
+                text = _wrong_arguments(getattr(plugin, attribute), hook, getattr(known[hook], hook))
+            elif options["optionalhook"]:
+                continue
+            else:
+                text = f"there is no hook {hook!r}.{_nearest(hook, known)} The hooks are: {', '.join(known)}."
+            if text:
+                raise PluginError(f"Plugin {name!r} ({distribution}): {text}")
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
         """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""
@@ -229,7 +247,13 @@ class Registry:
                 f"{failure.reason}"
             )
         if name not in self.plugins:
-            raise UnknownNameError(self._unknown(setting, name, "plugin", list(self.plugins)))
+            if ":" in name:
+                raise UnknownNameError(
+                    f"{setting} names {name!r}, which is no plugin's name: import it and register it under a name, "
+                    "trl_replay.register(plugin, 'name')."
+                )
+            names = [plugin for plugin in self.plugins if plugin != BUILTIN]
+            raise UnknownNameError(self._unknown(setting, name, "plugin", names))
         return self.plugins[name]
 
     def resolve(self, kind: Kind, name: Any, setting: str) -> Resolved:
@@ -375,6 +399,30 @@ def _takes(target: Any, args: tuple[Any, ...]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _wrong_arguments(function: Any, hook: str, specification: Any) -> str:
+    """Says which arguments of a hook's implementation the hook does not have; nothing if it has all."""
+    taken = [name for name in inspect.signature(specification).parameters if name != "self"]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # something compiled that does not tell
+        return ""
+    asked = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+    ]
+    for name in asked:
+        if name not in taken and name != "self":
+            takes = f"It takes {', '.join(taken)}." if taken else "It takes none."
+            return f"{hook} has no argument {name!r}.{_nearest(name, taken)} {takes}"
+    return ""
 
 
 def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:

@@ -62,7 +62,9 @@ class Session:
         scope ([`Scope`]): Who shares the buffer.
         metrics (`dict[str, float]`): The last generation batch's metrics, with the ratios of rows trained on since.
         totals ([`Totals`]): Counters since attach.
-        enabled (`bool`): False if `use_replay=False` or the buffer has no room: then nothing is patched.
+        enabled (`bool`): False with `use_replay=False`, and with `replay_buffer_size=0` where nothing works without a
+            buffer: then nothing is patched. Generating again, `replay_unfilled` and a plugin that shapes advantages or
+            chooses prompts do.
         paused (`bool`): Between `pause()` and `resume()`.
         detached (`bool`): After `detach`: buffer, metrics and `explain()` can still be read.
         components ([`Components`]): What the session is made of.
@@ -135,7 +137,10 @@ class Session:
         """
         trainer = self._trainer()
         if trainer is None:
-            raise ReplayError("The trainer of this session no longer exists.")
+            raise ReplayError(
+                "The trainer of this session no longer exists. Keep a reference to it as long as you read entries or "
+                "export them."
+            )
         return trainer
 
     @property

@@ -202,6 +202,11 @@ def validate(settings: Mapping[str, Any]) -> None:
             least,
             f"a buffer of replay_buffer_size={capacity} groups never gets there; lower it",
         )
+    if not settings["replay_refill_rounds"] and settings["replay_preset"] is None:  # which may set it
+        for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):
+            if settings[name] != default:
+                remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
+                raise unusable(name, settings[name], remedy)
 
 
 def unusable(name: str, value: object, remedy: str) -> ConfigurationError:

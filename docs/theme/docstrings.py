@@ -12,6 +12,7 @@ from typing import Any
 from griffe import Extension, Object
 
 PACKAGE = "trl_replay"
+MARK = "_unless_given"
 INTERFACES = f"{PACKAGE}.protocols"
 ENTRY = re.compile(r"^( +)([*\w]+) \((.*?)\):(?= |$)", re.MULTILINE)
 """An argument or attribute with its type."""
@@ -25,8 +26,18 @@ class Docstrings(Extension):
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """One object, its docstring read."""
+        _show_plain_default(obj)
         if obj.docstring:
             obj.docstring.value = rewritten(obj.docstring.value, obj)
+
+
+def _show_plain_default(obj: Object) -> None:
+    """A setting's default without the mark that nobody gave it: `64` for `_unless_given(64)`."""
+    if not obj.is_class:
+        return
+    for parameter in obj.parameters:
+        if str(getattr(parameter.default, "function", "")) == MARK:
+            parameter.default = parameter.default.arguments[0]
 
 
 def rewritten(text: str, obj: Object) -> str:

@@ -40,7 +40,9 @@ def test_every_setting_has_an_example_that_can_be_used():
     assert set(examples) == {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)}
     defaults = trl_replay.ReplayConfig()
     for name, value in examples.items():
-        assert getattr(trl_replay.ReplayConfig(**{name: value}), name) == value
+        beside = "replay_refill_rounds" if name.startswith("replay_refill_") else name.removesuffix("_kwargs")
+        settings = {beside: examples[beside], name: value}
+        assert getattr(trl_replay.ReplayConfig(**settings), name) == value
         assert value != getattr(defaults, name), f"the example of {name} is its default"
 
 

@@ -60,6 +60,28 @@ def test_a_run_with_replay_is_judged_by_replays_own_share(tmp_path: Path) -> Non
     assert estimate(tmp_path / "trainer_state.json").dead == pytest.approx(2 / 3)
 
 
+def test_a_run_that_had_replay_is_told_so_and_its_checkpoint_tells_the_size_of_groups(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), save_strategy="steps", save_steps=2)
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    found = estimate(tmp_path, num_generations=16)
+    assert found.num_generations == 4
+    assert found.advice[0].startswith("replay was attached to this run already")
+
+
+def test_beside_tables_of_completions_the_log_tells_the_tokens(run: Path, capsys: Any) -> None:
+    tokens = estimate(run / "trainer_state.json").completion_tokens
+    assert tokens is not None
+    for source in (run, run / "completions", min((run / "completions").glob("*.parquet"))):
+        found = estimate(source)
+        assert (found.num_generations, found.completion_tokens) == (4, tokens)
+        assert not any("already" in words for words in found.advice)
+    assert main(["estimate", str(run)]) == 0
+    assert "a stored group of 4 completions" in capsys.readouterr().out
+    assert main(["estimate", str(run / "trainer_state.json")]) == 0
+    assert "log_completions=True" in capsys.readouterr().out
+
+
 def test_the_bytes_of_a_group_are_those_of_a_real_buffer(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE]), max_steps=3, max_completion_length=64)
     session = trl_replay.attach(trainer)

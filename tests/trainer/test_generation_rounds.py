@@ -412,6 +412,8 @@ def test_an_error_in_the_reward_function_of_a_later_round_leaves_a_trainer_that_
     [
         ({"replay_refill_rounds": -1}, r"replay_refill_rounds=-1 .*whole number"),
         ({"replay_refill_prompts": "other"}, r"replay_refill_prompts='other' .*'new' or 'same'"),
+        ({"replay_refill_prompts": "same"}, r"replay_refill_prompts='same' .*replay_refill_rounds=0; set that"),
+        ({"replay_refill_until": 0.5}, r"replay_refill_until=0.5 .*replay_refill_rounds=0"),
         ({"replay_refill_until": 0}, r"replay_refill_until=0 .*above 0, at most 1"),
     ],
 )

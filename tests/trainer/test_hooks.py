@@ -297,7 +297,7 @@ def test_none_passes_on_to_the_configured_strategy_and_an_empty_list_does_not(tm
 def test_zero_stops_the_chain_too(tmp_path):
     with (
         plugin(score=lambda groups: 0),
-        pytest.raises(ResultError, match=r"^Plugin 'mine' \(mine 1.0\) returned int64"),
+        pytest.raises(ResultError, match=r"^Plugin 'mine' \(mine 1.0\), in trl_replay_score, returned int64"),
     ):
         train(tmp_path)
 
@@ -503,7 +503,7 @@ def test_a_wrong_result_of_a_hook_or_wrapper_is_not_blamed_on_the_strategy(tmp_p
 
     with (
         plugin(sample=lambda count: [0.5]),
-        pytest.raises(ResultError, match=r"^Plugin 'mine' \(mine 1\.0\) returned"),
+        pytest.raises(ResultError, match=r"^Plugin 'mine' \(mine 1\.0\), in trl_replay_sample, returned"),
     ):
         train(tmp_path / "hook")
     words = r"^Plugin 'mine' \(mine 1\.0\), as a wrapper of The scorer 'advantage_std' .*, returned"

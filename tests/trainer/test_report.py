@@ -70,7 +70,11 @@ def test_inspect_of_an_empty_buffer_says_so(tmp_path: Path, capsys: Any) -> None
     found = inspect(tmp_path / "checkpoint-2")
     assert (found["groups"], found["age"], found["top"]) == (0, None, [])
     assert main(["inspect", str(tmp_path / "checkpoint-2")]) == 0
-    assert main(["inspect", str(tmp_path)]) == 1
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path)]) == 0, "a run's folder: its newest checkpoint"
+    assert "0 waiting" in capsys.readouterr().out
+    (tmp_path / "nothing").mkdir()
+    assert main(["inspect", str(tmp_path / "nothing")]) == 1
     assert "holds no replay buffer" in capsys.readouterr().err
 
 

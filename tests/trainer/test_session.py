@@ -132,8 +132,16 @@ def test_the_summary_names_the_cause_where_no_live_group_has_come(tmp_path: Any)
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
     session = trl_replay.attach(trainer)
     trainer.train()
-    assert "2 x the buffer was empty: no live group has been stored yet" in session.explain()
+    assert "3 x the buffer was empty: no live group has been stored yet" in session.explain()
     assert "has not run yet" not in session.explain()
+
+
+def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_some() -> None:
+    totals = Totals()
+    totals.add(Tally(), of_all_ranks={"groups": 3, "generated": 3, "dead": 1, "dead_after": 1})
+    assert "refilled" not in totals.explain_without_buffer()
+    totals.add(Tally(), of_all_ranks={"groups": 3, "generated": 4, "dead": 1, "refilled": 1})
+    assert "1 slots refilled" in totals.explain_without_buffer()
 
 
 def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> None:

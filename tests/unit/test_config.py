@@ -82,6 +82,19 @@ def test_a_preset_fills_what_is_left_at_its_default() -> None:
         config.with_defaults({"replay_max_agee": 4}, "a preset")
 
 
+def test_the_nearest_setting_stands_alone_and_without_one_all_are_listed() -> None:
+    with pytest.raises(ConfigurationError, match=r"Did you mean 'replay_max_age'\?$"):
+        ReplayConfig().with_settings({"replay_max_agee": 4}, "attach()")
+    with pytest.raises(ConfigurationError, match=r"The settings are: use_replay, .*replay_preset\.$"):
+        ReplayConfig().with_settings({"zzz": 4}, "attach()")
+
+
+def test_a_preset_may_set_the_rounds_that_other_settings_are_about() -> None:
+    config = ReplayConfig(replay_refill_prompts="same", replay_preset="mine/again")
+    filled = config.with_defaults({"replay_refill_rounds": 2}, "a preset")
+    assert (filled.replay_refill_rounds, filled.replay_refill_prompts) == (2, "same")
+
+
 def test_the_config_imports_neither_torch_nor_trl() -> None:
 
     code = (

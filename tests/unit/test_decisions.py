@@ -13,6 +13,7 @@ from trl_replay import SeamError
 from trl_replay.buffer.candidates import Candidate, PendingGroups, StepCarry
 from trl_replay.counters import Tally
 from trl_replay.plan import Plan
+from trl_replay.step.decisions import TOO_EARLY
 from trl_replay.step.mixing import untouched
 from trl_replay.testing import make_groups
 
@@ -268,6 +269,9 @@ def test_as_many_slots_as_allowed_are_no_reason_to_tell() -> None:
 def test_a_batch_without_replaceable_groups_says_so() -> None:
     slots, tally = selected(Deciding(), [LIVE, LIVE])
     assert slots == []
+    assert tally.reasons == {"no group was dead: nothing to replace": 1}
+    slots, tally = selected(Deciding(replay_selector=lambda groups, context: []), [LIVE, DEAD])
+    assert slots == []
     assert tally.reasons == {"no group of the batch was replaceable (the selector chose none)": 1}
 
 
@@ -347,7 +351,12 @@ def test_nothing_is_drawn_before_the_loss_has_run() -> None:
     deciding.store([1.0])
     deciding.tap.verified = False
     for collected_at in (None, 3):
-        assert sampled(deciding, [0], collected_at=collected_at)[0].slots == []
+        drawn, tally = sampled(deciding, [0], collected_at=collected_at)
+        assert drawn.slots == []
+        assert list(tally.reasons) == [TOO_EARLY], "a warm start filled it"
+    empty = Deciding()
+    empty.tap.verified = False
+    assert list(sampled(empty, [0])[1].reasons) == ["the buffer was empty: no live group has been stored yet"]
     with pytest.raises(SeamError, match="goes around the seam"):
         sampled(deciding, [0], collected_at=2)
     assert sampled(deciding, [], collected_at=2)[0].slots == [], "where there is nothing to fill nothing is asked"

@@ -168,7 +168,7 @@ def test_a_name_can_be_registered_once_at_run_time(registry):
 
 
 def test_a_class_in_an_instances_place_is_refused_with_the_remedy(registry):
-    with pytest.raises(PluginError, match=r"class .*Plugin; register an instance of it: mine\(\)"):
+    with pytest.raises(PluginError, match=r"class .*Plugin; register an instance of it: Plugin\(\)"):
         registry.register(type(offers()), "mine")
 
 
@@ -182,13 +182,29 @@ def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install)
         registry.discover()
 
 
+def test_a_wrong_argument_of_a_hook_is_refused_with_the_right_ones(registry):
+    class Plugin:
+        @hookimpl
+        def trl_replay_score(self, group):
+            return None
+
+    words = r"trl_replay_score has no argument 'group'. Did you mean 'groups'\? It takes groups, context\."
+    with pytest.raises(PluginError, match=words):
+        registry.register(Plugin(), "mine")
+
+
+def test_a_plugin_by_import_reference_is_refused_with_the_remedy(registry):
+    with pytest.raises(UnknownNameError, match=r"register it under a name"):
+        registry.plugin("module:Plugin", "replay_plugins")
+
+
 def test_a_mistyped_hook_is_refused_by_name(registry):
     class Plugin:
         @hookimpl
         def trl_replay_strategeis(self):
             return []
 
-    with pytest.raises(PluginError, match="trl_replay_strategeis"):
+    with pytest.raises(PluginError, match=r"'trl_replay_strategeis'. Did you mean 'trl_replay_strategies'\?"):
         registry.register(Plugin(), "mine")
     assert "mine" not in registry.plugins
     registry.register(offers(), "mine")
@@ -245,7 +261,7 @@ def test_what_a_registry_hook_raises_names_the_plugin_and_its_distribution(regis
         def trl_replay_strategies(self):
             yield 1 / 0
 
-    with pytest.raises(PluginError, match=r"'mine' from mine 1\.0: ZeroDivisionError") as caught:
+    with pytest.raises(PluginError, match=r"'mine' \(mine 1\.0\): ZeroDivisionError") as caught:
         registry.register(Plugin(), "mine", "mine 1.0")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -321,7 +337,7 @@ def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, insta
 
 
 def test_an_unknown_plugin_lists_the_plugins(registry):
-    with pytest.raises(UnknownNameError, match=r"there is no plugin of that name.*There are: (.*, )?builtin"):
+    with pytest.raises(UnknownNameError, match=r"there is no plugin of that name.*There are: "):
         registry.resolve("sampler", "nobody/sampler", "replay_sampler")
 
 

@@ -40,7 +40,7 @@ def test_newest_takes_the_highest_serials_newest_first():
     assert samplers.newest(table, 2, make_context(table)).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("alpha", [-1, float("nan")])
+@pytest.mark.parametrize("alpha", [-1, float("nan"), "x", None, True])
 def test_a_negative_exponent_is_refused(alpha):
     with pytest.raises(ConfigurationError, match="alpha"):
         samplers.make_proportional(alpha=alpha)

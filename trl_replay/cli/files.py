@@ -16,8 +16,17 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint",
         type=Path,
-        help="folder of a checkpoint: …/checkpoint-12",
+        help="folder of a checkpoint, …/checkpoint-12, or of a run: its newest whole one",
     )
+
+
+def _in_run(folder: Path) -> Path:
+    """The checkpoint itself, or the newest whole one of a run's folder."""
+    from ..checkpoint.discovery import last_complete_checkpoint
+    from ..checkpoint.format import FOLDER
+
+    newest = None if (folder / FOLDER).is_dir() else last_complete_checkpoint(folder)
+    return folder if newest is None else Path(newest)
 
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +41,7 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace) -> int:
     from ..offline.export import of_checkpoint, write
 
-    source = of_checkpoint(options.checkpoint)
+    source = of_checkpoint(_in_run(options.checkpoint))
     count = write(options.out, source)
     print(f"written: {options.out}, {count} completions")
     return 0
@@ -52,7 +61,7 @@ def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     from ..report.inspection import facts, inspect
 
-    buffer = inspect(options.checkpoint, options.entries)
+    buffer = inspect(_in_run(options.checkpoint), options.entries)
     if options.json:
         print(json.dumps(buffer, indent=2))
         return 0

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import inspect
 import json
+import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -115,10 +116,25 @@ def _plugins(known: Registry) -> list[dict[str, Any]]:
                     "distribution": plugin.distribution,
                     "summary": docstring.partition("\n")[0],
                     "hooks": hooks,
+                    "made_by": _made_by(plugin.object),
                     "docstring": docstring,
                 }
             )
     return rows
+
+
+def _made_by(plugin: object) -> str:
+    """How a plugin with arguments is made and registered under a name of its own; empty if it takes none."""
+    from ..arguments import arguments_of
+
+    maker = type(plugin)
+    if inspect.ismodule(plugin) or not arguments_of(maker, "scorer").named:
+        return ""
+    package = maker.__module__.partition(".")[0]
+    public = getattr(sys.modules.get(package), maker.__name__, None) is maker
+    source = package if public else maker.__module__
+    arguments = arguments_of(maker, "scorer")
+    return f"{source}.{maker.__qualname__}({arguments})"
 
 
 def _failures(known: Registry) -> list[dict[str, Any]]:
@@ -229,6 +245,9 @@ def _plugin_in_words(plugin: dict[str, Any]) -> str:
         f"  distribution  {plugin['distribution']}",
         f"  hooks         {', '.join(plugin['hooks'])}",
     ]
+    if plugin["made_by"]:
+        head.append(f"  made by       {plugin['made_by']}")
+        head.append("  to change it  trl_replay.register(one made with other arguments, a name of yours)")
     return "\n".join([*head, "", plugin["docstring"]] if plugin["docstring"] else head)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoint import format as saved
 from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
 from ..errors import ReplayError
 from ..table import Table
@@ -19,6 +20,10 @@ DEAD = "frac_reward_zero_std"
 """TRL's own key; a run with replay has an exacter one."""
 DEAD_EXACT = "replay/dead_fraction"
 LENGTH = "completions/mean_length"
+REPLACED = "replay/replaced"
+"""Our column in a table of completions."""
+GENERATIONS = 8
+"""Completions of a group where nothing tells: TRL's default."""
 PERIODS = 4
 """Parts of the run that are shown apart."""
 TOKEN_BYTES = 8
@@ -61,6 +66,8 @@ class Estimate:
         dead (`float`): Share of dead groups over the whole run.
         bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
             1 / (1 − dead). None if all were dead.
+        num_generations (`int`): Completions of a group.
+        prompt_tokens (`float`): Tokens of a prompt that are assumed.
         completion_tokens (`float`, *optional*): Mean tokens of a completion.
         group_bytes (`int`, *optional*): What a stored group takes.
         buffer_bytes (`int`, *optional*): What the whole buffer takes on each process that holds it.
@@ -72,6 +79,8 @@ class Estimate:
     periods: list[Period]
     dead: float
     bound: float | None
+    num_generations: int
+    prompt_tokens: float
     completion_tokens: float | None
     group_bytes: int | None
     buffer_bytes: int | None
@@ -96,7 +105,7 @@ class _Step:
 def estimate(
     source: str | Path,
     buffer_size: int = 64,
-    num_generations: int = 8,
+    num_generations: int | None = None,
     ranks: int = 1,
     groups: int = 8,
     completion_tokens: float | None = None,
@@ -109,7 +118,8 @@ def estimate(
         source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, a `trainer_state.json`, or a
             `completions_….parquet` of `log_completions=True` (or the folder that holds them).
         buffer_size (`int`): Groups that a buffer would keep.
-        num_generations (`int`): Rows of a group; a Parquet file tells it itself.
+        num_generations (`int`, *optional*): Rows of a group, where neither a Parquet file nor a checkpoint's buffer
+            tells; 8 if not given.
         ranks (`int`): Processes.
         groups (`int`): Groups of a generation batch, on each process.
         completion_tokens (`float`, *optional*): Mean tokens of a completion, where the log does not tell.
@@ -122,26 +132,32 @@ def estimate(
     path = Path(source)
     tables = _parquet_files(path)
     if tables:
-        steps, num_generations = _steps_of_tables(tables, pass_reward)
+        steps, size, had_replay = _steps_of_tables(tables, pass_reward)
+        history = _history_beside(path)
     else:
         history = _history(path)
         steps = _steps_of_log(history)
-        completion_tokens = _mean(history, LENGTH) if completion_tokens is None else completion_tokens
+        size = _saved_generations(path) or num_generations or GENERATIONS
+        had_replay = any(DEAD_EXACT in entry for entry in history)
+    if completion_tokens is None:
+        completion_tokens = _mean(history, LENGTH)
     if not steps:
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
-    nbytes = None if completion_tokens is None else _group_bytes(num_generations, completion_tokens, prompt_tokens)
+    nbytes = None if completion_tokens is None else _group_bytes(size, completion_tokens, prompt_tokens)
     scope = "process" if ranks == 1 or groups >= FEW_GROUPS else "sharded"
     return Estimate(
         source=str(path),
         periods=_periods(steps),
         dead=dead,
         bound=1 / (1 - dead) if dead < 1 else None,
+        num_generations=size,
+        prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         group_bytes=nbytes,
         buffer_bytes=None if nbytes is None else nbytes * buffer_size,
         scope=scope,
-        advice=_advice(dead, scope, ranks, groups),
+        advice=_advice(dead, scope, ranks, groups, had_replay),
     )
 
 
@@ -152,9 +168,11 @@ def _group_bytes(rows: int, completion_tokens: float, prompt_tokens: float) -> i
     return round(tokens + PROMPT_BYTES * prompt_tokens + table_row)
 
 
-def _advice(dead: float, scope: str, ranks: int, groups: int) -> list[str]:
+def _advice(dead: float, scope: str, ranks: int, groups: int, had_replay: bool) -> list[str]:
     """Which settings fit."""
     words = []
+    if had_replay:
+        words.append("replay was attached to this run already: `trl-replay report` shows what it did")
     if dead < LITTLE:
         words.append(f"few groups are dead ({dead:.0%}): replay has little to replace, and may not pay")
     elif dead >= SPARSE:
@@ -199,6 +217,36 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
+def _newest(path: Path) -> Path:
+    """The newest whole checkpoint of a run's folder; the path itself where there is none."""
+    newest = last_complete_checkpoint(path) if path.is_dir() else None
+    return path if newest is None else Path(newest)
+
+
+def _saved_generations(path: Path) -> int | None:
+    """Completions of a group as a checkpoint's buffer has them; None where there is none that can be read."""
+    folder = (_newest(path) if path.is_dir() else path.parent) / saved.FOLDER
+    for rank in saved.ranks_in(folder)[:1]:
+        try:
+            text = json.loads((folder / f"rank-{rank:05d}" / saved.STATE).read_text(encoding="utf-8"))
+            size = text["content"]["identity"]["num_generations"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return size if isinstance(size, int) and size > 0 else None
+    return None
+
+
+def _history_beside(path: Path) -> list[Mapping[str, Any]]:
+    """The trainer's log of the run that tables of completions belong to; nothing where there is none."""
+    folders = [path] if path.is_dir() else []
+    for folder in (*folders, *list(path.absolute().parents)[:2]):
+        try:
+            return _history(folder)
+        except ReplayError:
+            continue
+    return []
+
+
 def _history(path: Path) -> list[Mapping[str, Any]]:
     """A trainer's log.
 
@@ -208,9 +256,8 @@ def _history(path: Path) -> list[Mapping[str, Any]]:
     state = path
     if path.is_dir():
         state = path / TRAINER_STATE
-        newest = last_complete_checkpoint(path)
-        if not state.is_file() and newest is not None:
-            state = Path(newest) / TRAINER_STATE
+        if not state.is_file():
+            state = _newest(path) / TRAINER_STATE
     if not state.is_file():
         raise ReplayError(
             f"{path} holds neither {TRAINER_STATE} nor a complete checkpoint nor completions_….parquet: give a run's "
@@ -242,8 +289,8 @@ def _parquet_files(path: Path) -> list[Path]:
     return here or sorted((path / "completions").glob("completions_*.parquet"))
 
 
-def _steps_of_tables(paths: Sequence[Path], pass_reward: float) -> tuple[list[_Step], int]:
-    """The steps of tables of completions, and the rows of a group.
+def _steps_of_tables(paths: Sequence[Path], pass_reward: float) -> tuple[list[_Step], int, bool]:
+    """The steps of tables of completions, the rows of a group, and whether replay was attached.
 
     TRL's table has the columns `step`, `prompt`, `completion`, one for each reward function, and `advantage`.
     """
@@ -251,6 +298,7 @@ def _steps_of_tables(paths: Sequence[Path], pass_reward: float) -> tuple[list[_S
 
     steps: dict[int, _Step] = {}
     size = 1
+    had_replay = False
     for path in paths:
         try:
             rows = parquet.read_table(path).to_pylist()
@@ -259,16 +307,17 @@ def _steps_of_tables(paths: Sequence[Path], pass_reward: float) -> tuple[list[_S
         if not rows or not {"step", "prompt", "advantage"} <= rows[0].keys():
             raise ReplayError(f"{path} is no table of completions: it lacks step, prompt or advantage.")
         names = _reward_names(list(rows[0]))
+        had_replay = had_replay or REPLACED in rows[0]
         size = max(size, _rows_of_a_group(rows))
         groups = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         number = int(rows[0]["step"])
         steps[number] = _judge(number, groups, names, pass_reward)
-    return [steps[number] for number in sorted(steps)], size
+    return [steps[number] for number in sorted(steps)], size, had_replay
 
 
 def _reward_names(columns: Sequence[str]) -> list[str]:
     """TRL puts the reward functions' columns between `completion` and what is extra; ours is `replay/replaced`."""
-    others = {"step", "prompt", "completion", "advantage", "images", "replay/replaced"}
+    others = {"step", "prompt", "completion", "advantage", "images", REPLACED}
     return [name for name in columns if name not in others]
 
 

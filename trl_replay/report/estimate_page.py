@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from ..sizes import format_bytes
+from ..sizes import counted, format_bytes
 from .estimate import Estimate, Period
 from .page import document
 
@@ -25,8 +25,11 @@ def facts(found: Estimate) -> list[tuple[str, str]]:
     if found.group_bytes is not None and found.buffer_bytes is not None:
         group = format_bytes(found.group_bytes)
         buffer = format_bytes(found.buffer_bytes)
-        rows.append(("a stored group", group))
+        rows.append((f"a stored group of {counted(found.num_generations, 'completion')}", group))
         rows.append(("the whole buffer, where it is held", buffer))
+        rows.append(
+            ("both are estimates", f"with prompts of {found.prompt_tokens:.0f} tokens: upper ones for shorter")
+        )
     rows.append(("replay_scope", found.scope))
     return rows
 
@@ -98,5 +101,5 @@ def _row(period: Period) -> list[str]:
 
 def _percent(share: float | None) -> str:
     if share is None:
-        return "not told"
+        return "not told (needs log_completions=True)"
     return f"{share:.0%}"

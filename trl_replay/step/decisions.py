@@ -28,6 +28,9 @@ from .dead_groups import copies, dead_slots
 from .mixing import Mixing, untouched
 
 SOLVED = "its prompt is solved (replay_retire_passes)"
+ALL_LIVE = "no group was dead: nothing to replace"
+NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
+TOO_EARLY = "nothing is replayed before the first loss: it shows whether replayed rows are corrected"
 NO_PROMPTS: Ints = np.empty(0, np.int64)
 
 
@@ -269,7 +272,8 @@ class Decisions:
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
         elif not slots:
-            tally.reasons["no group of the batch was replaceable (the selector chose none)"] += 1
+            asked_for_dead = self._config.replay_selector == "zero_std"
+            tally.reasons[ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN] += 1
         return slots, most
 
     def sample(
@@ -294,8 +298,11 @@ class Decisions:
                 computed that TRL's rules do not explain.
         """
         sampled = Sampled()
-        if slots and most and self._buffer.capacity and self._seam_has_run(collected_at):
-            sampled = self._draw(plan, slots, most, keys)
+        if slots and most and self._buffer.capacity:
+            if self._seam_has_run(collected_at):
+                sampled = self._draw(plan, slots, most, keys)
+            else:
+                plan.tally.reasons[TOO_EARLY if len(self._buffer) else self._shortage({})] += 1
         self._book(plan, sampled)
         return sampled
 
@@ -343,7 +350,7 @@ class Decisions:
                 f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of "
                 "this trainer goes around the seam, so that replayed rows could not be corrected."
             )
-        return False  # before the first loss nothing is stored either
+        return False
 
     def _draw(self, plan: Plan, slots: list[int], most: int, keys: frozenset[str]) -> Sampled:
         """Stored rows for up to `most` slots."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -129,5 +130,6 @@ def _priorities(table: Table, alpha: float) -> Floats:
 
 
 def _require_alpha(sampler: str, alpha: float) -> None:
-    if not 0 <= alpha < float("inf"):
+    is_number = isinstance(alpha, Real) and not isinstance(alpha, bool)
+    if not is_number or not 0 <= alpha < float("inf"):
         raise ConfigurationError(f"{sampler}: alpha={alpha!r} can't be used: give a finite number of at least 0.")
