@@ -38,3 +38,15 @@ def test_the_demo_trains_at_the_rates_that_the_benchmark_chose() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
     chosen = results["tasks"]["lock"]["chosen"]
     assert {"stock": chosen["stock"], "replay": chosen["corrected"]} == LEARNING_RATES
+
+
+def test_what_the_benchmark_of_generating_again_found_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import refill
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "refill.json").read_text())
+    assert not results["quick"]
+    assert list(results["tasks"]) == list(refill.PROTOCOLS)
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    for task, result in results["tasks"].items():
+        assert "\n".join(refill.table(task, result, results["arms"])) in page
