@@ -159,7 +159,7 @@ def test_the_learning_benchmark_never_runs_a_run_twice(learning, tmp_path, monke
     jobs = [learning.Job("lock", "stock", 1e-3, seed, 100, 10, None) for seed in (0, 1)]
     first = learning.Ledger(tmp_path / "runs.jsonl")
     for job in jobs:
-        first._add(record_of(job, 0.5))
+        first._add(job.key, record_of(job, 0.5))
     monkeypatch.setattr(learning, "perform", None)
     again = learning.Ledger(tmp_path / "runs.jsonl")
     assert [record["seed"] for record in again.run(jobs, 1)] == [0, 1]
@@ -181,7 +181,7 @@ def test_the_learning_benchmark_chooses_rates_by_unreported_seeds_and_prints_wha
                     better = (rate == 1e-4) == (seed >= 100)  # the reported seeds would have chosen otherwise
                     job = learning.Job(task, arm, rate, seed, protocol.steps, protocol.final, settings)
                     accuracy = {"accuracy": 0.2 + 0.01 * seed, "start_accuracy": 0.1}
-                    ledger._add(record_of(job, 0.4 if better else 0.2, **accuracy))
+                    ledger._add(job.key, record_of(job, 0.4 if better else 0.2, **accuracy))
         tasks[task] = learning.run_task(protocol, learning.ARMS, ledger, 1)
         assert tasks[task]["chosen"] == dict.fromkeys(learning.ARMS, 1e-4)
     report = importlib.import_module("learning_report")
@@ -198,12 +198,15 @@ def test_the_learning_benchmark_chooses_rates_by_unreported_seeds_and_prints_wha
 
 
 def test_an_arm_of_the_learning_benchmark_is_written_in_short(learning):
-    name, settings = learning.parse_arm('fresh=max_age:3,replay_evictor:fifo,sampler_kwargs:{"alpha": 2, "beta": 1}')
+    name, settings = learning.parse_arm(
+        'fresh=max_age:3,replay_evictor:fifo,correction:truncated,correction_kwargs:{"cap": 2, "level": "token"}'
+    )
     assert name == "fresh"
     assert settings == {
         "replay_max_age": 3,
         "replay_evictor": "fifo",
-        "replay_sampler_kwargs": {"alpha": 2, "beta": 1},
+        "replay_correction": "truncated",
+        "replay_correction_kwargs": {"cap": 2, "level": "token"},
     }
     with pytest.raises(ValueError, match="replay_max_age"):
         learning.parse_arm("fresh=max_agee:3")

@@ -314,7 +314,8 @@ def trained(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda facts: int(facts["rank"]))
 
 
-DOCUMENTED: list[str] = re.findall(r"^trl-replay run (.*)$", PAGE, re.MULTILINE)
+KINDS_OF_COMMANDS = PAGE.split("```")[1]
+DOCUMENTED: list[str] = re.findall(r"^trl-replay run (.*)$", KINDS_OF_COMMANDS, re.MULTILINE)
 ONE = {"rank": 0, "ranks": 1, "evictor": "prompt_balanced", "max_age": None, "scope": "process", "hook": False}
 TWO = {**ONE, "ranks": 2}
 EXPECTED: dict[str, list[dict[str, Any]]] = {

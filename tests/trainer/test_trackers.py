@@ -232,7 +232,9 @@ def test_settings_that_json_does_not_know_are_told_as_text() -> None:
     def own(table: Any, count: int, context: Any) -> Any:
         return list(range(count))
 
-    config = ReplayConfig(replay_sampler=own, replay_scorer_kwargs={"target": float("inf")})  # type: ignore[arg-type]
+    config = ReplayConfig(  # type: ignore[arg-type]
+        replay_sampler=own, replay_scorer="pass_rate", replay_scorer_kwargs={"target": float("inf")}
+    )
     told = config.to_dict()
     assert told["replay_sampler"].endswith("own")
     assert told["replay_scorer_kwargs"] == {"target": "inf"}
