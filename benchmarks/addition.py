@@ -10,15 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
+from trl_replay.demo.lock import toy_trainer
 from trl_replay.demo.record import Record
 from trl_replay.demo.training import train
 from trl_replay.testing import make_model, make_tokenizer
 
-GROUPS = 8
-GENERATIONS = 8
 HIDDEN_SIZE = 128
 HELD_OUT = 4000
 
@@ -45,11 +42,6 @@ def problems(count: int, seed: int) -> list[tuple[str, str]]:
 
 def _write(left: int, right: int) -> tuple[str, str]:
     return f"{left:03d}+{right:03d}=", f"{left + right:04d}"
-
-
-def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """1 for the right sum, else 0."""
-    return [float(completion == total) for completion, total in zip(completions, answer, strict=True)]
 
 
 @cache
@@ -102,32 +94,17 @@ def start_accuracy() -> float:
 
 def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -> Any:
     """A stock `trl.GRPOTrainer` on addition: 8 groups of 8 completions of at most 6 tokens an update."""
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, HIDDEN_SIZE)
+    model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught())
     rows = [{"prompt": question, "answer": answer} for question, answer in problems(20_000, seed=1000 + seed)]
-    return GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=GRPOConfig(
-            output_dir=output_dir,
-            seed=seed,
-            learning_rate=learning_rate,
-            lr_scheduler_type="constant",
-            max_steps=steps,
-            per_device_train_batch_size=GROUPS * GENERATIONS,
-            num_generations=GENERATIONS,
-            max_completion_length=6,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-        ),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
+    return toy_trainer(
+        model,
+        rows,
+        output_dir,
+        seed=seed,
+        learning_rate=learning_rate,
+        max_steps=steps,
+        max_completion_length=6,
     )
 
 

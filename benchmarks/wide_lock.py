@@ -12,14 +12,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
-from trl_replay.demo.lock import LETTERS, reward
+from trl_replay.demo.lock import LETTERS, toy_trainer
 from trl_replay.testing import make_model, make_tokenizer
 
-GROUPS = 8
-GENERATIONS = 8
 HIDDEN_SIZE = 64
 
 
@@ -60,29 +56,14 @@ def taught(seed: int, steps: int = 300, rows_a_step: int = 256) -> Mapping[str, 
 
 def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -> Any:
     """A stock `trl.GRPOTrainer` on it: 8 groups of 8 completions of at most 3 tokens an update."""
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, HIDDEN_SIZE)
+    model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught(seed))
-    return GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=GRPOConfig(
-            output_dir=output_dir,
-            seed=seed,
-            learning_rate=learning_rate,
-            lr_scheduler_type="constant",
-            max_steps=steps,
-            per_device_train_batch_size=GROUPS * GENERATIONS,
-            num_generations=GENERATIONS,
-            max_completion_length=3,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-        ),
-        train_dataset=Dataset.from_list(rows(seed)),
-        processing_class=tokenizer,
+    return toy_trainer(
+        model,
+        rows(seed),
+        output_dir,
+        seed=seed,
+        learning_rate=learning_rate,
+        max_steps=steps,
+        max_completion_length=3,
     )

@@ -38,7 +38,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 DEMO = Command(
     "demo",
-    "trains a tiny task with stock GRPO and with replay, side by side, in about 80 seconds on two cores",
+    "trains a tiny task with stock GRPO and with replay, side by side, in about 90 seconds on two cores",
     _add_options,
     _demo,
 )

@@ -82,23 +82,43 @@ def make_trainer(
 
     Launched on several processes, these share the 8 groups.
     """
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, HIDDEN_SIZE)
+    model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught(seed))
     rows = [{"prompt": f"{key}=", "answer": code} for key, code in codes(seed).items()]
+    return toy_trainer(
+        model,
+        rows * 2000,
+        output_dir,
+        seed=seed,
+        learning_rate=learning_rate,
+        max_steps=steps,
+        max_completion_length=3,
+    )
+
+
+def toy_trainer(
+    model: Any,
+    rows: list[dict[str, str]],
+    output_dir: str,
+    **settings: Any,
+) -> Any:
+    """A stock `trl.GRPOTrainer` of 8 groups of 8 completions an update, whose reward is 1 for the right answer.
+
+    Args:
+        model (`PreTrainedModel`): It reads what `make_tokenizer` writes.
+        rows (`list[dict]`): With `prompt` and `answer`.
+        output_dir (`str`): Where the trainer writes.
+        **settings: Of `GRPOConfig`: what the task is about.
+    """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     return GRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=output_dir,
-            seed=seed,
-            learning_rate=learning_rate,
             lr_scheduler_type="constant",
-            max_steps=steps,
             per_device_train_batch_size=GROUPS * GENERATIONS // processes,
             num_generations=GENERATIONS,
-            max_completion_length=3,
             logging_steps=1,
             report_to="none",
             save_strategy="no",
@@ -106,9 +126,10 @@ def make_trainer(
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
+            **settings,
         ),
-        train_dataset=Dataset.from_list(rows * 2000),
-        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=make_tokenizer(),
     )
 
 

@@ -21,7 +21,7 @@ class SavesState(Generic[State]):
         self._states: weakref.WeakKeyDictionary[PromptTable, State] = weakref.WeakKeyDictionary()
 
     def first_state(self) -> State:
-        """What a session begins with."""
+        """What a session begins with: each curriculum says it."""
         raise NotImplementedError
 
     def state(self, prompts: PromptTable) -> State:
