@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula -e plugins/trl-replay-papers
 	touch $@
 
 demo: .venv/.installed

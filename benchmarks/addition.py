@@ -92,8 +92,9 @@ def start_accuracy() -> float:
     return accuracy(model)
 
 
-def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -> Any:
-    """A stock `trl.GRPOTrainer` on addition: 8 groups of 8 completions of at most 6 tokens an update."""
+def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, **training: Any) -> Any:
+    """A stock `trl.GRPOTrainer` on addition: 8 groups of 8 completions of at most 6 tokens an update. `training` are
+    further settings of `GRPOConfig`."""
     model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught())
     rows = [{"prompt": question, "answer": answer} for question, answer in problems(20_000, seed=1000 + seed)]
@@ -105,6 +106,7 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str) -
         learning_rate=learning_rate,
         max_steps=steps,
         max_completion_length=6,
+        **training,
     )
 
 

@@ -113,6 +113,7 @@ class Ledger:
         self.path = path
         self.perform = perform
         self.records: dict[str, dict[str, Any]] = {}
+        self._pool: ProcessPoolExecutor | None = None
         lines = path.read_text().splitlines() if path.exists() else []
         for line in lines:
             record = json.loads(line)
@@ -123,12 +124,12 @@ class Ledger:
         jobs = list(jobs)
         todo = {job.key: job for job in jobs if job.key not in self.records}
         if todo:
-            # one process a run at a time, each with one torch thread
+            # one process a run at a time, each with one torch thread; they keep what they imported and taught
             context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(processes, mp_context=context) as pool:
-                running = {pool.submit(self.perform, job): key for key, job in todo.items()}
-                for future in as_completed(running):
-                    self._add(running[future], future.result())
+            self._pool = self._pool or ProcessPoolExecutor(processes, mp_context=context)
+            running = {self._pool.submit(self.perform, job): key for key, job in todo.items()}
+            for future in as_completed(running):
+                self._add(running[future], future.result())
         return [{**self.records[job.key], "arm": job.arm} for job in jobs]
 
     def _add(self, key: str, record: dict[str, Any]) -> None:

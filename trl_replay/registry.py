@@ -300,6 +300,9 @@ class Registry:
         builtin = [match for match in matches if match[1].name == BUILTIN]
         if builtin:
             return builtin[0]
+        namesakes = [match for match in matches if match[1].name == short]
+        if namesakes:  # a plugin that is called like what it offers goes first
+            return namesakes[0]
         if len(matches) == 1:
             return matches[0]
         if matches:

@@ -65,8 +65,17 @@ SPECS: dict[Kind, type[StrategySpec]] = {
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named bundle of settings. A setting that the user gave keeps the user's value."""
+    """A named bundle of settings. A setting that the user gave keeps the user's value.
+
+    Attributes:
+        name (`str`): For `replay_preset`.
+        settings (`Mapping`): Of [`ReplayConfig`].
+        summary (`str`): One line.
+        documentation (`str`, *optional*): What `trl-replay list NAME` prints below the settings: when to use it,
+            where it comes from.
+    """
 
     name: str
     settings: Mapping[str, Any]
     summary: str
+    documentation: str = ""

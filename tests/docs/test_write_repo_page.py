@@ -19,7 +19,7 @@ from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "write-repo.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-(PLUGIN,) = (block for block in BLOCKS if block.startswith("# trl_replay_repo.py\n"))
+(PLUGIN,) = (block for block in BLOCKS if block.startswith("# my_repo.py\n"))
 STEPS = BLOCKS[: BLOCKS.index(PLUGIN)]
 PACKAGE = tomllib.loads(re.search(r"^```toml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)[1])  # type: ignore[index]
 REWARDS = ([LIVE, HALF, DEAD], [HALF, LIVE, LIVE], [DEAD, LIVE, HALF], [LIVE, [1.0, 1.0, 1.0, 0.0], HALF], [HALF] * 3)
@@ -30,10 +30,10 @@ SIZE, FRESH = 4, 2
 def repo(tmp_path_factory: Any) -> Iterator[str]:
     """The plugin and its packaging exactly as the page has them, found by entry point; the preset's name."""
     folder = tmp_path_factory.mktemp("installed")
-    (folder / "trl_replay_repo.py").write_text(PLUGIN)
-    info = folder / "trl_replay_repo-0.1.0.dist-info"
+    (folder / "my_repo.py").write_text(PLUGIN)
+    info = folder / "my_repo-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trl-replay-repo\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-repo\nVersion: 0.1.0\n")
     ((name, module),) = PACKAGE["project"]["entry-points"]["trl_replay"].items()
     (info / "entry_points.txt").write_text(f"[trl_replay]\n{name} = {module}\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +75,7 @@ def test_the_steps_add_up_to_the_plugin() -> None:
         exec(block, steps)
     plugin: dict[str, Any] = {}
     exec(PLUGIN, plugin)
-    assert {**steps["settings"], "replay_mixer": "repo/varied"} == plugin["SETTINGS"]
+    assert {**steps["settings"], "replay_mixer": "my_repo/varied"} == plugin["SETTINGS"]
     suite = steps["TestVaried"]()
     suite.strategy = plugin["varied"]
     for name in dir(suite):
@@ -90,7 +90,7 @@ def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo: 
     with trl_replay.attached(trainer, replay_preset=repo) as session:
         steps = steps_of(session)
         trainer.train()
-        assert session.plugins == ["repo"]
+        assert session.plugins == ["my_repo"]
         replayed = 0
         for number, (_, composed) in enumerate(steps):
             scripted = REWARDS[min(number, len(REWARDS) - 1)]

@@ -349,6 +349,13 @@ def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
     assert registry.resolve("evictor", "two/shared", "replay_evictor").make() == "two"
 
 
+def test_of_several_plugins_the_one_of_that_name_is_meant(registry):
+    for owner in ("one", "shared"):
+        registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
+    assert registry.resolve("evictor", "shared", "replay_evictor").make() == "shared"
+    assert registry.resolve("evictor", "one/shared", "replay_evictor").make() == "one"
+
+
 def test_a_name_that_only_one_plugin_offers_needs_no_qualifier(registry):
     registry.register(offers(EvictorSpec("single", lambda: "made", "")), "one")
     assert registry.resolve("evictor", "single", "replay_evictor").make() == "made"

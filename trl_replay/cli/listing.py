@@ -95,6 +95,7 @@ def _presets(known: Registry) -> list[dict[str, Any]]:
                 "distribution": plugin.distribution,
                 "summary": preset.summary,
                 "settings": dict(preset.settings),
+                "documentation": preset.documentation,
             }
         )
     return rows
@@ -235,7 +236,9 @@ def _preset_in_words(preset: dict[str, Any]) -> str:
         f"  what it does  {preset['summary']}",
         "",
     ]
-    return "\n".join([*head, *(f"{name}={value!r}" for name, value in preset["settings"].items())])
+    settings = [f"{name}={value!r}" for name, value in preset["settings"].items()]
+    documentation = ["", preset["documentation"].strip()] if preset["documentation"] else []
+    return "\n".join([*head, *settings, *documentation])
 
 
 def _plugin_in_words(plugin: dict[str, Any]) -> str:

@@ -77,10 +77,11 @@ def make_trainer(
     learning_rate: float,
     steps: int,
     output_dir: str,
+    **settings: Any,
 ) -> Any:
     """A stock `trl.GRPOTrainer` on the lock: 8 groups of 8 completions of at most 3 tokens an update.
 
-    Launched on several processes, these share the 8 groups.
+    Launched on several processes, these share the 8 groups. Further settings are those of `GRPOConfig`.
     """
     model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught(seed))
@@ -93,6 +94,7 @@ def make_trainer(
         learning_rate=learning_rate,
         max_steps=steps,
         max_completion_length=3,
+        **settings,
     )
 
 
@@ -100,6 +102,7 @@ def toy_trainer(
     model: Any,
     rows: list[dict[str, str]],
     output_dir: str,
+    rewards: Callable[..., list[float]] = reward,
     **settings: Any,
 ) -> Any:
     """A stock `trl.GRPOTrainer` of 8 groups of 8 completions an update, whose reward is 1 for the right answer.
@@ -108,26 +111,27 @@ def toy_trainer(
         model (`PreTrainedModel`): It reads what `make_tokenizer` writes.
         rows (`list[dict]`): With `prompt` and `answer`.
         output_dir (`str`): Where the trainer writes.
+        rewards (`Callable`, *optional*): Another reward function, of `completions` and `answer`.
         **settings: Of `GRPOConfig`: what the task is about.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    plain: dict[str, Any] = {
+        "output_dir": output_dir,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": GROUPS * GENERATIONS // processes,
+        "num_generations": GENERATIONS,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
     return GRPOTrainer(
         model=model,
-        reward_funcs=reward,
-        args=GRPOConfig(
-            output_dir=output_dir,
-            lr_scheduler_type="constant",
-            per_device_train_batch_size=GROUPS * GENERATIONS // processes,
-            num_generations=GENERATIONS,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            **settings,
-        ),
+        reward_funcs=rewards,
+        args=GRPOConfig(**{**plain, **settings}),
         train_dataset=Dataset.from_list(rows),
         processing_class=make_tokenizer(),
     )

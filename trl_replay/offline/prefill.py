@@ -97,11 +97,14 @@ def _read(
 ) -> tuple[list[OfflineGroup], list[Floats]]:
     """The groups that can be used, and their advantages; the same ones on all processes.
 
+    A group whose rewards do not differ can be used where its rows stand beside fresh ones, with advantages of all.
+
     Raises:
         ReplayError: A process can't read them, or reads others.
     """
     groups: list[OfflineGroup] = []
     advantages: list[Floats] = []
+    may_be_alike = session.components.mixes_rows and session.config.replay_advantages != "stored"
 
     def read() -> str:
         whole = read_groups(session, source, incomplete, tally)
@@ -113,7 +116,7 @@ def _read(
                 tally.refuse(1, "an advantage is not finite")
             elif not len(trained):
                 tally.refuse(1, "all of its rows are masked")
-            elif not (trained if group.masked.any() else trained - trained[0]).any():
+            elif not may_be_alike and not (trained if group.masked.any() else trained - trained[0]).any():
                 tally.refuse(1, "its rewards do not differ")
             else:
                 groups.append(group)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 import numpy as np
 from ending import end
-from methods import INJECTED, METHODS
+from methods import INJECTED, ZScore
 from scripted import build, mixed, run
 
 import trl_replay
@@ -24,6 +24,8 @@ LAYOUTS = {2: {"whole": (8, 4), "straddling": (6, 4)}, 3: {"whole": (6, 3), "str
 """Per number of processes: (rows of a process, num_generations)."""
 MIX = {**INJECTED, "replay_seed": 3}
 MODES = ("stored", "joint", "split")
+METHODS = ("repo", "arpo", "gfpo", "zscore")
+"""Presets of trl-replay-papers, and a plugin with running state."""
 CAPACITY = 12
 
 
@@ -31,19 +33,17 @@ def settings_of(name: str) -> dict[str, Any]:
     """A mode of mixing, or a method."""
     if name in MODES:
         return {**MIX, "replay_advantages": name}
-    if name in ("gfpo", "zscore"):
+    if name in ("gfpo", "zscore"):  # beside a buffer
         return {"replay_plugins": [name], "replay_start": 0, "replay_seed": 3}
     return {"replay_preset": name, "replay_seed": 3}
 
 
 def register() -> None:
-    for name, method in METHODS.items():
-        trl_replay.register(method(), name)
+    trl_replay.register(ZScore(), "zscore")
 
 
 def unregister() -> None:
-    for name in METHODS:
-        trl_replay.unregister(name)
+    trl_replay.unregister("zscore")
 
 
 def trained(folder: Path, name: str, scope: str, rows: int, size: int, rank: int, world: int) -> dict[str, Any]:

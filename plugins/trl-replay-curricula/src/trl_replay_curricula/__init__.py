@@ -12,10 +12,11 @@ Three plugins, each found through an entry point of its own:
 
 from __future__ import annotations
 
+from .cards import card
 from .retrying import Bapo
 from .skipping import Greso, SkipSolved
 
-__all__ = ["Bapo", "Greso", "SkipSolved", "bapo", "greso", "skip_solved"]
+__all__ = ["Bapo", "Greso", "SkipSolved", "bapo", "card", "greso", "skip_solved"]
 
 skip_solved = SkipSolved()
 greso = Greso()

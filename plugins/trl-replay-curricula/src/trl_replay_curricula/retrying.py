@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, InputsContext, PromptTable, hookimpl
+from trl_replay import Context, InputsContext, Preset, PromptTable, hookimpl
 
 from .arguments import at_least, share
+from .cards import card
 from .memory import SavesState
 from .skipping import Row, table
+
+SETTINGS: dict[str, Any] = {
+    "replay_refill_rounds": 1,
+    "replay_buffer_size": 128,
+    "replay_scorer": "pass_rate",
+    "replay_evictor": "fifo",
+    "replay_sampler": "top",
+    "replay_correction": "truncated",
+    "replay_correction_kwargs": {"cap": 3.0},
+    "replay_start": 0,
+}
 
 
 @dataclass
@@ -103,6 +115,11 @@ class Bapo(SavesState[Batches]):
         latest = rows[np.argsort(prompts.update[rows], kind="stable")][-self.kept :]
         keys = prompts.key[latest]
         return np.asarray(keys[~np.isin(keys, list(present))])
+
+    @hookimpl
+    def trl_replay_presets(self) -> Iterator[Preset]:
+        """BAPO's run: hard prompts are tried again, and stored groups that were half solved fill what is left."""
+        yield Preset("bapo", SETTINGS, "hard prompts again, then stored groups that were half solved", card("bapo"))
 
     @hookimpl
     def trl_replay_metrics(self, context: Context) -> None:

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, InputsContext, PromptTable, ReplayConfig, hookimpl
+from trl_replay import Context, InputsContext, Preset, PromptTable, ReplayConfig, hookimpl
 
 from .arguments import at_least, share
+from .cards import card
 from .memory import SavesState
 
 Row: TypeAlias = dict[str, Any]
@@ -132,6 +133,17 @@ class Greso(Skipping, SavesState[Chances]):
         dead_groups = prompts.get("dead_streak", keys, 0)
         p = np.select([passed == 1.0, passed == 0.0], [chances.easy, chances.hard], 1.0)
         return np.asarray(1.0 - np.maximum(p**dead_groups, LEAST_CHANCE))
+
+    @hookimpl
+    def trl_replay_presets(self) -> Iterator[Preset]:
+        """GRESO's run: nothing is stored, dead groups are generated again."""
+        settings = {"replay_buffer_size": 0, "replay_refill_rounds": 10, "replay_unfilled": "exclude"}
+        yield Preset(
+            "greso",
+            settings,
+            "prompts that taught nothing are mostly skipped, dead groups generated again",
+            card("greso"),
+        )
 
     @hookimpl
     def trl_replay_metrics(self, context: Context) -> Mapping[str, float]:

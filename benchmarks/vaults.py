@@ -1,0 +1,111 @@
+"""Two tasks that no setting was chosen on: ten thousand prompts with rewards of 0 and 1, and a thousand with grades.
+
+* vault: four digits open it with two letters, which belong to the first digit and to the last. A completion is right
+  or wrong; at first one in 256 is right and about 3 % of the groups are live. No prompt comes twice in 80,000
+  completions.
+* grades: three digits and three letters, one for each digit. The reward is the share of letters that are right; at
+  first about three groups in four are live.
+
+What is learned of one prompt helps with others. Before RL the model answers with uniformly random letters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from trl_replay.demo.lock import LETTERS, toy_trainer
+from trl_replay.demo.puzzle import reward
+from trl_replay.testing import make_model, make_tokenizer
+
+HIDDEN_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Vault:
+    """What a prompt and its answer look like: letter i belongs to the digit at `places[i]`."""
+
+    digits: int
+    places: tuple[int, ...]
+
+
+VAULT = Vault(digits=4, places=(0, 3))
+GRADES = Vault(digits=3, places=(0, 1, 2))
+
+
+def rows(vault: Vault, seed: int) -> list[dict[str, str]]:
+    """All prompts with their answers."""
+    rng = random.Random(seed)
+    letter_of = [[rng.choice(LETTERS) for _ in range(10)] for _ in vault.places]
+    keys = [f"{number:0{vault.digits}d}" for number in range(10**vault.digits)]
+    found = []
+    for key in keys:
+        letters = [letter_of[number][int(key[place])] for number, place in enumerate(vault.places)]
+        found.append({"prompt": f"{key}=", "answer": "".join(letters)})
+    return found
+
+
+@cache
+def taught(vault: Vault, seed: int, steps: int = 300, rows_a_step: int = 256) -> Mapping[str, torch.Tensor]:
+    """Weights of a model that answers every prompt with uniformly random letters: the same on every call."""
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, HIDDEN_SIZE, seed=seed)
+    digits = torch.tensor(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    letters = torch.tensor(tokenizer.convert_tokens_to_ids(list(LETTERS)))
+    sign = torch.tensor(tokenizer.convert_tokens_to_ids(["="])).expand(rows_a_step)
+    end = torch.tensor([tokenizer.eos_token_id]).expand(rows_a_step)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(among: torch.Tensor) -> torch.Tensor:
+        return among[torch.randint(len(among), (rows_a_step,), generator=generator)]
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    model.train()
+    for _ in range(steps):
+        key = [draw(digits) for _ in range(vault.digits)]
+        answer = [draw(letters) for _ in vault.places]
+        batch = torch.stack([*key, sign, *answer, end], dim=1)
+        labels = batch.clone()
+        labels[:, : vault.digits + 1] = -100  # the question
+        model(input_ids=batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def share_of_letters(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """The share of an answer's letters that stand in their place; 0 for a completion of another length."""
+    scores = []
+    for completion, code in zip(completions, answer, strict=True):
+        right = sum(map(str.__eq__, completion, code))
+        scores.append(right / len(code) if len(completion) == len(code) else 0.0)
+    return scores
+
+
+def make_trainer(
+    vault: Vault,
+    seed: int,
+    learning_rate: float,
+    steps: int,
+    output_dir: str,
+    **training: Any,
+) -> Any:
+    """A stock `trl.GRPOTrainer` on it: 8 groups of 8 completions an update."""
+    model = make_model(make_tokenizer(), HIDDEN_SIZE)
+    model.load_state_dict(taught(vault, seed))
+    return toy_trainer(
+        model,
+        rows(vault, seed),
+        output_dir,
+        share_of_letters if vault == GRADES else reward,
+        seed=seed,
+        learning_rate=learning_rate,
+        max_steps=steps,
+        max_completion_length=len(vault.places) + 1,
+        **training,
+    )

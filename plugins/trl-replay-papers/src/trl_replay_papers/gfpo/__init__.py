@@ -1,0 +1,66 @@
+"""GFPO: of the completions of a group the k best by some measure train, normalised among themselves
+(arXiv 2508.09726).
+
+`gfpo` is the plugin, with the shortest half; it has no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trl_replay import ConfigurationError, Context, Groups, Preset, hookimpl
+
+from ..arguments import at_least
+from ..cards import text_of
+
+Floats: TypeAlias = NDArray[np.float64]
+
+MEASURES = ("length", "efficiency")
+EPSILON = 1e-4
+"""What TRL adds to a standard deviation."""
+
+
+class Gfpo:
+    """Trains on k completions of each group: the shortest, or those of the highest reward a token.
+
+    Args:
+        keep (`int`, *optional*): k; half of a group if not given.
+        by (`str`, *optional*, defaults to `"length"`): `"length"`, or `"efficiency"`, reward over length.
+    """
+
+    def __init__(self, keep: int | None = None, by: str = "length") -> None:
+        self.keep = keep if keep is None else at_least("Gfpo", "keep", keep, 2)
+        if by not in MEASURES:
+            raise ConfigurationError(f"Gfpo: by={by!r} can't be used: give one of {', '.join(MEASURES)}.")
+        self.by = by
+
+    @hookimpl
+    def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
+        """Advantages of the kept rows among themselves, NaN for the others."""
+        size = groups.advantages.shape[1]
+        count = size // 2 if self.keep is None else min(self.keep, size)
+        first = groups.lengths if self.by == "length" else -groups.reward / np.maximum(groups.lengths, 1)
+        kept = np.argsort(np.where(np.isfinite(groups.reward), first, np.inf), axis=1, kind="stable")[:, :count]
+        reward = np.take_along_axis(groups.reward, kept, axis=1)
+        centred = reward - np.nanmean(reward, axis=1, keepdims=True)
+        deviation = np.nanstd(reward, axis=1, ddof=1, keepdims=True)
+        shaped = np.full(groups.advantages.shape, np.nan)
+        np.put_along_axis(shaped, kept, centred / (deviation + EPSILON), axis=1)
+        return shaped
+
+    @hookimpl
+    def trl_replay_presets(self) -> Iterator[Preset]:
+        """The preset."""
+        yield Preset(
+            "gfpo",
+            {"replay_buffer_size": 0},
+            "the shortest half of each group, normalised among themselves",
+            text_of("gfpo"),
+        )
+
+
+gfpo = Gfpo()

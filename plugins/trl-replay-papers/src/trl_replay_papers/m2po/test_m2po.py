@@ -1,0 +1,32 @@
+"""M2PO: which tokens of replayed rows are masked, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trl_replay.registry import registry
+from trl_replay.testing import make_context, make_table
+from trl_replay.types import ReplayedRows
+from trl_replay_papers.m2po import SETTINGS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tokens_farthest_off_are_masked_until_the_second_moment_is_small(seed: int) -> Any:
+    made = registry().resolve("correction", SETTINGS["replay_correction"], "replay_correction")
+    correct = made.make(**SETTINGS["replay_correction_kwargs"])
+    generator = torch.Generator().manual_seed(seed)
+    drift = torch.randn(4, 8, generator=generator)
+    behaviour = torch.full((4, 8), -2.0)
+    mask = torch.ones(4, 8, dtype=torch.bool)
+    logps = behaviour + drift
+    rows = ReplayedRows(logps, behaviour, logps, mask, torch.ones(4), torch.zeros(4, dtype=torch.int64))
+    kept = correct(rows, make_context(make_table([]))).weights.bool()
+    squares = sorted((drift**2).flatten().tolist())
+    count = 0
+    while sum(squares[: count + 1]) / (count + 1) <= 0.04:
+        count += 1
+    assert 0 < count < 32
+    assert sorted((drift[kept] ** 2).tolist()) == pytest.approx(squares[:count])

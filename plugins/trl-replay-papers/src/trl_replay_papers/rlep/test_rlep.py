@@ -1,0 +1,56 @@
+"""RLEP: a pool that never changes, two successes a prompt, and their advantages, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import DEAD, HALF, LIVE, Rewards, Spy, record
+
+import trl_replay
+from trl_replay.loss.micro_batch import ROWS
+from trl_replay.testing import make_trainer
+
+SIZE = 4
+SUCCESSES = {"1=": ["11", "12", "13"], "12=": ["21"], "123+4=": ["31", "32"]}
+SCRIPT = ([DEAD, LIVE, LIVE], [LIVE, DEAD, HALF], [HALF, LIVE, DEAD])
+
+
+def write_pool(path: Path) -> None:
+    """Groups of four with one to three successes, as another run left them."""
+    lines = []
+    for prompt, right in SUCCESSES.items():
+        for completion in [*right, "7", "8", "9"][:SIZE]:
+            row = {"prompt": prompt, "completion": completion, "reward": float(completion in right)}
+            lines.append(json.dumps(row) + "\n")
+    path.write_text("".join(lines))
+
+
+def test_two_successes_of_a_pool_that_never_changes_stand_beside_the_better_fresh_rows(tmp_path: Any) -> None:
+    write_pool(tmp_path / "pool.jsonl")
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3, trainer_class=Spy)
+    settings = {"replay_preset": "rlep", "replay_warm_start": str(tmp_path / "pool.jsonl")}
+    session = trl_replay.attach(trainer, **settings)
+    steps = record(session)
+    trainer.train()
+    tokenizer = trainer.processing_class
+    assert not (steps[0][1][ROWS][:, 0] < 0).any(), "not before the first loss"
+    for rewards, (_, after) in zip(SCRIPT[1:], steps[1:], strict=True):
+        replayed = after[ROWS][:, 0] < 0
+        for slot, right in enumerate(SUCCESSES.values()):
+            rows = slice(slot * SIZE, (slot + 1) * SIZE)
+            places = replayed[rows].nonzero().flatten().tolist()
+            would_all_pass = sum(rewards[slot]) + min(2, len(right)) == SIZE  # which would teach nothing
+            assert len(places) == (0 if would_all_pass else min(2, len(right)))
+            masks = after["completion_mask"][rows].bool()
+            texts = {tokenizer.decode(after["completion_ids"][rows][place][masks[place]][:2]) for place in places}
+            assert len(texts) == len(places), "no success twice"
+            assert texts <= set(right)
+            joint = torch.tensor([1.0 if row in places else reward for row, reward in enumerate(rewards[slot])])
+            expected = (joint - joint.mean()) / (joint.std() + 1e-4)
+            torch.testing.assert_close(after["advantages"][rows], expected)
+            left = [reward for row, reward in enumerate(rewards[slot]) if row not in places]
+            assert max((rewards[slot][place] for place in places), default=0.0) <= min(left), "for the worst rows"
+    assert len(session.buffer) == 3, "what the run generated is not stored"

@@ -1,0 +1,119 @@
+"""Every preset: it trains, writes a checkpoint, and resumes as if it had not stopped, on one process and on two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import check, launch
+from resuming import differences, everything, train
+from trl_replay_papers import METHODS, NEED_A_FILE, WITHOUT_MEMORY, card
+from trl_replay_papers.__main__ import page
+from trl_replay_papers.cards import SECTIONS, parsed, text_of
+
+import trl_replay
+from trl_replay import RefusedError
+from trl_replay.cli import main
+from trl_replay.registry import registry
+from trl_replay.testing import make_trainer
+
+FOLDER = Path(trl_replay.__file__).parents[1]
+LIMIT = 300
+"""Seconds after which a launch counts as hanging."""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: Any) -> str:
+    """A file of groups, for the methods that replay what another run wrote."""
+    folder = tmp_path_factory.mktemp("pool")
+    _, session = train(folder, max_steps=6, save_strategy="no", replay_buffer_size=20, seed=5)
+    return str(session.export(folder / "pool.parquet"))
+
+
+SHORT: dict[str, dict[str, Any]] = {
+    "adv_per": {"replay_start": 1},
+    "popo_stale": {"replay_sampler_kwargs": {"least_age": 2}},
+    "exgrpo": {"replay_start_pass_rate": 0.01},
+    "dapo": {"replay_refill_rounds": 2},
+    "greso": {"replay_refill_rounds": 2},
+}
+"""What would not begin within six updates, or generates much."""
+
+
+def settings_of(name: str, pool: str) -> dict[str, Any]:
+    """Of a run of six updates."""
+    settings = {"replay_preset": name, "max_steps": 6, "save_steps": 3, **SHORT.get(name, {})}
+    settings["replay_buffer_size"] = 0 if name in WITHOUT_MEMORY else 20
+    return {**settings, "replay_warm_start": pool} if name in NEED_A_FILE else settings
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_preset_trains_and_resumes_bit_identically(name: str, pool: str, tmp_path: Path) -> None:
+    settings = settings_of(name, pool)
+    trainer, session = train(tmp_path, **settings)
+    whole = everything(trainer, session)
+    if name in WITHOUT_MEMORY:
+        assert session.totals.counters["stored"] == 0
+    else:
+        assert session.totals.counters["replaced"] > 0, session.explain()
+    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **settings)
+    assert differences(whole, everything(trainer, session)) == []
+
+
+def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: Path) -> None:
+    shorter = {"replay_scope": "sharded", "max_steps": 4, "save_steps": 2}
+    runs = {name: {**settings_of(name, pool), **shorter} for name in METHODS}
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    script = Path(__file__).parent / "ranks" / "papers_ranks.py"
+    check(launch(script, tmp_path, limit=LIMIT, local_ranks=(0, 1)))
+    results = [json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1)]
+    for name in METHODS:
+        for found in (results[0][name], results[1][name]):
+            assert found["differences"] == [], name
+            assert found["replaced"] or name in WITHOUT_MEMORY, name
+        assert results[0][name]["weights"] == results[1][name]["weights"], name
+
+
+@pytest.mark.parametrize("name", NEED_A_FILE)
+def test_a_preset_that_replays_another_runs_groups_asks_for_the_file(name: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions))
+    with pytest.raises(RefusedError, match=f"{name}.*replay_warm_start"):
+        trl_replay.attach(trainer, replay_preset=name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_card_has_all_its_sections_and_its_preset_is_on_offer(name: str, capsys: Any) -> None:
+    found = card(name)
+    assert found.name == name
+    assert all(found.sections[section] for section in SECTIONS)
+    assert "<!--" not in found.sections["Measured here"]
+    plugin, preset = registry().preset(name)
+    assert plugin.name == name, "the plain name means the method's own plugin"
+    assert main(["list", name]) == 0
+    shown = capsys.readouterr().out
+    assert preset.summary in shown
+    assert text_of(name).strip() in shown
+
+
+def test_there_is_a_card_for_every_method_and_no_other() -> None:
+    own = (FOLDER / "plugins" / "trl-replay-papers" / "src" / "trl_replay_papers").glob("*/card.md")
+    curricula = (FOLDER / "plugins" / "trl-replay-curricula" / "src" / "trl_replay_curricula" / "cards").glob("*.md")
+    names = [*(path.parent.name for path in own), *(path.stem for path in curricula)]
+    assert sorted(names) == sorted(METHODS)
+
+
+def test_a_card_without_its_form_is_refused_by_what_is_missing() -> None:
+    text = text_of("popo")
+    with pytest.raises(ValueError, match="begins with"):
+        parsed(text[1:])
+    with pytest.raises(ValueError, match="has the headings"):
+        parsed(text.replace("## Faithful", "## True"))
+    with pytest.raises(ValueError, match="has the level 'planets'"):
+        parsed(text.replace("\nLevel: groups", "\nLevel: planets"))
+
+
+def test_the_page_of_the_documentation_is_what_the_cards_say() -> None:
+    written = (FOLDER / "docs" / "papers.md").read_text()
+    assert written == page(), "python -m trl_replay_papers > docs/papers.md"
