@@ -1,0 +1,150 @@
+"""The benchmarks of methods, of a GPU and of a real model: in small, or from made-up records."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trl_replay.testing import make_model, make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a benchmark by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu_in_small(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    gpu = benchmark("gpu")
+    monkeypatch.setattr(gpu, "WARM_UP", 1)
+    monkeypatch.setattr(gpu, "SMALL", gpu.Size(hidden=16, layers=1, tokens=6, steps=3, long=2, lock=2, addition=1))
+    addition, lock = benchmark("addition"), importlib.import_module("trl_replay.demo.lock")
+    untaught = make_model(make_tokenizer(), addition.HIDDEN_SIZE).state_dict()
+    monkeypatch.setattr(addition, "taught", lambda: untaught)
+    untaught_lock = make_model(make_tokenizer(), lock.HIDDEN_SIZE).state_dict()
+    monkeypatch.setattr(lock, "taught", lambda seed: untaught_lock)
+    monkeypatch.setattr(gpu.torch, "use_deterministic_algorithms", lambda *_, **__: None)  # for this process's others
+    assert gpu.main(["--small", "--out", str(tmp_path / "gpu.json")]) == 0
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert json.loads(capsys.readouterr().out) == found
+    assert found["idle training is bit-identical"] == dict.fromkeys(
+        ("stock repeats itself", "nothing to replace", "dry run"), True
+    )
+    assert found["costs"]["forwards added"] == 0
+    assert found["costs"]["groups replaced"] == 0.5
+    for clock in ("synchronised", "free running"):
+        assert 0 < found["costs"][clock]["time in the seam, ms"] < found["costs"][clock]["step with replay, ms"]
+    assert {task: set(arms) for task, arms in found["learning"].items()} == {
+        "lock": {"stock", "defaults"},
+        "addition": {"stock", "defaults"},
+    }
+
+
+def test_it_asks_for_a_gpu_unless_it_is_to_be_small(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    gpu = benchmark("gpu")
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 1
+    assert "--small" in capsys.readouterr().err
+
+
+def test_a_task_of_the_methods_benchmark_trains_and_stops_at_its_completions(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    papers = benchmark("papers")
+    job = papers.Job("grades", "popo", 1e-3, 0, 192, papers.settings_of("popo"), {"num_iterations": 2})
+    untaught = make_model(make_tokenizer(), benchmark("vaults").HIDDEN_SIZE).state_dict()
+    monkeypatch.setattr(benchmark("vaults"), "taught", lambda vault, seed: untaught)
+    record = papers.perform(job)
+    assert 192 <= record["rollouts"] <= 256
+    assert record["updates"] == record["rollouts"] / 64, "one record a generation batch, not one an update"
+    assert 0 <= record["final_reward"] < 1
+    assert json.loads(job.key)[1]["replay_plugins"] == ["popo"]
+
+
+def test_all_arms_of_the_methods_benchmark_are_methods_of_the_distribution(benchmark: Any) -> None:
+    from trl_replay_papers import METHODS, NEED_A_FILE
+
+    papers = benchmark("papers")
+    arms = {preset for preset in papers.METHODS.values() if preset} | set(papers.OTHER_PRESETS)
+    assert arms == set(METHODS) - set(NEED_A_FILE)
+    assert papers.settings_of("stock") is None
+    assert papers.settings_of("defaults") == {}
+
+
+def made_up(papers: Any, job: Any) -> dict[str, Any]:
+    """The record of a run that does best at 1e-3 on unreported seeds, and at 3e-4 on the others."""
+    aim = 1e-3 if job.seed >= 100 else 3e-4
+    reward = 1 / (1 + abs(math.log(job.learning_rate / aim)))
+    extra = {"accuracy": reward / 2} if job.task == "addition" else {}
+    return {
+        **papers.asdict(job), "final_reward": reward, "reached": None, "rollouts": job.budget, "updates": 9,
+        "tokens": 9, "seconds": 1.0, "dead": 0.9, "dead_after": 0.1, "curve": [],
+        "replay": {"replay/age_mean": 2.0, "replay/drift_mean": 0.25}, **extra,
+    }  # fmt: skip
+
+
+class Made:
+    """A ledger that makes its records up."""
+
+    def __init__(self, papers: Any) -> None:
+        self.papers = papers
+        self.jobs: list[Any] = []
+
+    def run(self, jobs: Any, processes: int) -> list[dict[str, Any]]:
+        jobs = list(jobs)
+        self.jobs += jobs
+        return [made_up(self.papers, job) for job in jobs]
+
+
+def test_rates_are_chosen_by_unreported_seeds_and_tables_tell_medians(
+    benchmark: Any, tmp_path: Path, capsys: Any
+) -> None:
+    papers, report = benchmark("papers"), benchmark("papers_report")
+    ledger = Made(papers)
+    run = papers.Benchmark(ledger, 1, papers.TASKS, papers.SEEDS)
+    answers = {question: papers.QUESTIONS[question](run) for question in papers.QUESTIONS}
+    assert run.chosen["popo"] == {"lock": 1e-3, "addition": 1e-4, "grades": 1e-3}
+    assert {job.learning_rate for job in ledger.jobs if job.task == "vault"} == {1e-3}, "the lock's choice"
+    reported = [record for record in answers["methods"] if record["arm"] == "popo"]
+    assert sorted({record["seed"] for record in reported}) == [0, 1, 2]
+    report.summarize(answers, run.chosen, tmp_path, quick=True)
+    shown = capsys.readouterr().out
+    assert "| popo | 1e-03, 1e-04, 1e-03 | 32,000 (0 of 3) | 0.45 (0.45–0.45)" in shown
+    assert "| lock | 1 | 3e-04 |" in shown
+    results = json.loads((tmp_path / "papers.json").read_text())
+    assert "Lock: final reward 0.45, stock 0.45" in report.measured(results, "popo")
+    assert "the rate of the defaults" in report.measured(results, "repo")
+    assert report.measured(results, "rlep") == report.NOT_MEASURED
+
+
+def test_the_real_models_table_compares_what_all_runs_have(benchmark: Any, tmp_path: Path) -> None:
+    real = benchmark("real_model")
+    path = tmp_path / "steps.jsonl"
+    lines = []
+    for arm, steps in (("stock", 4), ("defaults", 6)):
+        for step in range(steps):
+            shown = {"reward": step / 10, "frac_reward_zero_std": 0.75}
+            if arm == "defaults":
+                shown["replay/dead_fraction_after"] = 0.25
+            lines.append(json.dumps({"task": "chain_sum", "arm": arm, "seed": 0, "step": step + 1, **shown}))
+    path.write_text("\n".join(lines) + "\n")
+    found = real.steps_of(path)
+    assert [len(steps) for steps in found.values()] == [4, 6]
+    shown = "\n".join(real.table(found))
+    assert "The first 4 updates of each run (128 rollouts)" in shown
+    assert "| chain_sum | stock | 0.050 → 0.250 | 75% → 75% | – |" in shown
+    assert "| chain_sum | defaults | 0.050 → 0.250 | 75% → 25% | – |" in shown
+    assert real.table({}) == ["No step was made yet."]
