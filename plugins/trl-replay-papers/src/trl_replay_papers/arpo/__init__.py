@@ -58,7 +58,9 @@ def make_one_success(reward: float = 0.1) -> Mixer:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
         for slot, entry in enumerate(drawn[:, 0].tolist()):
-            successes = np.flatnonzero(table.row_reward[entry] > reward) if entry >= 0 else []
+            if entry < 0:
+                continue
+            successes = np.flatnonzero(table.row_reward[entry] > reward)
             if len(successes):
                 taken[slot, 0] = context.rng.choice(successes)
         return taken
