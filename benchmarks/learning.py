@@ -128,8 +128,12 @@ class Ledger:
             context = multiprocessing.get_context("spawn")
             self._pool = self._pool or ProcessPoolExecutor(processes, mp_context=context)
             running = {self._pool.submit(self.perform, job): key for key, job in todo.items()}
-            for future in as_completed(running):
-                self._add(running[future], future.result())
+            try:
+                for future in as_completed(running):
+                    self._add(running[future], future.result())
+            finally:
+                for future in running:
+                    future.cancel()  # those that have not begun, where one failed
         return [{**self.records[job.key], "arm": job.arm} for job in jobs]
 
     def _add(self, key: str, record: dict[str, Any]) -> None:

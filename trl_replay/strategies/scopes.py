@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigurationError
 from ..protocols import Agreement, Arrival, Columns, Division, Load, Request
 from ..table import Table
-from ..types import Floats, Group
+from ..types import Floats, Group, Ints
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,8 @@ Groups: TypeAlias = Mapping[int, Group]
 """Payload by serial number."""
 Parts: TypeAlias = dict[int, list[Group]]
 """Per serial number, the parts of a group in row order."""
-ERROR_BYTES = 512
-"""Room for an error's text in `agree`; longer ones are cut."""
+ERROR_BYTES = 4096
+"""The most of an error's text that `agree` sends; longer ones are cut."""
 VERBS = ("share", "agree", "admit", "fetch")
 
 
@@ -114,7 +114,7 @@ class Collectives:
 
 
 class _Scope:
-    """What all scopes have: collectives, and one all-gather to agree by."""
+    """What all scopes have: collectives, and an all-gather to agree by."""
 
     def __init__(self, accelerator: Any, names: Sequence[str] = ()) -> None:
         self._collectives = Collectives(accelerator, names)
@@ -135,14 +135,24 @@ class _Scope:
         return self._collectives.received
 
     def agree(self, vector: Floats, error: str) -> Agreement:
-        """Gathers every rank's vector and error text in one all-gather of bytes."""
-        text = error.encode()[:ERROR_BYTES].ljust(ERROR_BYTES, b"\0")
-        mine = vector.astype(np.float64).tobytes() + text
-        gathered = self._collectives.all_gather("agree", np.frombuffer(mine, np.uint8))
-        numbers, texts = np.split(gathered, [-ERROR_BYTES], axis=1)
-        vectors = np.ascontiguousarray(numbers).view(np.float64)
-        errors = [row.tobytes().rstrip(b"\0") for row in texts]
-        return Agreement(vectors, [text.decode(errors="replace") for text in errors])
+        """Gathers every rank's vector in one all-gather; where a rank has an error, its text in a second one."""
+        text = np.frombuffer(error.encode()[:ERROR_BYTES], np.uint8)
+        mine = np.append(vector.astype(np.float64), len(text))
+        gathered = self._collectives.all_gather("agree", mine.view(np.uint8))
+        numbers = np.ascontiguousarray(gathered).view(np.float64)
+        lengths = numbers[:, -1].astype(np.int64)
+        return Agreement(numbers[:, :-1], self._texts(text, lengths))
+
+    def _texts(self, mine: NDArray[np.uint8], lengths: Ints) -> list[str]:
+        """Every rank's text, of which all know the lengths: where all are empty nothing is sent."""
+        longest = int(lengths.max())
+        if not longest:
+            return [""] * len(lengths)
+        padded = np.zeros(longest, np.uint8)
+        padded[: len(mine)] = mine
+        rows = self._collectives.all_gather("agree", padded)
+        words = [row[:length].tobytes() for row, length in zip(rows, lengths.tolist(), strict=True)]
+        return [word.decode(errors="replace") for word in words]
 
 
 class ProcessScope(_Scope):

@@ -1,0 +1,77 @@
+"""What all scopes say in `agree`: an error's text travels only where there is one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trl_replay.protocols import Agreement
+from trl_replay.strategies.scopes import ERROR_BYTES, Collectives, ProcessScope
+
+
+class Gathering(Collectives):
+    """One of several threads that stand for processes."""
+
+    def __init__(self, rank: int, ranks: int, rows: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__(None, ())
+        self.rank, self.ranks, self._rows, self._barrier = rank, ranks, rows, barrier
+
+    def all_gather(self, verb: str, mine: Any) -> Any:
+        """Every thread's bytes."""
+        self._rows[self.rank] = mine.copy()
+        self._barrier.wait(10)
+        gathered = np.stack(self._rows)
+        self._barrier.wait(10)
+        self.received[verb] += gathered.nbytes - mine.nbytes
+        return gathered
+
+
+def together(errors: list[str]) -> list[tuple[Agreement, int]]:
+    """What each of several processes takes from one `agree`, and the bytes that it received."""
+    ranks = len(errors)
+    rows: list[Any] = [None] * ranks
+    barrier = threading.Barrier(ranks)
+    found: list[Any] = [None] * ranks
+
+    def speak(rank: int) -> Callable[[], None]:
+        def run() -> None:
+            scope = ProcessScope(None)
+            scope._collectives = Gathering(rank, ranks, rows, barrier)
+            found[rank] = scope.agree(np.array([rank, 0.5]), errors[rank]), scope.received["agree"]
+
+        return run
+
+    threads = [threading.Thread(target=speak(rank)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_without_an_error_only_numbers_travel() -> None:
+    for agreement, received in together(["", "", ""]):
+        assert agreement.vectors.tolist() == [[0.0, 0.5], [1.0, 0.5], [2.0, 0.5]]
+        assert agreement.errors == ["", "", ""]
+        assert received == 2 * 3 * 8, "two other processes, two numbers and a length of 8 bytes each"
+
+
+@pytest.mark.parametrize("errors", [["", "no luck", ""], ["a", "", "Zürich: bad"], ["x" * 5000, "", "y"]])
+def test_every_process_hears_every_error_in_its_own_words(errors: list[str]) -> None:
+    for agreement, received in together(errors):
+        assert agreement.vectors[:, 0].tolist() == [0.0, 1.0, 2.0]
+        assert agreement.errors == [text[:ERROR_BYTES] for text in errors]
+        longest = max(len(text.encode()[:ERROR_BYTES]) for text in errors)
+        assert received == 2 * (3 * 8 + longest)
+
+
+def test_one_process_says_nothing() -> None:
+    scope = ProcessScope(None)
+    agreement = scope.agree(np.array([1.0]), "no luck")
+    assert agreement.vectors.tolist() == [[1.0]]
+    assert agreement.errors == ["no luck"]
+    assert scope.received["agree"] == 0
