@@ -15,10 +15,11 @@ from .examples import EXAMPLE
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
 from .parsing import Parser
+from .planning import PLAN
 from .running import RUN
 from .tables import printable
 
-COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, EXAMPLE, DEMO)
+COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, PLAN, EXAMPLE, DEMO)
 
 
 def parser() -> argparse.ArgumentParser:

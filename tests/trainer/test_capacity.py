@@ -1,0 +1,149 @@
+"""`trl-replay plan`: what it says of a buffer is what a real one takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import DEAD, HALF, LIVE, Rewards
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay.cli import main
+from trl_replay.report.capacity import Run, agreement_of, columns_of, made_up_group, needs
+from trl_replay.serialization.wire import packed_size
+from trl_replay.sizes import format_bytes
+from trl_replay.testing import make_table, make_trainer
+
+TOKENS = 6
+
+
+class FullLength(GRPOTrainer):
+    """Completions of random letters that all have the same length."""
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch.randint(20, len(self.processing_class), (len(prompt_ids), TOKENS)).tolist(), None
+
+
+@pytest.mark.parametrize(
+    ("training", "replay"),
+    [
+        ({}, {}),
+        ({"beta": 0.04}, {"replay_scope": "gathered"}),
+        ({}, {"replay_logps_dtype": "bfloat16", "replay_scope": "sharded"}),
+    ],
+)
+def test_a_buffer_takes_what_was_planned(tmp_path: Path, training: dict[str, Any], replay: dict[str, Any]) -> None:
+    script = ([LIVE, HALF, DEAD], [LIVE, DEAD, DEAD])
+    settings = {"prompts": ["12=", "34=", "56="], "trainer_class": FullLength, "max_completion_length": TOKENS}
+    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=4, **settings, **training)
+    session = trl_replay.attach(trainer, **replay)
+    trainer.train()
+    run = Run(
+        ranks=1,
+        prompts=3,
+        generations=4,
+        tokens=TOKENS,
+        prompt_tokens=3,
+        size=len(session.buffer),
+        reference="beta" in training,
+        logps_dtype=replay.get("replay_logps_dtype", "float32"),
+    )
+    group, fields = made_up_group(run)
+    names = session.components.fields.names
+    assert fields.names == names
+    for serial in session.buffer:
+        stored = session.buffer.storage.get(serial)
+        assert stored.nbytes == group.nbytes
+        assert packed_size(stored, names) == packed_size(group, fields.names)
+    by_name = {each.scope: each for each in needs(run)}
+    assert by_name[session.config.replay_scope].memory == session.buffer.nbytes
+
+
+def test_what_is_said_in_columns_and_agreement_is_counted_from_what_is_said(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_scope="gathered")
+    said: dict[str, set[int]] = {"share": set(), "agree": set()}
+    collectives = session.scope._collectives
+    all_gather = collectives.all_gather
+
+    def watched(verb: str, mine: Any) -> Any:
+        said[verb].add(mine.nbytes)
+        return all_gather(verb, mine)
+
+    collectives.all_gather = watched
+    trainer.train()
+    assert said["share"] == {columns_of(12)}
+    assert agreement_of(12) in said["agree"]
+
+
+def test_scopes_differ_in_what_travels_and_in_what_they_hold() -> None:
+    run = Run(ranks=8, prompts=64, generations=8, tokens=1000, prompt_tokens=100, size=32, live=0.25)
+    group, fields = made_up_group(run)
+    sent = packed_size(group, fields.names)
+    process, gathered, sharded = needs(run)
+    assert process.columns == 0
+    assert process.payload == 0
+    assert gathered.payload == 16 * 7 / 8 * sent, "seven eighths of 16 live groups come from others"
+    assert sharded.payload == 6 * 7 / 8 * sent + 8 * 7, "six dead slots a rank, and the sizes"
+    assert [each.groups for each in (process, gathered, sharded)] == [256, 32, 256]
+    assert [each.batches for each in (process, gathered, sharded)] == [16, 2, 16]
+    entry = make_table([1.0]).row_bytes * 8 / 4  # of groups of eight
+    assert process.memory == gathered.memory
+    assert sharded.memory - process.memory == (256 - 32) * (process.memory / 32 - group.nbytes), "the whole table"
+    assert 0 < process.memory / 32 - group.nbytes < entry
+    assert gathered.columns == sharded.columns == columns_of(64) * 7
+
+
+DOCUMENTED = (
+    Run(ranks=8, prompts=64, generations=8, tokens=1000),
+    Run(ranks=64, prompts=512, generations=16, tokens=3000),
+    Run(ranks=128, prompts=512, generations=16, tokens=20_000),
+    Run(ranks=224, prompts=224, generations=8, tokens=32_000),
+    Run(ranks=1024, prompts=2048, generations=16, tokens=8000),
+)
+
+
+def documented_row(run: Run) -> str:
+    """A line of the table in docs/scopes.md."""
+    process, gathered, sharded = needs(run)
+    cells = [
+        f"{run.ranks:,}",
+        f"{run.prompts:,} × {run.generations} × {run.tokens:,}",
+        format_bytes(made_up_group(run)[0].nbytes),
+        f"{process.groups:,}",
+        format_bytes(process.memory),
+        format_bytes(sharded.memory),
+        format_bytes(process.traffic),
+        format_bytes(gathered.traffic),
+        f"{format_bytes(sharded.traffic)} ({format_bytes(sharded.columns)})",
+        format_bytes(process.checkpoint),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("run", DOCUMENTED, ids=lambda run: f"{run.ranks} ranks")
+def test_the_documentations_table_is_what_the_plan_says(run: Run) -> None:
+    page = (Path(trl_replay.__file__).parents[1] / "docs" / "scopes.md").read_text()
+    assert documented_row(run) in page
+
+
+def test_the_command_prints_a_table_or_json_and_warns_of_few_groups(capsys: Any) -> None:
+    assert main(["plan", "--ranks", "64", "--prompts", "96", "--generations", "16", "--tokens", "600"]) == 0
+    shown = capsys.readouterr().out
+    assert "sharded" in shown
+    assert "'process' is refused" in shown
+    assert main(["plan", "--ranks", "8", "--prompts", "16"]) == 0
+    assert "a process has 2 groups a batch" in capsys.readouterr().out
+    assert main(["plan", "--ranks", "2", "--live", "0", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert [scope["scope"] for scope in planned["scopes"]] == ["process", "gathered", "sharded"]
+    assert planned["scopes"][0]["batches"] is None, "never, where no group is live"
+
+
+def test_a_share_that_is_none_is_refused_in_words(capsys: Any) -> None:
+    assert main(["plan", "--live", "3"]) != 0
+    assert "live=3.0 can't be used" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""What a buffer takes on so many ranks: memory, traffic and disk, by scope.
+
+The sizes of a group are those of one that is made up and goes through the same cutting and packing as any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..batch.compose import cut
+from ..batch.group_view import blank
+from ..buffer.candidates import with_rewards
+from ..counters import COUNTERS
+from ..distributed.row_layout import IDENTITY, MODE, WORD
+from ..errors import ConfigurationError
+from ..fields import LOGPS_KEYS, FieldTable
+from ..loss.off_policy_stats import STATS
+from ..protocols import division_of
+from ..serialization.wire import packed_size
+from ..strategies.scopes import GatheredScope, ProcessScope, ShardedScope
+from ..table import Table
+from ..types import Group
+
+NUMBER = 8
+"""Bytes of a number that ranks tell each other."""
+SCOPES: dict[str, Callable[[Any], Any]] = {
+    "process": ProcessScope,
+    "gathered": GatheredScope,
+    "sharded": ShardedScope,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as far as a buffer's size is concerned.
+
+    Attributes:
+        ranks (`int`): Processes.
+        prompts (`int`): Groups of a generation batch, on all processes.
+        generations (`int`): Completions of a group.
+        tokens (`int`): Mean tokens of a completion.
+        prompt_tokens (`int`): Tokens of a prompt.
+        size (`int`): `replay_buffer_size`.
+        live (`float`): Share of live groups.
+        reference (`bool`): Whether there is a reference model (`beta` is not 0).
+        logps_dtype (`str`): `replay_logps_dtype`.
+    """
+
+    ranks: int
+    prompts: int
+    generations: int = 8
+    tokens: int = 1024
+    prompt_tokens: int = 256
+    size: int = 64
+    live: float = 0.3
+    reference: bool = False
+    logps_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.live <= 1:
+            raise ConfigurationError(f"live={self.live!r} can't be used: give a share between 0 and 1.")
+        for name in ("ranks", "prompts", "generations", "tokens", "prompt_tokens", "size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name}={value!r} can't be used: give a whole number of at least 1.")
+
+    @property
+    def straddles(self) -> bool:
+        """Whether rows of a group lie on several processes."""
+        return self.prompts * self.generations % (self.ranks * self.generations) != 0
+
+    @property
+    def rows(self) -> int:
+        """Completions of a batch on each process."""
+        return math.ceil(self.prompts * self.generations / self.ranks)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one scope takes. Bytes; traffic is what a rank receives in a step.
+
+    Attributes:
+        scope (`str`): Its name.
+        groups (`int`): That the buffers of all ranks hold together.
+        batches (`float`): In how many batches live groups fill them.
+        memory (`float`): Payload and table on each rank; of a shared buffer every rank has the whole table.
+        columns (`int`): `share`.
+        agreement (`int`): `agree`.
+        payload (`float`): `admit` or `fetch`.
+        checkpoint (`float`): What all ranks write together.
+        straddling (`bool`): Whether rows of a group may lie on several ranks.
+    """
+
+    scope: str
+    groups: int
+    batches: float
+    memory: float
+    columns: int
+    agreement: int
+    payload: float
+    checkpoint: float
+    straddling: bool
+
+    @property
+    def traffic(self) -> float:
+        """All that a rank receives in a step."""
+        return self.columns + self.agreement + self.payload
+
+
+def made_up_group(run: Run) -> tuple[Group, FieldTable]:
+    """A stored group of a run's sizes, with the fields that it was cut by."""
+    rows = run.generations
+    prompts = torch.ones(rows, run.prompt_tokens, dtype=torch.int64)
+    completions = torch.ones(rows, run.tokens, dtype=torch.int64)
+    batch: dict[str, Any] = {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": completions,
+        "completion_mask": torch.ones_like(completions),
+        "advantages": torch.linspace(-1, 1, rows),
+        LOGPS_KEYS[0]: torch.zeros(rows, run.tokens),
+    }
+    if run.reference:
+        batch["ref_per_token_logps"] = torch.zeros(rows, run.tokens)
+    fields = FieldTable(pad_token_id=0, logps_dtype=run.logps_dtype)
+    (group,) = cut(batch, fields, [slice(0, rows)])
+    return with_rewards(group, np.zeros((rows, 1))), fields
+
+
+def columns_of(rows: int) -> int:
+    """Bytes that a rank with so many rows tells in `share`."""
+    return NUMBER * rows * (len(blank(0, 0)) + len(STATS))
+
+
+def agreement_of(rows: int) -> int:
+    """Bytes that it tells in `agree`: counters, mode, identity, a bit a row, and the length of an error's text."""
+    words = math.ceil(rows / WORD)
+    return NUMBER * (len(COUNTERS) + MODE + IDENTITY + words + 1)
+
+
+def needs(run: Run) -> list[Needs]:
+    """What each scope takes."""
+    group, fields = made_up_group(run)
+    held, sent = group.nbytes, packed_size(group, fields.names)
+    entry = Table.preallocated(1, size=run.generations).row_bytes
+    others = run.ranks - 1
+    admitted = run.live * run.prompts
+    filled = min((1 - run.live) * run.prompts, float(run.size * run.ranks)) / run.ranks  # of a rank's slots
+    found = []
+    for name, make in SCOPES.items():
+        division = division_of(make(None))
+        assert division is not None  # ours say it
+        groups = run.size if division.replicated else run.size * run.ranks
+        payload = 0.0
+        if division.replicated:
+            payload = admitted * others / run.ranks * sent
+        elif division.one_buffer:
+            payload = filled * others / run.ranks * sent + NUMBER * others
+        found.append(
+            Needs(
+                scope=name,
+                groups=groups,
+                batches=groups / admitted if admitted else math.inf,
+                memory=float(held * run.size + entry * (groups if division.one_buffer else run.size)),
+                columns=columns_of(run.rows) * others if division.one_buffer else 0,
+                agreement=agreement_of(run.rows) * others,
+                payload=payload,
+                checkpoint=float(held * groups),  # what all ranks hold is written once
+                straddling=division.one_buffer,
+            )
+        )
+    return found
+
+
+def as_dict(run: Run) -> dict[str, Any]:
+    """Everything, for JSON."""
+    group, fields = made_up_group(run)
+    scopes = [{**asdict(each), "traffic": each.traffic} for each in needs(run)]
+    for scope in scopes:
+        scope["batches"] = None if np.isinf(scope["batches"]) else scope["batches"]
+    sizes = {"held": group.nbytes, "sent": packed_size(group, fields.names)}
+    return {"run": asdict(run), "bytes of a group": sizes, "scopes": scopes}
