@@ -35,6 +35,36 @@ def keep_metadata() -> None:
     importlib.metadata.email.message_from_string = functools.cache(importlib.metadata.email.message_from_string)
 
 
+def keep_entry_points() -> None:
+    """Goes through the entry points of what is installed only where that has changed: each session looks for new ones,
+    and each plugin that a test registers, among those of all distributions."""
+    kept = functools.cache(lambda changed, group: importlib.metadata.entry_points(group=group))
+
+    def entry_points(group: str) -> Any:
+        folders = [folder for folder in sys.path if os.path.isdir(folder or ".")]
+        return kept(tuple((folder, os.stat(folder or ".").st_mtime_ns) for folder in folders), group)
+
+    sys.modules["trl_replay.registry"].entry_points = entry_points
+
+
+def keep_hooks() -> None:
+    """Looks at each hook specification once: every session has seven managers of hooks that read all of them."""
+    manager = sys.modules["pluggy"].PluginManager
+    specifications = sys.modules["trl_replay.hookspecs"]
+    plain = manager(specifications.PROJECT)
+    of_specification, of_plugin = manager.parse_hookspec_opts, manager.parse_hookimpl_opts
+    kept = functools.cache(functools.partial(of_specification, plain))
+
+    def parse_hookspec_opts(self: Any, owner: Any, name: str) -> Any:
+        ours = owner is specifications.RegistryHooks or owner is specifications.SessionHooks
+        return kept(owner, name) if ours else of_specification(self, owner, name)
+
+    def parse_hookimpl_opts(self: Any, plugin: Any, name: str) -> Any:
+        return None if name.startswith("__") else of_plugin(self, plugin, name)  # no hook has such a name
+
+    manager.parse_hookspec_opts, manager.parse_hookimpl_opts = parse_hookspec_opts, parse_hookimpl_opts
+
+
 def pytest_collection_finish() -> None:
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
@@ -43,6 +73,9 @@ def pytest_collection_finish() -> None:
         imports = sys.modules["accelerate.utils.imports"]
         imports._is_package_available = functools.cache(imports._is_package_available)
     keep_metadata()
+    if "trl_replay.registry" in sys.modules:
+        keep_entry_points()
+        keep_hooks()
     gc.enable()
     gc.collect()
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import random
@@ -42,6 +43,7 @@ def prepare() -> None:
     process = _fork()
     if process == 0:
         _nursery.close()
+        gc.freeze()  # each training collects garbage, and need not walk what the imports left
         try:
             _serve(its)
         finally:
