@@ -5,6 +5,7 @@ Nothing heavy is imported here: most of tests/unit needs neither torch nor TRL.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib.metadata
@@ -18,6 +19,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 gc.disable()  # until everything is imported: importing leaves little garbage, and looking for it takes seconds
+atexit.register(gc.freeze)  # nor is any looked for when the process ends
 
 
 def keep_metadata() -> None:

@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no buffer": {"rows": 8, "replay_scope": "process", "replay_buffer_size": 0, "max_steps": 6},
 }
 THREE: dict[str, dict[str, Any]] = {
-    "many": {"rows": 8, "replay_scope": "process", "max_steps": 40, "replay_buffer_size": 0},
+    "many": {"rows": 8, "replay_scope": "process", "max_steps": 34, "replay_buffer_size": 0},
     "straddling": {"rows": 4, "size": 3, "replay_scope": "gathered", "max_steps": 6},
 }
 """On three ranks; of uneven needs a hundred patterns, one after each generation."""
