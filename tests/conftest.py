@@ -12,6 +12,8 @@ import importlib.metadata
 import os
 import sys
 import sysconfig
+import traceback
+import types
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -67,10 +69,18 @@ def keep_hooks() -> None:
     manager.parse_hookspec_opts, manager.parse_hookimpl_opts = parse_hookspec_opts, parse_hookimpl_opts
 
 
+def forget_stacks() -> None:
+    """Every trainer seeds accelerators that are not there: torch keeps that for later, with the stack it came from."""
+    for name in ("torch.cuda", "torch.mtia", "torch.xpu"):
+        if hasattr(sys.modules.get(name), "_queued_calls"):
+            sys.modules[name].traceback = types.SimpleNamespace(**{**vars(traceback), "format_stack": list})
+
+
 def pytest_collection_finish() -> None:
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+        forget_stacks()
     if "accelerate" in sys.modules:  # each trainer asks a dozen times, and reads the packages' metadata for it
         imports = sys.modules["accelerate.utils.imports"]
         imports._is_package_available = functools.cache(imports._is_package_available)
