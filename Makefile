@@ -29,7 +29,8 @@ unit: .venv/.installed
 # are last.
 test: .venv/.installed # everything: what may run side by side, and then what may not
 	$(BIN)/python -m pytest -m "not alone" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder; beside=$$?; \
-	$(BIN)/python -m pytest -m alone && exit $$beside
+	alone=$$(grep -rlE --include='test_*.py' 'mark[.]alone' tests plugins); \
+	[ -z "$$alone" ] || $(BIN)/python -m pytest -m alone $$alone && exit $$beside
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -5,12 +5,15 @@ Nothing heavy is imported here: most of tests/unit needs neither torch nor TRL.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib.metadata
 import os
 import sys
 import sysconfig
+import traceback
+import types
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,6 +21,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 gc.disable()  # until everything is imported: importing leaves little garbage, and looking for it takes seconds
+atexit.register(gc.freeze)  # nor is any looked for when the process ends
 
 
 def keep_metadata() -> None:
@@ -35,14 +39,55 @@ def keep_metadata() -> None:
     importlib.metadata.email.message_from_string = functools.cache(importlib.metadata.email.message_from_string)
 
 
+def keep_entry_points() -> None:
+    """Goes through the entry points of what is installed only where that has changed: each session looks for new ones,
+    and each plugin that a test registers, among those of all distributions."""
+    kept = functools.cache(lambda changed, group: importlib.metadata.entry_points(group=group))
+
+    def entry_points(group: str) -> Any:
+        folders = [folder for folder in sys.path if os.path.isdir(folder or ".")]
+        return kept(tuple((folder, os.stat(folder or ".").st_mtime_ns) for folder in folders), group)
+
+    sys.modules["trl_replay.registry"].entry_points = entry_points
+
+
+def keep_hooks() -> None:
+    """Looks at each hook specification once: every session has seven managers of hooks that read all of them."""
+    manager = sys.modules["pluggy"].PluginManager
+    specifications = sys.modules["trl_replay.hookspecs"]
+    plain = manager(specifications.PROJECT)
+    of_specification, of_plugin = manager.parse_hookspec_opts, manager.parse_hookimpl_opts
+    kept = functools.cache(functools.partial(of_specification, plain))
+
+    def parse_hookspec_opts(self: Any, owner: Any, name: str) -> Any:
+        ours = owner is specifications.RegistryHooks or owner is specifications.SessionHooks
+        return kept(owner, name) if ours else of_specification(self, owner, name)
+
+    def parse_hookimpl_opts(self: Any, plugin: Any, name: str) -> Any:
+        return None if name.startswith("__") else of_plugin(self, plugin, name)  # no hook has such a name
+
+    manager.parse_hookspec_opts, manager.parse_hookimpl_opts = parse_hookspec_opts, parse_hookimpl_opts
+
+
+def forget_stacks() -> None:
+    """Every trainer seeds accelerators that are not there: torch keeps that for later, with the stack it came from."""
+    for name in ("torch.cuda", "torch.mtia", "torch.xpu"):
+        if hasattr(sys.modules.get(name), "_queued_calls"):
+            sys.modules[name].traceback = types.SimpleNamespace(**{**vars(traceback), "format_stack": list})
+
+
 def pytest_collection_finish() -> None:
     """Every test module is imported by now, and with them torch and TRL, where any test needs them."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+        forget_stacks()
     if "accelerate" in sys.modules:  # each trainer asks a dozen times, and reads the packages' metadata for it
         imports = sys.modules["accelerate.utils.imports"]
         imports._is_package_available = functools.cache(imports._is_package_available)
     keep_metadata()
+    if "trl_replay.registry" in sys.modules:
+        keep_entry_points()
+        keep_hooks()
     gc.enable()
     gc.collect()
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time

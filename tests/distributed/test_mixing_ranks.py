@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 
 from forked import check, launch
 from mixing_ranks import LAYOUTS, cases, register, trained, unregister
+from scripted import read
 
 CASES = [(world, *case) for world in LAYOUTS for case in cases(world)]
 
@@ -28,13 +29,14 @@ def launches(tmp_path_factory: Any) -> Any:
             folders[world] = tmp_path_factory.mktemp(f"mixing{world}")
             script = Path(__file__).parent / "ranks" / "mixing_ranks.py"
             check(launch(script, folders[world], limit=400, local_ranks=tuple(range(world))))
-        return [json.loads((folders[world] / f"{case}.{rank}.json").read_text()) for rank in range(world)]
+        return [read(folders[world] / f"{case}.{rank}.json") for rank in range(world)]
 
     return results
 
 
+@functools.cache
 def alone(folder: Path, name: str, world: int, layout: str) -> dict[str, Any]:
-    """The same script on one process."""
+    """The same script on one process; its scope does not matter there."""
     rows, size = LAYOUTS[world][layout]
     register()
     try:
@@ -45,10 +47,10 @@ def alone(folder: Path, name: str, world: int, layout: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("world", "name", "scope", "layout"), [case for case in CASES if case[2] != "process"])
 def test_several_processes_do_what_one_does(
-    launches: Any, tmp_path: Path, world: int, name: str, scope: str, layout: str
+    launches: Any, tmp_path_factory: Any, world: int, name: str, scope: str, layout: str
 ) -> None:
     ranks = launches(world, f"{name} {scope} {layout}")
-    one = alone(tmp_path, name, world, layout)
+    one = alone(tmp_path_factory.getbasetemp() / "mixing", name, world, layout)
     mixed = 0
     for step, expected in enumerate(one["steps"]):
         together = {
@@ -89,13 +91,13 @@ def test_an_owner_sends_no_row_that_is_not_taken(launches: Any) -> None:
 
 
 def test_ranks_that_mask_other_rows_stop_together(launches: Any) -> None:
-    for words in launches(2, "differing"):
-        assert words.startswith("SeamError")
-        assert "decided differently" in words
+    for rank in launches(2, "differing"):
+        assert rank["told"].startswith("SeamError")
+        assert "decided differently" in rank["told"]
 
 
 @pytest.mark.parametrize(("case", "hook"), [("raising", "trl_replay_advantages"), ("raising mixer", "trl_replay_mix")])
 def test_an_error_on_one_rank_ends_all_with_its_cause(launches: Any, case: str, hook: str) -> None:
-    for words in launches(2, case):
-        assert f"'failing' (registered in this process) failed in {hook}" in words
-        assert "rank 1" in words
+    for rank in launches(2, case):
+        assert f"'failing' (registered in this process) failed in {hook}" in rank["told"]
+        assert "rank 1" in rank["told"]

@@ -1,19 +1,13 @@
 """Buffers across processes: several ranks, deliberately uneven, against each other and against one.
 
-Each number of processes is launched once, as forks (ranks/scopes.py), and runs through all cases. The example runs
-under torchrun, with every scope.
+Each number of processes is launched once, as forks (ranks/scopes.py), and runs through all cases.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 
 from forked import check, launch
-from scripted import LIMITS, build, mixed, run
+from scripted import LIMITS, build, mixed, read, run
 
 HERE = Path(__file__).parent
 WORLDS = (2, 3, 4)
@@ -62,7 +56,7 @@ class Launches:
             except AssertionError as error:
                 self.failures[world] = str(error)
         assert world not in self.failures, self.failures[world]
-        return [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(world)]
+        return [read(folder / f"{case}.{rank}.json") for rank in range(world)]
 
 
 @pytest.fixture(scope="session")
@@ -369,57 +363,14 @@ def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Lau
         assert "not whole groups of 4" in rank["text"]
 
 
-@pytest.mark.alone
 def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    script = str(HERE / "ranks" / "endless.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(tmp_path)],
-            env={**os.environ, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        wait_for(tmp_path / "replaying.1", processes)
-        os.kill(processes[1].pid, signal.SIGKILL)
-        _, errors = processes[0].communicate(timeout=60)
-        assert processes[0].returncode not in (0, -signal.SIGKILL), "it ended, with an error"
-        assert "Error" in errors
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-def wait_for(path: Path, processes: list[Any]) -> None:
-    end = time.monotonic() + LIMIT
-    while not path.exists():
-        assert time.monotonic() < end, "the ranks do not get going"
-        for process in processes:
-            assert process.poll() is None, process.communicate()[1][-3000:]
-        time.sleep(0.1)
-
-
-def test_the_example_trains_on_two_processes_with_each_scope(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-        str(HERE.parents[1] / "examples" / "lock_two_processes.py"), "--scope", "process,gathered,sharded",
-        "--steps", "6", "--json", str(tmp_path / "runs.jsonl"),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env={**os.environ}, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [record["arm"] for record in runs] == ["process", "gathered", "sharded"]
-    for trained in runs:
-        assert trained["processes"] == 2
-        assert len(trained["reward"]) == 6
-        assert trained["rollouts"] == 6 * 64, "the same completions as one process has"
-        assert trained["explanation"].startswith("replay on rank 0 of 2: 6 generation batches")
+    left, killed = launch(
+        HERE / "ranks" / "endless.py", tmp_path, limit=LIMIT, local_ranks=(0, 1), together=False
+    )  # fmt: skip
+    assert (tmp_path / "replaying.1").exists()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert left.returncode not in (0, -signal.SIGKILL), "it ended, with an error"
+    assert "Error" in left.stderr
 
 
 @pytest.mark.parametrize(
@@ -439,7 +390,7 @@ def test_the_example_trains_on_two_processes_with_each_scope(tmp_path: Path) -> 
 def test_sharded_parameters_train_and_replay_as_one_process_does(tmp_path: Path, mode: str, model: str) -> None:
     forked(2, "parallel.py", mode, str(tmp_path))
     for scope in ("gathered", "sharded"):
-        ranks = [json.loads((tmp_path / f"{scope}.{rank}.json").read_text()) for rank in range(2)]
+        ranks = [read(tmp_path / f"{scope}.{rank}.json") for rank in range(2)]
         assert ranks[0]["model"] == model
         one = alone(tmp_path / scope, 12, replay_scope=scope)
         assert ranks[0]["drawn"] == one["drawn"]
@@ -447,5 +398,5 @@ def test_sharded_parameters_train_and_replay_as_one_process_does(tmp_path: Path,
         assert_same_training(ranks, one)
         for gradient, expected in zip(ranks[0]["gradients"], one["gradients"], strict=False):
             assert np.linalg.norm(np.subtract(gradient, expected)) < 1e-5 * np.linalg.norm(expected)
-    generated = [json.loads((tmp_path / f"generating.{rank}.json").read_text()) for rank in range(2)]
+    generated = [read(tmp_path / f"generating.{rank}.json") for rank in range(2)]
     assert len({rank["hashes"][-1] for rank in generated}) == 1

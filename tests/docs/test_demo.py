@@ -1,12 +1,19 @@
-"""The demo with its picture."""
+"""The demo with its picture, and the example that trains on its lock with two processes.
+
+Teaching the model to answer at random takes longer than all else here: it is done once, for one seed.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import torch
+from forked import check, launch
 from rich.console import Console
 
 from trl_replay.cli.commands import main
@@ -14,9 +21,23 @@ from trl_replay.demo import arms, lock, show
 from trl_replay.demo.arms import News
 from trl_replay.demo.record import Record
 
+HERE = Path(__file__).parent
+SEED = 3
+LIMIT = 300
+"""Seconds after which a launch counts as hanging."""
 
-def test_demo_trains_both_arms_and_leaves_a_table_a_picture_and_figures(capsys, tmp_path):
-    assert main(["demo", "--steps", "12", "--seeds", "3", "--out", str(tmp_path)]) == 0
+
+@pytest.fixture(scope="module")
+def taught():
+    """The weights that the lock starts from: kept by this process, for its forks too."""
+    return lock.taught(SEED)
+
+
+def test_demo_trains_both_arms_and_leaves_a_table_a_picture_and_figures(taught, capsys, tmp_path, monkeypatch):
+    """In forks of this process: that they can be processes which begin anew is the next test's."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(arms.multiprocessing, "get_context", lambda method: fork)
+    assert main(["demo", "--steps", "12", "--seeds", str(SEED), "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     for words in ("side by side", "stock GRPO", "with replay", "Seeds 3", "benchmarks/learning.py", "demo.png"):
         assert words in out
@@ -27,6 +48,14 @@ def test_demo_trains_both_arms_and_leaves_a_table_a_picture_and_figures(capsys, 
     stock, replay = records
     assert stock["dead"] == stock["dead_after"]
     assert sum(replay["dead_after"]) < sum(replay["dead"]), "replay replaced no dead group"
+
+
+def test_an_arm_trains_in_a_process_that_begins_anew(monkeypatch):
+    """It imports everything, and finds no seed to train."""
+    monkeypatch.setattr(arms, "ARMS", {"stock": None})
+    heard = []
+    assert arms.train_arms([], 2, heard.append) == []
+    assert set(heard) == {None}, "no news for more than a second"
 
 
 def test_demo_without_matplotlib_says_how_to_get_the_picture(capsys, tmp_path, monkeypatch):
@@ -75,6 +104,7 @@ def test_an_arm_that_fails_ends_the_demo(tmp_path, monkeypatch):
     """Threads stand in for the processes, which take seconds to begin."""
     monkeypatch.setattr(arms, "ProcessPoolExecutor", lambda number, *process: ThreadPoolExecutor(number))
     monkeypatch.setattr(arms, "train_arm", failing)
+    monkeypatch.setattr(arms, "PAUSE", 0.05)
     with pytest.raises(RuntimeError, match="no luck"):
         main(["demo", "--steps", "2", "--out", str(tmp_path)])
 
@@ -83,10 +113,27 @@ def failing(arm, seeds, steps):
     raise RuntimeError("no luck")
 
 
-def test_the_lock_starts_from_uniformly_random_codes():
-    record = lock.run("stock", 3, 1e-9, 20)
+def test_the_lock_starts_from_uniformly_random_codes(taught):
+    record = lock.run("stock", SEED, 1e-9, 20)
     assert 0.85 < sum(record.dead) / 20 <= 1, "about 97 % of the groups are dead at the start"
     assert record.dead_after == record.dead
+
+
+def test_the_example_trains_on_two_processes_with_each_scope(taught, tmp_path):
+    torch.save(dict(taught), tmp_path / "taught.pt")
+    launched = launch(
+        HERE / "on_the_lock.py", tmp_path / "taught.pt", HERE.parents[1] / "examples" / "lock_two_processes.py",
+        "--scope", "process,gathered,sharded", "--steps", 6, "--seeds", SEED, "--json", tmp_path / "runs.jsonl",
+        limit=LIMIT, local_ranks=(0, 1),
+    )  # fmt: skip
+    check(launched)
+    runs = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [record["arm"] for record in runs] == ["process", "gathered", "sharded"]
+    for trained in runs:
+        assert trained["processes"] == 2
+        assert len(trained["reward"]) == 6
+        assert trained["rollouts"] == 6 * 64, "the same completions as one process has"
+        assert trained["explanation"].startswith("replay on rank 0 of 2: 6 generation batches")
 
 
 def test_reached_is_the_end_of_the_first_window_that_is_good_enough():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import check, launch
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -30,6 +29,8 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
         printed.append(output.getvalue())
 print("PRINTED" + json.dumps(printed))
 """
+LIMIT = 300
+"""Seconds after which the notebook counts as hanging."""
 PAGES = ("index.md", "methods.md", "migration.md", "coming-from.md", "cloud.md")
 
 
@@ -43,16 +44,12 @@ def words(text: str) -> str:
 
 
 def test_the_notebook_runs_from_top_to_bottom_and_prints_what_it_shows(tmp_path: Path) -> None:
-    quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(NOTEBOOK)],
-        cwd=tmp_path,
-        env={**os.environ, **quiet, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    printed = json.loads(done.stdout.partition("PRINTED")[2])
+    """In a process of its own, which has everything imported."""
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    launched = launch(script, NOTEBOOK, limit=LIMIT, cwd=tmp_path, environment={"TMPDIR": str(tmp_path)})
+    check(launched)
+    printed = json.loads(launched[0].stdout.partition("PRINTED")[2])
     for cell, found in zip(code_cells(), printed, strict=True):
         shown = "".join(line for output in cell["outputs"] for line in output["text"])
         assert words(found) == words(shown), "run docs/first_run.ipynb anew in Jupyter, and save it with its outputs"

@@ -1,4 +1,7 @@
-"""The plugin as users get it: wheels of core and plugin in a throw-away environment, trained in a subprocess."""
+"""The plugin as users get it: wheels of core and plugin in a throw-away environment, trained in subprocesses.
+
+These are forks of one process of that environment, which has imported TRL and nothing of ours: that takes six seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ PLUGIN = ROOT / "plugins" / "trl-replay-freshness"
 SCRIPT = textwrap.dedent("""
     import gc
     gc.disable()  # importing leaves little garbage, and looking for it takes more than a second
-    import hashlib, json, sys
+    import hashlib, importlib, json, os, sys
     import torch
     torch.set_num_threads(1)
-    import trl_replay
-    from trl_replay.registry import registry
-    from trl_replay.testing import make_trainer
+    from trl import GRPOTrainer
 
     def run(directory, **settings):
+        import trl_replay
+        from trl_replay.testing import make_trainer
+
         completed = []
         def reward(completions, **kwargs):
             completed.extend(completions)
@@ -44,23 +48,41 @@ SCRIPT = textwrap.dedent("""
             "plugins": session.plugins,
         }
 
-    directory, *samplers = sys.argv[1:]
-    report = {"core": trl_replay.__file__, "runs": [run(directory, replay_sampler=name) for name in samplers]}
-    found = registry().plugins.items()
-    report["plugins"] = {name: [p.distribution, getattr(p.object, "__file__", "")] for name, p in found}
-    print("REPORT" + json.dumps(report))
+    def report(directory, *samplers):
+        importlib.invalidate_caches()  # a wheel may have been installed since
+        import trl_replay
+        from trl_replay.registry import registry
+
+        runs = [run(directory, replay_sampler=name) for name in samplers]
+        plugins = {
+            name: [plugin.distribution, getattr(plugin.object, "__file__", "")]
+            for name, plugin in registry().plugins.items()
+        }
+        return {"core": trl_replay.__file__, "runs": runs, "plugins": plugins}
+
+    for line in sys.stdin:
+        assert not [name for name in sys.modules if name.startswith("trl_replay")]
+        process = os.fork()
+        if process == 0:
+            print("REPORT" + json.dumps(report(*json.loads(line))), flush=True)
+            os._exit(0)
+        if os.waitpid(process, 0)[1]:
+            sys.exit("a training failed")
+    gc.freeze()  # or the process takes another second to end
 """)
 
 
-def python(*arguments, **options):
-    """Runs a Python with nothing of this process's path, and no network for pip."""
+def clean():
+    """The environment of a Python with nothing of this process's path, and no network for pip."""
     names = ("PATH", "HOME", "TMPDIR", "SYSTEMROOT")
     environment = {name: os.environ[name] for name in names if name in os.environ}
     environment |= {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environment |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run(
-        [str(part) for part in arguments], capture_output=True, text=True, env=environment, **options
-    )
+    return environment
+
+
+def python(*arguments, **options):
+    done = subprocess.run([str(part) for part in arguments], capture_output=True, text=True, env=clean(), **options)
     assert done.returncode == 0, f"{arguments} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -93,6 +115,7 @@ class Environment:
                 if "trl_replay" not in entry.name and not (others / entry.name).exists():
                     (others / entry.name).symlink_to(entry)
         (self.site / "others.pth").write_text(str(others))
+        self.trainer = None
 
     def install(self, wheel: Path) -> None:
         pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile")
@@ -100,12 +123,23 @@ class Environment:
 
     def train(self, *samplers: str) -> dict:
         """Trains once with each sampler, outside of the repository."""
-        script = self.folder / "train.py"
-        script.write_text(SCRIPT)
-        printed = python(
-            self.executable, "-W", "error::RuntimeWarning", script, self.folder / "run", *samplers, cwd=self.folder
-        )
-        return json.loads(printed.partition("REPORT")[2])
+        if self.trainer is None:
+            script = self.folder / "train.py"
+            script.write_text(SCRIPT)
+            command = [str(self.executable), "-W", "error::RuntimeWarning", str(script)]
+            self.trainer = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean(), cwd=self.folder
+            )
+        print(json.dumps([str(self.folder / "run"), *samplers]), file=self.trainer.stdin, flush=True)
+        for line in self.trainer.stdout:
+            if line.startswith("REPORT"):
+                return json.loads(line.removeprefix("REPORT"))
+        raise AssertionError("the training failed: see what it wrote to stderr")
+
+    def close(self) -> None:
+        if self.trainer is not None:
+            with self.trainer:
+                self.trainer.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +147,8 @@ def environment(wheels, tmp_path_factory):
     """An environment with the wheel of the core."""
     made = Environment(tmp_path_factory.mktemp("installed") / "environment")
     made.install(wheels[0])
-    return made
+    yield made
+    made.close()
 
 
 def test_the_wheels_hold_their_package_and_nothing_else(wheels):

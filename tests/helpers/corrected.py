@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from loss_by_hand import Row, reference_loss
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
 
 import trl_replay
-from trl_replay.testing import make_trainer
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 SCRIPT = ([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
 
@@ -97,11 +98,26 @@ Gate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.
 """Maps the new, behaviour and old log-probs of a row's tokens and their weights to other weights."""
 
 
+kept: list[Path] = []
+
+
+def with_reference(folder: Path) -> Any:
+    """The tiny model, whose first weights TRL can load for the reference model: they are written only once."""
+    model = make_model(make_tokenizer())
+    if not kept:
+        model.save_pretrained(folder / "initial_model")
+        kept.append(folder / "initial_model")
+    model.config._name_or_path = str(kept[0])
+    return model
+
+
 def train(
     tmp_path: Any, correction: str, replay: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[Any, trl_replay.Session]:
     settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
     settings = {"gradient_checkpointing": False, **settings}  # which computes the same twice, within the layers
+    if settings.get("beta"):
+        settings["model"] = with_reference(tmp_path)
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
     trainer.signals = {}
     chosen: dict[str, Any] = {"replay_correction": correction, "replay_sampler": "newest"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import random
@@ -42,6 +43,7 @@ def prepare() -> None:
     process = _fork()
     if process == 0:
         _nursery.close()
+        gc.freeze()  # each training collects garbage, and need not walk what the imports left
         try:
             _serve(its)
         finally:
@@ -63,10 +65,9 @@ def launch(
     local_ranks: tuple[int, ...] = (),
     cwd: Path | str = ".",
     environment: dict[str, str] | None = None,
+    together: bool = True,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs `script ARGUMENTS` on one process, or on one for each rank; returns how each one ended.
-
-    When one fails the others are killed, as torchrun does it.
 
     Args:
         script: A Python file; it runs as `__main__`.
@@ -75,6 +76,7 @@ def launch(
         local_ranks: Of each rank, the number on its machine; empty for a process that is no rank.
         cwd: Where it runs.
         environment: Variables, beside those of this process.
+        together: Whether the others are killed when one fails, as torchrun does it.
     """
     assert _nursery is not None, "tests/conftest.py calls prepare()"
     command = [str(script), *map(str, arguments)]
@@ -85,6 +87,7 @@ def launch(
             "cwd": str(Path(cwd).absolute()),
             "environments": _environments({**os.environ, **(environment or {})}, local_ranks),
             "limit": limit,
+            "together": together,
             "folder": folder,
         }
         with its:
@@ -156,7 +159,8 @@ def _keep(request: dict[str, Any], asker: socket.socket) -> None:
         if process:
             statuses[running.pop(process)] = os.waitstatus_to_exitcode(status)
         gone = not process and bool(select.select([asker], [], [], 0.005)[0])
-        if gone or any(statuses) or time.monotonic() > end:
+        failed = request["together"] and any(statuses)
+        if gone or failed or time.monotonic() > end:
             for other in running:
                 os.kill(other, signal.SIGKILL)
     asker.send(json.dumps(statuses).encode())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from releases import COUNTS_TRUNCATED
-from replaying import Checked, Watch, build, check_losses, original
+from replaying import Checked, Watch, assert_identical, build, check_losses, original
 
 import trl_replay
 from trl_replay.session import Session
@@ -124,7 +124,7 @@ def assert_same_row(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         if torch.is_tensor(value):
-            torch.testing.assert_close(found[key], value, rtol=0, atol=0, equal_nan=True, msg=key)
+            assert_identical(found[key], value, key)
         elif key == "ratio_width":  # of the batch: one number a row, or as many as its longest completion has
             assert (found[key] == 1) == (value == 1)
         else:

@@ -269,8 +269,9 @@ ACCELERATE = """
     same_network: true
 """
 
-SITE = """import gc, sys
+SITE = """import atexit, gc, sys
 gc.disable()  # importing torch and TRL leaves little garbage, and looking for it takes more than a second
+atexit.register(gc.freeze)  # and another one when the process ends
 sys.modules['earlier_site'] = sys
 """
 

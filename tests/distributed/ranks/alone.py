@@ -35,8 +35,9 @@ from transformers import TrainerCallback
 import trl_replay
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-BRIEF = 3
-"""`ddp_timeout` of the cases in which one rank waits for the other in vain."""
+BRIEF = 6
+"""`ddp_timeout` of the cases in which one rank waits for the other in vain: these run beside each other. Not less,
+since the machine may be busy: what both ranks take part in must be done in time."""
 TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
 ends when the other one leaves the case: with its process, its connections close."""

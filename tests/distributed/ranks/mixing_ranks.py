@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 import numpy as np
 from ending import end
 from methods import INJECTED, ZScore
-from scripted import build, mixed, run
+from scripted import build, mixed, run, write
 
 import trl_replay
 
@@ -134,12 +133,12 @@ def main() -> None:
             rows, size = LAYOUTS[world][layout]
             result = trained(folder / f"trainer{rank}", name, scope, rows, size, rank, world)
         unregister()
-        (folder / f"{name} {scope} {layout}.{rank}.json").write_text(json.dumps(result))
+        write(result, folder / f"{name} {scope} {layout}.{rank}.json")
     if world == 2:
         for name in FAILING:
             with contextlib.redirect_stdout(io.StringIO()):
                 words = failing(folder / f"trainer{rank}", name, rank)
-            (folder / f"{name}.{rank}.json").write_text(json.dumps(words))
+            write({"told": words}, folder / f"{name}.{rank}.json")
     end()
 
 

@@ -10,7 +10,6 @@ os.environ.update(
 
 import contextlib
 import io
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from ending import end
-from scripted import build, mixed, run
+from scripted import build, mixed, run, write
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fsdp2": {
@@ -57,13 +56,13 @@ def main(mode: str, folder: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             result = run(trainer, compared=True, replay_scope=scope, replay_buffer_size=capacity, replay_seed=3)
         result["model"] = type(trainer.model_wrapped).__name__
-        (folder / f"{scope}.{rank}.json").write_text(json.dumps(result))
+        write(result, folder / f"{scope}.{rank}.json")
     generating = build(folder / f"trainer{rank}", 6, 4, mixed, rank=rank, max_steps=2, **settings)
     script, generating.rollout_func = generating.reward_funcs[0], None  # the stock generation, on sharded parameters
     script.update = 0
     with contextlib.redirect_stdout(io.StringIO()):
         result = run(generating, replay_scope="gathered")
-    (folder / f"generating.{rank}.json").write_text(json.dumps(result))
+    write(result, folder / f"generating.{rank}.json")
     end()
 
 

@@ -11,7 +11,6 @@ os.environ.update(
 import contextlib
 import gc
 import io
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from ending import end
-from scripted import LIMITS, build, mixed, run, uneven
+from scripted import LIMITS, build, mixed, run, uneven, write
 
 import trl_replay
 from trl_replay.strategies import scopes
@@ -186,6 +185,7 @@ def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callab
             if scope == "sharded":  # capacity is per process there
                 replay["replay_buffer_size"] //= WORLD
             settings = {"loss_type": loss_type, "max_steps": 6, "rank": RANK}
+            settings["gradient_checkpointing"] = loss_type == "dapo"
             for name, limits in ((f"{loss_type} {scope}", {}), (f"limits {loss_type} {scope}", LIMITS)):
                 yield (
                     name,
@@ -222,7 +222,7 @@ def main() -> None:
     for name, case in cases(folder / f"trainer{RANK}"):
         with contextlib.redirect_stdout(io.StringIO()):
             result = case()
-        (folder / f"{name}.{RANK}.json").write_text(json.dumps(result))
+        write(result, folder / f"{name}.{RANK}.json")
     end()
 
 

@@ -6,6 +6,7 @@ What a run showed is a dictionary of plain values: tests compare the ranks' ones
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -114,10 +115,21 @@ def table_hash(table: Any, leave_out: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
+def write(result: dict[str, Any], path: Path) -> None:
+    """What a run showed, as JSON; its gradients are a file of their own, since a million numbers are slow to print."""
+    np.save(path.with_suffix(".npy"), np.array(result.get("gradients", [])))
+    path.write_text(json.dumps({**result, "gradients": []}))
+
+
+def read(path: Path) -> dict[str, Any]:
+    return {**json.loads(path.read_text()), "gradients": np.load(path.with_suffix(".npy"))}
+
+
 def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> Any:
     """A trainer with this process's part of the script."""
     script = Script(live, rows, size, int(settings.pop("rank", 0)))
     defaults = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.0, "ddp_timeout": 120, "max_steps": 7}
+    defaults["gradient_checkpointing"] = False  # which computes the same twice, within the layers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(
@@ -175,7 +187,7 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
         "owners": owners,
         "drawn": drawn[: len(steps)],
         "behaviour": behaviour(trainer),
-        "gradients": [gradient.tolist() for gradient in gradients.kept] if compared else [],
+        "gradients": gradients.kept if compared else [],
         "counters": dict(session.totals.counters),
         "drift": session.buffer.table.drift.tolist(),
         "size": len(session.buffer),

@@ -1,0 +1,18 @@
+"""Runs a script that trains on the lock, from weights that were taught before: `on_the_lock.py WEIGHTS SCRIPT …`.
+
+Teaching them takes eight seconds in each process.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import torch
+
+from trl_replay.demo import lock
+
+_, weights, *sys.argv = sys.argv
+taught = torch.load(weights)
+lock.taught = lambda seed: taught
+runpy.run_path(sys.argv[0], run_name="__main__")
