@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forked import check, launch
+from replaying import Watch
 from resuming import differences, everything, train
+from support import DEAD, HALF, Rewards, Spy
 from trl_replay_papers import METHODS, NEED_A_FILE, WITHOUT_MEMORY, card
 from trl_replay_papers.__main__ import page
 from trl_replay_papers.cards import SECTIONS, parsed, text_of
 
 import trl_replay
-from trl_replay import RefusedError
+from trl_replay import RefusedError, hookimpl
 from trl_replay.cli import main
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
@@ -74,6 +77,32 @@ def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: P
             assert found["differences"] == [], name
             assert found["replaced"] or name in WITHOUT_MEMORY, name
         assert results[0][name]["weights"] == results[1][name]["weights"], name
+
+
+class MasksTheSecondRow:
+    """A plugin that lets one row of each group train nothing."""
+
+    @hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return np.where(np.arange(groups.advantages.shape[1]) == 1, np.nan, groups.advantages)
+
+
+@pytest.mark.parametrize("name", ["arpo", "exgrpo", "repo", "adv_per"])
+def test_rows_that_another_plugin_masks_are_not_taken(name: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([HALF] * 3, [HALF] * 3, [DEAD] * 3), max_steps=6, trainer_class=Spy)
+    trl_replay.register(MasksTheSecondRow(), "masks_the_second_row")
+    try:
+        settings = {"replay_preset": name, **SHORT.get(name, {}), "replay_plugins": ["masks_the_second_row"]}
+        if name == "repo":
+            settings["replay_mixer_kwargs"] = {"by": "random"}
+        session = trl_replay.attach(trainer, **settings)
+        watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+        trainer.train()
+    finally:
+        trl_replay.unregister("masks_the_second_row")
+    taken = [row for step in watch.taken for _, row in step.values()]
+    assert taken
+    assert 1 not in taken
 
 
 @pytest.mark.parametrize("name", NEED_A_FILE)

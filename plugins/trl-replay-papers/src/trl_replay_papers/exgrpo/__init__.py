@@ -72,7 +72,7 @@ class ExGRPO:
         """The success with the highest mean log-prob takes the slot's last row."""
         count, size = slots.advantages.shape
         passed = table.row_reward[drawn[:, 0]] >= self.pass_reward
-        passed &= drawn[:, :1] >= 0
+        passed &= ~table.row_masked[drawn[:, 0]] & (drawn[:, :1] >= 0)
         logp = np.where(passed, table.row_logp[drawn[:, 0]], -np.inf)
         taken = np.full((count, size), -1)
         taken[:, -1] = np.where(passed.any(axis=1), logp.argmax(axis=1), -1)

@@ -12,8 +12,10 @@ from replaying import Checked, Watch, check_batches, check_losses
 from support import Rewards
 
 import trl_replay
+from trl_replay import RefusedError
 from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
 from trl_replay.testing import make_trainer
+from trl_replay_papers.gfpo import Gfpo
 
 
 class ShortestByHand:
@@ -75,3 +77,19 @@ def test_gfpo_trains_the_shortest_rows_normalised_among_themselves(tmp_path: Any
     assert (table.row_masked.sum(axis=1) == 2).all()
     assert (table.row_advantage[table.row_masked] == 0).all()
     assert session.metrics["replay/masked_rows_fraction"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_of_which_one_row_would_be_kept_are_refused(tmp_path: Any, size: int) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_generations=size, per_device_train_batch_size=size)
+    with pytest.raises(RefusedError, match=f"num_generations={size} a single completion"):
+        trl_replay.attach(trainer, replay_preset="gfpo")
+
+
+def test_keeping_more_rows_than_a_group_has_is_refused(tmp_path: Any) -> None:
+    trl_replay.register(Gfpo(keep=5), "keeps_five")
+    try:
+        with pytest.raises(RefusedError, match=r"Gfpo\(keep=5\) keeps more than num_generations=4"):
+            trl_replay.attach(make_trainer(tmp_path, Rewards(*SCRIPT)), replay_plugins=["keeps_five"])
+    finally:
+        trl_replay.unregister("keeps_five")

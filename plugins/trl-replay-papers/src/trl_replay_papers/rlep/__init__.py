@@ -56,9 +56,10 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
     def successes(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
+        is_success = (table.row_reward >= reward) & ~table.row_masked
         worst_first = np.argsort(np.nan_to_num(slots.reward, nan=-np.inf), axis=1, kind="stable")
         for slot, entry in enumerate(drawn[:, 0].tolist()):
-            pool = np.flatnonzero(table.row_reward[entry] >= reward) if entry >= 0 else np.empty(0, np.int64)
+            pool = np.flatnonzero(is_success[entry]) if entry >= 0 else np.empty(0, np.int64)
             chosen = context.rng.permutation(pool)[:rows]
             taken[slot, worst_first[slot, : len(chosen)]] = chosen
         return taken
