@@ -35,8 +35,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def pool(groups: Groups, context: Context) -> NDArray[np.float64]:
-    """1 for what was there before training began; NaN for what this run generates, so that it is not stored."""
-    return np.where(groups.step < 0, 1.0, np.nan)
+    """1 for groups of a file; NaN for what this run generates, so that it is not stored."""
+    return np.where(groups.origin > 0, 1.0, np.nan)
 
 
 def first(table: Table, context: Context) -> NDArray[np.float64]:
@@ -80,7 +80,7 @@ def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
 @hookimpl
 def trl_replay_strategies() -> Iterator[ScorerSpec | EvictorSpec | MixerSpec]:
     """The scorer, the evictor and the mixer."""
-    yield ScorerSpec("pool", lambda: pool, "only what was stored before training began")
+    yield ScorerSpec("pool", lambda: pool, "only groups of a file")
     yield EvictorSpec("first", lambda: first, "what came first stays")
     yield MixerSpec("successes", make_successes, "stored successes for the worst fresh rows")
 
