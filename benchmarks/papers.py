@@ -267,6 +267,8 @@ def age(benchmark: Benchmark) -> list[dict[str, Any]]:
             training = {} if iterations == 1 else {"num_iterations": iterations}
             for rate in rates:
                 for most in AGES:
+                    if most is not None and most < iterations:  # refused: nothing would ever be young enough
+                        continue
                     settings = {} if most is None else {"replay_max_age": most}
                     jobs.append(Job(task, f"max_age={most}", rate, 100, budget, settings, training))
     return benchmark.run(jobs)
