@@ -20,6 +20,7 @@ from trl_replay import (
     MixerSpec,
     Preset,
     PromptTable,
+    ReplayConfig,
     ScorerSpec,
     Table,
     hookimpl,
@@ -77,6 +78,18 @@ class ExGRPO:
         taken = np.full((count, size), -1)
         taken[:, -1] = np.where(passed.any(axis=1), logp.argmax(axis=1), -1)
         return taken
+
+    @hookimpl
+    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
+        """The preset names strategies of the plugin `exgrpo`, which would ask prompts again beside another one."""
+        names = [config.replay_preset, config.replay_scorer, config.replay_mixer, *(config.replay_plugins or [])]
+        uses_default = any(isinstance(name, str) and name.partition("/")[0] == "exgrpo" for name in names)
+        if self is not exgrpo and uses_default:
+            yield (
+                "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: in the place of "
+                "replay_preset, give the preset's settings, with replay_scorer='NAME/half_solved' and "
+                "replay_mixer='NAME/surest' of your own plugin."
+            )
 
     @hookimpl
     def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> list[Row] | None:
