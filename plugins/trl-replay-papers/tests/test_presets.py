@@ -16,9 +16,12 @@ from support import DEAD, HALF, Rewards, Spy
 from trl_replay_papers import METHODS, NEED_A_FILE, WITHOUT_MEMORY, card
 from trl_replay_papers.__main__ import page
 from trl_replay_papers.cards import SECTIONS, parsed, text_of
+from trl_replay_papers.exgrpo import ExGRPO
+from trl_replay_papers.rl_zvp import RlZvp
+from trl_replay_papers.sign_advantage import SignAdvantage
 
 import trl_replay
-from trl_replay import RefusedError, hookimpl
+from trl_replay import ConfigurationError, RefusedError, hookimpl
 from trl_replay.cli import main
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
@@ -104,6 +107,31 @@ def test_rows_that_another_plugin_masks_are_not_taken(name: str, tmp_path: Path)
     taken = [row for step in watch.taken for _, row in step.values()]
     assert taken
     assert 1 not in taken
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"replay_preset": "arpo", "replay_selector_kwargs": {"std": "low"}}, "failed: std='low' can't be used"),
+        ({"replay_preset": "arpo", "replay_selector_kwargs": {"mean": None}}, "failed: mean=None can't be used"),
+        ({"replay_preset": "arpo", "replay_mixer_kwargs": {"reward": "1"}}, "one_success: reward='1' can't be used"),
+        ({"replay_preset": "rlep", "replay_mixer_kwargs": {"reward": np.nan}}, "successes: reward=nan can't be used"),
+        ({"replay_preset": "pop"}, "Did you mean 'popo'"),
+    ],
+)
+def test_a_setting_that_can_not_be_used_is_named(
+    settings: dict[str, Any], text: str, pool: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions))
+    with pytest.raises(ConfigurationError, match=text):
+        trl_replay.attach(trainer, replay_warm_start=pool, **settings)
+
+
+@pytest.mark.parametrize("method", [ExGRPO, RlZvp, SignAdvantage])
+@pytest.mark.parametrize("value", [np.nan, "1", None])
+def test_a_pass_reward_that_is_no_number_is_refused(method: Any, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{method.__name__}: pass_reward={value!r} can't be used"):
+        method(pass_reward=value)
 
 
 @pytest.mark.parametrize("name", NEED_A_FILE)

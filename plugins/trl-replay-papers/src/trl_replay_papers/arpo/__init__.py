@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trl_replay import Context, Groups, MixerSpec, Preset, SelectorSpec, Table, hookimpl
 
+from ..arguments import finite
 from ..cards import text_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -40,6 +41,8 @@ def make_failed(std: float = 0.05, mean: float = 0.2) -> Selector:
         std (`float`, *optional*, defaults to `0.05`): Their standard deviation is below this.
         mean (`float`, *optional*, defaults to `0.2`): Their mean is below this.
     """
+    finite("failed", "std", std)
+    finite("failed", "mean", mean)
 
     def failed(groups: Groups, context: Context) -> Ints:
         return np.flatnonzero((groups.reward_std < std) & (groups.reward_mean < mean))
@@ -53,6 +56,7 @@ def make_one_success(reward: float = 0.1) -> Mixer:
     Args:
         reward (`float`, *optional*, defaults to `0.1`): Its weighted reward is above this. A masked row is none.
     """
+    finite("one_success", "reward", reward)
 
     def one_success(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape

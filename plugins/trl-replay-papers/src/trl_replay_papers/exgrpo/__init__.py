@@ -26,6 +26,7 @@ from trl_replay import (
     hookimpl,
 )
 
+from ..arguments import finite
 from ..cards import text_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -61,7 +62,7 @@ class ExGRPO:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigurationError(f"ExGRPO: share={share!r} can't be used: give a number from 0 to 1.")
         self.share = share
-        self.pass_reward = pass_reward
+        self.pass_reward = finite("ExGRPO", "pass_reward", pass_reward)
 
     def half_solved(self, groups: Groups, context: Context) -> Floats:
         """exp(−(k − 4)² / 2) where k in eight passed; NaN, so that it is not stored, where none or all did."""

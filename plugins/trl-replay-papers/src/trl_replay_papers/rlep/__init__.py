@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trl_replay import Context, EvictorSpec, Groups, MixerSpec, Preset, ReplayConfig, ScorerSpec, Table, hookimpl
 
-from ..arguments import at_least
+from ..arguments import at_least, finite
 from ..cards import text_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -52,6 +52,7 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
         reward (`float`, *optional*, defaults to `0.5`): The least weighted reward of a success.
     """
     at_least("successes", "rows", rows, 1)
+    finite("successes", "reward", reward)
 
     def successes(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
