@@ -58,8 +58,10 @@ class Gfpo:
         first = groups.lengths if self.by == "length" else -groups.reward / np.maximum(groups.lengths, 1)
         kept = np.argsort(np.where(np.isfinite(groups.reward), first, np.inf), axis=1, kind="stable")[:, :count]
         reward = np.take_along_axis(groups.reward, kept, axis=1)
-        centred = reward - np.nanmean(reward, axis=1, keepdims=True)
-        deviation = np.nanstd(reward, axis=1, ddof=1, keepdims=True)
+        scored = np.isfinite(reward).sum(axis=1, keepdims=True)  # may be none
+        centred = reward - np.nansum(reward, axis=1, keepdims=True) / np.maximum(scored, 1)
+        squares = np.nansum(centred**2, axis=1, keepdims=True)
+        deviation = np.sqrt(squares / np.maximum(scored - 1, 1))
         shaped = np.full(groups.advantages.shape, np.nan)
         np.put_along_axis(shaped, kept, centred / (deviation + EPSILON), axis=1)
         return shaped

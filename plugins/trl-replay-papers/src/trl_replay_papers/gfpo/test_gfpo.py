@@ -9,7 +9,7 @@ import pytest
 import torch
 from methods import SCRIPT, SIZE
 from replaying import Checked, Watch, check_batches, check_losses
-from support import Rewards
+from support import Rewards, Spy, record
 
 import trl_replay
 from trl_replay import RefusedError
@@ -77,6 +77,20 @@ def test_gfpo_trains_the_shortest_rows_normalised_among_themselves(tmp_path: Any
     assert (table.row_masked.sum(axis=1) == 2).all()
     assert (table.row_advantage[table.row_masked] == 0).all()
     assert session.metrics["replay/masked_rows_fraction"] == pytest.approx(0.5)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_rows_that_no_function_scored_are_left_out_without_a_warning(tmp_path: Any) -> None:
+    script = [[None] * 4, [None, None, None, 1.0], [1.0, None, 0.0, 0.0]]
+    trainer = make_trainer(tmp_path, Rewards(script), max_steps=2, trainer_class=Spy)
+    steps = record(trl_replay.attach(trainer, replay_preset="gfpo"))
+    trainer.train()
+    for _, after in steps:
+        left_out = (after[ROWS][:, 1] & EXCLUDED).bool().tolist()
+        assert left_out[:7] == [True] * 7
+        assert left_out[9], "unscored"
+        assert left_out[8:].count(False) == 2
+    assert np.isfinite([float(loss["loss"]) for loss in trainer.losses]).all()
 
 
 @pytest.mark.parametrize("size", [2, 3])
