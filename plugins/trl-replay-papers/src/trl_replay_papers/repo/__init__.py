@@ -93,7 +93,8 @@ def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
 def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
     """Two stored rows are the least that can be normalised among themselves."""
     is_preset = config.replay_preset in ("repo", "repo/repo") and config.replay_mixer == SETTINGS["replay_mixer"]
-    rows = (config.replay_mixer_kwargs or {}).get("rows")
+    given = config.replay_mixer_kwargs
+    rows = given.get("rows") if isinstance(given, dict) else None
     size = trainer.num_generations
     if is_preset and rows is None and size // 2 < 2:
         yield (
