@@ -20,6 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products of matrices that come out the same every time
 
 import argparse
+import gc
 import hashlib
 import json
 import statistics
@@ -146,6 +147,7 @@ def train(
     shape = {"intermediate_size": 4 * size.hidden, "max_position_embeddings": size.tokens + 16}
     model = make_model(tokenizer, size.hidden, size.layers, **shape).to(torch.bfloat16)
     prompts = [f"{number}+{number * 37 % 1000}=" for number in range(100, 140)]
+    gc.collect()  # the last run's trainer, which has references in circles
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -153,12 +153,12 @@ def perform(run: Run, until: int, out: Path, model: Any, tokenizer: Any, rows: A
 
 
 def steps_of(path: Path) -> dict[Run, list[dict[str, Any]]]:
-    """What the file of steps holds, run by run."""
-    found: dict[Run, list[dict[str, Any]]] = {}
+    """What the file of steps holds, run by run; a step that was made again, after a run was cut off, counts once."""
+    found: dict[Run, dict[int, dict[str, Any]]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         step = json.loads(line)
-        found.setdefault(Run(step["task"], step["arm"], step["seed"]), []).append(step)
-    return found
+        found.setdefault(Run(step["task"], step["arm"], step["seed"]), {})[step["step"]] = step
+    return {run: [steps[number] for number in sorted(steps)] for run, steps in found.items()}
 
 
 def table(found: dict[Run, list[dict[str, Any]]]) -> list[str]:

@@ -318,7 +318,8 @@ class Registry:
         kind: str,
         names: list[str],
     ) -> str:
-        near = difflib.get_close_matches(name, names, n=1)
+        short = [offered.rpartition("/")[2] for offered in names]
+        near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name, short, n=1)
         others = self._kinds_of(name)
         text = f"{setting}={name!r}: there is no {kind} of that name."
         if others:

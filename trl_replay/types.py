@@ -47,6 +47,8 @@ class Groups:
             `trainable` tokens.
         masked (`(n, G)` bool, *optional*): Rows that train nothing and count nowhere, because a plugin's advantage for
             them was NaN; their `advantages` are 0. None: no row.
+        origin (`(n,)` int64, *optional*): 0 for a group generated here, 1 or 2 for one of a file, as in the table's
+            column. None: generated here.
     """
 
     rewards: Floats
@@ -60,10 +62,13 @@ class Groups:
     behaviour_logps: Floats | None = None
     items: Ints | None = None
     masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
+    origin: Ints = None  # type: ignore[assignment]  # likewise
 
     def __post_init__(self) -> None:
         if self.masked is None:
             object.__setattr__(self, "masked", np.zeros(self.advantages.shape, bool))
+        if self.origin is None:
+            object.__setattr__(self, "origin", np.zeros(len(self.advantages), np.int64))
         for spec in fields(self):
             array = getattr(self, spec.name)
             if array is not None:
@@ -110,6 +115,7 @@ class Groups:
             behaviour_logps=behaviour_logps,
             items=None if self.items is None else self.items[index],
             masked=self.masked[index],
+            origin=self.origin[index],
         )
 
     @staticmethod
@@ -128,6 +134,7 @@ class Groups:
             behaviour_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
             items=np.concatenate([part.trainable if part.items is None else part.items for part in parts]),
             masked=np.concatenate([part.masked for part in parts]),
+            origin=np.concatenate([part.origin for part in parts]),
         )
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from resuming import build, digits
-from support import DEAD, LIVE, Rewards, record, replayed
+from support import DEAD, LIVE, Rewards, Spy, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
 from trl_replay import ConfigurationError
+from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_trainer
 
 
@@ -165,3 +166,34 @@ def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Pat
     trainer.train()
     waited = given == "nothing"
     assert replayed(steps)[1:4] == ([0, 0, 1] if waited else [2, 2, 2])
+
+
+ALL_RIGHT = [row for prompt in ("1=", "12=", "123+4=") for row in rows_of(prompt, ["2", "3", "4", "5"], [1, 1, 1, 1])]
+
+
+@pytest.mark.parametrize("mixed", [1, 4])
+def test_a_group_that_is_all_right_gives_rows_to_a_dead_slot_but_never_takes_the_whole_of_it(
+    tmp_path: Path, mixed: int
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3, trainer_class=Spy)
+    mixer = {"replay_mixer": "inject", "replay_mixer_kwargs": {"rows": mixed}, "replay_sampler": "same_prompt"}
+    session = trl_replay.attach(trainer, **mixer, replay_start=0)
+    assert session.buffer.add(ALL_RIGHT) == 3
+    steps = record(session)
+    trainer.train()
+    for _, after in steps[1:]:
+        assert (after[ROWS][:, 0] < 0).sum() == (3 if mixed == 1 else 0), "with advantages of 0 it would teach nothing"
+
+
+def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_another_mixer(tmp_path: Path) -> None:
+    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **saves)
+    session = trl_replay.attach(trainer, replay_mixer="inject", replay_sampler="same_prompt")
+    session.buffer.add(ALL_RIGHT)
+    trainer.train()
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=4, trainer_class=Spy)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert len(session.buffer) == 3
+    assert session.totals.counters["replaced"] == 0
+    assert session.totals.reasons["a mixed group would have been dead"] > 0

@@ -281,6 +281,7 @@ def _cut(
         prompt=columns["prompt"][:1],
         behaviour_logps=trainable_sums(group)[None],
         masked=offline.masked[None],
+        origin=np.array([origin]),
     )
     functions = len(session.trainer.reward_func_names)
     rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)

@@ -356,7 +356,8 @@ class Mixing:
         advantages, masked = mixed.kept()
         stored = np.where(mixed.stored, advantages, 0.0)
         sizes = np.abs(np.concatenate([fresh.advantages, stored]))
-        live = mixed.is_whole | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
+        some_advantage = (np.where(masked, 0.0, stored) != 0).any(axis=1)  # none in a file's groups that are all right
+        live = (mixed.is_whole & some_advantage) | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
         dead = teaches_nothing(stored, masked, sizes.max(initial=0.0)) & ~live
         if computed.any():
             some = np.flatnonzero(computed)

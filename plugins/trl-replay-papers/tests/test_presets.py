@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forked import check, launch
+from replaying import Watch
 from resuming import differences, everything, train
+from support import DEAD, HALF, Rewards, Spy
 from trl_replay_papers import METHODS, NEED_A_FILE, WITHOUT_MEMORY, card
 from trl_replay_papers.__main__ import page
 from trl_replay_papers.cards import SECTIONS, parsed, text_of
+from trl_replay_papers.exgrpo import ExGRPO
+from trl_replay_papers.rl_zvp import RlZvp
+from trl_replay_papers.sign_advantage import SignAdvantage
 
 import trl_replay
-from trl_replay import RefusedError
+from trl_replay import ConfigurationError, RefusedError, hookimpl
 from trl_replay.cli import main
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
@@ -76,6 +83,57 @@ def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: P
         assert results[0][name]["weights"] == results[1][name]["weights"], name
 
 
+class MasksTheSecondRow:
+    """A plugin that lets one row of each group train nothing."""
+
+    @hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return np.where(np.arange(groups.advantages.shape[1]) == 1, np.nan, groups.advantages)
+
+
+@pytest.mark.parametrize("name", ["arpo", "exgrpo", "repo", "adv_per"])
+def test_rows_that_another_plugin_masks_are_not_taken(name: str, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([HALF] * 3, [HALF] * 3, [DEAD] * 3), max_steps=6, trainer_class=Spy)
+    trl_replay.register(MasksTheSecondRow(), "masks_the_second_row")
+    try:
+        settings = {"replay_preset": name, **SHORT.get(name, {}), "replay_plugins": ["masks_the_second_row"]}
+        if name == "repo":
+            settings["replay_mixer_kwargs"] = {"by": "random"}
+        session = trl_replay.attach(trainer, **settings)
+        watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+        trainer.train()
+    finally:
+        trl_replay.unregister("masks_the_second_row")
+    taken = [row for step in watch.taken for _, row in step.values()]
+    assert taken
+    assert 1 not in taken
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"replay_preset": "arpo", "replay_selector_kwargs": {"std": "low"}}, "failed: std='low' can't be used"),
+        ({"replay_preset": "arpo", "replay_selector_kwargs": {"mean": None}}, "failed: mean=None can't be used"),
+        ({"replay_preset": "arpo", "replay_mixer_kwargs": {"reward": "1"}}, "one_success: reward='1' can't be used"),
+        ({"replay_preset": "rlep", "replay_mixer_kwargs": {"reward": np.nan}}, "successes: reward=nan can't be used"),
+        ({"replay_preset": "pop"}, "Did you mean 'popo'"),
+    ],
+)
+def test_a_setting_that_can_not_be_used_is_named(
+    settings: dict[str, Any], text: str, pool: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions))
+    with pytest.raises(ConfigurationError, match=text):
+        trl_replay.attach(trainer, replay_warm_start=pool, **settings)
+
+
+@pytest.mark.parametrize("method", [ExGRPO, RlZvp, SignAdvantage])
+@pytest.mark.parametrize("value", [np.nan, "1", None])
+def test_a_pass_reward_that_is_no_number_is_refused(method: Any, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{method.__name__}: pass_reward={value!r} can't be used"):
+        method(pass_reward=value)
+
+
 @pytest.mark.parametrize("name", NEED_A_FILE)
 def test_a_preset_that_replays_another_runs_groups_asks_for_the_file(name: str, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions))
@@ -117,3 +175,6 @@ def test_a_card_without_its_form_is_refused_by_what_is_missing() -> None:
 def test_the_page_of_the_documentation_is_what_the_cards_say() -> None:
     written = (FOLDER / "docs" / "papers.md").read_text()
     assert written == page(), "python -m trl_replay_papers > docs/papers.md"
+    rows = [line for line in written.splitlines() if line.startswith("| [`")]
+    assert len(rows) == len(METHODS)
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}, "a bar in a title is no border of a cell"

@@ -47,7 +47,9 @@ def _row(method: Card) -> str:
     measured = method.sections["Measured here"].partition("\n\n")[0].replace("\n", " ")
     title = method.title
     anchor = f"{method.name}-{re.sub(r'[^a-z0-9 _-]', '', title.lower()).replace(' ', '-')}"
-    return f"| [`{method.name}`](#{anchor}) | {title} | {method.level} | {measured} |"
+    cells = [f"[`{method.name}`](#{anchor})", title, method.level, measured]
+    escaped = [cell.replace("|", r"\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 if __name__ == "__main__":

@@ -20,3 +20,11 @@ def above(strategy: str, name: str, value: float, limit: float) -> float:
     if not is_number or not limit < value < float("inf"):
         raise ConfigurationError(f"{strategy}: {name}={value!r} can't be used: give a finite number above {limit:g}.")
     return float(value)
+
+
+def finite(strategy: str, name: str, value: float) -> float:
+    """A finite number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < float("inf"):
+        raise ConfigurationError(f"{strategy}: {name}={value!r} can't be used: give a finite number.")
+    return float(value)

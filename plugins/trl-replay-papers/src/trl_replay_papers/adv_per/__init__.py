@@ -81,7 +81,7 @@ class Rows:
         for slot in range(count):
             known = np.flatnonzero(np.repeat(drawn[slot] >= 0, size))
             weights = of_rows[drawn[slot][known // size], known % size]
-            chosen = known[weighted_sample(weights, min(size, len(known)), context.rng)]
+            chosen = known[weighted_sample(weights, min(size, int((weights > 0).sum())), context.rng)]
             taken[slot, : len(chosen)] = chosen
         return taken
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trl_replay import Context, Groups, MixerSpec, Preset, SelectorSpec, Table, hookimpl
 
+from ..arguments import finite
 from ..cards import text_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -40,6 +41,8 @@ def make_failed(std: float = 0.05, mean: float = 0.2) -> Selector:
         std (`float`, *optional*, defaults to `0.05`): Their standard deviation is below this.
         mean (`float`, *optional*, defaults to `0.2`): Their mean is below this.
     """
+    finite("failed", "std", std)
+    finite("failed", "mean", mean)
 
     def failed(groups: Groups, context: Context) -> Ints:
         return np.flatnonzero((groups.reward_std < std) & (groups.reward_mean < mean))
@@ -51,16 +54,18 @@ def make_one_success(reward: float = 0.1) -> Mixer:
     """One stored row, drawn evenly among those above `reward`, takes the place of the first fresh row.
 
     Args:
-        reward (`float`, *optional*, defaults to `0.1`): Its weighted reward is above this.
+        reward (`float`, *optional*, defaults to `0.1`): Its weighted reward is above this. A masked row is none.
     """
+    finite("one_success", "reward", reward)
 
     def one_success(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
+        row_reward = table.row_reward
         for slot, entry in enumerate(drawn[:, 0].tolist()):
             if entry < 0:
                 continue
-            successes = np.flatnonzero(table.row_reward[entry] > reward)
+            successes = np.flatnonzero((row_reward[entry] > reward) & ~table.row_masked[entry])
             if len(successes):
                 taken[slot, 0] = context.rng.choice(successes)
         return taken

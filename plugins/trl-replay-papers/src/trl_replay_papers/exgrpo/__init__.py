@@ -20,11 +20,13 @@ from trl_replay import (
     MixerSpec,
     Preset,
     PromptTable,
+    ReplayConfig,
     ScorerSpec,
     Table,
     hookimpl,
 )
 
+from ..arguments import finite
 from ..cards import text_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -60,7 +62,7 @@ class ExGRPO:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigurationError(f"ExGRPO: share={share!r} can't be used: give a number from 0 to 1.")
         self.share = share
-        self.pass_reward = pass_reward
+        self.pass_reward = finite("ExGRPO", "pass_reward", pass_reward)
 
     def half_solved(self, groups: Groups, context: Context) -> Floats:
         """exp(−(k − 4)² / 2) where k in eight passed; NaN, so that it is not stored, where none or all did."""
@@ -72,11 +74,23 @@ class ExGRPO:
         """The success with the highest mean log-prob takes the slot's last row."""
         count, size = slots.advantages.shape
         passed = table.row_reward[drawn[:, 0]] >= self.pass_reward
-        passed &= drawn[:, :1] >= 0
+        passed &= ~table.row_masked[drawn[:, 0]] & (drawn[:, :1] >= 0)
         logp = np.where(passed, table.row_logp[drawn[:, 0]], -np.inf)
         taken = np.full((count, size), -1)
         taken[:, -1] = np.where(passed.any(axis=1), logp.argmax(axis=1), -1)
         return taken
+
+    @hookimpl
+    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
+        """The preset names strategies of the plugin `exgrpo`, which would ask prompts again beside another one."""
+        names = [config.replay_preset, config.replay_scorer, config.replay_mixer, *(config.replay_plugins or [])]
+        uses_default = any(isinstance(name, str) and name.partition("/")[0] == "exgrpo" for name in names)
+        if self is not exgrpo and uses_default:
+            yield (
+                "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: in the place of "
+                "replay_preset, give the preset's settings, with replay_scorer='NAME/half_solved' and "
+                "replay_mixer='NAME/surest' of your own plugin."
+            )
 
     @hookimpl
     def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> list[Row] | None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from methods import SIZE, mean_logp, mixed_slots, same_prompt, stored, train
 
-from trl_replay import ConfigurationError, InputsContext, PromptTable
-from trl_replay.testing import make_table
-from trl_replay_papers.exgrpo import ExGRPO, exgrpo
+import trl_replay
+from trl_replay import ConfigurationError, InputsContext, PromptTable, RefusedError
+from trl_replay.testing import make_table, make_trainer
+from trl_replay_papers.exgrpo import SETTINGS, ExGRPO, exgrpo
 
 
 def test_exgrpo_mixes_in_the_correct_row_that_the_policy_was_surest_of(tmp_path: Any) -> None:
@@ -81,3 +82,21 @@ def test_where_nothing_is_stored_the_prompts_stay() -> None:
 def test_a_share_that_can_not_be_used_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="share=2"):
         ExGRPO(share=2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"replay_preset": "my_exgrpo/exgrpo"}, {"replay_preset": "exgrpo", "replay_plugins": ["my_exgrpo"]}],
+)
+def test_one_of_your_own_beside_the_plugin_itself_is_refused_and_alone_it_is_used(
+    tmp_path: Any, settings: dict[str, Any]
+) -> None:
+    trl_replay.register(ExGRPO(share=0.25), "my_exgrpo")
+    try:
+        trainer = make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions))
+        with pytest.raises(RefusedError, match="would both ask prompts again"):
+            trl_replay.attach(trainer, **settings)
+        own = {"replay_scorer": "my_exgrpo/half_solved", "replay_mixer": "my_exgrpo/surest"}
+        assert trl_replay.attach(trainer, **{**SETTINGS, **own}).enabled
+    finally:
+        trl_replay.unregister("my_exgrpo")

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import ConfigurationError, Context, Groups, Preset, hookimpl
+from trl_replay import ConfigurationError, Context, Groups, Preset, ReplayConfig, hookimpl
 
 from ..arguments import at_least
 from ..cards import text_of
@@ -39,15 +39,29 @@ class Gfpo:
         self.by = by
 
     @hookimpl
+    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
+        """Two kept rows are the least that can be normalised among themselves."""
+        size = trainer.num_generations
+        if self.keep is None and size // 2 < 2:
+            yield (
+                f"'gfpo' keeps half of a group, with num_generations={size} a single completion, which has none to "
+                "be compared with: use num_generations of 4 or more, or register Gfpo(keep=2)."
+            )
+        elif self.keep is not None and self.keep > size:
+            yield f"Gfpo(keep={self.keep}) keeps more than num_generations={size} completions: lower keep."
+
+    @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
         """Advantages of the kept rows among themselves, NaN for the others."""
         size = groups.advantages.shape[1]
-        count = size // 2 if self.keep is None else min(self.keep, size)
+        count = size // 2 if self.keep is None else self.keep
         first = groups.lengths if self.by == "length" else -groups.reward / np.maximum(groups.lengths, 1)
         kept = np.argsort(np.where(np.isfinite(groups.reward), first, np.inf), axis=1, kind="stable")[:, :count]
         reward = np.take_along_axis(groups.reward, kept, axis=1)
-        centred = reward - np.nanmean(reward, axis=1, keepdims=True)
-        deviation = np.nanstd(reward, axis=1, ddof=1, keepdims=True)
+        scored = np.isfinite(reward).sum(axis=1, keepdims=True)  # may be none
+        centred = reward - np.nansum(reward, axis=1, keepdims=True) / np.maximum(scored, 1)
+        squares = np.nansum(centred**2, axis=1, keepdims=True)
+        deviation = np.sqrt(squares / np.maximum(scored - 1, 1))
         shaped = np.full(groups.advantages.shape, np.nan)
         np.put_along_axis(shaped, kept, centred / (deviation + EPSILON), axis=1)
         return shaped

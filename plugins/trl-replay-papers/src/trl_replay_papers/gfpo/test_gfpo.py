@@ -9,11 +9,13 @@ import pytest
 import torch
 from methods import SCRIPT, SIZE
 from replaying import Checked, Watch, check_batches, check_losses
-from support import Rewards
+from support import Rewards, Spy, record
 
 import trl_replay
+from trl_replay import RefusedError
 from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
 from trl_replay.testing import make_trainer
+from trl_replay_papers.gfpo import Gfpo
 
 
 class ShortestByHand:
@@ -75,3 +77,33 @@ def test_gfpo_trains_the_shortest_rows_normalised_among_themselves(tmp_path: Any
     assert (table.row_masked.sum(axis=1) == 2).all()
     assert (table.row_advantage[table.row_masked] == 0).all()
     assert session.metrics["replay/masked_rows_fraction"] == pytest.approx(0.5)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_rows_that_no_function_scored_are_left_out_without_a_warning(tmp_path: Any) -> None:
+    script = [[None] * 4, [None, None, None, 1.0], [1.0, None, 0.0, 0.0]]
+    trainer = make_trainer(tmp_path, Rewards(script), max_steps=2, trainer_class=Spy)
+    steps = record(trl_replay.attach(trainer, replay_preset="gfpo"))
+    trainer.train()
+    for _, after in steps:
+        left_out = (after[ROWS][:, 1] & EXCLUDED).bool().tolist()
+        assert left_out[:7] == [True] * 7
+        assert left_out[9], "unscored"
+        assert left_out[8:].count(False) == 2
+    assert np.isfinite([float(loss["loss"]) for loss in trainer.losses]).all()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_of_which_one_row_would_be_kept_are_refused(tmp_path: Any, size: int) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_generations=size, per_device_train_batch_size=size)
+    with pytest.raises(RefusedError, match=f"num_generations={size} a single completion"):
+        trl_replay.attach(trainer, replay_preset="gfpo")
+
+
+def test_keeping_more_rows_than_a_group_has_is_refused(tmp_path: Any) -> None:
+    trl_replay.register(Gfpo(keep=5), "keeps_five")
+    try:
+        with pytest.raises(RefusedError, match=r"Gfpo\(keep=5\) keeps more than num_generations=4"):
+            trl_replay.attach(make_trainer(tmp_path, Rewards(*SCRIPT)), replay_plugins=["keeps_five"])
+    finally:
+        trl_replay.unregister("keeps_five")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import ConfigurationError, Context, Groups, MixerSpec, Preset, Table, hookimpl
+from trl_replay import ConfigurationError, Context, Groups, MixerSpec, Preset, ReplayConfig, Table, hookimpl
 
 from ..arguments import at_least
 from ..cards import text_of
@@ -36,7 +36,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def make_cached(rows: int | None = None, cached: int | None = None, by: str = "variance") -> Mixer:
-    """Stored rows of the slot's prompt take the places of its last fresh rows.
+    """Stored rows of the slot's prompt take the places of its last fresh rows. Those that no function scored, or that
+    are masked, are left out.
 
     Args:
         rows (`int`, *optional*): Stored rows a slot: half of a group if not given.
@@ -63,6 +64,8 @@ def make_cached(rows: int | None = None, cached: int | None = None, by: str = "v
                 continue
             entries = drawn[slot][known // size]
             reward = table.row_reward[entries, known % size]
+            trains = np.isfinite(reward) & ~table.row_masked[entries, known % size]
+            known, reward = known[trains], reward[trains]
             chosen = known[_order(reward, by, context)][:most]
             taken[slot, size - len(chosen) :] = chosen
         return taken
@@ -76,7 +79,7 @@ def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
         return np.arange(len(reward))
     if by == "random":
         return context.rng.permutation(len(reward))
-    best_first = np.argsort(-np.nan_to_num(reward, nan=-np.inf), kind="stable")
+    best_first = np.argsort(-reward, kind="stable")
     if by == "reward":
         return best_first
     by_turns = np.empty_like(best_first)
@@ -84,6 +87,21 @@ def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
     by_turns[0::2] = best_first[:half]
     by_turns[1::2] = best_first[half:][::-1]
     return by_turns
+
+
+@hookimpl
+def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
+    """Two stored rows are the least that can be normalised among themselves."""
+    is_preset = config.replay_preset in ("repo", "repo/repo") and config.replay_mixer == SETTINGS["replay_mixer"]
+    given = config.replay_mixer_kwargs
+    rows = given.get("rows") if isinstance(given, dict) else None
+    size = trainer.num_generations
+    if is_preset and rows is None and size // 2 < 2:
+        yield (
+            f"The preset 'repo' takes half of a group from the cache, with num_generations={size} a single row, which "
+            "has no other to be compared with: use num_generations of 4 or more, or set "
+            "replay_mixer_kwargs={'rows': 2}."
+        )
 
 
 @hookimpl

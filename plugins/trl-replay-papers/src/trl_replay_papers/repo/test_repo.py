@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from methods import SIZE, mixed_slots, same_prompt, stored, train
+from replaying import Watch
+from support import Rewards, Spy
 
-from trl_replay import ConfigurationError
-from trl_replay.testing import make_context, make_groups, make_table
+import trl_replay
+from trl_replay import ConfigurationError, RefusedError
+from trl_replay.testing import make_context, make_groups, make_table, make_trainer
 from trl_replay_papers.repo import make_cached
 
 
@@ -52,6 +55,25 @@ def test_no_row_is_used_before_as_many_are_cached_as_may_be_drawn() -> None:
     drawn = np.array([[0, -1]])
     assert make_cached()(table, drawn, slots, context).tolist() == [[-1] * SIZE]
     assert make_cached(cached=4)(table, drawn, slots, context).tolist() == [[-1, -1, 1, 2]]
+
+
+def test_rows_that_no_function_scored_are_no_worst_ones(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[1.0, None, 0.0, 0.0]] * 3), max_steps=5, trainer_class=Spy)
+    session = trl_replay.attach(trainer, replay_preset="repo")
+    watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)
+    trainer.train()
+    found = list(mixed_slots(watch))
+    assert found, session.explain()
+    for _, _, rows in found:
+        assert [stored(watch, *rows[place]) for place in (2, 3)] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_groups_of_which_one_row_would_be_cached_are_refused(tmp_path: Any, size: int) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[0.0] * size]), num_generations=size, per_device_train_batch_size=size)
+    with pytest.raises(RefusedError, match=f"num_generations={size} a single row"):
+        trl_replay.attach(trainer, replay_preset="repo")
+    trl_replay.attach(trainer, replay_preset="repo", replay_mixer_kwargs={"rows": 2})
 
 
 @pytest.mark.parametrize(

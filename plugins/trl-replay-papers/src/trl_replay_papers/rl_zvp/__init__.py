@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trl_replay import ConfigurationError, Context, Groups, Preset, hookimpl
 
+from ..arguments import finite
 from ..cards import text_of
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -30,7 +31,7 @@ class RlZvp:
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
             raise ConfigurationError(f"RlZvp: alpha={alpha!r} can't be used: give a finite number above 0.")
         self.alpha = alpha
-        self.pass_reward = pass_reward
+        self.pass_reward = finite("RlZvp", "pass_reward", pass_reward)
 
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:

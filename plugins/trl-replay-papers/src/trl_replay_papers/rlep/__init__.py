@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trl_replay import Context, EvictorSpec, Groups, MixerSpec, Preset, ReplayConfig, ScorerSpec, Table, hookimpl
 
-from ..arguments import at_least
+from ..arguments import at_least, finite
 from ..cards import text_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -35,8 +35,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def pool(groups: Groups, context: Context) -> NDArray[np.float64]:
-    """1 for what was there before training began; NaN for what this run generates, so that it is not stored."""
-    return np.where(groups.step < 0, 1.0, np.nan)
+    """1 for groups of a file; NaN for what this run generates, so that it is not stored."""
+    return np.where(groups.origin > 0, 1.0, np.nan)
 
 
 def first(table: Table, context: Context) -> NDArray[np.float64]:
@@ -52,13 +52,15 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
         reward (`float`, *optional*, defaults to `0.5`): The least weighted reward of a success.
     """
     at_least("successes", "rows", rows, 1)
+    finite("successes", "reward", reward)
 
     def successes(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
+        is_success = (table.row_reward >= reward) & ~table.row_masked
         worst_first = np.argsort(np.nan_to_num(slots.reward, nan=-np.inf), axis=1, kind="stable")
         for slot, entry in enumerate(drawn[:, 0].tolist()):
-            pool = np.flatnonzero(table.row_reward[entry] >= reward) if entry >= 0 else np.empty(0, np.int64)
+            pool = np.flatnonzero(is_success[entry]) if entry >= 0 else np.empty(0, np.int64)
             chosen = context.rng.permutation(pool)[:rows]
             taken[slot, worst_first[slot, : len(chosen)]] = chosen
         return taken
@@ -79,7 +81,7 @@ def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
 @hookimpl
 def trl_replay_strategies() -> Iterator[ScorerSpec | EvictorSpec | MixerSpec]:
     """The scorer, the evictor and the mixer."""
-    yield ScorerSpec("pool", lambda: pool, "only what was stored before training began")
+    yield ScorerSpec("pool", lambda: pool, "only groups of a file")
     yield EvictorSpec("first", lambda: first, "what came first stays")
     yield MixerSpec("successes", make_successes, "stored successes for the worst fresh rows")
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
@@ -54,3 +55,17 @@ def test_two_successes_of_a_pool_that_never_changes_stand_beside_the_better_fres
             left = [reward for row, reward in enumerate(rewards[slot]) if row not in places]
             assert max((rewards[slot][place] for place in places), default=0.0) <= min(left), "for the worst rows"
     assert len(session.buffer) == 3, "what the run generated is not stored"
+
+
+@pytest.mark.parametrize("name", ["rlep", "luffy"])
+def test_a_run_that_resumes_with_it_takes_the_pool_in(tmp_path: Any, name: str) -> None:
+    write_pool(tmp_path / "pool.jsonl")
+    saves = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), **saves)
+    trl_replay.attach(trainer, replay_preset="popo")
+    trainer.train()
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6, trainer_class=Spy)
+    session = trl_replay.attach(trainer, replay_preset=name, replay_warm_start=str(tmp_path / "pool.jsonl"))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert session.buffer.table.origin.tolist() == [2, 2, 2]
+    assert session.totals.counters["replaced"] > 0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trl_replay import Context, Groups, Preset, hookimpl
 
+from ..arguments import finite
 from ..cards import text_of
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -26,7 +27,7 @@ class SignAdvantage:
     """
 
     def __init__(self, pass_reward: float = 0.5) -> None:
-        self.pass_reward = pass_reward
+        self.pass_reward = finite("SignAdvantage", "pass_reward", pass_reward)
 
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
