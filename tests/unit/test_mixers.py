@@ -1,0 +1,51 @@
+"""Which stored rows `inject` takes, and for which fresh ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trl_replay import ConfigurationError
+from trl_replay.strategies.mixers import make_inject, whole
+from trl_replay.testing import make_context, make_groups, make_table
+
+STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])
+
+
+def injected(fresh: list[float], drawn: list[int], rows: int, masked: Any = None) -> list[int]:
+    """What `inject` makes of one slot."""
+    columns = {"row_rewards": STORED[:, :, None], "row_masked": np.zeros((2, 4), bool) if masked is None else masked}
+    table = make_table([1.0, 1.0], **columns)
+    context = make_context(table)
+    return make_inject(rows)(table, np.array([drawn]), make_groups([fresh]), context)[0].tolist()
+
+
+def test_the_best_stored_rows_take_the_places_of_the_worst_fresh_ones() -> None:
+    assert injected([0.3, 0.0, 0.1, 0.4], [0, 1], rows=2) == [-1, 1, 6, -1]
+    assert injected([0.3, 0.0, 0.1, 0.4], [1, -1], rows=2) == [-1, 2, 0, -1]
+
+
+def test_never_that_of_a_better_one_and_no_row_that_nobody_scored() -> None:
+    assert injected([0.95, 0.95, 0.95, 0.95], [0, 1], rows=2) == [1, -1, -1, -1]
+    assert injected([0.0] * 4, [0, -1], rows=4) == [1, 2, 0, -1], "of four, one has no reward"
+
+
+def test_no_row_that_trains_nothing() -> None:
+    masked = np.zeros((2, 4), bool)
+    masked[0, 1] = True
+    assert injected([0.0] * 4, [0, 1], rows=1, masked=masked) == [6, -1, -1, -1]
+
+
+def test_a_whole_group_takes_its_slot_row_by_row() -> None:
+    table = make_table([1.0, 1.0])
+    slots = make_groups([[0.0] * 4, [0.0] * 4])
+    taken = whole(table, np.array([[0, 1], [-1, 1]]), slots, make_context(table))
+    assert taken.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("rows", [0, 1.5, True])
+def test_a_number_of_rows_that_can_not_be_used_is_refused(rows: Any) -> None:
+    with pytest.raises(ConfigurationError, match="rows="):
+        make_inject(rows)
