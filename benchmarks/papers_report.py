@@ -169,8 +169,10 @@ def write(results: dict[str, Any]) -> None:
     text = CHOOSING.read_text()
     for question, lines in tables(results).items():
         begin, end = f"<!-- papers: {question} -->\n", f"\n<!-- end of {question} -->"
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
+        before, found, rest = text.partition(begin)
+        _, also_found, after = rest.partition(end)
+        if not (found and also_found):
+            raise SystemExit(f"{CHOOSING.name} has no place for the table of {question!r}: {begin}{end}")
         text = f"{before}{begin}\n{chr(10).join(lines)}\n{end}{after}"
     CHOOSING.write_text(text)
     for folder in CARDS.values():

@@ -50,3 +50,20 @@ def test_what_the_benchmark_of_generating_again_found_is_what_the_page_says(monk
     page = (ROOT / "docs" / "choosing.md").read_text()
     for task, result in results["tasks"].items():
         assert "\n".join(refill.table(task, result, results["arms"])) in page
+
+
+def test_what_the_benchmark_of_the_papers_methods_found_is_what_the_page_and_the_cards_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import papers_report
+    from trl_replay_papers import METHODS, card
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text())
+    assert not results["quick"]
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    for question, lines in papers_report.tables(results).items():
+        assert "\n".join(lines) in page, f"python benchmarks/papers_report.py --write, for {question}"
+    for name in METHODS:
+        told = " ".join(card(name).sections["Measured here"].split())
+        assert told == papers_report.measured(results, name)
