@@ -67,6 +67,8 @@ def cell(runs: Sequence[Run]) -> str:
     scores = [score(run) for run in runs]
     if not scores:
         return ""
+    if len(scores) == 1:
+        return f"{scores[0]:.2f}"
     return f"{np.median(scores):.2f} ({min(scores):.2f}–{max(scores):.2f})"
 
 
