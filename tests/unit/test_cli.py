@@ -81,7 +81,7 @@ def test_list_shows_one_strategy_with_its_documentation(capsys):
     out = shown(capsys, "m2po")
     for text in ('replay_correction="m2po"', "trl-replay", "threshold=0.04", "replay_correction_kwargs", "2510.01161"):
         assert text in out
-    assert "default" not in out
+    assert "the default correction" not in out
     assert "the default scorer" in shown(capsys, "advantage_std")
     assert "every eligible entry" in shown(capsys, "uniform")
 
