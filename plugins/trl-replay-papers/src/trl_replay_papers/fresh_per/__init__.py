@@ -20,7 +20,7 @@ from ..cards import text_of
 EPSILON = 1e-6
 SETTINGS: dict[str, Any] = {
     "replay_buffer_size": 4096,
-    "replay_scorer": "fresh_per/abs_reward",
+    "replay_scorer": "fresh_per/mean_abs_reward",
     "replay_evictor": "fifo",
     "replay_sampler": "fresh_per/fading",
     "replay_correction": "per",
@@ -48,7 +48,7 @@ def make_fading(alpha: float = 0.6, tau: float = 500.0) -> WeightedSampler:
     return WeightedSampler(weights)
 
 
-def abs_reward(groups: Groups, context: Context) -> NDArray[np.float64]:
+def mean_abs_reward(groups: Groups, context: Context) -> NDArray[np.float64]:
     """Mean |weighted reward| over the scored rows of each group, plus 1e-6."""
     scored = np.isfinite(groups.reward)
     total = np.abs(np.where(scored, groups.reward, 0.0)).sum(axis=1)
@@ -59,7 +59,7 @@ def abs_reward(groups: Groups, context: Context) -> NDArray[np.float64]:
 def trl_replay_strategies() -> Iterator[SamplerSpec | ScorerSpec]:
     """The sampler and the scorer."""
     yield SamplerSpec("fading", make_fading, "drawn in proportion to (score × exp(−age / tau))^alpha")
-    yield ScorerSpec("abs_reward", lambda: abs_reward, "mean |reward|")
+    yield ScorerSpec("mean_abs_reward", lambda: mean_abs_reward, "mean |reward|")
 
 
 @hookimpl

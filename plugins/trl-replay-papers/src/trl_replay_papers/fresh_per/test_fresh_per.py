@@ -10,7 +10,7 @@ import pytest
 from trl_replay import ConfigurationError
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_groups, make_table
-from trl_replay_papers.fresh_per import SETTINGS, abs_reward, make_fading
+from trl_replay_papers.fresh_per import SETTINGS, make_fading, mean_abs_reward
 
 
 def test_priorities_fade_with_age_and_are_raised_to_a_power() -> None:
@@ -22,7 +22,7 @@ def test_priorities_fade_with_age_and_are_raised_to_a_power() -> None:
 
 def test_a_groups_priority_is_its_mean_reward_without_its_sign() -> None:
     groups = make_groups([[1.0, -1.0, 0.0, 0.0], [0.0] * 4, [np.nan, 2.0, np.nan, 0.0]])
-    assert abs_reward(groups, make_context(make_table([]))).tolist() == pytest.approx([0.500001, 1e-6, 1.000001])
+    assert mean_abs_reward(groups, make_context(make_table([]))).tolist() == pytest.approx([0.500001, 1e-6, 1.000001])
 
 
 def test_weights_are_pers_with_a_growing_exponent() -> None:
