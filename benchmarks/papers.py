@@ -30,10 +30,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import argparse
 import json
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +40,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from learning import Ledger, Settings
-from refill import over_last, reached
+from refill import trained
 
 COMPLETIONS_A_BATCH = 64
-FINAL = 0.1
-"""The share of a run's completions, its last ones, over which the final reward is taken."""
 SEEDS = (0, 1, 2)
 
 
@@ -160,41 +156,9 @@ def make_trainer(job: Job, folder: str) -> Any:
 
 def perform(job: Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
-    import torch
-    from transformers import TrainerCallback
-
-    from trl_replay.demo.record import Record
-    from trl_replay.demo.training import train
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
-    record = Record(job.arm, job.seed, job.learning_rate, job.settings)
-
-    class StopAtBudget(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop |= record.rollouts >= job.budget
-
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(job, folder)
-        trainer.add_callback(StopAtBudget())
-        train(trainer, record)
-    result = {
-        **asdict(job),
-        "final_reward": over_last(record.reward, record.rollouts_at, FINAL * record.rollouts),
-        "reached": reached(record.reward, record.rollouts_at),
-        "rollouts": record.rollouts,
-        "tokens": record.tokens,
-        "updates": len(record.reward),
-        "seconds": round(record.seconds, 1),
-        "dead": float(np.mean(record.dead)),
-        "dead_after": float(np.mean(record.dead_after)),
-        "replay": {name: round(value, 5) for name, value in record.means.items()},
-        "curve": [round(value, 4) for value in record.curve(25)],
-    }
-    if job.task == "addition":
-        import addition
-
-        result["accuracy"] = addition.accuracy(trainer.model)
+    result, record = trained(job, make_trainer)
+    result["replay"] = {name: round(value, 5) for name, value in record.means.items()}
+    result["curve"] = [round(value, 4) for value in record.curve(25)]
     return result
 
 

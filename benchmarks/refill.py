@@ -24,15 +24,19 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from learning import Ledger, Settings
+
+if TYPE_CHECKING:
+    from trl_replay.demo.record import Record
 
 NO_BUFFER = {"replay_buffer_size": 0}
 ARMS: dict[str, Settings] = {
@@ -91,9 +95,9 @@ def make_trainer(job: Job, folder: str) -> Any:
 
         return addition.make_trainer(job.seed, job.learning_rate, steps, folder)
     if job.task == "wide lock":
-        import wide_lock
+        import vaults
 
-        return wide_lock.make_trainer(job.seed, job.learning_rate, steps, folder)
+        return vaults.make_trainer(vaults.WIDE_LOCK, job.seed, job.learning_rate, steps, folder)
     from trl_replay.demo import lock
 
     return lock.make_trainer(job.seed, job.learning_rate, steps, folder)
@@ -101,6 +105,11 @@ def make_trainer(job: Job, folder: str) -> Any:
 
 def perform(job: Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
+    return trained(job, make_trainer)[0]
+
+
+def trained(job: Any, make_trainer: Callable[[Any, str], Any]) -> tuple[dict[str, Any], Record]:
+    """Trains until a job's completions are generated; returns what is kept of the run, and all that it showed."""
     import torch
     from transformers import TrainerCallback
 
@@ -134,7 +143,7 @@ def perform(job: Job) -> dict[str, Any]:
         import addition
 
         result["accuracy"] = addition.accuracy(trainer.model)
-    return result
+    return result, record
 
 
 def over_last(rewards: list[float], rollouts_at: list[int], count: float) -> float:

@@ -1,8 +1,9 @@
-"""Two tasks that no setting was chosen on: ten thousand prompts with rewards of 0 and 1, and a thousand with grades.
+"""Tasks that no setting was chosen on: many prompts with rewards of 0 and 1, and a thousand with grades.
 
 * vault: four digits open it with two letters, which belong to the first digit and to the last. A completion is right
   or wrong; at first one in 256 is right and about 3 % of the groups are live. No prompt comes twice in 80,000
   completions.
+* wide lock: the same with three digits, a thousand prompts.
 * grades: three digits and three letters, one for each digit. The reward is the share of letters that are right; at
   first about three groups in four are live.
 
@@ -36,6 +37,7 @@ class Vault:
 
 VAULT = Vault(digits=4, places=(0, 3))
 GRADES = Vault(digits=3, places=(0, 1, 2))
+WIDE_LOCK = Vault(digits=3, places=(0, 2))
 
 
 def rows(vault: Vault, seed: int) -> list[dict[str, str]]:

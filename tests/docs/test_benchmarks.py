@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def made_up(papers: Any, job: Any) -> dict[str, Any]:
     reward = 1 / (1 + abs(math.log(job.learning_rate / aim)))
     extra = {"accuracy": reward / 2} if job.task == "addition" else {}
     return {
-        **papers.asdict(job), "final_reward": reward, "reached": None, "rollouts": job.budget, "updates": 9,
+        **asdict(job), "final_reward": reward, "reached": None, "rollouts": job.budget, "updates": 9,
         "tokens": 9, "seconds": 1.0, "dead": 0.9, "dead_after": 0.1, "curve": [],
         "replay": {"replay/age_mean": 2.0, "replay/drift_mean": 0.25}, **extra,
     }  # fmt: skip
