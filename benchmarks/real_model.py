@@ -68,27 +68,6 @@ class Run:
         return f"{self.task} {self.arm} {self.seed}"
 
 
-def questions(task: str, count: int, seed: int) -> tuple[list[dict[str, Any]], Any]:
-    """Chat prompts of a task, and its reward: 1 where reasoning-gym gives the last number its full score."""
-    import smollm2_reasoning  # noqa: F401  # it knows what reasoning-gym imports in vain
-    from smollm2_reasoning import _chat, _last_number, chain_sum
-
-    if task == "chain_sum":
-        dataset, reward = chain_sum(count, seed)
-        return list(dataset), reward
-    import reasoning_gym
-
-    made = reasoning_gym.create_dataset(task, size=count, seed=seed, **TASKS[task])
-    rows = [{"prompt": _chat(entry["question"]), "number": number} for number, entry in enumerate(made)]
-
-    def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
-        answers = [_last_number(completion[0]["content"]) for completion in completions]
-        scores = [made.score_answer(answer, made[row]) for answer, row in zip(answers, number, strict=True)]
-        return [float(score >= 1.0) for score in scores]
-
-    return rows, reward
-
-
 class Watch(TrainerCallback):
     """Appends what each step showed to a file, and stops at a step."""
 
@@ -112,7 +91,6 @@ class Watch(TrainerCallback):
 
 def perform(run: Run, until: int, out: Path, model: Any, tokenizer: Any, rows: Any, reward: Any) -> str:
     """Trains one run up to a step, from where it stopped; returns what replay says of itself."""
-    from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     import trl_replay
@@ -140,7 +118,7 @@ def perform(run: Run, until: int, out: Path, model: Any, tokenizer: Any, rows: A
         model=model,
         reward_funcs=reward,
         args=args,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=rows,
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
@@ -204,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     path = options.out / "steps.jsonl"
     if not options.table:
-        from smollm2_reasoning import smollm2
+        from smollm2_reasoning import questions, smollm2
 
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
@@ -213,7 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
             if len(steps_of(path).get(run, [])) >= options.steps:
                 continue
             model, tokenizer = smollm2(options.out / "model")
-            rows, reward = questions(run.task, 4000, run.seed)
+            rows, reward = questions(run.task, 4000, run.seed, **TASKS[run.task])
             explained = perform(run, options.steps, options.out, model, tokenizer, rows, reward)
             print(f"{run.name}: {explained}", flush=True)
     print("\n".join(table(steps_of(path))))

@@ -96,13 +96,18 @@ def smollm2(cache: Path) -> tuple[Any, Any]:
 
 def chain_sum(count: int, seed: int) -> tuple[Dataset, Any]:
     """reasoning-gym's questions as chat prompts, and the reward function."""
-    if importlib.util.find_spec("pycosat") is None:
+    return questions("chain_sum", count, seed, **TASK)
+
+
+def questions(name: str, count: int, seed: int, **settings: int) -> tuple[Dataset, Any]:
+    """The same of any of its tasks whose answers are numbers."""
+    if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
         sys.modules["pycosat"] = ModuleType("pycosat")  # reasoning-gym imports it for its zebra puzzles alone
     try:
         import reasoning_gym
     except ImportError as error:
         raise SystemExit(MISSING.format(error.name)) from None
-    task = reasoning_gym.create_dataset("chain_sum", size=count, seed=seed, **TASK)
+    task = reasoning_gym.create_dataset(name, size=count, seed=seed, **settings)
     rows = [{"prompt": _chat(entry["question"]), "number": number} for number, entry in enumerate(task)]
 
     def reward(completions: list[Any], number: list[int], **_: Any) -> list[float]:
