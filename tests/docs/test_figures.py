@@ -67,3 +67,12 @@ def test_what_the_benchmark_of_the_papers_methods_found_is_what_the_page_and_the
     for name in METHODS:
         told = " ".join(card(name).sections["Measured here"].split())
         assert told == papers_report.measured(results, name)
+
+
+def test_what_the_real_model_showed_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import real_model
+
+    steps = real_model.steps_of(ROOT / "benchmarks" / "results" / "real_model.jsonl")
+    assert {run.task for run in steps} == set(real_model.TASKS)
+    assert "\n".join(real_model.table(steps)) in (ROOT / "docs" / "choosing.md").read_text()
