@@ -27,10 +27,8 @@ unit: .venv/.installed
 
 # A file's tests share what is expensive to make, and run on one worker; in the order of the folders, the quick ones
 # are last.
-test: .venv/.installed # everything: what may run side by side, and then what may not
-	$(BIN)/python -m pytest -m "not alone" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder; beside=$$?; \
-	alone=$$(grep -rlE --include='test_*.py' 'mark[.]alone' tests plugins); \
-	[ -z "$$alone" ] || $(BIN)/python -m pytest -m alone $$alone && exit $$beside
+test: .venv/.installed # everything
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -39,8 +39,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import refill
 from learning import Ledger, Settings
-from refill import trained
 
 COMPLETIONS_A_BATCH = 64
 SEEDS = (0, 1, 2)
@@ -103,15 +103,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(refill.Job):
     """One training run. `training` are settings of `GRPOConfig`."""
 
-    task: str
-    arm: str
-    learning_rate: float
-    seed: int
-    budget: int
-    settings: Settings
     training: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -156,7 +150,7 @@ def make_trainer(job: Job, folder: str) -> Any:
 
 def perform(job: Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
-    result, record = trained(job, make_trainer)
+    result, record = refill.trained(job, make_trainer)
     result["replay"] = {name: round(value, 5) for name, value in record.means.items()}
     result["curve"] = [round(value, 4) for value in record.curve(25)]
     return result

@@ -56,7 +56,8 @@ def make_inject(rows: int = 1) -> Mixer:
 def _rewards(table: Table, drawn: Ints) -> Ints:
     """`(n, k * G)`: the weighted rewards of all stored rows of each slot; -inf where none is, or a masked one."""
     entries = table.take(drawn.ravel())
-    rewards = np.where(entries.row_masked, -np.inf, np.nan_to_num(entries.row_reward, nan=-np.inf))
+    unknown = np.isnan(entries.row_reward)
+    rewards = np.where(unknown | entries.row_masked, -np.inf, entries.row_reward)
     by_entry = rewards.reshape(*drawn.shape, -1)
     known = np.where(drawn[:, :, None] >= 0, by_entry, -np.inf)
     return np.asarray(known.reshape(len(drawn), -1))

@@ -151,8 +151,11 @@ class _Scope:
         padded = np.zeros(longest, np.uint8)
         padded[: len(mine)] = mine
         rows = self._collectives.all_gather("agree", padded)
-        words = [row[:length].tobytes() for row, length in zip(rows, lengths.tolist(), strict=True)]
-        return [word.decode(errors="replace") for word in words]
+        texts = []
+        for row, length in zip(rows, lengths.tolist(), strict=True):
+            word = row[:length].tobytes()
+            texts.append(word.decode(errors="replace"))
+        return texts
 
 
 class ProcessScope(_Scope):

@@ -47,7 +47,8 @@ def make_low_std(
 def make_top_p_variance(p: float = 0.9) -> Selector:
     """All but the smallest set of groups that holds the share `p` of the reward variance (RAGEN-2, arXiv
     2604.06268)."""
-    if not 0 < p <= 1:
+    is_number = isinstance(p, int | float) and not isinstance(p, bool)
+    if not is_number or not 0 < p <= 1:
         raise ConfigurationError(f"top_p_variance: p={p!r} can't be used: give a share above 0 and at most 1.")
 
     def top_p_variance(groups: Groups, context: Context) -> Ints:

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import ConfigurationError, Context, Groups, Preset, hookimpl
+from trl_replay import Context, Groups, Preset, hookimpl
+from trl_replay.strategies.selectors import make_top_p_variance
 
 from ..cards import text_of
 
@@ -27,24 +28,14 @@ class Ragen2:
     """
 
     def __init__(self, p: float = 0.9) -> None:
-        if isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p <= 1:
-            raise ConfigurationError(f"Ragen2: p={p!r} can't be used: give a share above 0 and at most 1.")
-        self.p = p
-
-    def kept(self, groups: Groups) -> NDArray[np.bool_]:
-        """Which groups train, `(n,)`."""
-        variance = np.where(groups.dead, 0.0, groups.reward_std**2)
-        order = np.argsort(-variance, kind="stable")
-        falling = variance[order]
-        before = np.cumsum(falling) - falling
-        is_kept = np.zeros(len(groups), bool)
-        is_kept[order] = (before < self.p * variance.sum() * (1 - 1e-12)) & (falling > 0)
-        return is_kept
+        self._others = make_top_p_variance(p)  # the same rule as a selector
 
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
         """The batch's advantages, NaN for the groups that are left out."""
-        return np.where(self.kept(groups)[:, None], groups.advantages, np.nan)
+        shaped = groups.advantages.copy()
+        shaped[self._others(groups, context)] = np.nan
+        return shaped
 
     @hookimpl
     def trl_replay_presets(self) -> Iterator[Preset]:

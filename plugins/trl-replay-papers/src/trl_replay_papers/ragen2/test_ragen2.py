@@ -12,7 +12,7 @@ from support import DEAD, LIVE, Rewards, Spy, record
 import trl_replay
 from trl_replay import ConfigurationError
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS
-from trl_replay.testing import make_groups, make_trainer
+from trl_replay.testing import make_context, make_groups, make_table, make_trainer
 from trl_replay_papers.ragen2 import Ragen2
 
 LITTLE = [0.5, 0.5, 0.5, 0.6]
@@ -21,9 +21,11 @@ LITTLE = [0.5, 0.5, 0.5, 0.6]
 def test_the_fewest_groups_are_kept_that_hold_the_share() -> None:
     rewards = [[0.0, 1.0], [0.0, 0.5], [0.5, 0.5], [0.0, 0.1]]  # variances in the ratio of 100, 25, 0 and 1
     groups = make_groups(rewards)
-    assert Ragen2(0.9).kept(groups).tolist() == [True, True, False, False]
-    assert Ragen2(0.79).kept(groups).tolist() == [True, False, False, False]
-    assert Ragen2(1.0).kept(groups).tolist() == [True, True, False, True]
+    for share, expected in ((0.9, [0, 1]), (0.79, [0]), (1.0, [0, 1, 3])):
+        shaped = Ragen2(share).trl_replay_advantages(groups, make_context(make_table([])))
+        kept = np.isfinite(shaped).all(axis=1)
+        assert np.flatnonzero(kept).tolist() == expected
+        assert (shaped[kept] == groups.advantages[kept]).all()
 
 
 def test_the_others_train_nothing_and_count_nowhere(tmp_path: Any) -> None:
