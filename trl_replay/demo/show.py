@@ -24,7 +24,7 @@ LABELS = {"stock": "stock GRPO", "replay": "with replay"}
 COLORS = {"stock": "#666666", "replay": "#0b6bcb"}
 EVERY = 8.0
 """Seconds between two lines of progress in a file or a pipe."""
-START, TEACHING, UPDATE = 15.0, 8.0, 0.035
+START, TEACHING, UPDATE = 15.0, 8.0, 0.04
 """Seconds that a run takes on two free cores: to begin with, for each seed, and for each update."""
 
 

@@ -1,6 +1,6 @@
 """LUFFY: a stronger model's trace beside each prompt's fresh rows, with a shaped ratio (arXiv 2504.14945).
 
-The module is the plugin `luffy`. The traces are the file in `replay_warm_start`.
+The module is the plugin `luffy`. The traces are the file in `replay_warm_start`; the strategies are those of `rlep`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trl_replay import Preset, ReplayConfig, hookimpl
+from trl_replay import Preset, hookimpl
 
 from ..cards import text_of
 
@@ -28,16 +28,6 @@ SETTINGS: dict[str, Any] = {
     "replay_warm_start_short": "resample",
     "replay_start": 0,
 }
-
-
-@hookimpl
-def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
-    """The traces come from a file."""
-    if config.replay_preset in ("luffy", "luffy/luffy") and config.replay_warm_start is None:
-        yield (
-            "The preset 'luffy' trains on another model's completions: set replay_warm_start to a file of prompts, "
-            "completions and rewards."
-        )
 
 
 @hookimpl

@@ -92,13 +92,12 @@ def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
 @hookimpl
 def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
     """Two stored rows are the least that can be normalised among themselves."""
-    is_preset = config.replay_preset in ("repo", "repo/repo") and config.replay_mixer == SETTINGS["replay_mixer"]
     given = config.replay_mixer_kwargs
     rows = given.get("rows") if isinstance(given, dict) else None
     size = trainer.num_generations
-    if is_preset and rows is None and size // 2 < 2:
+    if config.replay_mixer == SETTINGS["replay_mixer"] and rows is None and size // 2 < 2:
         yield (
-            f"The preset 'repo' takes half of a group from the cache, with num_generations={size} a single row, which "
+            f"'repo/cached' takes half of a group from the cache, with num_generations={size} a single row, which "
             "has no other to be compared with: use num_generations of 4 or more, or set "
             "replay_mixer_kwargs={'rows': 2}."
         )

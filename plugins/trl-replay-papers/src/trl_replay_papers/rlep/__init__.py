@@ -70,11 +70,11 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
 
 @hookimpl
 def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
-    """The pool comes from a file."""
-    if config.replay_preset in ("rlep", "rlep/rlep") and config.replay_warm_start is None:
+    """The pool comes from a file: that of `rlep`, and that of `luffy`, which has the same scorer."""
+    if config.replay_preset and config.replay_scorer == "rlep/pool" and config.replay_warm_start is None:
         yield (
-            "The preset 'rlep' replays what another run solved: set replay_warm_start to its file (`session.export` "
-            "writes one)."
+            f"The preset {config.replay_preset!r} replays groups of a file alone: set replay_warm_start to one "
+            "(`session.export` writes what a run has solved; prompts, completions and rewards are enough)."
         )
 
 
