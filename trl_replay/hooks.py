@@ -106,7 +106,7 @@ class SessionHooks:
         """Keep ranks, `(len(table),)`, without NaN."""
         result = self.call("rank", context.update, table=table, context=context)
         ranks = self._numbers(result, len(table))
-        if np.isnan(ranks).any():
+        if len(ranks) and np.isnan(ranks.min()):
             raise self._bad(
                 "keep ranks with NaN",
                 "numbers that can be compared",
@@ -371,7 +371,7 @@ class SessionHooks:
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
-            with self._blamed(label(hook), hook):
+            with self._blamed(label, hook):
                 result = _complete(hook, function(*arguments, **keywords))
             if result is not None:
                 self._giver = giver
@@ -379,7 +379,7 @@ class SessionHooks:
 
         @functools.wraps(function)
         def wrap(*arguments: Any, **keywords: Any) -> Generator[Any, Any, Any]:
-            with self._blamed(label(hook), hook):
+            with self._blamed(label, hook):
                 result = yield from function(*arguments, **keywords)
             inner = self._giver.removesuffix(f", in {hook},")
             self._giver = f"{label(hook)}, as a wrapper of {inner} in {hook},"
@@ -389,15 +389,16 @@ class SessionHooks:
         return wrap if is_wrapper else call
 
     @contextmanager
-    def _blamed(self, who: str, hook: str) -> Iterator[None]:
-        """Turns an exception into a HookError that names `who`; one that has been attributed already passes."""
+    def _blamed(self, label: Callable[[str], str], hook: str) -> Iterator[None]:
+        """Turns an exception into a HookError that names who raised it; one that has been attributed already
+        passes."""
         try:
             yield
         except (PluginError, BatchError):
             raise
         except Exception as error:
             raise HookError(
-                f"{who} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
+                f"{label(hook)} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
             ) from error
 
     def _strategy_label(self, hook: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,17 @@ UNKNOWN: dict[str, float] = {
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
 FIRST_ROOM = 1024
 """Rows that a new table has room for."""
+MANY = 4096
+"""Rows from which on drawing and looking for the lowest go ways that pay for large tables only."""
+BLOCKS = 64
+"""Parts of a long column of which the lowest values are looked at first."""
+PROPOSALS = 8
+"""How often indices are proposed for a draw from many, before what is left is drawn by sorting keys."""
+PAIRS = 1 << 22
+"""Most pairs of a row that comes or goes and one of its prompt that are compared at once."""
+MOST_COUNTED = 255
+"""Most rows that come or go and are counted so: their number fits a byte."""
+LOW_BITS = 0xFFFF
 
 
 class Table:
@@ -76,6 +87,8 @@ class Table:
         self._columns = dict(columns)
         self._fills: dict[str, float] = dict(UNKNOWN)
         self._length = length
+        self._row_of: dict[int, int] | None = None  # by serial number, from the first question on
+        self._fingerprint: int | None = None  # likewise
         self.reward_weights = np.ones(1) if reward_weights is None else reward_weights
 
     @classmethod
@@ -107,6 +120,26 @@ class Table:
             raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
         column: NDArray[Any] = columns[name][: self._length]
         return column
+
+    def rows_of(self, serials: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row of each entry with these serial numbers, -1 where there is none; the work does not grow with the
+        table."""
+        rows = self._rows_by_serial()
+        found = [rows.get(serial, -1) for serial in np.asarray(serials, np.int64).tolist()]
+        return np.array(found, np.int64)
+
+    @property
+    def fingerprint(self) -> int:
+        """64 bits that tell which entries the table has, by their serial numbers, in whatever order; kept up to date
+        with every change, so that asking costs nothing."""
+        if self._fingerprint is None:
+            self._fingerprint = _sum_of_hashes(self.serial)
+        return self._fingerprint
+
+    def _rows_by_serial(self) -> dict[int, int]:
+        if self._row_of is None:
+            self._row_of = {serial: row for row, serial in enumerate(self.serial.tolist())}
+        return self._row_of
 
     @property
     def row_reward(self) -> NDArray[np.float64]:
@@ -154,6 +187,10 @@ class Table:
             fill = self._fills.get(name, 0)
             column[start:end] = values.get(name, fill)
         self._length = end
+        if self._row_of is not None:
+            self._row_of.update(zip(self.serial[start:].tolist(), range(start, end), strict=True))
+        if self._fingerprint is not None:
+            self._fingerprint = (self._fingerprint + _sum_of_hashes(self.serial[start:])) % 2**64
 
     def _grow(self, room: int) -> None:
         """Makes room for `room` rows."""
@@ -169,15 +206,22 @@ class Table:
             return
         left = self._length - len(rows)
         holes = np.sort(rows[rows < left])
-        movers = np.setdiff1d(np.arange(left, self._length), rows)
+        stays = np.ones(len(rows), bool)
+        stays[rows[rows >= left] - left] = False
+        movers = left + np.flatnonzero(stays)
+        if self._fingerprint is not None:
+            self._fingerprint = (self._fingerprint - _sum_of_hashes(self.serial[rows])) % 2**64
+        if self._row_of is not None:
+            for serial in self.serial[rows].tolist():
+                self._row_of.pop(serial, None)
+            self._row_of.update(zip(self.serial[movers].tolist(), holes.tolist(), strict=True))
         for column in self._columns.values():
             column[holes] = column[movers]
         self._length = left
 
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
-        """Brings the columns `peers` and `newer` up to date for the entries of these prompts."""
-        touched = np.isin(self.prompt, np.unique(prompts))
-        rows = np.flatnonzero(touched)
+        """Counts the columns `peers` and `newer` anew for the entries of these prompts."""
+        rows = _rows_near(self.prompt, prompts)
         newest_first = np.lexsort((-self.serial[rows], self.prompt[rows]))  # prompt by prompt
         order = rows[newest_first]
         prompt = self.prompt[order]
@@ -188,6 +232,43 @@ class Table:
         counts = np.diff(first, append=len(order))
         self.writable("peers")[order] = np.repeat(counts, counts)
         self.writable("newer")[order] = np.arange(len(order)) - np.repeat(first, counts)
+
+    def joined(self, rows: NDArray[np.int64]) -> None:
+        """Brings `peers` and `newer` up to date after these rows have come."""
+        pairs = self._pairs(rows)
+        if pairs is None:
+            self.count_peers(self.prompt[rows])
+            return
+        others, is_peer, is_older = pairs
+        self.writable("peers")[others] += _column_sums(is_peer)
+        self.writable("newer")[others] += _column_sums(is_older)
+        peers = is_peer.sum(axis=1)
+        self.writable("peers")[rows] = peers
+        self.writable("newer")[rows] = peers - 1 - is_older.sum(axis=1)
+
+    def leave(self, rows: NDArray[np.int64]) -> None:
+        """Removes distinct rows, and brings `peers` and `newer` of the others up to date."""
+        prompts = self.prompt[rows]
+        pairs = self._pairs(rows)
+        if pairs is None:
+            self.remove(rows)
+            self.count_peers(prompts)
+            return
+        others, is_peer, is_older = pairs
+        self.writable("peers")[others] -= _column_sums(is_peer)
+        self.writable("newer")[others] -= _column_sums(is_older)
+        self.remove(rows)
+
+    def _pairs(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]] | None:
+        """These rows beside all that may be of their prompts, `(others,)`: which are of the same prompt, and which of
+        these are older, `(rows, others)`. None where there are too many pairs: then counting anew is quicker."""
+        prompts = self.prompt[rows]
+        others = _rows_near(self.prompt, prompts)
+        if len(rows) > MOST_COUNTED or len(rows) * len(others) > PAIRS:
+            return None
+        is_peer = prompts[:, None] == self.prompt[others]
+        is_older = is_peer & (self.serial[rows][:, None] > self.serial[others])
+        return others, is_peer, is_older
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:
         """The same rows with other scores; no column is copied."""
@@ -223,6 +304,28 @@ class _Subset(Table):
         return _Subset(self._source, self._rows[rows])
 
 
+def _sum_of_hashes(serials: NDArray[np.int64]) -> int:
+    """The sum modulo 2^64 of each number's 64-bit hash (the last steps of SplitMix64; Steele et al., 2014)."""
+    bits = serials.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((bits ^ (bits >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+def _column_sums(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Sums over axis 0 of at most 255 flags each; bytes add many times faster than numbers."""
+    return np.asarray(flags.view(np.uint8).sum(axis=0, dtype=np.uint8))
+
+
+def _rows_near(column: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All rows whose value is one of `values`, in order, and all of a few other values."""
+    if len(column) < MANY:
+        return np.flatnonzero(np.isin(column, values))
+    marked = np.zeros(LOW_BITS + 1, bool)  # one look at each row, however many values there are
+    marked[values & LOW_BITS] = True
+    return np.flatnonzero(marked[column & LOW_BITS])
+
+
 def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
     """The column, which can't be written to any more if it is no plugin's."""
     if name in CORE:
@@ -243,14 +346,22 @@ def weighted_sample(
     Args:
         weights (`(n,)`): Any real numbers; only their ratios matter.
         count (`int`): How many to draw; no more than `n` are returned.
-        rng (`numpy.random.Generator`): Advanced by one draw of `n` numbers whatever the weights are.
+        rng (`numpy.random.Generator`): How far it is advanced depends on the arguments alone, so that processes with
+            equal ones go on drawing alike.
 
     Returns:
         `(min(count, n),)` int64 indices, the first drawn first.
 
-    Source: exponential keys (Efraimidis & Spirakis, 2006, "Weighted random sampling with a reservoir").
+    Source: exponential keys (Efraimidis & Spirakis, 2006, "Weighted random sampling with a reservoir"); of few out of
+    thousands, by inversion of the running sum, with what was drawn before passed over.
     """
     weights = np.asarray(weights, dtype=np.float64)
+    if len(weights) >= MANY and count * BLOCKS <= len(weights) and _are_ordinary(weights):
+        return _drawn_from_many(weights, count, rng)
+    return _drawn_by_keys(weights, count, rng)
+
+
+def _drawn_by_keys(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     exponentials = rng.standard_exponential(len(weights))
     if _are_ordinary(weights):
         return lowest(exponentials / (weights / weights.max()), count)
@@ -263,6 +374,41 @@ def weighted_sample(
     return order[: max(count, 0)].astype(np.int64)
 
 
+def _drawn_from_many(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Proposes indices by their weights, and passes over those that were drawn before: the same distribution, without
+    a random number for each weight. If a few hold nearly all the weight, the rest is drawn by keys."""
+    drawn: dict[int, None] = {}  # in order
+    for _ in range(PROPOSALS):
+        drawn |= dict.fromkeys(_by_running_sum(weights, rng.random(count)))
+        if len(drawn) >= count:
+            break
+    found = np.array(list(drawn)[:count], np.int64)
+    if len(found) < count:
+        left = weights.copy()
+        left[found] = 0.0
+        found = np.append(found, _drawn_by_keys(left, count - len(found), rng))
+    return found
+
+
+def _by_running_sum(weights: NDArray[np.float64], points: NDArray[np.float64]) -> list[int]:
+    """Where the running sum of weights passes each of these shares of the total: the block first, then the place."""
+    width = len(weights) // BLOCKS
+    whole, rest = np.split(weights, [BLOCKS * width])
+    sums = whole.reshape(BLOCKS, width).sum(axis=1)
+    if len(rest):
+        sums = np.append(sums, rest.sum())
+    ends = np.cumsum(sums)
+    found = []
+    for point in (points * ends[-1]).tolist():
+        block = min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)
+        first = block * width
+        inside = np.cumsum(weights[first : first + width])
+        begun = ends[block] - sums[block]
+        place = int(np.searchsorted(inside, point - begun, side="right"))
+        found.append(first + min(place, len(inside) - 1))
+    return found
+
+
 def _are_ordinary(weights: NDArray[np.float64]) -> bool:
     """Whether there are weights, all positive and finite, none so small beside another that divisions underflow."""
     if len(weights) == 0:
@@ -272,11 +418,27 @@ def _are_ordinary(weights: NDArray[np.float64]) -> bool:
     return bool(low > 0 and np.isfinite(high) and low / high > 1e-200)
 
 
-def lowest(keys: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def lowest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:
     """Indices of the `count` lowest `keys`, lowest first, without sorting the rest."""
     count = max(min(count, len(keys)), 0)
     if count == 0:
         return np.empty(0, np.int64)
-    chosen = np.argpartition(keys, count - 1)[:count]
-    order = np.argsort(keys[chosen], kind="stable")
-    return chosen[order].astype(np.int64)
+    near = among_lowest(keys, count)
+    lows = keys[near]
+    chosen = np.argpartition(lows, count - 1)[:count]
+    order = np.argsort(lows[chosen], kind="stable")
+    return near[chosen[order]]
+
+
+def among_lowest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Indices that the `count` lowest `keys` are among, all that tie with them included; no NaN.
+
+    Of a long column few: the lowest of many parts are compared first.
+    """
+    if len(keys) < MANY or count * BLOCKS > len(keys):
+        return np.arange(len(keys))
+    width = len(keys) // BLOCKS
+    parts = keys[: BLOCKS * width].reshape(BLOCKS, width)
+    minima = parts.min(axis=0)
+    bound = np.partition(minima, count - 1)[count - 1]  # so many keys at least are as low as that
+    return np.flatnonzero(keys <= bound)

@@ -63,18 +63,19 @@ class Groups:
     items: Ints | None = None
     masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
     origin: Ints = None  # type: ignore[assignment]  # likewise
+    _reward: Floats | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
     def __post_init__(self) -> None:
         if self.masked is None:
             object.__setattr__(self, "masked", np.zeros(self.advantages.shape, bool))
         if self.origin is None:
             object.__setattr__(self, "origin", np.zeros(len(self.advantages), np.int64))
-        for spec in fields(self):
-            array = getattr(self, spec.name)
-            if array is not None:
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            if array is not None and array.flags.writeable:
                 to_read = array.view()
                 to_read.flags.writeable = False
-                object.__setattr__(self, spec.name, to_read)
+                object.__setattr__(self, name, to_read)
 
     def __len__(self) -> int:
         return len(self.dead)
@@ -88,7 +89,10 @@ class Groups:
     @property
     def reward(self) -> Floats:
         """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
-        return weighted_rewards(self.rewards, self.reward_weights)
+        if self._reward is None:
+            object.__setattr__(self, "_reward", weighted_rewards(self.rewards, self.reward_weights))
+        assert self._reward is not None
+        return self._reward.copy()
 
     @property
     def reward_mean(self) -> Floats:
@@ -103,7 +107,7 @@ class Groups:
     def take(self, rows: Sequence[int] | Ints, behaviour_logps: Floats | None = None) -> Groups:
         """The groups at `rows`, with their behaviour log-probs where the caller knows them."""
         index = np.asarray(rows, dtype=np.int64)
-        return Groups(
+        taken = Groups(
             rewards=self.rewards[index],
             reward_weights=self.reward_weights,
             advantages=self.advantages[index],
@@ -117,6 +121,9 @@ class Groups:
             masked=self.masked[index],
             origin=self.origin[index],
         )
+        if self._reward is not None:
+            object.__setattr__(taken, "_reward", self._reward[index])
+        return taken
 
     @staticmethod
     def concatenate(parts: Sequence[Groups]) -> Groups:
@@ -136,6 +143,9 @@ class Groups:
             masked=np.concatenate([part.masked for part in parts]),
             origin=np.concatenate([part.origin for part in parts]),
         )
+
+
+_ARRAYS = tuple(spec.name for spec in fields(Groups) if spec.init)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import ConfigurationError, Table, weighted_sample
-from trl_replay.testing import (
-    make_table,
-)
+from trl_replay.table import among_lowest, lowest
+from trl_replay.testing import make_table
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,56 @@ def test_draws_like_one_after_the_other_without_replacement(scale, extra):
     assert chi_square(observed, expected) < 31.26, "p < 0.001 with 11 degrees of freedom"
 
 
+def test_few_of_thousands_are_drawn_like_one_after_the_other_without_replacement():
+    """Four entries, one in the first block, two in one block and one in the last, beside many that count as one."""
+    size, heavy = 4_111, [0, 1_000, 1_001, 4_110]
+    weights = np.full(size, 1.0 / (size - 4))
+    weights[heavy] = base = np.array([1.0, 2.0, 3.0, 6.0])
+    trials, rng = 6_000, np.random.default_rng(12)
+    observed: Counter[tuple[int, ...]] = Counter()
+    for _ in range(trials):
+        drawn = weighted_sample(weights, 2, rng).tolist()
+        observed[tuple(heavy.index(index) if index in heavy else 4 for index in drawn)] += 1
+    shares = np.append(base, 1.0) / 13
+    expected = {
+        (first, second): trials * shares[first] * shares[second] / (1 - shares[first])
+        for first, second in itertools.permutations(range(5), 2)
+    }
+    one_of_many = shares[4] / (size - 4)
+    expected[4, 4] = trials * shares[4] * (shares[4] - one_of_many) / (1 - one_of_many)
+    for first in range(4):
+        expected[4, first] = trials * shares[4] * shares[first] / (1 - one_of_many)
+    assert sum(observed.values()) == trials
+    assert chi_square(observed, expected) < 45.31, "p < 0.001 with 20 degrees of freedom"
+
+
+@pytest.mark.parametrize("share", [0.5, 1 - 1e-9, 1 - 1e-15])
+def test_what_one_entry_leaves_of_the_weight_is_drawn_without_replacement_too(share):
+    weights = np.full(5_000, (1 - share) / 4_999)
+    weights[77] = share
+    seen: Counter[int] = Counter()
+    for seed in range(200):
+        drawn = weighted_sample(weights, 20, np.random.default_rng(seed))
+        assert len(set(drawn.tolist())) == 20
+        assert 77 in drawn
+        seen.update(drawn.tolist())
+    others = np.array([seen[index] for index in range(5_000) if index != 77])
+    assert others.sum() == 200 * 19
+    first_half = int(others[:2_500].sum())
+    assert abs(first_half - 1_900) < 3.3 * np.sqrt(3_800 / 4), "p < 0.001"
+
+
+@pytest.mark.parametrize("count", [1, 8, 60, 5_000])
+@pytest.mark.parametrize("levels", [3, 10**9])
+def test_the_lowest_of_a_long_column_are_found_with_all_that_tie(levels, count):
+    keys = np.random.default_rng(count).integers(levels, size=5_003)
+    expected = np.sort(keys)[:count]
+    assert keys[lowest(keys, count)].tolist() == expected.tolist()
+    assert len(set(lowest(keys, count).tolist())) == count
+    near = among_lowest(keys, count)
+    assert set(np.flatnonzero(keys <= expected[-1])) <= set(near.tolist())
+
+
 def test_the_generator_advances_alike_whatever_the_weights_are():
     states = []
     for weights in ([1.0, 2.0, 3.0], [0.0, np.nan, np.inf]):
@@ -92,6 +142,8 @@ def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
     table.add_column("mine", fill=0.5)
     model: dict[int, float] = {}
     serial = 0
+    assert table.rows_of([0]).tolist() == [-1]
+    assert table.fingerprint == 0
     for added, leaving in rounds:
         serials = np.arange(serial, serial + added)
         serial += added
@@ -105,9 +157,42 @@ def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
         assert len(table) == len(model) == len(table.tag) == len(table.mine)
         assert dict(zip(table.serial.tolist(), table.score.tolist(), strict=True)) == model
         assert (table.mine == 0.5).all()
+        assert table.rows_of(table.serial).tolist() == list(range(len(table)))
+        assert table.rows_of([-1, serial]).tolist() == [-1, -1]
+        anew = Table({"serial": np.array(sorted(model), np.int64)}, len(model))
+        assert table.fingerprint == anew.fingerprint, "whatever came in between, and in whatever order"
         subset = table.take(np.arange(len(table))[::2])
         assert subset.score.tolist() == table.score[::2].tolist()
         assert len(subset) == len(subset.mine)
+
+
+@settings(max_examples=80, deadline=None, database=None)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=7), st.lists(st.floats(0, 1), max_size=6)), max_size=10),
+    st.sampled_from([0, 1, 255]),
+    st.sampled_from([1, 10**6]),
+)
+def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, most, many):
+    prompts = np.array([3, 5, 3 + 2**16, 7, 5 - 2**16, 2**40])  # some look alike at first sight
+    table, serial = Table.preallocated(100), 0
+    with patch.multiple("trl_replay.table", MOST_COUNTED=most, MANY=many):
+        for added, leaving in rounds:
+            begin = len(table)
+            serials = np.random.default_rng(serial).permutation(np.arange(serial, serial + len(added)))
+            serial += len(added)
+            table.append({"serial": serials, "prompt": prompts[added]}, len(added))
+            table.joined(np.arange(begin, len(table)))
+            assert_counted(table)
+            rows = np.unique([int(share * (len(table) - 1)) for share in leaving]) if len(table) and leaving else []
+            table.leave(np.random.default_rng(serial).permutation(np.array(rows, np.int64)))
+            assert_counted(table)
+
+
+def assert_counted(table):
+    same = table.prompt[:, None] == table.prompt
+    newer = same & (table.serial[:, None] < table.serial)
+    assert table.peers.tolist() == same.sum(axis=1).tolist()
+    assert table.newer.tolist() == newer.sum(axis=1).tolist()
 
 
 def test_a_plugins_column_is_filled_for_entries_present_and_to_come():

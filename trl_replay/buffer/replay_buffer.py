@@ -15,7 +15,7 @@ from ..errors import ReplayError, StorageFullError
 from ..fields import PIXELS
 from ..protocols import Storage
 from ..sizes import format_bytes
-from ..table import Table, lowest
+from ..table import Table, among_lowest, lowest
 from ..types import Bools, Group, Ints
 
 
@@ -106,7 +106,7 @@ class ReplayBuffer:
         return iter(self.table.serial.tolist())
 
     def __contains__(self, serial: object) -> bool:
-        return serial in self.table.serial.tolist()
+        return isinstance(serial, int | np.integer) and bool(self.table.rows_of([int(serial)])[0] >= 0)
 
     def __getitem__(self, serial: int) -> Entry:
         """What an entry holds, as texts and numbers.
@@ -121,7 +121,8 @@ class ReplayBuffer:
         if serial not in self:
             raise KeyError(serial)
         if serial not in self._here and serial not in self._overflow:
-            owner = int(self.table.owner[self.table.serial == serial][0])
+            row = self.table.rows_of([serial])[0]
+            owner = int(self.table.owner[row])
             raise ReplayError(f"The payload of entry {serial} is on rank {owner}: read it there.")
         if self.reader is None:
             raise ReplayError("Only the buffer of a session can be read: attach(trainer).buffer[serial].")
@@ -198,16 +199,17 @@ class ReplayBuffer:
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         never = np.full(count, -1)
         table.append({"last_used": never, **columns, "tag": tags}, count)
+        rows = np.arange(new.start, new.stop)
         table.writable("first_score")[new] = table.score[new]
-        table.count_peers(table.prompt[new])
+        table.joined(rows)
         if admitted is not None:
             try:
-                admitted(np.arange(new.start, new.stop))
+                admitted(rows)
             except Exception:
-                self._forget(np.arange(new.start, new.stop))
+                self._forget(rows)
                 raise
         left = self.trim(rank)
-        stayed = np.isin(serials, table.serial)
+        stayed = table.rows_of(serials) >= 0
         stored = [serial for serial, stays in zip(serials, stayed, strict=True) if stays]
         newcomers_lost = count - len(stored)
         return stored, left - newcomers_lost
@@ -216,15 +218,16 @@ class ReplayBuffer:
         """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
         table = self.table
         excess = max(len(table) - self.capacity, 0)
-        costs = table.nbytes + table.row_bytes
-        total = int(costs.sum())
-        if self.max_bytes is not None and total > self.max_bytes:
-            order = np.lexsort((table.serial, rank(table)))  # the lowest first, of equal ranks the older
-            left = total - np.cumsum(costs[order])
-            over = int(np.argmax(left <= self.max_bytes)) + 1
-            if over > excess:
-                self._warn_of_bytes(costs)
-            return self._forget(order[: max(over, excess)])
+        if self.max_bytes is not None:
+            costs = table.nbytes + table.row_bytes
+            total = int(costs.sum())
+            if total > self.max_bytes:
+                order = np.lexsort((table.serial, rank(table)))  # the lowest first, of equal ranks the older
+                left = total - np.cumsum(costs[order])
+                over = int(np.argmax(left <= self.max_bytes)) + 1
+                if over > excess:
+                    self._warn_of_bytes(costs)
+                return self._forget(order[: max(over, excess)])
         if excess == 0:
             return 0
         return self._forget(_lowest_ranks(rank(table), table.serial, excess))
@@ -318,7 +321,8 @@ class ReplayBuffer:
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Takes back entries whose payload will not come or has no place; returns their number."""
-        return self._forget_where(np.isin(self.table.serial, serials)) if len(serials) else 0
+        rows = self.table.rows_of(serials)
+        return self._forget(np.unique(rows[rows >= 0]))
 
     def eligible(
         self, update: int, keys: frozenset[str], unfit: Mapping[str, Bools] | None = None
@@ -338,10 +342,9 @@ class ReplayBuffer:
         table, limits = self.table, self.limits
         if len(table) < limits.min_size:
             return np.empty(0, np.int64), {"replay_min_size": len(table)}
-        age = update - table.step
-        reasons: dict[str, Bools] = {"too new": age < 1, **(unfit or {})}
+        reasons: dict[str, Bools] = {"too new": table.step >= update, **(unfit or {})}
         if limits.max_age is not None:
-            reasons["replay_max_age"] = age > limits.max_age
+            reasons["replay_max_age"] = update - table.step > limits.max_age
         if limits.max_uses is not None:
             reasons["replay_max_uses"] = table.uses >= limits.max_uses
         if limits.cooldown is not None:
@@ -353,9 +356,11 @@ class ReplayBuffer:
             reasons["lacks a tensor"] = np.isin(table.keys, lacking)
         if PIXELS not in keys:
             reasons["has images, the batch none"] = np.isin(table.keys, self._with(PIXELS))
-        excluded = np.logical_or.reduce(list(reasons.values()))
-        counts = {name: int(mask.sum()) for name, mask in reasons.items()}
+        counts = {name: int(np.count_nonzero(mask)) for name, mask in reasons.items()}
         held_back = {name: count for name, count in counts.items() if count}
+        if not held_back:
+            return np.arange(len(table)), {}
+        excluded = np.logical_or.reduce([reasons[name] for name in held_back])
         return np.flatnonzero(~excluded), held_back
 
     def forget_with(self, key: str) -> int:
@@ -377,6 +382,8 @@ class ReplayBuffer:
     def retire(self, update: int) -> int:
         """Drops the entries that no limit will ever let through again; returns their number."""
         table, limits = self.table, self.limits
+        if limits.max_age is None and limits.max_uses is None:
+            return 0
         gone = np.zeros(len(table), bool)
         if limits.max_age is not None:
             gone |= update - table.step > limits.max_age
@@ -395,19 +402,19 @@ class ReplayBuffer:
             if self._overflow.pop(serial, None) is None:
                 self.storage.remove(serial)
             self._here.discard(serial)
-        prompts = self.table.prompt[index]
-        self.table.remove(index)
-        self.table.count_peers(prompts)
+        self.table.leave(index)
         return len(index)
 
 
 def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
     """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
-    border = np.partition(ranks, count - 1)[count - 1]
-    below = np.flatnonzero(ranks < border)
-    ties = np.flatnonzero(ranks == border)
+    near = among_lowest(ranks, count)
+    lows = ranks[near]
+    border = np.partition(lows, count - 1)[count - 1]
+    below = near[lows < border]
+    ties = near[lows == border]
     left = count - len(below)
-    oldest = lowest(serials[ties].astype(np.float64), left)
+    oldest = lowest(serials[ties], left)
     return np.concatenate([below, ties[oldest]])
 
 

@@ -104,7 +104,8 @@ class RowLayout:
         Equal on all processes that share a buffer, or payload would go astray.
         """
         hashed = hashlib.blake2b(digest_size=6)
-        decided: list[Any] = [table.serial, admitted.serials, sampled.slots, sampled.serials]
+        hashed.update(table.fingerprint.to_bytes(8, "little"))
+        decided: list[Any] = [admitted.serials, sampled.slots, sampled.serials]
         for taken in sampled.taken:
             decided += [taken.targets, taken.sources]
         if outcome is not None:  # advantages may differ in their last bits between machines
@@ -164,15 +165,13 @@ class RowLayout:
 
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
-        owners = self.columns["row"] // self.count
-        nbytes = self.columns["nbytes"]
-        arrivals = []
-        for serial, slot in zip(serials, slots, strict=True):
-            rows = self.rows_of(slot)
-            sizes: Ints = np.zeros(ranks, np.int64)
-            np.add.at(sizes, owners[rows], nbytes[rows])
-            arrivals.append(Arrival(serial, sizes))
-        return arrivals
+        chosen = list(slots)
+        owners = (self.columns["row"] // self.count).reshape(-1, self.size)[chosen]
+        nbytes = self.columns["nbytes"].reshape(-1, self.size)[chosen]
+        sizes: Ints = np.zeros((len(chosen), ranks), np.int64)
+        number = np.arange(len(chosen))[:, None]
+        np.add.at(sizes, (number, owners), nbytes)
+        return [Arrival(serial, of_ranks) for serial, of_ranks in zip(serials, sizes, strict=True)]
 
     def sizes(self, slots: Sequence[int]) -> list[int]:
         """Bytes of payload of the candidates in `slots`: what their parts take when packed, and their lengths."""

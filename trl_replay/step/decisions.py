@@ -131,13 +131,15 @@ class Decisions:
         table = self._buffer.table
         limit = self._config.replay_max_log_ratio
         too_far = []
-        rows_of: dict[int, list[int]] = {}
+        places_of: dict[int, list[int]] = {}
         for place, serial in replayed.items():
-            rows_of.setdefault(serial, []).append(place)
-        for serial, rows in rows_of.items():
-            row = np.flatnonzero(table.serial == serial)
-            sums = {name: columns[name][rows].sum().item() for name in STATS}
-            if not len(row) or not sums["seen"]:
+            places_of.setdefault(serial, []).append(place)
+        stats = np.stack([columns[name] for name in STATS])
+        rows = table.rows_of(list(places_of)).tolist()
+        for row, (serial, places) in zip(rows, places_of.items(), strict=True):
+            summed: list[float] = stats[:, places].sum(axis=1).tolist()
+            sums = dict(zip(STATS, summed, strict=True))
+            if row < 0 or not sums["seen"]:
                 continue
             drift = sums["drift"] / sums["seen"]
             table.writable("drift")[row] = drift
@@ -146,7 +148,7 @@ class Decisions:
                 too_far.append(serial)
         tally.retire(self._buffer.withdraw(too_far), "its mean |log ratio| passed replay_max_log_ratio")
 
-    def _refresh(self, table: Table, row: Ints, sums: Mapping[str, float], drift: float) -> None:
+    def _refresh(self, table: Table, row: int, sums: Mapping[str, float], drift: float) -> None:
         """Changes an entry's score after its replay, as `replay_refresh` says."""
         refresh = self._config.replay_refresh
         if refresh == "ratio":
@@ -332,12 +334,14 @@ class Decisions:
         table = self._buffer.table
         unmasked = fresh.trainable if fresh.items is None else fresh.items
         items = unmasked.copy()
+        stored_advantages = table.row_advantage
+        stored_items = table.row_items
         for taken in sampled.taken:
-            if np.isnan(table.row_advantage[taken.row]).any():  # of a release without row columns: all of its rows
+            if np.isnan(stored_advantages[taken.row]).any():  # of a release without row columns: all of its rows
                 items[taken.slot] = 0
                 items[taken.slot, 0] = table.items[taken.row]
             else:
-                items[taken.slot, taken.targets] = table.row_items[taken.row, taken.sources]
+                items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
         items[outcome.masked] = 0
         return float(items.sum() - unmasked.sum())
 
@@ -380,7 +384,7 @@ class Decisions:
         filling = self._mixing.mix(plan, [slots[place] for place in places.tolist()], table, drawn[places])
         filling = filling.within(most, self._rate_limiter.entries_left)
         filling.write(outcome)
-        return Sampled(filling.taken(rows, self._tap.update, self._priorities(table)))
+        return Sampled(filling.taken(rows, self._tap.update, self._priorities(table, filling.mixed.used)))
 
     def _unfit(self, plan: Plan) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
@@ -407,16 +411,18 @@ class Decisions:
             return reason
         return f"{reason} (held back: {', '.join(limits)})"
 
-    def _priorities(self, table: Table) -> Floats:
-        """Of each entry, its chance of being drawn first relative to that of the least likely one."""
+    def _priorities(self, table: Table, rows: Ints) -> Floats:
+        """Of these entries, the chance of each to be drawn first relative to that of the table's least likely one."""
         if self._weigh is None:
-            return np.ones(len(table))
+            return np.ones(len(rows))
         weights = np.asarray(self._weigh(table, self._context()), np.float64)
-        usable = weights[np.isfinite(weights) & (weights > 0)]
-        least = usable.min() if len(usable) else 1.0
-        relative = weights / least  # entries without weight are drawn when no others are left
+        least = weights.min(initial=np.inf)
+        if not 0 < least < np.inf:
+            usable = weights[np.isfinite(weights) & (weights > 0)]
+            least = usable.min(initial=np.inf)
+        relative = weights[rows] / least  # entries without weight are drawn when no others are left
         relative[~np.isfinite(relative)] = 1.0
-        return np.maximum(relative, 1.0)
+        return np.asarray(np.maximum(relative, 1.0))
 
     def _aged(self, table: Table) -> Table:
         """The table with its scores as they are worth by now."""

@@ -124,11 +124,13 @@ class MixedGroups:
         """
         if not len(self.used):
             return 0
+        mixed = computed | ~self.is_whole
+        if not mixed.any():
+            return 0
         without_columns = np.isnan(self.table.row_advantage[:, 0])[self.entries]
         unnamed = ~np.isnan(self.table.row_other_reward).all(axis=1)[self.entries]
         scored = np.asarray((~np.isnan(self.table.row_reward)).sum(axis=1))
         unscored = scored[self.entries] == 0  # by functions of another run
-        mixed = computed | ~self.is_whole
         unknown = (without_columns & mixed[:, None]) | (unscored & computed[:, None])
         if each_function:
             unknown |= unnamed & computed[:, None]
@@ -224,7 +226,9 @@ class Filling:
     computed: Bools
 
     def take(self, chosen: Ints) -> Filling:
-        """The slots at `chosen`."""
+        """The slots at `chosen`, distinct and in order."""
+        if len(chosen) == len(self.slots):
+            return self
         return Filling(
             [self.slots[number] for number in chosen.tolist()],
             self.mixed.take(chosen),
@@ -235,7 +239,9 @@ class Filling:
 
     def within(self, slots: int, entries: int) -> Filling:
         """The first of them, no more than so many slots and entries."""
-        numbers = [len(np.unique(row[row != FRESH])) for row in self.mixed.entries]
+        ordered = np.sort(self.mixed.entries, axis=1)
+        begins = np.diff(ordered, axis=1, prepend=FRESH) > 0
+        numbers = begins.sum(axis=1)  # distinct entries of each slot
         fitting = int((np.cumsum(numbers) <= entries).sum())
         return self.take(np.arange(min(slots, fitting, len(self.slots))))
 
@@ -251,19 +257,23 @@ class Filling:
         Args:
             rows (`(entries,)`): Row of the buffer's table of each eligible entry.
             update (`int`): Updates done.
-            priorities (`(entries,)`): Each entry's chance to be drawn first, relative to the least likely one's.
+            priorities (`(used,)`): The chance of each entry that gives rows to be drawn first, relative to the least
+                likely one's.
         """
-        table = self.mixed.table
+        serials: list[int] = self.mixed.table.serial.tolist()
+        steps: list[int] = self.mixed.table.step.tolist()
+        used: list[int] = rows[self.mixed.used].tolist()
+        chances: list[float] = priorities.tolist()
         found = []
         for slot, entries, sources in zip(self.slots, self.mixed.entries, self.mixed.sources, strict=True):
             for entry in dict.fromkeys(entries[entries != FRESH].tolist()):
                 targets = np.flatnonzero(entries == entry)
                 taken = Taken(
                     slot=slot,
-                    serial=int(table.serial[entry]),
-                    row=int(rows[self.mixed.used[entry]]),
-                    age=update - int(table.step[entry]),
-                    priority=float(priorities[self.mixed.used[entry]]),
+                    serial=serials[entry],
+                    row=used[entry],
+                    age=update - steps[entry],
+                    priority=chances[entry],
                     targets=targets,
                     sources=sources[targets],
                 )

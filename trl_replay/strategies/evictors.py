@@ -12,6 +12,9 @@ from ..table import Table
 from ..types import Context, Floats
 
 
+LARGEST = 1e300
+
+
 def heap(table: Table, context: Context) -> NDArray[Any]:
     """Keeps the highest scores."""
     return table.score
@@ -30,9 +33,12 @@ def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
     """
     if len(table) == 0:
         return table.score
-    # an infinite span would make NaN of the newest
-    score: Floats = np.clip(table.score, -1e300, 1e300)
-    span = np.ptp(score) + 1.0
+    score: Floats = table.score
+    low, high = score.min(), score.max()
+    if low < -LARGEST or high > LARGEST:  # an infinite span would make NaN of the newest
+        score = np.clip(score, -LARGEST, LARGEST)
+        low, high = score.min(), score.max()
+    span = high - low + 1.0
     return np.asarray(score - table.newer * span)
 
 

@@ -49,7 +49,10 @@ def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
     _require_alpha("prompt_balanced", alpha)
 
     def weights(table: Table, context: Context) -> Floats:
-        return np.asarray(_priorities(table, alpha) / np.maximum(table.peers, 1))
+        peers = table.peers
+        if peers.min(initial=1) < 1:  # nobody has counted them
+            peers = np.maximum(peers, 1)
+        return np.asarray(_priorities(table, alpha) / peers)
 
     return WeightedSampler(weights)
 
@@ -122,7 +125,9 @@ class SamePrompt:
 
 def _priorities(table: Table, alpha: float) -> Floats:
     """score^alpha, up to a factor; scores below 0 count as 0."""
-    scores: Floats = np.maximum(table.score, 0.0)
+    scores: Floats = table.score
+    if scores.min(initial=0.0) < 0:
+        scores = np.maximum(scores, 0.0)
     if alpha == 1:
         return scores
     highest = scores.max(initial=0.0) or 1.0
