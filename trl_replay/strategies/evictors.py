@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ..table import Table
 from ..types import Context, Floats
 
-
 LARGEST = 1e300
 
 
