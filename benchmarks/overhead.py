@@ -1,8 +1,13 @@
 """What replay costs: forwards, time in the step, bytes held, and time in a large buffer.
 
     python benchmarks/overhead.py            # about 15 minutes on one core, nearly all of it for the time in the step
+    python benchmarks/overhead.py --tables   # only large buffers: two minutes
     python benchmarks/overhead.py --quick    # a tiny model and few steps: its share of the step means nothing
     python benchmarks/overhead.py --json
+
+Time in large buffers is told as ratios, too: to what the same takes at 1,000 entries, and to a floor, a running sum
+over as many numbers with a search in it. Where cpprb (Apache-2.0, `pip install --no-deps cpprb`) is installed, its
+prioritized buffer adds, samples and updates as many entries in the same run.
 
 One process, one thread, on the CPU; times are CPU times of that process, so that other jobs disturb them less.
 Completions are scripted (random letters, always full length), so that steps have the same shape in every run; half of
@@ -25,7 +30,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import wraps
@@ -47,7 +52,7 @@ from trl_replay.trainer.callback import ReplayCallback
 GROUPS, GENERATIONS, TOKENS = 8, 8, 128
 PROMPTS = [f"{number}+{number * 37 % 1000}=" for number in range(100, 140)]
 WARM_UP = 4
-SIZES = (1_000, 10_000, 100_000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
 CALLBACKS = ("on_optimizer_step", "on_step_end", "on_train_end")
 
 
@@ -259,23 +264,83 @@ def settle_and_sample(size: int, count: int = 50, settings: Mapping[str, Any] = 
     assert len(done["session"].buffer) == size
     detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"
     what = "settle + sample + mix" + (" (rows)" if settings else "")
-    return Check(f"{what} at {size:,} entries", statistics.median(times), 3, "ms", detail)
+    return Check(f"{what} at {size:,} entries", statistics.median(times), 3 * max(1, size // 100_000), "ms", detail)
+
+
+def measured(act: Callable[[], Any], count: int = 50) -> float:
+    """Median milliseconds of the process in `act`."""
+    times = []
+    for _ in range(count):
+        started = time.process_time()
+        act()
+        times.append(1e3 * (time.process_time() - started))
+    return statistics.median(times)
+
+
+def floor(size: int) -> float:
+    """Milliseconds of a running sum over as many weights, and a search of 8 numbers in it."""
+    rng = np.random.default_rng(0)
+    weights = rng.random(size)
+
+    def draw() -> None:
+        sums = np.cumsum(weights)
+        np.searchsorted(sums, sums[-1] * rng.random(8))
+
+    return measured(draw)
+
+
+def peer(size: int) -> float | None:
+    """Milliseconds in which cpprb's segment trees take 8 entries, draw 8 and change the priorities of these: no
+    groups, prompts, limits or columns. None where it is not installed."""
+    try:
+        import cpprb
+    except ImportError:
+        return None
+    rng = np.random.default_rng(0)
+    buffer = cpprb.PrioritizedReplayBuffer(size, {"serial": {"dtype": np.int64}})
+    buffer.add(serial=np.arange(size), priorities=0.1 + rng.random(size))
+
+    def step() -> None:
+        buffer.add(serial=np.arange(8), priorities=0.1 + rng.random(8))
+        drawn = buffer.sample(8)
+        buffer.update_priorities(drawn["indexes"], 0.1 + rng.random(8))
+
+    return measured(step)
+
+
+def tables(sizes: Sequence[int] = SIZES, count: int = 50) -> list[Check]:
+    """Time in buffers of these sizes, each beside the first and beside the floor."""
+    checks = [settle_and_sample(size, count) for size in sizes]
+    small = checks[0].value
+    for size, check in zip(sizes[1:], checks[1:], strict=True):
+        beside = max(2.0, 2.0 * size / 100_000)  # no worse than linear from 100,000 on
+        name = f"{size:,} entries / {sizes[0]:,} entries"
+        checks.append(Check(name, check.value / small, beside, "x", f"{check.value:.2f} ms and {small:.2f} ms"))
+    for size in sizes[1:]:
+        least = floor(size)
+        more = checks[sizes.index(size)].value - small
+        detail = f"what {size:,} entries take more than {sizes[0]:,}, {more:.2f} ms, beside {least:.3f} ms"
+        checks.append(Check(f"growth to {size:,} entries / floor", more / least, 20, "x", detail))
+    for size in sizes:
+        other = peer(size)
+        if other is not None:
+            detail = "adds 8, draws 8, updates 8, in C++; no limits, prompts, groups or columns"
+            checks.append(Check(f"cpprb's prioritized buffer at {size:,} entries", other, 3, "ms", detail))
+    return checks
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and returns 0 whether or not the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", action="store_true", help="only the time in large buffers")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
-    checks = (
-        [settle_and_sample(size) for size in SIZES]
-        + [settle_and_sample(SIZES[-1], settings=ROWS)]
-        + forwards()
-        + step_and_bytes(options.quick)
-    )
+    checks = [*tables(), settle_and_sample(100_000, settings=ROWS)]
+    if not options.tables:
+        checks += [*forwards(), *step_and_bytes(options.quick)]
     if options.json:
         rows = [{**vars(check), "met": check.met} for check in checks]
         print(json.dumps({"quick": options.quick, "checks": rows}, indent=1))

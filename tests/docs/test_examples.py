@@ -216,7 +216,13 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     overhead = importlib.import_module("overhead")
     assert [check.value for check in overhead.forwards()] == [0, 0]
-    assert overhead.settle_and_sample(1_000, count=4).value > 0
+    names = [check.name for check in overhead.tables(sizes=(1_000, 10_000), count=4)]
+    assert names[:4] == [
+        "settle + sample + mix at 1,000 entries",
+        "settle + sample + mix at 10,000 entries",
+        "10,000 entries / 1,000 entries",
+        "growth to 10,000 entries / floor",
+    ]
 
 
 @pytest.mark.parametrize(
