@@ -26,9 +26,10 @@ from .registry import BUILTIN, Plugin, Registry, Resolved
 from .rehearsal import ENTRIES, Rehearsal, rehearse
 from .sizes import parse_bytes
 from .specs import Kind
+from .strategies.scope_choice import choose_scope
 from .strategies.scopes import ProcessScope
 from .strategies.storages import CpuStorage
-from .validation import STRATEGY_KINDS
+from .validation import AUTO, STRATEGY_KINDS, unusable
 
 SCOPE_VERBS = ("share", "admit", "fetch", "agree")
 STORAGE_METHODS = ("put", "get", "remove", "nbytes")
@@ -51,6 +52,35 @@ def in_force(config: ReplayConfig, known: Callable[[], Registry]) -> ReplayConfi
         return config
     _, preset = known().preset(name)
     return config.with_defaults(preset.settings, f"The preset {name!r}")
+
+
+def settle_scope(trainer: Any, config: ReplayConfig) -> tuple[ReplayConfig, str]:
+    """The settings with a scope in the place of `"auto"`, and why that one; an empty text where the user named it.
+
+    Raises:
+        ConfigurationError: Arguments are given, and no scope that takes them.
+    """
+    if config.replay_scope != AUTO:
+        return config, ""
+    given = config.replay_scope_kwargs
+    if given:
+        raise unusable("replay_scope_kwargs", given, f"name the scope that takes them, instead of {AUTO!r}")
+    choice = choose_scope(trainer.accelerator.num_processes, compat.local_rows(trainer), trainer.num_generations)
+    return config.with_settings({"replay_scope": choice.name}, "attach()"), choice.reason
+
+
+def exchange_scope(trainer: Any, config: ReplayConfig, components: Components, known: Registry) -> None:
+    """Puts the scope that these settings name in the place of the one that was chosen at first, with the capacity and
+    generators that go with it. The buffer must be empty, and the same is done on every process."""
+    resolved = known.resolve("scope", config.replay_scope, "replay_scope")
+    accelerator = weakref.proxy(trainer.accelerator)
+    scope = _make("scope", resolved, config, accelerator, components.fields.names)
+    capacity, max_bytes = _capacity(trainer, config, scope)
+    components.scope = scope
+    components.buffer.capacity = capacity
+    components.buffer.max_bytes = max_bytes
+    components.rate_limiter.capacity = capacity
+    components.seed(_seed(trainer, config, scope))
 
 
 def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:

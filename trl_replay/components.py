@@ -70,6 +70,11 @@ class Components:
     def __post_init__(self) -> None:
         self.local_rng = self.rng.spawn(1)[0]
 
+    def seed(self, seed: int) -> None:
+        """Begins both generators anew."""
+        self.rng = np.random.default_rng(seed)
+        self.local_rng = self.rng.spawn(1)[0]
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of generators and of strategies with running state."""
         return {

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import ConfigurationError
 from .plain import in_json
-from .validation import ADAPTIVE, STRATEGY_KINDS, unusable, validate
+from .validation import ADAPTIVE, AUTO, STRATEGY_KINDS, unusable, validate
 
 
 class _DefaultText(str):
@@ -96,9 +96,11 @@ class ReplayConfig:
             Which fresh groups may be replaced.
         replay_mixer (`str`, *optional*, defaults to `"whole"`):
             Which rows of a slot stored rows take: all (`whole`), or some beside the slot's own (`inject`).
-        replay_scope (`str`, *optional*, defaults to `"process"`):
+        replay_scope (`str`, *optional*, defaults to `"auto"`):
             Which processes share a buffer: none (`process`), or all, with every group on each of them (`gathered`) or
-            on one of them (`sharded`).
+            on one of them (`sharded`). `"auto"` is `process` on one process and where each process has whole groups
+            and at least four of them a batch, else `sharded`; `session.explain()` says which and why. A checkpoint's
+            scope is kept.
         replay_storage (`str`, *optional*, defaults to `"cpu"`):
             Where the tokens and log-probs are kept.
         replay_correction (`str`, *optional*, defaults to `"ratio"`):
@@ -237,7 +239,7 @@ class ReplayConfig:
     replay_mixer_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("mixer")
     )
-    replay_scope: str = field(default=_unless_given("process"), metadata=_help("Which processes share a buffer."))
+    replay_scope: str = field(default=_unless_given(AUTO), metadata=_help("Which processes share a buffer."))
     replay_scope_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("scope")
     )

@@ -37,6 +37,8 @@ from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.tap import Tap
 from .plan import DETACHED, PAUSED, RUNS, Plan
 from .prompt_table import PromptTable
+from .protocols import Scope, division_of
+from .sizes import counted
 from .step.decisions import Decisions
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
 from .types import (
@@ -60,6 +62,7 @@ class Session:
         config ([`ReplayConfig`]): The settings in force, a preset's included.
         buffer ([`ReplayBuffer`]): `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`, `buffer.clear()`.
         scope ([`Scope`]): Who shares the buffer.
+        chosen_scope (`str`): Why this scope, where `replay_scope="auto"` chose it; empty where the user named it.
         metrics (`dict[str, float]`): The last generation batch's metrics, with the ratios of rows trained on since.
         totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False with `use_replay=False`, and with `replay_buffer_size=0` where nothing works without a
@@ -93,7 +96,7 @@ class Session:
         self.detached = False
         self.met = False
         self.buffer = components.buffer
-        self.scope = components.scope
+        self.chosen_scope = ""
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.tap = Tap(
@@ -118,6 +121,11 @@ class Session:
         self.carry = StepCarry()
         self.exporter: Callable[[str | Path], Path] | None = None
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
+
+    @property
+    def scope(self) -> Scope:
+        """Who shares the buffer."""
+        return self.components.scope
 
     def __repr__(self) -> str:
         state = MODES[self.mode] if self.enabled else "is off"
@@ -228,10 +236,18 @@ class Session:
         """What was replayed so far and, where nothing or little was, why."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
-        scope = self.communicator
         if not self.buffer.capacity:
             return self.totals.explain_without_buffer()
-        return self.totals.explain(len(self.buffer), self.config.replay_dry_run, scope.rank, scope.ranks)
+        ranks = self.communicator.ranks
+        told = self.totals.explain(len(self.buffer), self.config.replay_dry_run, self.communicator.rank, ranks)
+        return told if ranks == 1 else f"{told}\n{self._explain_scope(ranks)}"
+
+    def _explain_scope(self, ranks: int) -> str:
+        """Which processes share a buffer, why, and how much it holds."""
+        scope = self.config.replay_scope
+        label = scope if isinstance(scope, str) else type(scope).__name__
+        why = f", chosen by replay_scope='auto': {self.chosen_scope}" if self.chosen_scope else ""
+        return f"scope {label}{why}; {_room(self.scope, self.config.replay_buffer_size, ranks)}"
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
@@ -585,6 +601,15 @@ def _roll_call(trainer: Any, config: ReplayConfig) -> RollCall:
         float(trainer.args.ddp_timeout),
         f"{label}, {compat.local_rows(trainer)} rows, groups of {trainer.num_generations}",
     )
+
+
+def _room(scope: Scope, size: int, ranks: int) -> str:
+    """How many groups there is room for, in words."""
+    division = division_of(scope)
+    each = counted(size, "group")
+    if division is not None and division.replicated:
+        return f"{each} in all, on every process"
+    return f"{each} a process, {size * ranks} in all"
 
 
 def _warn_of_rename(old: str, new: str) -> None:

@@ -26,6 +26,9 @@ STRATEGY_KINDS: tuple[Kind, ...] = (
 ADAPTIVE = "adaptive"
 """The value of `replay_start` that looks at how sparse rewards are."""
 
+AUTO = "auto"
+"""The value of `replay_scope` that goes by how groups lie on processes."""
+
 Check: TypeAlias = Callable[[object], str | None]
 """Maps a value to the remedy, or to None if it can be used."""
 

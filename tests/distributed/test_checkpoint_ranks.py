@@ -105,10 +105,22 @@ def test_another_number_of_processes_deals_everything_anew(
 
 
 @pytest.mark.parametrize("scope", SCOPES)
+def test_who_names_no_scope_goes_on_with_the_checkpoints(results: Results, folder: Path, scope: str) -> None:
+    ranks = [rank[f"auto, {scope} of 1"] for rank in results[2]]
+    check_dealt(scope, payload_of(folder / f"{scope} of 1" / "checkpoint-4"), ranks, updates=6)
+    named = [rank[f"{scope} of 1"] for rank in results[2]]
+    assert [rank["payload"] for rank in ranks] == [rank["payload"] for rank in named]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("source", [2, 3])
-def test_one_process_takes_over_from_several(results: Results, folder: Path, scope: str, source: int) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_one_process_takes_over_from_several(
+    results: Results, folder: Path, scope: str, source: int, named: bool
+) -> None:
     checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
-    found = restored(folder / "one", str(checkpoint), replay_scope=scope, replay_buffer_size=90)
+    settings = {"replay_scope": scope} if named else {}
+    found = restored(folder / "one", str(checkpoint), **settings, replay_buffer_size=90)
     check_dealt(scope, payload_of(checkpoint), [{**found, **found["columns"]}], updates=4)
     _, session = train(
         folder / "one", resume=str(checkpoint), replay_scope=scope, replay_buffer_size=90, max_steps=6,

@@ -85,6 +85,24 @@ def test_all_ranks_have_the_same_table_after_every_step(
         assert rank["drawn"] == ranks[0]["drawn"]
 
 
+@pytest.mark.parametrize(
+    ("case", "scope", "capacity", "words"),
+    [
+        ("few groups", "sharded", 6, "each process has 2 groups a batch, fewer than 4"),
+        ("straddling groups", "sharded", 6, "groups of 4 straddle processes of 6 rows each"),
+        ("groups enough", "process", 3, "each process has 4 groups a batch, and all of their rows"),
+    ],
+)
+def test_the_default_chooses_the_scope_by_how_groups_lie_and_says_so(
+    launches: Launches, case: str, scope: str, capacity: int, words: str
+) -> None:
+    for rank in launches(2, f"auto, {case}"):
+        assert rank["scope"] == scope
+        assert rank["capacity"] == capacity
+        assert f"scope {scope}, chosen by replay_scope='auto': {words}" in rank["explained"]
+        assert rank["explained"].endswith("; 3 groups a process, 6 in all")
+
+
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
 def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches: Launches, scope: str) -> None:
     """Rewards are sparse: a quarter of 12 updates. Of private buffers the other rank's stays empty."""

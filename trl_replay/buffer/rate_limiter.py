@@ -31,12 +31,13 @@ class RateLimiter:
     Attributes:
         fraction (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
             the last replay is below the floor, doubled again while it is not. One group is the least.
+        capacity (`int`): Groups that the buffer may hold.
         planned (`int`): Updates of the run that is being trained; 0 if that is not known.
     """
 
     def __init__(self, config: ReplayConfig, capacity: int) -> None:
         self._config = config
-        self._capacity = capacity
+        self.capacity = capacity
         self.fraction = 1.0
         self.planned = 0
         self._pass_rate: float | None = None
@@ -119,7 +120,7 @@ class RateLimiter:
 
     def _waits(self, update: int) -> bool:
         """Whether too few groups were stored yet of rewards that are sparse."""
-        enough = min(ENOUGH, self._capacity // 4)
+        enough = min(ENOUGH, self.capacity // 4)
         has_begun = self._prefilled or self._drawn > 0
         if has_begun or not 0 < self._inserted < enough:  # with nothing stored, nothing is held back
             return False

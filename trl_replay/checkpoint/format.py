@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,14 @@ def read(folder: Path, rank: int) -> RankState:
             prompts=load_arrays(mine / PROMPTS) if PROMPTS in content["files"] else None,
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
+
+
+def scope_in(folder: Path) -> str:
+    """The `replay_scope` of whoever wrote a checkpoint; empty if no rank's folder tells."""
+    for rank in ranks_in(folder):
+        with suppress(CheckpointError), _blaming(folder):
+            return str(_content(rank_folder(folder, rank) / STATE)["identity"]["scope"])
+    return ""
 
 
 def ranks_in(folder: Path) -> list[int]:

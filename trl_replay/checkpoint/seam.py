@@ -17,7 +17,7 @@ from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
 from . import session_state
 from .discovery import TRAINER_STATE
-from .format import FOLDER, RankState, rank_folder
+from .format import FOLDER, RankState, rank_folder, scope_in
 
 MISSING = "no buffer"
 
@@ -110,6 +110,7 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
 def _restore(session: Session, checkpoint: Path) -> None:
     """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
     folder = checkpoint / FOLDER
+    _keep_scope(session, folder)
     states: list[RankState] = []
     error: ReplayError | None = None
     try:
@@ -131,3 +132,12 @@ def _restore(session: Session, checkpoint: Path) -> None:
         problem = f"Training resumes with an empty replay buffer. {join_errors(told)}"
     warnings.warn(problem, stacklevel=3)
     session_state.empty(session)
+
+
+def _keep_scope(session: Session, folder: Path) -> None:
+    """A scope that nobody named gives way to the checkpoint's, on all processes or on none."""
+    chosen = bool(session.chosen_scope)
+    then = set(gather_object([scope_in(folder) if chosen else ""]))
+    name = then.pop() if len(then) == 1 else ""
+    if name and name != session.config.replay_scope:
+        session_state.exchange_scope(session, name)

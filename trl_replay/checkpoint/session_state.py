@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import compat
+from .. import assembly, compat
 from ..buffer.candidates import (
     Candidate,
     PendingGroups,
@@ -21,7 +21,9 @@ from ..buffer.candidates import (
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
 from ..protocols import Columns, division_of
+from ..registry import registry
 from ..session import Session
+from ..strategies.scope_choice import SCOPES
 from ..types import Group, Groups
 from . import format as files
 from .discovery import TRAINER_STATE
@@ -126,6 +128,24 @@ def _payload_rank(session: Session) -> int:
     if not session.trainer.args.save_on_each_node:
         return 0
     return rank - int(session.trainer.accelerator.local_process_index)
+
+
+def exchange_scope(session: Session, name: str) -> None:
+    """Goes on with a checkpoint's scope in the place of the one that was chosen at attach, if it is a built-in one
+    that fits the layout of today; else `read` will tell the difference.
+
+    Args:
+        session ([`Session`]): Before anything of the checkpoint is read.
+        name (`str`): Of the scope.
+    """
+    straddling = compat.local_rows(session.trainer) % session.components.num_generations > 0
+    if name not in SCOPES or (name == "process" and straddling):
+        return
+    config = session.config.with_settings({"replay_scope": name}, "the checkpoint")
+    session.buffer.clear()
+    assembly.exchange_scope(session.trainer, config, session.components, registry())
+    session.config = config
+    session.chosen_scope = "as in the checkpoint that training was resumed from"
 
 
 def read(session: Session, folder: Path) -> list[RankState]:

@@ -14,6 +14,7 @@ import numpy as np
 from ..checkpoint import format as saved
 from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
 from ..errors import ReplayError
+from ..strategies.scope_choice import choose_scope
 from ..table import Table
 
 DEAD = "frac_reward_zero_std"
@@ -32,8 +33,6 @@ PROMPT_BYTES = 4
 """A stored prompt token, once a group."""
 ROW_BYTES = 8
 """A stored row beside its tokens: advantage and one reward, float32."""
-FEW_GROUPS = 4
-"""Groups a process below which one buffer for all processes finds more to replay."""
 LITTLE, SPARSE = 0.2, 0.9
 """Dead shares below which there is little to replace, and above which rewards are sparse."""
 
@@ -145,7 +144,7 @@ def estimate(
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
     nbytes = None if completion_tokens is None else _group_bytes(size, completion_tokens, prompt_tokens)
-    scope = "process" if ranks == 1 or groups >= FEW_GROUPS else "sharded"
+    scope = choose_scope(ranks, groups * size, size).name
     return Estimate(
         source=str(path),
         periods=_periods(steps),

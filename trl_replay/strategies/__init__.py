@@ -122,6 +122,11 @@ class Builtin:
             mixers.make_inject,
             "the best stored rows take the places of the worst fresh ones",
         )
+        yield ScopeSpec(
+            "auto",
+            scopes.make_auto,
+            "process, or sharded where groups straddle or are few",
+        )
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
         yield ScopeSpec(
             "gathered",

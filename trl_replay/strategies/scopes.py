@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..protocols import Agreement, Arrival, Columns, Division, Load, Request
+from ..protocols import Agreement, Arrival, Columns, Division, Load, Request, Scope
 from ..table import Table
 from ..types import Floats, Group, Ints
 
@@ -262,8 +262,9 @@ class ShardedScope(_CommonScope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Chooses an owner for each arrival and moves what was generated elsewhere."""
-        held = table.owner[~_newcomers(table, arrivals)]
-        loads = np.bincount(held, minlength=self.ranks)
+        rows = table.rows_of([arrival.serial for arrival in arrivals])
+        loads = np.bincount(table.owner, minlength=self.ranks)
+        loads -= np.bincount(table.owner[rows], minlength=self.ranks)
         owners = []
         for arrival in arrivals:
             born = int(np.argmax(arrival.sizes))
@@ -271,7 +272,7 @@ class ShardedScope(_CommonScope):
             owner = born if ahead < self.slack else int(np.argmin(loads))
             loads[owner] += 1
             owners.append([owner])
-            table.writable("owner")[table.serial == arrival.serial] = owner
+        table.writable("owner")[rows] = [owner for (owner,) in owners]
         return self._send(arrivals, owners, mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
@@ -296,6 +297,16 @@ class ShardedScope(_CommonScope):
         return groups
 
 
+def make_auto(accelerator: Any, names: Sequence[str] = ()) -> Scope:
+    """`process` on one process, else `sharded`, which fits any layout. (`attach` knows how groups lie, and puts one or
+    the other in its place: see `scope_choice`.)"""
+    alone = accelerator is None or int(accelerator.num_processes) == 1
+    return ProcessScope(accelerator, names) if alone else ShardedScope(accelerator, names)
+
+
 def _newcomers(table: Table, arrivals: Sequence[Arrival]) -> NDArray[np.bool_]:
     """`(len(table),)`: which entries have just arrived."""
-    return np.isin(table.serial, [arrival.serial for arrival in arrivals])
+    found = np.zeros(len(table), bool)
+    rows = table.rows_of([arrival.serial for arrival in arrivals])
+    found[rows[rows >= 0]] = True
+    return found

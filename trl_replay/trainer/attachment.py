@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, dropout_modules, idle_components, in_force, plugins_of, preflight
+from ..assembly import assemble, dropout_modules, idle_components, in_force, plugins_of, preflight, settle_scope
 from ..buffer.replay_buffer import Entry
 from ..components import Components
 from ..config import ReplayConfig
@@ -80,9 +80,11 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     compat.check_release()
     compat.check_contract(trainer)
     refuse_foreign_overrides(trainer)
+    config, chosen_scope = settle_scope(trainer, config)
     components = assemble(trainer, config, registry())
     preflight(trainer, config, components)
     session = Session(trainer, config, components)
+    session.chosen_scope = chosen_scope
     put_on(trainer, session)
     session.buffer.adder = _adder(weakref.ref(session))
     session.buffer.reader = _reader(weakref.ref(session))

@@ -160,6 +160,9 @@ def main(folder: Path) -> None:
         for source in (1, 3) if WORLD == 2 else (1,):
             checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
             results[f"{scope} of {source}"] = dealt(folder / "dealt", checkpoint, replay_scope=scope)
+        if WORLD == 2:  # two groups a process: "auto" would be sharded
+            checkpoint = folder / f"{scope} of 1" / "checkpoint-4"
+            results[f"auto, {scope} of 1"] = dealt(folder / "dealt", checkpoint)
         train(folder / f"{scope} of {WORLD}", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
     if WORLD == 2:
         for scope in SCOPES:

@@ -146,7 +146,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for scope in ("process", "gathered", "sharded"):
         for layout in LAYOUTS[WORLD]:
             if scope == "process" and layout != "whole":
-                yield f"{scope} {layout}", lambda: failure(lambda: trained(folder, "straddling"))
+                yield f"{scope} {layout}", lambda: failure(lambda: trained(folder, "straddling", replay_scope="process"))
             else:
                 yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
     if WORLD != 2:
@@ -162,6 +162,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
             f"copies {layout}",
             lambda n=layout: trained(folder, n, mixed, replay_scope="gathered", replay_unfilled="intra_batch"),
         )
+    for name, rows in (("few groups", 8), ("straddling groups", 6), ("groups enough", 16)):
+        yield f"auto, {name}", lambda r=rows: chosen(folder, r)
     yield from failing(folder)
     trl_replay.register(ScopePlugin(), "third_party")
     yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
@@ -175,6 +177,15 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 def with_object(folder: Path) -> None:
     trainer = build(folder, 8, 4, uneven, rank=RANK, max_steps=4)
     run(trainer, replay_scope=Wrapped(scopes.ProcessScope(trainer.accelerator)), **REPLAY)
+
+
+def chosen(folder: Path, rows: int) -> dict[str, Any]:
+    """What the default makes of so many rows a process, in groups of 4."""
+    trainer = build(folder, rows, 4, uneven, rank=RANK, max_steps=2)
+    session = trl_replay.attach(trainer, replay_buffer_size=3)
+    trainer.train()
+    explained = session.explain().splitlines()[-1]
+    return {"scope": session.config.replay_scope, "capacity": session.buffer.capacity, "explained": explained}
 
 
 def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
