@@ -146,7 +146,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for scope in ("process", "gathered", "sharded"):
         for layout in LAYOUTS[WORLD]:
             if scope == "process" and layout != "whole":
-                yield f"{scope} {layout}", lambda: failure(lambda: trained(folder, "straddling", replay_scope="process"))
+                yield f"{scope} {layout}", lambda s=scope: failure(lambda: trained(folder, "straddling", replay_scope=s))
             else:
                 yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
     if WORLD != 2:
