@@ -87,7 +87,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_half_life": 4.0,
     },
     "images": {"replay_start": 0, "replay_correction": "decoupled"},
-    "process": {**TWO_RANKS, "replay_start": 0, "replay_evictor": "reservoir", "replay_sampler": "uniform"},
+    "process": {
+        **TWO_RANKS,
+        "replay_scope": "process",
+        "replay_start": 0,
+        "replay_evictor": "reservoir",
+        "replay_sampler": "uniform",
+    },
     "gathered": {**STRADDLING, "replay_start": 0, "replay_scope": "gathered", "replay_retire_passes": 4},
     "sharded": {**TWO_RANKS, "replay_start": 0, "replay_scope": "sharded", "replay_unfilled": "intra_batch"},
 }

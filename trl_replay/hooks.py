@@ -227,34 +227,37 @@ class SessionHooks:
         )
         if not isinstance(result, Corrected):
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
-        self._check_old_logps(result.old_logps, rows)
-        if result.weights is not None:
-            self._check_weights(result.weights, rows.logps)
+        weights = result.weights
+        finite = self._are_finite(result.old_logps, rows)
+        usable = finite if weights is None else self._are_usable(weights, rows.logps)
+        verdicts = torch.stack([finite, usable]).tolist()  # one look at the device
+        if not verdicts[0]:
+            raise self._bad(
+                "old_logps that are not finite",
+                "finite old_logps wherever rows.mask is set",
+            )
+        if weights is not None and not verdicts[1]:
+            dtype = rows.logps.dtype
+            raise self._bad(f"the weights {weights.tolist()}", f"finite weights of at least 0, as {dtype}")
         return result
 
-    def _check_old_logps(self, old_logps: Any, rows: ReplayedRows) -> None:
+    def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
+        """Whether all old log-probs that count are."""
         shape = tuple(rows.logps.shape)
         if not torch.is_tensor(old_logps) or tuple(old_logps.shape) != shape:
             raise self._bad(
                 f"old_logps {_shown(old_logps)}",
                 f"a tensor of shape {shape}",
             )
-        finite = old_logps[rows.mask].isfinite()
-        if not bool(finite.all()):
-            raise self._bad(
-                "old_logps that are not finite",
-                "finite old_logps wherever rows.mask is set",
-            )
+        return (old_logps.isfinite() | ~rows.mask).all()
 
-    def _check_weights(self, weights: Any, logps: torch.Tensor) -> None:
-        """Weights must be usable in the type in which they are applied: float64 holds what float32 does not."""
+    def _are_usable(self, weights: Any, logps: torch.Tensor) -> torch.Tensor:
+        """Whether weights can be used in the type in which they are applied: float64 holds what float32 does not."""
         shape = tuple(logps.shape)
         if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
             raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
         applied = weights.to(logps.dtype)
-        usable = (weights >= 0) & applied.isfinite()
-        if not bool(usable.all()):
-            raise self._bad(f"the weights {weights.tolist()}", f"finite weights of at least 0, as {logps.dtype}")
+        return ((weights >= 0) & applied.isfinite()).all()
 
     def compose(
         self,
@@ -282,12 +285,12 @@ class SessionHooks:
                 )
         if fresh is not None:
             self._check_fresh_rows(result, batch, fresh, placements)
-        for placed in placements:
-            if not _holds(result, placed):
-                raise self._bad(
-                    f"slot {placed.slot} without the group placed there",
-                    "every placement in its rows",
-                )
+            for placed in placements:
+                if not _holds(result, placed):
+                    raise self._bad(
+                        f"slot {placed.slot} without the group placed there",
+                        "every placement in its rows",
+                    )
         composed: Batch = result
         return composed
 

@@ -84,7 +84,8 @@ class Stateful(Protocol):
 
 
 class Storage(Protocol):
-    """Keeps payloads by serial number."""
+    """Keeps payloads by serial number. A storage whose attribute `on_cpu` is true gets groups on the CPU, for all of
+    which together the device is waited for."""
 
     def put(self, serial: int, group: Group) -> None:
         """Keeps a copy of `group`."""

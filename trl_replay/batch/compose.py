@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,12 @@ from torch.nn import functional
 
 from ..errors import BatchError
 from ..fields import IMAGE_LAYOUTS, TOKEN_TYPES, FieldSpec, FieldTable
+from ..transfer import fetch
 from ..types import Batch, Group, Ints, Placement
 from .images import check_images, compose_images, cut_images, join_images, take_images
+
+PROMPT_LENGTHS, COMPLETION_LENGTHS, SAME_PROMPT = "prompt lengths", "completion lengths", "same prompt"
+"""Names of facts about rows beside those of fields."""
 
 
 class Widths(NamedTuple):
@@ -55,7 +59,7 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 def padding(batch: Mapping[str, Any]) -> float:
     """The share of pad tokens among all positions."""
     masks = (batch["prompt_mask"], batch["completion_mask"])
-    real = sum(int(mask.sum()) for mask in masks)
+    real = int(torch.stack([mask.sum() for mask in masks]).sum())
     positions = sum(int(mask.numel()) for mask in masks)
     return 1.0 - real / positions
 
@@ -122,12 +126,13 @@ def cut(
     if not parts:
         return []
     specs = check(batch, fields)
-    prompt_lengths, completion_lengths = row_lengths(batch, fields.pad_token_id)
-    prompts = prompt_lengths.cpu().numpy()
-    completions = completion_lengths.cpu().numpy()
+    facts = fetch(_facts_of_rows(batch, specs, fields, parts))
+    prompts = facts.pop(PROMPT_LENGTHS).numpy()
+    completions = facts.pop(COMPLETION_LENGTHS).numpy()
     groups = []
     for rows in parts:
         images = cut_images(batch, fields, rows)
+        left_out = {name for name, of_rows in facts.items() if bool(of_rows[rows].all())}
         group = _cut_one(
             batch,
             specs,
@@ -135,9 +140,55 @@ def cut(
             rows,
             prompts[rows],
             completions[rows],
+            left_out,
         )
         groups.append(group)
     return groups
+
+
+def _facts_of_rows(
+    batch: Batch,
+    specs: Mapping[str, FieldSpec],
+    fields: FieldTable,
+    parts: Sequence[slice],
+) -> dict[str, torch.Tensor]:
+    """What has to be known of each row, `(B,)`, for all parts at once.
+
+    Its prompt's and completion's lengths; by the name of a field with an implied value, whether all its values are
+    that; and under `SAME_PROMPT`, whether its prompt is that of its part's first row.
+    """
+    prompt_lengths, completion_lengths = row_lengths(batch, fields.pad_token_id)
+    facts = {PROMPT_LENGTHS: prompt_lengths, COMPLETION_LENGTHS: completion_lengths}
+    first = np.arange(len(prompt_lengths))
+    for rows in parts:
+        first[rows] = rows.start
+    firsts = torch.from_numpy(first).to(prompt_lengths.device)
+    same = torch.ones_like(prompt_lengths, dtype=torch.bool)
+    for key, spec in specs.items():
+        if spec.layout == "prompt":
+            same &= (batch[key] == batch[key][firsts]).all(dim=1)
+        if spec.implied is not None and _is_text(spec):
+            padded = ~_real_on_device(batch, spec, prompt_lengths, completion_lengths)
+            facts[key] = ((batch[key] == spec.implied) | padded).all(dim=1)
+    facts[SAME_PROMPT] = same
+    return facts
+
+
+def _real_on_device(
+    batch: Batch,
+    spec: FieldSpec,
+    prompts: torch.Tensor,
+    completions: torch.Tensor,
+) -> torch.Tensor:
+    """`(B, width)` bool: the real positions of a field; of the layout `"row"` all."""
+    if spec.layout == "row":
+        return torch.ones_like(batch[spec.name], dtype=torch.bool)
+    widths = _widths(batch)
+    device = prompts.device
+    left = torch.arange(widths.prompt, 0, -1, device=device) <= prompts.unsqueeze(1)
+    right = torch.arange(widths.completion, device=device) < completions.unsqueeze(1)
+    sides = {"prompt": [left], "completion": [right], "sequence": [left, right]}
+    return torch.cat(sides[spec.layout], dim=1)
 
 
 def _cut_one(
@@ -147,28 +198,27 @@ def _cut_one(
     rows: slice,
     prompts: Ints,
     completions: Ints,
+    left_out: Set[str],
 ) -> Group:
-    """The group in `rows`; `prompts` and `completions` are the lengths of these rows."""
+    """The group in `rows`; `prompts` and `completions` are the lengths of these rows. Of the fields in `left_out` all
+    values are implied, and with `SAME_PROMPT` among them, prompts are kept once."""
     keys = set(images)
     tensors = dict(images)
     widths = _widths(batch)
-    shared = _share_prompt(batch, specs, rows)
-    kept_prompts = prompts[:1] if shared else prompts
+    kept_prompts = prompts[:1] if SAME_PROMPT in left_out else prompts
     for key, spec in specs.items():
         if not _is_text(spec):
             continue
         if key in TOKEN_TYPES and not images:
             continue  # a row without images, in a batch that has some: all zeros
         keys.add(key)
-        block = batch[key][rows]
+        if key in left_out:
+            continue
+        block = batch[key][rows].detach()
         if spec.layout == "prompt":
             block = block[: len(kept_prompts)]
-        flat = _without_padding(block, spec, prompts, completions, widths)
-        if spec.implied is not None and _all_equal(flat, spec.implied):
-            continue
-        dtype = getattr(torch, spec.dtype) if spec.dtype else flat.dtype
-        copied = flat.detach().to(dtype, copy=True)
-        tensors[key] = copied.contiguous()
+        dtype = getattr(torch, spec.dtype) if spec.dtype else block.dtype
+        tensors[key] = _without_padding(block, spec, prompts, completions, widths, dtype)
     return Group(
         tensors,
         frozenset(keys),
@@ -182,37 +232,32 @@ def _is_text(spec: FieldSpec) -> bool:
     return spec.layout != "scalar" and spec.layout not in IMAGE_LAYOUTS
 
 
-def _share_prompt(
-    batch: Batch,
-    specs: dict[str, FieldSpec],
-    rows: slice,
-) -> bool:
-    """Whether these rows have the same prompt."""
-    for key, spec in specs.items():
-        if spec.layout == "prompt":
-            block = batch[key][rows]
-            if not _all_equal(block, block[:1]):
-                return False
-    return True
-
-
-def _all_equal(values: torch.Tensor, expected: torch.Tensor | int) -> bool:
-    equal = values == expected
-    return bool(equal.all())
-
-
 def _without_padding(
     block: torch.Tensor,
     spec: FieldSpec,
     prompts: Ints,
     completions: Ints,
     widths: Widths,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The real values of the rows of `block`, flat; of the layout `"row"` the block itself."""
+    """A copy of the real values of the rows of `block`, flat; of the layout `"row"` of the block itself."""
     if spec.layout == "row":
-        return block
-    real = _real(spec, prompts[: len(block)], completions, widths)
-    return block[real.to(block.device)]
+        return block.to(dtype, copy=True).contiguous()
+    pieces = []
+    for row, (prompt, completion) in enumerate(zip(prompts.tolist(), completions.tolist(), strict=True)):
+        if row < len(block):
+            pieces.append(block[row, _span(spec, prompt, completion, widths)])
+    return torch.cat(pieces).to(dtype)
+
+
+def _span(spec: FieldSpec, prompt: int, completion: int, widths: Widths) -> slice:
+    """Where the real values of a row are that has so many tokens: prompts end, and completions begin, where the
+    completion's positions begin."""
+    if spec.layout == "completion":
+        return slice(0, completion)
+    if spec.layout == "prompt":
+        return slice(widths.prompt - prompt, widths.prompt)
+    return slice(widths.prompt - prompt, widths.prompt + completion)
 
 
 def join(parts: Sequence[Group], fields: FieldTable) -> Group:
@@ -344,21 +389,6 @@ def _prompt_lengths(group: Group) -> Ints:
     return np.broadcast_to(group.prompt_lengths, len(group.completion_lengths))
 
 
-def _real(
-    spec: FieldSpec,
-    prompts: Ints,
-    completions: Ints,
-    widths: Widths,
-) -> torch.Tensor:
-    """`(rows, width)` bool: the real positions of a field whose batch is padded to `widths`."""
-    pads = widths.prompt - prompts
-    left = np.arange(widths.prompt) >= pads[:, None]
-    right = np.arange(widths.completion) < completions[:, None]
-    sides = {"prompt": [left], "completion": [right], "sequence": [left, right]}
-    real = np.concatenate(sides[spec.layout], axis=1)
-    return torch.from_numpy(real)
-
-
 def compose(
     batch: Batch,
     fields: FieldTable,
@@ -391,8 +421,7 @@ def compose(
         pad = fields.pad_value(spec)
         out = _widen(batch[key], spec, old, new, pad)
         for placed in placements:
-            block = _block(placed.group, spec, new, pad, out)
-            out[placed.rows] = block[placed.part]
+            _place(out, placed, spec, new, pad)
         composed[key] = out
     return composed | compose_images(batch, fields, placements)
 
@@ -445,34 +474,29 @@ def _widen(
     return functional.pad(tensor, (left, right), value=pad)
 
 
-def _block(
-    group: Group,
-    spec: FieldSpec,
-    widths: Widths,
-    pad: float,
-    like: torch.Tensor,
-) -> torch.Tensor:
-    """All rows of one field of the group, padded to `widths`, of the dtype and on the device of `like`.
-
-    Rows longer than `widths` are cut: none of those that are placed here (the rest of the group is on other ranks).
-    """
+def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths, pad: float) -> None:
+    """Writes one field of a placement into its rows of `out`, which is padded to `widths`."""
+    group = placed.group
     if spec.name not in group.keys and spec.name not in TOKEN_TYPES:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     stored = group.tensors.get(spec.name)
     if spec.layout == "row" and stored is not None:
-        return _row_block(stored, spec, like)
-    prompts = group.prompt_lengths if spec.layout == "prompt" else _prompt_lengths(group)
-    completions = group.completion_lengths
-    longest = int(completions.max())
-    room = Widths(widths.prompt, max(widths.completion, longest))
-    real = _real(spec, prompts, completions, room).to(like.device)
-    block = like.new_full(real.shape, pad)
-    if stored is None:
-        block[real] = spec.implied or 0
-    else:
-        block[real] = stored.to(like)
-    width = like.size(1)
-    return block[:, :width].expand(len(completions), -1)
+        out[placed.rows] = _row_block(stored, spec, out)[placed.part]
+        return
+    out[placed.rows] = pad if spec.layout != "row" else spec.implied or 0
+    if spec.layout == "row":
+        return
+    prompts = _prompt_lengths(group).tolist()
+    completions = group.completion_lengths.tolist()
+    once = spec.layout == "prompt" and _has_one_prompt(group)
+    flat = None if stored is None else stored.to(out)  # one copy to the device, whatever the number of rows
+    ends = np.cumsum(_value_counts(group, spec)).tolist()
+    rows = range(placed.rows.start, placed.rows.stop)
+    for row, number in zip(rows, range(len(completions))[placed.part], strict=True):
+        span = _span(spec, prompts[number], completions[number], widths)
+        count = span.stop - span.start
+        end = count if once else ends[number]
+        out[row, span] = spec.implied or 0 if flat is None else flat[end - count : end]
 
 
 def _row_block(

@@ -16,6 +16,7 @@ from ..compat import STD_EPSILON
 from ..errors import SeamError
 from ..fields import FieldTable
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
+from ..transfer import fetch
 from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
 from .images import image_checksums, images_per_row
@@ -56,19 +57,30 @@ def describe(batch: Batch, first_row: int, num_generations: int, fields: FieldTa
     _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
     items = compat.counted_items(batch, lengths, trainable)
+    firsts = torch.from_numpy(np.flatnonzero(opens_group)).to(advantages.device)
+    found = fetch(
+        {
+            "advantages": advantages,
+            "lengths": lengths,
+            "trainable": trainable,
+            "items": items,
+            "prompts": batch["prompt_ids"][firsts],
+            "masks": batch["prompt_mask"][firsts].ne(0),
+        }
+    )
     return {
         "row": rows,
-        "advantages": advantages.cpu().numpy(),
-        "lengths": _whole(lengths),
-        "trainable": _whole(trainable),
-        "items": _whole(items),
+        "advantages": found["advantages"].numpy(),
+        "lengths": _whole(found["lengths"]),
+        "trainable": _whole(found["trainable"]),
+        "items": _whole(found["items"]),
         "images": images_per_row(batch),
-        "prompt": _prompt_hashes(batch, opens_group, fields),
+        "prompt": _prompt_hashes(batch, opens_group, _whole(found["prompts"]), found["masks"].numpy(), fields),
     }
 
 
 def _whole(numbers: torch.Tensor) -> Ints:
-    return numbers.cpu().numpy().astype(np.int64)
+    return numbers.numpy().astype(np.int64)
 
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
@@ -99,11 +111,10 @@ def view(
         size (`int`): Rows of a group.
         step (`int`): Updates done so far.
     """
-    rewards = _by_group(scored, size)  # (groups of all processes, size, functions)
+    own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
     noise = advantage_noise(rewards, setup)[shared]
-    own = trls_own(rows, scored, setup, size)
     equal = np.ptp(advantages, axis=1) <= noise
     largest = np.abs(advantages).max(axis=1)
     nothing = largest <= TINY * largest.max(initial=0.0)
@@ -147,7 +158,7 @@ def rewards_of_batch(
         return calls[0]
     fitting: list[torch.Tensor] = []
     for scored in calls:
-        if len(scored) != count or not trls_own(rows, scored, setup, size).all():
+        if len(scored) != count or not trls_own(rows, scored, setup, size)[0].all():
             continue
         if not any(torch.allclose(scored, other, rtol=0.0, atol=0.0, equal_nan=True) for other in fitting):
             fitting.append(scored)
@@ -166,18 +177,22 @@ def trls_own(
     scored: torch.Tensor,
     setup: compat.RewardSetup,
     size: int,
-) -> Bools:
-    """Which of the groups that a scope shares, `(n,)`, have the advantages that TRL makes of these rewards.
+) -> tuple[Bools, Floats]:
+    """Which of the groups that a scope shares, `(n,)`, have the advantages that TRL makes of these rewards; and these
+    rewards, `(groups of all processes, size, functions)`.
 
     They may differ by one rounding error of a mean, since the same operations on another device may round otherwise.
     """
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)
-    expected = compat.advantages(scored.detach(), setup, size)
-    expected = expected.view(-1, size).double().cpu().numpy()[shared]
-    rounding = advantage_noise(_by_group(scored, size), setup)[shared] * (FLOAT32_EPS / NOISE)
+    computed = compat.advantages(scored.detach(), setup, size).view(-1, size).double()
+    found = fetch({"rewards": scored.double(), "advantages": computed})
+    expected = found["advantages"].numpy()[shared]
+    rewards = _by_group(found["rewards"], size)
+    rounding = advantage_noise(rewards, setup)[shared] * (FLOAT32_EPS / NOISE)
     tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
-    return np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
+    own = np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
+    return own, rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +214,7 @@ class AdvantageRule:
     @property
     def explains_batch(self) -> bool:
         """Whether the advantages of the batch are those that this rule makes of its rewards."""
-        return bool(trls_own(self.rows, self.scored, self.setup, self.size).all())
+        return bool(trls_own(self.rows, self.scored, self.setup, self.size)[0].all())
 
     @property
     def takes_functions_apart(self) -> bool:
@@ -241,8 +256,8 @@ class AdvantageRule:
 
 
 def _by_group(scored: torch.Tensor, size: int) -> Floats:
-    """Rewards as `(groups, size, functions)` float64."""
-    rewards = scored.detach().double().cpu().numpy()
+    """Rewards, float64 on the CPU, as `(groups, size, functions)`."""
+    rewards = scored.numpy()
     return np.asarray(rewards.reshape(-1, size, rewards.shape[1]))
 
 
@@ -313,15 +328,11 @@ def _noise_of_normalised(
     return np.asarray(error / (batch_std + STD_EPSILON))
 
 
-def _prompt_hashes(batch: Batch, wanted: Bools, fields: FieldTable) -> Ints:
+def _prompt_hashes(batch: Batch, wanted: Bools, ids: Ints, masks: Bools, fields: FieldTable) -> Ints:
     """Per row a 63-bit hash of its prompt tokens, padding left out, and of its images; 0 for rows that are not
-    wanted."""
+    wanted. `ids` and `masks`, `(wanted rows, P)`, are those of the others."""
     rows = np.flatnonzero(wanted)
     images = image_checksums(batch, fields, rows.tolist())
-    index = torch.from_numpy(rows)
-    index = index.to(batch["prompt_ids"].device)
-    ids = _whole(batch["prompt_ids"][index])
-    masks: Bools = batch["prompt_mask"][index].ne(0).cpu().numpy()
     hashes = np.zeros(len(wanted), np.int64)
     for row, tokens, mask in zip(rows.tolist(), ids, masks, strict=True):
         hashes[row] = _hash(np.append(tokens[mask], images.get(row, [])).astype(np.int64))

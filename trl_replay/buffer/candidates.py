@@ -15,6 +15,7 @@ from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..counters import Tally
 from ..fields import STORED_REWARDS, FieldTable
 from ..serialization.wire import packed_size
+from ..transfer import fetch
 from ..types import Batch, Floats, Group, Groups
 
 STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
@@ -101,11 +102,12 @@ class PendingGroups:
         recorded = np.zeros(count, np.int64)
         logps = np.zeros(count)
         nbytes = np.zeros(count, np.int64)
-        for candidate in self.candidates:
-            if candidate.group is not None and candidate.complete():
-                recorded[candidate.rows] = 1
-                logps[candidate.rows] = trainable_sums(candidate.group)
-                nbytes[candidate.rows.start] = packed_size(candidate.group, names)
+        complete = [candidate for candidate in self.candidates if candidate.group is not None and candidate.complete()]
+        sums = fetch({candidate.serial: trainable_sums(_payload(candidate)) for candidate in complete})
+        for candidate in complete:
+            recorded[candidate.rows] = 1
+            logps[candidate.rows] = sums[candidate.serial].numpy()
+            nbytes[candidate.rows.start] = packed_size(_payload(candidate), names)
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:
@@ -276,8 +278,14 @@ def logps_dtype(fields: FieldTable) -> torch.dtype:
     return dtype
 
 
-def trainable_sums(group: Group, key: str = OLD_LOGPS) -> NDArray[Any]:
-    """The summed behaviour log-probs of each row's trainable tokens; those of masked tokens do not matter."""
+def _payload(candidate: Candidate) -> Group:
+    assert candidate.group is not None
+    return candidate.group
+
+
+def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:
+    """The summed behaviour log-probs of each row's trainable tokens, float64, where the group is; those of masked
+    tokens do not matter."""
     logps = group.tensors[key].float()
     mask = torch.ones_like(logps, dtype=torch.bool)
     for key in ("completion_mask", "tool_mask"):
@@ -285,5 +293,4 @@ def trainable_sums(group: Group, key: str = OLD_LOGPS) -> NDArray[Any]:
             mask &= group.tensors[key].bool()
     kept = torch.where(mask, logps, 0.0)
     rows = torch.split(kept, group.completion_lengths.tolist())
-    sums = torch.stack([row.sum() for row in rows])
-    return np.asarray(sums.double().cpu().numpy())
+    return torch.stack([row.sum() for row in rows]).double()

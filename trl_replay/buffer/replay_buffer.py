@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..fields import PIXELS
 from ..protocols import Storage
 from ..sizes import format_bytes
 from ..table import Table, among_lowest, lowest
+from ..transfer import fetch
 from ..types import Bools, Group, Ints
 
 
@@ -304,6 +305,8 @@ class ReplayBuffer:
             keep (`bool`, *optional*, defaults to `True`): Hold a group for which the storage has no room in memory
                 until it is withdrawn everywhere; otherwise it is `unrestored`.
         """
+        if getattr(self.storage, "on_cpu", False):
+            groups = _on_cpu(groups)
         for serial, group in groups.items():
             try:
                 self.storage.put(serial, group)
@@ -416,6 +419,16 @@ def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
     left = count - len(below)
     oldest = lowest(serials[ties], left)
     return np.concatenate([below, ties[oldest]])
+
+
+def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
+    """The groups on the CPU, for all of which the device is waited for once."""
+    tensors = {(serial, key): tensor for serial, group in groups.items() for key, tensor in group.tensors.items()}
+    found = fetch(tensors)
+    return {
+        serial: replace(group, tensors={key: found[serial, key] for key in group.tensors})
+        for serial, group in groups.items()
+    }
 
 
 def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:

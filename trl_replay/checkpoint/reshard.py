@@ -201,7 +201,7 @@ def _add(ready: ReadyGroups, whole: _WholeCandidate, fields: FieldTable, seen: b
     if not seen:
         return
     first = whole.parts[0]
-    sums = trainable_sums(group)
+    sums = trainable_sums(group).cpu().numpy()
     view = whole.pending.groups.take([first.slot], sums[None])
     ready.groups = Groups.concatenate([view] if ready.groups is None else [ready.groups, view])
     ready.serials.append(whole.serial)
@@ -225,7 +225,7 @@ def _joined(whole: _WholeCandidate, fields: FieldTable) -> Group | None:
     if not groups:
         return None
     group = join(groups, fields)
-    sums = trainable_sums(group)
+    sums = trainable_sums(group).cpu().numpy()
     size = whole.pending.groups.advantages.shape[1]
     is_whole = len(sums) == size and bool(np.isfinite(sums).all())
     return group if is_whole else None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..compat import OLD_LOGPS, REF_LOGPS, LossForm
+from ..transfer import fetch
 from .bounds import row_means
 from .micro_batch import MicroBatch
 
@@ -63,9 +64,9 @@ class FreshStats:
         """Means since the last call, over tokens (of clipping at sequence level, over rows); none where there were no
         fresh rows."""
         values = {}
-        for name, sums in self._sums.items():
-            over_all = torch.stack(sums).sum(dim=0)
-            total, count = over_all.tolist()
+        over_all = fetch({name: torch.stack(sums).sum(dim=0) for name, sums in self._sums.items()})
+        for name, found in over_all.items():
+            total, count = found.tolist()
             if count:
                 values[f"replay/fresh_{name}"] = total / count
         self._sums = {}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..transfer import fetch
 from ..types import LOG_RATIO_LIMIT, Floats, ReplayedRows
 
 STATS = ("seen", "ratio", "squares", "drift", "remaining_signal")
@@ -82,8 +83,9 @@ class OffPolicyStats:
     def columns(self, count: int) -> dict[str, Floats]:
         """`STATS` of the last generation batch's `count` rows on this process, as float64 columns."""
         table: Floats = np.zeros((count, len(STATS)))
-        for positions, stats in self._rows:
-            np.add.at(table, positions, stats.cpu().numpy())
+        found = fetch({number: stats for number, (_, stats) in enumerate(self._rows)})
+        for number, (positions, _) in enumerate(self._rows):
+            np.add.at(table, positions, found[number].numpy())
         columns = {}
         for number, name in enumerate(STATS):
             restored = self._restored.get(name, 0.0)

@@ -150,7 +150,7 @@ def _digest(groups: Sequence[OfflineGroup]) -> str:
 def _has_finite_logps(group: Group) -> bool:
     """Whether the policy's and the sampler's log-probs of all trainable tokens are known."""
     for key in (compat.OLD_LOGPS, compat.SAMPLING_LOGPS):
-        if key in group.tensors and not np.isfinite(trainable_sums(group, key)).all():
+        if key in group.tensors and not trainable_sums(group, key).isfinite().all():
             return False
     return True
 
@@ -279,7 +279,7 @@ def _cut(
         dead=np.zeros(1, bool),
         step=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
-        behaviour_logps=trainable_sums(group)[None],
+        behaviour_logps=trainable_sums(group).cpu().numpy()[None],
         masked=offline.masked[None],
         origin=np.array([origin]),
     )

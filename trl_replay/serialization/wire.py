@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import BatchError
+from ..transfer import fetch
 from ..types import Group, Ints
 
 DTYPES = (
@@ -66,11 +67,11 @@ def pack(group: Group, names: Sequence[str]) -> torch.Tensor:
     """
     header = bytearray(_header(group, names))
     parts = [torch.frombuffer(header, dtype=torch.uint8)]
+    tensors = fetch(group.tensors)
     for name in names:
-        tensor = group.tensors.get(name)
+        tensor = tensors.get(name)
         if tensor is not None and tensor.numel():
-            values = tensor.detach().cpu().contiguous()
-            parts.append(values.flatten().view(torch.uint8))
+            parts.append(tensor.contiguous().flatten().view(torch.uint8))
     return torch.cat(parts)
 
 

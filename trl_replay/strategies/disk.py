@@ -31,6 +31,8 @@ class DiskStorage:
         max_bytes (`int` or `str`, *optional*): Most bytes of files; `"20GB"`. No limit but the disk's if not set.
     """
 
+    on_cpu = True
+
     def __init__(
         self,
         folder: str | Path | None = None,

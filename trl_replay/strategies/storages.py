@@ -38,6 +38,8 @@ class DeviceStorage:
 class CpuStorage(DeviceStorage):
     """Keeps payloads in main memory."""
 
+    on_cpu = True
+
     def put(self, serial: int, group: Group) -> None:
         """Keeps a copy of `group` on the CPU."""
         self._keep(
