@@ -262,17 +262,17 @@ class ShardedScope(_CommonScope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Chooses an owner for each arrival and moves what was generated elsewhere."""
-        held = table.owner[~_newcomers(table, arrivals)]
-        loads = np.bincount(held, minlength=self.ranks)
-        owners = []
+        newcomers = _newcomers(table, arrivals)
+        loads = np.bincount(table.owner[~newcomers], minlength=self.ranks)
+        owners: dict[int, int] = {}
         for arrival in arrivals:
             born = int(np.argmax(arrival.sizes))
             ahead = loads[born] - loads.min()
             owner = born if ahead < self.slack else int(np.argmin(loads))
             loads[owner] += 1
-            owners.append([owner])
-            table.writable("owner")[table.serial == arrival.serial] = owner
-        return self._send(arrivals, owners, mine)
+            owners[arrival.serial] = owner
+        table.writable("owner")[newcomers] = [owners[serial] for serial in table.serial[newcomers].tolist()]
+        return self._send(arrivals, [[owner] for owner in owners.values()], mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.
