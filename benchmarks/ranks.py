@@ -34,7 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers")]
 
 import forked
-from patterns import Pattern, modelless, play, random_pattern, wrong
+from patterns import LOST, SLOW, Pattern, modelless, play, random_pattern, wrong
 from simulated_rank import MadeUp, Played, SimulatedRank
 
 from trl_replay.report.capacity import Run, needs
@@ -58,7 +58,11 @@ PARTS = ("share", "look", "settle", "fill", "agree", "admit", "fetch", "place", 
 RANKS, GROUPS_A_RANK = (64, 256, 1024), (2, 8)
 SIZE, LIVE, TOKENS, PROMPT_TOKENS, CAPACITY = 16, 0.3, 3000, 256, 64
 WARM_UP, STEPS = 2, 7
-REAL_RANKS = (2, 4, 8)
+REAL_RANKS, UPDATES = (2, 4, 8), 10
+POINTER = 8
+"""Bytes of an element of a list."""
+MARKS = len(VERBS) * 50
+"""Bytes of the marks that a rank leaves in a step."""
 LIMIT = 540
 """Seconds after which a launch of real ranks counts as hanging."""
 
@@ -97,7 +101,7 @@ def simulate(ranks: int, groups: int, scope: str, steps: int = STEPS, tokens: in
     }
 
 
-def patterns_of(ranks: int, updates: int = 10) -> list[Pattern]:
+def patterns_of(ranks: int, updates: int) -> list[Pattern]:
     """What real ranks play: every scope, whole groups and straddling ones."""
     layouts = [(scope, 16) for scope in SCOPES] + [(scope, 12) for scope in SCOPES[1:]]
     settings = {"replay_buffer_size": 8, "replay_start": 0, "replay_seed": 3, "replay_unfilled": "keep"}
@@ -107,13 +111,13 @@ def patterns_of(ranks: int, updates: int = 10) -> list[Pattern]:
     ]
 
 
-def compare(ranks: int) -> list[dict[str, Any]]:
+def compare(ranks: int, updates: int = UPDATES) -> list[dict[str, Any]]:
     """Bytes that real ranks received in each verb, and what the simulations of these ranks did: all steps together."""
     with tempfile.TemporaryDirectory() as folder:
-        run(Path(__file__), folder, ranks, "--worker", folder)
+        run(Path(__file__), folder, ranks, "--worker", folder, "--updates", updates)
         found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
     lines = []
-    for number, pattern in enumerate(patterns_of(ranks)):
+    for number, pattern in enumerate(patterns_of(ranks, updates)):
         received, simulated = dict.fromkeys(VERBS, 0), dict.fromkeys(VERBS, 0)
         differing, average = 0, 0.0
         for rank in range(ranks):
@@ -141,12 +145,12 @@ def compare(ranks: int) -> list[dict[str, Any]]:
     return lines
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, updates: int) -> None:
     """One real rank."""
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     trainer = modelless(folder / f"trainer{rank}")
-    played = [play(trainer, pattern, rank) for pattern in patterns_of(ranks)]
+    played = [play(trainer, pattern, rank) for pattern in patterns_of(ranks, updates)]
     (folder / f"{rank}.json").write_text(json.dumps(played))
     torch.distributed.barrier()  # whose store ends with rank 0
     os._exit(0)
@@ -154,8 +158,7 @@ def work(folder: Path) -> None:
 
 def run(script: Path, folder: str, ranks: int, *arguments: Any) -> None:
     """Runs a script on as many processes."""
-    if forked._nursery is None:
-        forked.prepare()
+    forked.prepare()
     forked.check(forked.launch(script, *arguments, limit=LIMIT, local_ranks=tuple(range(ranks))))
 
 
@@ -170,8 +173,7 @@ def real(ranks: int, patterns: int) -> dict[str, Any]:
             for case in cases
         }
     played = found["patterns"]
-    updates = len(played[0]["patterns"][0]["steps"])
-    made = [random_pattern(number, ranks, updates) for number in range(patterns)]
+    made = [random_pattern(number, ranks) for number in range(patterns)]
     problems = [
         f"pattern {number}: {problem}"
         for number, pattern in enumerate(made)
@@ -181,6 +183,7 @@ def real(ranks: int, patterns: int) -> dict[str, Any]:
         if any((rank["hashes"], rank["drawn"]) != (found[case][0]["hashes"], found[case][0]["drawn"])
                for rank in found[case]):  # fmt: skip
             problems.append(f"{case}: the ranks' tables or draws differ")
+    problems += unnamed(found)
     return {
         "ranks": ranks,
         "patterns": patterns,
@@ -189,6 +192,26 @@ def real(ranks: int, patterns: int) -> dict[str, Any]:
         "wrong": problems,
         "cases": {case: endings(results) for case, results in found.items()},
     }
+
+
+def unnamed(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Cases that came to another end than they must, and ranks that do not say because of whom."""
+    for case, words, silent in (
+        ("process whole", [], ()),
+        ("gathered, one is late", [], ()),
+        ("sharded straddling", [], ()),
+        ("patterns", [], ()),
+        ("two raise", [f"rank {SLOW}: HookError", f"rank {LOST}: HookError"], ()),
+        ("one is not attached", [f"rank {LOST} did not come to it"], (LOST,)),
+        ("one is too late", [f"Missing: rank {SLOW}, which came last to"], (SLOW,)),
+        ("one is killed", ["Missing: rank "], (LOST,)),
+    ):
+        for rank, ended in enumerate(found[case]):
+            told = " ".join([ended.get("text", ""), *ended.get("notes", [])])
+            if bool(ended["type"]) != bool(words):
+                yield f"{case}: rank {rank} ended with {ended['type'] or 'no error'}: {told}"
+            elif rank not in silent and not all(each in told for each in words):
+                yield f"{case}: rank {rank} does not name the cause: {told}"
 
 
 def endings(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -208,9 +231,9 @@ def traffic(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield f"| {' | '.join(names)} | payload / limit | all / limit | plan |"
     yield f"|{'---|' * (len(names) + 3)}"
     for line in lines:
-        told = line["received"]["share"] + line["received"]["agree"]
+        numbers = line["received"]["share"] + line["received"]["agree"]
         payload, bound = line["payload"], line["bound"]
-        ratios = [f"{payload / bound:.4f}", f"{(told + payload) / bound:.3f}"] if bound else ["–", "–"]
+        ratios = [f"{payload / bound:.4f}", f"{(numbers + payload) / bound:.3f}"] if bound else ["–", "–"]
         cells = [
             f"{line['ranks']:,}",
             str(line["groups a rank"]),
@@ -239,6 +262,68 @@ def decisions(lines: list[dict[str, Any]]) -> Iterator[str]:
             *(f"{spent[part]:,.0f}" for part in PARTS),
         ]
         yield f"| {' | '.join(cells)} |"
+
+
+def growth(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """What grows with the ranks, with what, and what it took, as a Markdown table."""
+    most = max(line["groups a rank"] for line in lines)
+    shown = [line for line in lines if line["scope"] == "sharded" and line["groups a rank"] == most]
+    heads = [f"{line['ranks']:,} ranks" for line in shown]
+    yield f"| | grows with | {' | '.join(heads)} |"
+    yield f"|---|---|{'---|' * len(shown)}"
+    for name, cause, measured in GROWING:
+        yield f"| {name} | {cause} | {' | '.join(measured(line) for line in shown)} |"
+
+
+def spent(line: dict[str, Any], *parts: str) -> str:
+    """CPU time of some parts of a step."""
+    return f"{sum(line['milliseconds'][part] for part in parts):,.1f} ms"
+
+
+def told(line: dict[str, Any], verb: str) -> str:
+    """Bytes and CPU time of a verb."""
+    return f"{format_bytes(line['received'][verb])}, {spent(line, verb)}"
+
+
+GROWING: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
+    ("columns of all rows (`share`)", "rows", lambda line: told(line, "share")),
+    ("`agree`, and the hash of what was decided", "ranks, drawn groups", lambda line: told(line, "agree")),
+    ("a view of all groups: which are dead", "rows", lambda line: spent(line, "look")),
+    (
+        "settling: scores, eviction, the drift of what was replayed",
+        "live groups, replayed groups × entries",
+        lambda line: spent(line, "settle"),
+    ),
+    ("selecting, sampling, mixing", "dead groups, entries", lambda line: spent(line, "fill")),
+    (
+        "who sends what to whom (`admit`, `fetch`)",
+        "admitted groups × ranks, drawn groups",
+        lambda line: spent(line, "admit", "fetch"),
+    ),
+    (
+        "what of that concerns this rank; candidates",
+        "drawn, live groups",
+        lambda line: spent(line, "place", "collect"),
+    ),
+    ("the table of all groups, on every rank", "entries", lambda line: format_bytes(line["table bytes"])),
+    ("a column of TRL's table of completions", "rows", lambda line: format_bytes(POINTER * rows_of(line))),
+    ("marks, all kept by one process", "ranks", lambda line: format_bytes(MARKS * line["ranks"])),
+)
+"""What, with what it grows, and its measured cost."""
+
+
+def rows_of(line: dict[str, Any]) -> int:
+    """Rows of a batch, on all ranks."""
+    return int(line["ranks"] * line["groups a rank"] * SIZE)
+
+
+def real_endings(found: dict[str, Any]) -> Iterator[str]:
+    """How the suite's cases ended on many real ranks, as a Markdown table."""
+    yield "| case | ranks | end | after, s |"
+    yield "|---|---|---|---|"
+    for case, ended in found["cases"].items():
+        for one in ended:
+            yield f"| {case} | {len(one['ranks'])} | {one['type'] or 'no error'} | {one['seconds']} |"
 
 
 def comparison(lines: list[dict[str, Any]]) -> Iterator[str]:
@@ -282,18 +367,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--patterns", type=int, default=50, help="random patterns with --real")
     parser.add_argument("--out", type=Path, help="the JSON to write: benchmarks/results/ranks.json if not --quick")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--updates", type=int, default=UPDATES, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
-        work(options.worker)
+        work(options.worker, options.updates)
     path = options.out or (None if options.quick else RESULTS)
     results = json.loads(path.read_text()) if path is not None and path.exists() else {}
     if options.real:
         found = real(options.real, options.patterns)
         results.setdefault("real", {})[str(options.real)] = found
-        for case, ended in found["cases"].items():
-            for one in ended:
-                told = f"{one['type'] or 'came to the end'} on {len(one['ranks'])} ranks, {one['seconds']} s"
-                print(f"{case}: {told}. {one['words'].strip(' |')}")
+        print(*real_endings(found), "", sep="\n")
         print(f"{found['patterns']} patterns, {found['replaced in the patterns']:g} groups replaced")
     else:
         grid = [(ranks, groups) for ranks in RANKS for groups in GROUPS_A_RANK]
@@ -301,8 +384,14 @@ def main(arguments: list[str] | None = None) -> int:
         results["simulated"] = []
         for ranks, groups in [(8, 2)] if options.quick else grid:
             results["simulated"] += [simulate(ranks, groups, scope, steps) for scope in SCOPES]
-        results["compared"] = [line for ranks in REAL_RANKS[: 1 if options.quick else None] for line in compare(ranks)]
-        for table in (traffic(results["simulated"]), decisions(results["simulated"]), comparison(results["compared"])):
+        if options.quick:
+            results["compared"] = compare(REAL_RANKS[0], updates=4)
+        else:
+            results["compared"] = [line for ranks in REAL_RANKS for line in compare(ranks)]
+        for table in (
+            *(table(results["simulated"]) for table in (traffic, decisions, growth)),
+            comparison(results["compared"]),
+        ):
             print(*table, "", sep="\n")
     if path is not None:
         path.write_text(json.dumps(results, indent=1) + "\n")

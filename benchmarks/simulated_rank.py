@@ -394,7 +394,7 @@ class SimulatedRank:
         with self._timed("admit"):
             parts = self.scope.admit(self.buffer.table, plan.admitted.arrivals, Mine())
             self.buffer.receive(dict.fromkeys(parts, PAYLOAD))
-        with self._timed("requests"):
+        with self._timed("fetch"):
             requests = rows.requests(plan.sampled, self.buffer.table.owner)
         self._count(plan, requests)
         with self._timed("fetch"):

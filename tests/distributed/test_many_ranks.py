@@ -6,6 +6,7 @@ the same ones on sixteen, with fifty patterns.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,19 +14,17 @@ from typing import Any
 
 import pytest
 from forked import check, launch
-from patterns import random_pattern, wrong
+from patterns import LOST, SLOW, random_pattern, wrong
 
 SCRIPT = Path(__file__).parent / "ranks" / "many_ranks.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RANKS = 8
 PATTERNS = 12
-PATTERN_UPDATES = 4
 LIMIT = 500
 """Seconds after which the launch counts as hanging."""
 UPDATES = 6
 TRAINED = ["process whole", "gathered, one is late", "sharded straddling"]
 SHARED = TRAINED[1:]
-SLOW, LOST = 3, 5
-"""The rank that is late, and the one that is killed, raises or is missing."""
 
 Results = Callable[[str], list[dict[str, Any]]]
 
@@ -95,14 +94,27 @@ def test_a_group_that_straddled_ranks_comes_whole_to_where_it_is_replayed(ranks:
 
 @pytest.mark.parametrize("number", range(PATTERNS))
 def test_a_random_pattern_is_replayed_alike_on_eight_ranks(ranks: Results, number: int) -> None:
-    pattern = random_pattern(number, RANKS, PATTERN_UPDATES)
+    pattern = random_pattern(number, RANKS)
     found = ranks("patterns")
     assert [rank["text"] for rank in found] == [""] * RANKS
     assert list(wrong(pattern, [rank["patterns"][number] for rank in found])) == []
 
 
+@pytest.mark.parametrize("number", range(PATTERNS))
+def test_a_rank_receives_in_each_verb_what_a_simulation_of_it_alone_receives(
+    ranks: Results, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    simulated = importlib.import_module("simulated_rank")
+    pattern, rank = random_pattern(number, RANKS), number % RANKS
+    alone = simulated.SimulatedRank(simulated.Played(pattern), rank, **pattern.settings)
+    for step in ranks("patterns")[rank]["patterns"][number]["steps"]:
+        alone.step()
+        assert alone.received == step["received"]
+
+
 def test_the_random_patterns_are_of_every_kind_and_replay(ranks: Results) -> None:
-    made = [random_pattern(number, RANKS, PATTERN_UPDATES) for number in range(PATTERNS)]
+    made = [random_pattern(number, RANKS) for number in range(PATTERNS)]
     assert {pattern.settings["replay_scope"] for pattern in made} == {"process", "gathered", "sharded"}
     assert {pattern.straddles for pattern in made} == {True, False}
     replaced = [found["counters"]["replaced"] for found in ranks("patterns")[0]["patterns"]]

@@ -25,6 +25,10 @@ PROMPTS = 5
 PROMPT_TOKENS = 3
 MARKS = 2
 """Tokens at the beginning of a completion that tell its update and its row among those of all ranks."""
+PATTERN_UPDATES = 4
+"""Generation batches of a random pattern."""
+SLOW, LOST = 3, 5
+"""Of the ranks of a launch, the one that is late, and the one that is killed, raises or is missing."""
 SETUP = compat.RewardSetup(np.ones(1), "group", "sum_then_normalize")
 
 
@@ -115,7 +119,7 @@ class Pattern:
         return batch
 
 
-def random_pattern(number: int, ranks: int, updates: int) -> Pattern:
+def random_pattern(number: int, ranks: int) -> Pattern:
     """Layout, liveness, scope, capacity and strategies at random."""
     random = random_of("pattern", number, ranks)
     size = int(random.choice([2, 4, 8]))  # each divides the rows of 8 ranks, and of 16
@@ -132,7 +136,7 @@ def random_pattern(number: int, ranks: int, updates: int) -> Pattern:
         "replay_max_uses": [None, 1, 2][random.integers(3)],
         "replay_max_age": [None, 2][random.integers(2)],
     }
-    return Pattern(number, ranks, rows, size, updates, settings=settings)
+    return Pattern(number, ranks, rows, size, PATTERN_UPDATES, settings=settings)
 
 
 def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 import torch
 import torch.distributed as dist
-from patterns import modelless, play, random_pattern
+from patterns import LOST, SLOW, modelless, play, random_pattern
 from scripted import build, run, uneven
 
 from trl_replay import ReplayError
@@ -43,16 +43,13 @@ BRIEF = 8
 """The same where one rank comes later than that, or not at all."""
 LATE = 5
 """Seconds by which it then is later than the others wait."""
-LIMIT = 240
+LIMIT = 400
 """Seconds after which a case counts as hanging, and the launch ends."""
 UPDATES = 6
 LAYOUTS = {"whole": (4, 2), "straddling": (3, 4)}
 """Rows of a process, and of a group."""
-SLOW, LOST = 3, 5
-"""The rank that is late, and the one that is killed or raises."""
 FAILS_AT = 2
 """The first update at which every scorer is asked: `uneven` has made live groups by then."""
-PATTERN_UPDATES = 4
 
 
 class Acting:
@@ -92,9 +89,7 @@ def unattached(folder: Path) -> dict[str, Any]:
 def patterns(folder: Path, count: int) -> dict[str, Any]:
     """Random patterns, one after the other on the same ranks."""
     trainer = modelless(folder)
-    return {
-        "patterns": [play(trainer, random_pattern(number, WORLD, PATTERN_UPDATES), RANK) for number in range(count)]
-    }
+    return {"patterns": [play(trainer, random_pattern(number, WORLD), RANK) for number in range(count)]}
 
 
 def cases(folder: Path, count: int) -> Iterator[tuple[str, int, Callable[[], dict[str, Any]]]]:
