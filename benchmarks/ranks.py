@@ -307,7 +307,7 @@ GROWING: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ),
     ("the table of all groups, on every rank", "entries", lambda line: format_bytes(line["table bytes"])),
     ("a column of TRL's table of completions", "rows", lambda line: format_bytes(POINTER * rows_of(line))),
-    ("marks, all kept by one process", "ranks", lambda line: format_bytes(MARKS * line["ranks"])),
+    ("marks, all told to one process", "ranks", lambda line: format_bytes(MARKS * line["ranks"])),
 )
 """What, with what it grows, and its measured cost."""
 
