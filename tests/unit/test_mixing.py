@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from batches import EXTRA, KEYS, PAD, SIZE, make_batch
-from hypothesis import given
+from hypothesis import given, settings
 
 from trl_replay.batch.compose import compose, cut, take_rows
 from trl_replay.batch.group_view import AdvantageRule, blank
@@ -64,6 +64,7 @@ def assert_same_row(found: Any, expected: Any) -> None:
         assert torch.equal(found.tensors[key], tensor), key
 
 
+@settings(deadline=None)
 @given(
     LENGTHS, LENGTHS, LENGTHS, st.lists(st.sampled_from(KEYS), unique=True), assignments(), st.sampled_from([1, 2, 6])
 )

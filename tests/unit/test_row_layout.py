@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from sampling import whole
 
 from trl_replay import BatchError, SeamError
@@ -115,6 +115,7 @@ def test_what_was_drawn_is_placed_on_the_rows_that_are_here() -> None:
         STRADDLING[1].placements(sampled, {**groups, 5: MISSING})
 
 
+@settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 3), st.data())
 def test_which_rows_were_filled_travels_in_a_few_numbers(count: int, ranks: int, data: Any) -> None:
     filled = data.draw(st.lists(st.integers(0, ranks * count - 1), unique=True))
