@@ -1,4 +1,4 @@
-"""The benchmarks of methods, of a GPU and of a real model: in small, or from made-up records."""
+"""The benchmarks of methods, of a GPU, of many ranks and of a real model: in small, or from made-up records."""
 
 from __future__ import annotations
 
@@ -149,3 +149,39 @@ def test_the_real_models_table_compares_what_all_runs_have(benchmark: Any, tmp_p
     assert "| chain_sum | stock | 0.050 → 0.250 | 75% → 75% | – |" in shown
     assert "| chain_sum | defaults | 0.050 → 0.250 | 75% → 25% | – |" in shown
     assert real.table({}) == ["No step was made yet."]
+
+
+def test_the_benchmark_of_many_ranks_runs_in_small_and_real_ranks_receive_what_simulated_ones_do(
+    benchmark: Any, tmp_path: Path, capsys: Any
+) -> None:
+    ranks = benchmark("ranks")
+    assert ranks.main(["--quick", "--out", str(tmp_path / "ranks.json")]) == 0, capsys.readouterr().err
+    found = json.loads((tmp_path / "ranks.json").read_text())
+    assert {line["scope"] for line in found["compared"]} == set(ranks.SCOPES)
+    for line in found["compared"]:
+        assert line["received"] == line["simulated"]
+        assert line["steps that differ"] == 0
+        moves = line["received"]["admit"] + line["received"]["fetch"]
+        assert (moves > 0) == (line["scope"] != "process")
+    for line in found["simulated"]:
+        assert (0 < line["bound"] <= line["payload"]) == (line["scope"] != "process")
+        assert line["replaced"] > 0
+        assert set(line["milliseconds"]) == {*ranks.PARTS, "all"}
+    shown = capsys.readouterr().out
+    for table in (ranks.traffic, ranks.decisions):
+        assert "\n".join(table(found["simulated"])) in shown
+    assert "\n".join(ranks.comparison(found["compared"])) in shown
+
+
+def test_what_goes_wrong_on_real_ranks_fails_the_benchmark(benchmark: Any) -> None:
+    ranks = benchmark("ranks")
+    fine = {
+        "ranks": 2, "scope": "gathered", "wrong": [], "steps that differ": 0, "payload by the average": 7.0,
+        "received": {"admit": 4, "fetch": 3},
+    }  # fmt: skip
+    assert ranks.failed({"compared": [fine], "real": {"16": {"wrong": []}}}) == []
+    for broken in (
+        {"wrong": ["update 3: the ranks' tables differ"]}, {"steps that differ": 1}, {"payload by the average": 8.0}
+    ):  # fmt: skip
+        assert len(ranks.failed({"compared": [{**fine, **broken}]})) == 1
+    assert ranks.failed({"real": {"16": {"wrong": ["pattern 3: …"]}}}) == ["pattern 3: …"]

@@ -76,3 +76,19 @@ def test_what_the_real_model_showed_is_what_the_page_says(monkeypatch: pytest.Mo
     steps = real_model.steps_of(ROOT / "benchmarks" / "results" / "real_model.jsonl")
     assert {run.task for run in steps} == set(real_model.TASKS)
     assert "\n".join(real_model.table(steps)) in (ROOT / "docs" / "choosing.md").read_text()
+
+
+def test_what_was_measured_of_many_ranks_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import ranks
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "ranks.json").read_text())
+    page = (ROOT / "docs" / "scopes.md").read_text()
+    shared = [line for line in results["simulated"] if line["scope"] != "process"]
+    assert {line["ranks"] for line in shared} == set(ranks.RANKS)
+    for table in (ranks.traffic(shared), ranks.growth(shared), ranks.real_endings(results["real"]["16"])):
+        assert "\n".join(table) in page, "python benchmarks/ranks.py prints it"
+    assert ranks.failed(results) == []
+    assert sorted({line["ranks"] for line in results["compared"]}) == [2, 4, 8]
+    assert all(line["steps"] == 10 for line in results["compared"])
+    assert results["real"]["16"]["patterns"] == 50

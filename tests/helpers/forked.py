@@ -31,8 +31,10 @@ _nursery: socket.socket | None = None
 
 
 def prepare() -> None:
-    """Imports what ranks need, and forks the process off that forks all others; it ends with this one."""
+    """Imports what ranks need, and forks the process off that forks all others, once; it ends with this one."""
     global _nursery
+    if _nursery is not None:
+        return
     import torch
     from trl import GRPOTrainer  # noqa: F401
 
@@ -94,11 +96,16 @@ def launch(
             socket.send_fds(_nursery, [json.dumps(request).encode()], [its.fileno()])
         statuses = json.loads(ours.recv(1 << 16) or "null")
         assert statuses is not None, "the process that keeps the launch ended"
-        output = [[Path(folder, f"{stream}.{rank}").read_text() for stream in (1, 2)] for rank in range(len(statuses))]
+        output = [[_written(Path(folder, f"{stream}.{rank}")) for stream in (1, 2)] for rank in range(len(statuses))]
     return [
         subprocess.CompletedProcess(command, status, *streams)
         for status, streams in zip(statuses, output, strict=True)
     ]
+
+
+def _written(path: Path) -> str:
+    """What a process wrote; it may have been killed before it opened the file."""
+    return path.read_text() if path.exists() else ""
 
 
 def check(launched: list[subprocess.CompletedProcess[str]]) -> None:

@@ -65,7 +65,7 @@ class Speaking:
         self.buffer = ReplayBuffer(50, storage or CpuStorage(), Limits())
         offer(self.buffer, 0, 1)
         self.buffer.receive({serial: group_of(100) for serial in (0, 1)})
-        self.tap = SimpleNamespace(error=None, stats=OffPolicyStats(), take_error=self.take_error)
+        self.tap = SimpleNamespace(error=None, update=0, stats=OffPolicyStats(), take_error=self.take_error)
         components: Any = SimpleNamespace(
             buffer=self.buffer, scope=self.scope, fields=FIELDS, num_generations=SIZE, processes=ranks
         )

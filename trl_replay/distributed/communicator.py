@@ -12,6 +12,7 @@ from ..counters import COUNTERS, Tally
 from ..errors import SeamError
 from ..loss.tap import Tap
 from ..plan import Plan, Taken
+from ..protocols import Agreement, Columns
 from ..types import Batch, Floats, Group
 from .row_layout import (
     IDENTITY,
@@ -23,6 +24,7 @@ from .row_layout import (
     reason_to_stop,
     unpacked,
 )
+from .whereabouts import Whereabouts
 
 
 class Communicator:
@@ -48,6 +50,7 @@ class Communicator:
         self.rank = rank
         self.ranks = components.processes
         self.replaced: list[bool] = []
+        self._whereabouts = Whereabouts(rank, components.processes)
 
     def share(
         self, batch: Batch | None, count: int, pending: PendingGroups | None
@@ -80,8 +83,7 @@ class Communicator:
                 local |= describe(batch, first, size, fields)
         except Exception as caught:
             error = error or caught
-        shared = components.scope.share(local)
-        return RowLayout(shared, local, size), error
+        return RowLayout(self._share(local), local, size), error
 
     def share_round(self, batch: Batch) -> tuple[RowLayout, Exception | None]:
         """Row columns of a further round of a batch, from all processes: with the same number of rows on each.
@@ -103,7 +105,12 @@ class Communicator:
             local |= describe(batch, first, size, components.fields)
         except Exception as caught:
             error = caught
-        return RowLayout(components.scope.share(local), local, size), error
+        return RowLayout(self._share(local), local, size), error
+
+    def _share(self, local: Columns) -> Columns:
+        with self._whereabouts.at("share", self._tap.update):
+            shared: Columns = self._components.scope.share(local)
+        return shared
 
     def agree(self, rows: RowLayout, plan: Plan) -> dict[str, float]:
         """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions and
@@ -119,7 +126,7 @@ class Communicator:
         counters = counted.vector()
         identity = rows.identity(buffer.table, plan.admitted, plan.sampled, plan.outcome)
         vector = np.concatenate([counters, [plan.mode], identity, rows.filled(plan.sampled)])
-        agreement = self._components.scope.agree(vector, _words(plan.error))
+        agreement = self._agree(vector, plan.error)
         reason = reason_to_stop(agreement, len(counters))
         if reason:
             self._stop(plan, reason)
@@ -140,11 +147,16 @@ class Communicator:
             SeamError: Something failed on one of them, or replay does not do the same on all; this process's own
                 error, if it has one.
         """
-        agreement = self._components.scope.agree(vector, _words(error))
+        agreement = self._agree(vector, error)
         reason = reason_of_failure(agreement) or reason_of_modes(agreement.vectors[:, mode])
         if reason:
             raise self._stopping(error, reason)
         return agreement.vectors
+
+    def _agree(self, vector: Floats, error: Exception | None) -> Agreement:
+        with self._whereabouts.at("agree", self._tap.update):
+            agreement: Agreement = self._components.scope.agree(vector, _words(error))
+        return agreement
 
     def _stop(self, plan: Plan, reason: str) -> None:
         """Takes back what was admitted, whose payload will not come, and raises."""
@@ -164,7 +176,8 @@ class Communicator:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
         components = self._components
         buffer = components.buffer
-        parts = components.scope.admit(buffer.table, plan.admitted.arrivals, plan.admitted.mine)
+        with self._whereabouts.at("admit", self._tap.update):
+            parts = components.scope.admit(buffer.table, plan.admitted.arrivals, plan.admitted.mine)
         try:
             groups = {serial: join(held, components.fields) for serial, held in parts.items()}
             buffer.receive(groups)
@@ -174,7 +187,9 @@ class Communicator:
             self.keep(caught)
         requests = rows.requests(plan.sampled, buffer.table.owner)
         wanted = {taken.serial: taken for taken in plan.sampled.taken}
-        return components.scope.fetch(requests, lambda serial: self._load(wanted[serial]))
+        with self._whereabouts.at("fetch", self._tap.update):
+            fetched: dict[int, Group] = components.scope.fetch(requests, lambda serial: self._load(wanted[serial]))
+        return fetched
 
     def keep(self, error: Exception) -> None:
         """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""

@@ -58,7 +58,7 @@ class RollCall:
         Raises:
             SeamError: Some process did not come: names it. Nothing was sent.
         """
-        store = _store() if self._processes > 1 else None
+        store = store_of_all() if self._processes > 1 else None
         if store is None:
             return
         number = RollCall._met if self._number is None else self._number
@@ -111,7 +111,7 @@ def _came(store: Store, key: str, timeout: float) -> bool:
     return True
 
 
-def _store() -> Store | None:
+def store_of_all() -> Store | None:
     """The store of the default process group; None where torch.distributed does not run."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store

@@ -193,19 +193,28 @@ class RowLayout:
         """Who needs what was drawn; `owners` is the table's column."""
         requests = []
         for taken in sampled.taken:
-            rows = self.span(taken.slot).start + taken.targets
-            ranks = np.unique(rows // self.count).tolist()
-            requests.append(Request(taken.serial, int(owners[taken.row]), tuple(ranks)))
+            ranks: tuple[int, ...]
+            if (home := self.home(taken.slot)) is not None:
+                ranks = (home,)
+            else:
+                rows = self.span(taken.slot).start + taken.targets
+                ranks = tuple(np.unique(rows // self.count).tolist())
+            requests.append(Request(taken.serial, int(owners[taken.row]), ranks))
         return requests
 
     def filled(self, sampled: Sampled) -> Floats:
         """Which rows of this process something was drawn for, as numbers of `WORD` bits each: see `unpacked`."""
         words = -(-self.count // WORD)
         bits = np.zeros(words * WORD)
-        for taken in sampled.taken:
+        for taken in self._reaching_here(sampled):
             rows, _ = self._local_targets(taken)
             bits[rows] = 1
         return np.asarray(bits.reshape(words, WORD) @ BITS)
+
+    def _reaching_here(self, sampled: Sampled) -> list[Taken]:
+        """What was drawn for slots that have rows on this process: of many, a few."""
+        slots = range(self.here.start // self.size, -(-self.here.stop // self.size))
+        return [taken for taken in sampled.taken if taken.slot in slots]
 
     def _local_targets(self, taken: Taken) -> tuple[Ints, Ints]:
         """The taken rows in this process's batch, and the numbers of the stored rows among `taken.sources`."""
@@ -224,7 +233,7 @@ class RowLayout:
             BatchError: A group did not come.
         """
         placements = []
-        for taken in sampled.taken:
+        for taken in self._reaching_here(sampled):
             rows, numbers = self._local_targets(taken)
             if not len(rows):
                 continue

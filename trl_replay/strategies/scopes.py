@@ -265,15 +265,15 @@ class ShardedScope(_CommonScope):
         rows = table.rows_of([arrival.serial for arrival in arrivals])
         loads = np.bincount(table.owner, minlength=self.ranks)
         loads -= np.bincount(table.owner[rows], minlength=self.ranks)
-        owners = []
+        owners: list[int] = []
         for arrival in arrivals:
             born = int(np.argmax(arrival.sizes))
             ahead = loads[born] - loads.min()
             owner = born if ahead < self.slack else int(np.argmin(loads))
             loads[owner] += 1
-            owners.append([owner])
-        table.writable("owner")[rows] = [owner for (owner,) in owners]
-        return self._send(arrivals, owners, mine)
+            owners.append(owner)
+        table.writable("owner")[rows] = owners
+        return self._send(arrivals, [[owner] for owner in owners], mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.

@@ -1,0 +1,175 @@
+"""Eight processes: straddling and uneven groups, random patterns, and one that is late, raises, is killed or missing.
+
+One launch runs through the cases (ranks/many_ranks.py), each with a process group of its own. benchmarks/ranks.py runs
+the same ones on sixteen, with fifty patterns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import check, launch
+from patterns import LOST, SLOW, random_pattern, wrong
+
+SCRIPT = Path(__file__).parent / "ranks" / "many_ranks.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RANKS = 8
+PATTERNS = 12
+LIMIT = 500
+"""Seconds after which the launch counts as hanging."""
+UPDATES = 6
+TRAINED = ["process whole", "gathered, one is late", "sharded straddling"]
+SHARED = TRAINED[1:]
+
+Results = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: Any) -> Results:
+    """What every rank found in a case, in rank order."""
+    folder = tmp_path_factory.mktemp("many_ranks")
+    check(launch(SCRIPT, folder, PATTERNS, limit=LIMIT, local_ranks=tuple(range(RANKS))))
+    return lambda case: [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def everywhere(found: list[dict[str, Any]], step: int, key: str) -> list[Any]:
+    """A row list of one step over all ranks, in the order of the rows."""
+    return [value for rank in found for value in rank["steps"][step][key]]
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_30_eight_ranks_come_to_the_end_whatever_each_has_dead_and_live(ranks: Results, case: str) -> None:
+    """One is a second late in each of two cases, which is within its time-out."""
+    found = ranks(case)
+    assert [(rank["type"], rank["text"]) for rank in found] == [("", "")] * RANKS
+    assert [len(rank["steps"]) for rank in found] == [UPDATES] * RANKS
+    live = [[value != 0 for value in everywhere(found, step, "advantages_in")] for step in range(UPDATES)]
+    assert not any(live[0]), "all dead, nothing stored"
+    assert any(live[1])
+    assert not all(live[1]), "the first rank's groups are dead"
+    assert all(live[2]), "all live, nothing to fill"
+    assert sum(rank["counters"]["replaced"] for rank in found) > 0
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_eight_ranks_have_one_table_and_draw_alike(ranks: Results, case: str) -> None:
+    found = ranks(case)
+    assert len(set(found[0]["hashes"])) >= 4, "the table changes"
+    for rank in found[1:]:
+        assert rank["hashes"] == found[0]["hashes"]
+        assert rank["drawn"] == found[0]["drawn"]
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_16_of_eight_ranks_each_counts_the_tokens_and_marks_the_rows_of_all(ranks: Results, case: str) -> None:
+    found = ranks(case)
+    for step in range(UPDATES):
+        total = sum(rank["steps"][step]["trained"] for rank in found)
+        assert [rank["steps"][step]["items"] for rank in found] == [total] * RANKS
+        replayed = everywhere(found, step, "replayed")
+        assert all(rank["marked"][step] == replayed for rank in found)
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_a_group_that_straddled_ranks_comes_whole_to_where_it_is_replayed(ranks: Results, case: str) -> None:
+    found, size, born, replayed = ranks(case), 4, {}, 0
+    for step in range(UPDATES):
+        out, flags = everywhere(found, step, "out"), everywhere(found, step, "replayed")
+        for first in range(0, len(out), size):
+            slot = slice(first, first + size)
+            assert len(set(flags[slot])) == 1
+            if flags[first]:
+                replayed += 1
+                when, where = born[out[first]]
+                assert when < step
+                assert [born[text] for text in out[slot]] == [(when, where + place) for place in range(size)]
+        born |= {text: (step, row) for row, text in enumerate(everywhere(found, step, "fresh"))}
+    assert replayed > 3
+
+
+@pytest.mark.parametrize("number", range(PATTERNS))
+def test_a_random_pattern_is_replayed_alike_on_eight_ranks(ranks: Results, number: int) -> None:
+    pattern = random_pattern(number, RANKS)
+    found = ranks("patterns")
+    assert [rank["text"] for rank in found] == [""] * RANKS
+    assert list(wrong(pattern, [rank["patterns"][number] for rank in found])) == []
+
+
+@pytest.mark.parametrize("number", range(PATTERNS))
+def test_a_rank_receives_in_each_verb_what_a_simulation_of_it_alone_receives(
+    ranks: Results, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    simulated = importlib.import_module("simulated_rank")
+    pattern, rank = random_pattern(number, RANKS), number % RANKS
+    alone = simulated.SimulatedRank(simulated.Played(pattern), rank, **pattern.settings)
+    for step in ranks("patterns")[rank]["patterns"][number]["steps"]:
+        alone.step()
+        assert alone.received == step["received"]
+
+
+def test_the_random_patterns_are_of_every_kind_and_replay(ranks: Results) -> None:
+    made = [random_pattern(number, RANKS) for number in range(PATTERNS)]
+    assert {pattern.settings["replay_scope"] for pattern in made} == {"process", "gathered", "sharded"}
+    assert {pattern.straddles for pattern in made} == {True, False}
+    replaced = [found["counters"]["replaced"] for found in ranks("patterns")[0]["patterns"]]
+    assert sum(count > 0 for count in replaced) > PATTERNS / 2
+
+
+def test_of_two_ranks_that_raise_all_eight_name_both(ranks: Results) -> None:
+    for number, rank in enumerate(ranks("two raise")):
+        own = number in (SLOW, LOST)
+        assert rank["type"] == ("HookError" if own else "SeamError")
+        (told,) = rank["notes"] if own else [rank["text"]]
+        for failed in (SLOW, LOST):
+            words = f"rank {failed}: HookError: The scorer 'Acting' failed in trl_replay_score at update 2"
+            assert words in told
+            assert f"no luck on rank {failed}" in told
+        assert told.count("HookError") == 2, "and nobody else"
+
+
+def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks: Results) -> None:
+    for number, rank in enumerate(ranks("one is not attached")):
+        if number == LOST:
+            assert not rank["ours"], "it waits in a collective of the trainer's"
+            assert rank["type"]
+        else:
+            assert rank["type"] == "SeamError"
+            assert f"Replay waits on rank {number} with its first batch: rank {LOST} did not come" in rank["text"]
+
+
+def test_a_rank_that_comes_later_than_the_timeout_is_named_by_all_others(ranks: Results) -> None:
+    for number, rank in enumerate(ranks("one is too late")):
+        assert rank["type"] == "RuntimeError", rank["text"]
+        (note,) = rank["notes"]
+        assert f"Replay failed on rank {number} of {RANKS} in `agree` at update 2, to which " in note
+        if number == SLOW:
+            assert "all have come: another process ended in it, or gave up waiting there" in note
+        else:
+            assert f"Missing: rank {SLOW}, which came last to `share` at update 2." in note
+
+
+def test_a_rank_that_is_killed_is_named_by_all_others(ranks: Results) -> None:
+    notes = []
+    for number, rank in enumerate(ranks("one is killed")):
+        if number == LOST:
+            assert rank["type"] == "killed"
+            continue
+        assert rank["type"] == "RuntimeError", rank["text"]
+        notes += rank["notes"]
+        assert f"Replay failed on rank {number} of {RANKS} in `agree` at update 2, to which not all" in notes[-1]
+        missing = notes[-1].partition("Missing: rank ")[2].partition(", which came last to `share` at update 2")[0]
+        assert LOST in among(missing), "others may be on their way there when the first ones fail"
+    assert len(notes) == RANKS - 1
+    assert any(f"Missing: rank {LOST}, which" in note for note in notes), "the last one misses nobody else"
+
+
+def among(numbers: str) -> list[int]:
+    """Those of "0, 2-5"."""
+    ends = [[int(end) for end in run.split("-")] for run in numbers.split(", ")]
+    return [rank for first, *last in ends for rank in range(first, (last or [first])[0] + 1)]
