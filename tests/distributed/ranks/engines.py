@@ -13,7 +13,6 @@ os.environ.update(
 )
 
 import contextlib
-import gc
 import hashlib
 import importlib
 import io
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 torch.set_num_threads(1)
@@ -33,19 +33,17 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, gather_object
 from ending import end
 from loss_by_hand import Row, reference_loss
-from peft import LoraConfig, get_peft_model
 from resuming import differences, state
 from scripted import build, mixed, run, write
 from support import Forwards, Spy
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
-import trl_replay
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.trainer import attachment
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", 0))
 ROWS_OF = {"process": 8, "gathered": 6, "sharded": 6}
 """Rows of a rank, in groups of 4: where that is allowed, one group has its rows on both ranks."""
 CAPACITY = {"process": 4, "gathered": 4, "sharded": 2}
@@ -72,7 +70,9 @@ def let_accelerate_shard_on_the_cpu() -> None:
 
 
 def let_deepspeed_compile_nothing() -> None:
-    """On CPUs it compiles collectives through shared memory before it begins, for a minute; gloo has what it needs."""
+    """On CPUs it compiles collectives through shared memory before it begins, for minutes: gloo does what is needed.
+    And it gives an optimizer that nobody uses to `torch.compile`, which imports for seconds."""
+    torch.compile = lambda function, **_: function
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 
 
@@ -80,6 +80,8 @@ def plain_model(adapter: bool) -> Any:
     """The model that is trained, before anything shards it."""
     model = make_model(make_tokenizer())
     if adapter:
+        from peft import LoraConfig, get_peft_model
+
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.manual_seed(1)
@@ -122,8 +124,9 @@ class Whole(Spy):
 
     Attributes:
         whole: A plain model that has the weights with which the present batch was generated.
-        born: Of every row so far, on any rank: its update, log-probs under the policy that made it, and advantage then.
-        compared: `(the engine's loss, the one by hand, rows that were replayed, how far their ratio is off 1)`.
+        born: Of every row so far, on any rank: its update, its log-probs under the policy that made it, and its
+            advantage then.
+        compared: `(the engine's loss, the one by hand, rows that were replayed, their largest log ratio)`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -137,32 +140,44 @@ class Whole(Spy):
         batch = super()._generate_and_score_completions(inputs)
         keys = [key_of(batch, row) for row in range(len(batch["advantages"]))]
         update, advantages = self.state.global_step, batch["advantages"].tolist()
-        mine = [(key, (update, self.logps_of(key).tolist(), advantages[row])) for row, key in enumerate(keys)]
+        made = zip(keys, self.logps_of(keys), advantages, strict=True)
+        mine = [(key, (update, logps.tolist(), advantage)) for key, logps, advantage in made]
         for key, birth in gather_object(mine):
             assert key not in self.born, "the script repeats a completion"
             self.born[key] = birth
         return batch
 
-    def logps_of(self, key: Key) -> torch.Tensor:
-        """`(T,)`: log-probs of a completion, from the plain model and without any padding."""
-        prompt, completion = key
+    def logps_of(self, keys: list[Key]) -> list[torch.Tensor]:
+        """Of each completion its tokens' log-probs, `(T,)`, from the plain model; nothing stands before a prompt."""
+        rows = [torch.tensor([*prompt, *completion]) for prompt, completion in keys]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         with torch.no_grad():
-            logits = self.whole(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        return logits.float().log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+            logps = self.whole(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+        chosen = logps.gather(2, ids[:, 1:, None])[..., 0]
+        return [
+            chosen[row, len(prompt) - 1 : len(prompt) + len(completion) - 1]
+            for row, (prompt, completion) in enumerate(keys)
+        ]
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         keys = [key_of(inputs, row) for row in range(len(inputs["completion_ids"]))]
         rows = []
-        for key in keys:
-            _, logps, advantage = self.born[key]
-            rows.append(Row(self.logps_of(key).double(), torch.tensor(logps).double(), advantage))
+        for key, new in zip(keys, self.logps_of(keys), strict=True):
+            _, old, advantage = self.born[key]
+            rows.append(Row(new.double(), torch.tensor(old).double(), advantage))
         ranks = self.accelerator.num_processes
         items = sum(gather_object([len(completion) for _, completion in keys])) / ranks
-        replayed = [row for row, mark in zip(rows, inputs[ROWS][:, 0] < 0, strict=True) if mark] if ROWS in inputs else []
+        replayed = (
+            [row for row, mark in zip(rows, inputs[ROWS][:, 0] < 0, strict=True) if mark] if ROWS in inputs else []
+        )
         moved = max((float((row.new - row.old).abs().max()) for row in replayed), default=0.0)
         self.compared.append((float(loss.detach()), reference_loss(self, rows, items), len(replayed), moved))
         return loss
+
+
+def weights_hash(model: Any) -> str:
+    return hashlib.sha256(flat(model).tobytes()).hexdigest()
 
 
 class FusedLoss(torch.autograd.Function):
@@ -185,10 +200,8 @@ class FusedLoss(torch.autograd.Function):
 
 
 class Liger(Whole):
-    """With the loss path that TRL up to 1.13 took with `use_liger_kernel`, method by method, where the release has none.
-
-    Of liger-kernel, which needs a GPU, only its loss is replaced.
-    """
+    """Takes the path to the loss that TRL up to 1.13 took with `use_liger_kernel`, and later releases have not: the
+    same methods, with `FusedLoss` in the place of liger-kernel's, which needs a GPU."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -214,8 +227,8 @@ class Liger(Whole):
 class Cases:
     """Runs with one engine."""
 
-    def __init__(self, engine: str, folder: Path) -> None:
-        self.engine, self.folder = engine, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.results: dict[str, dict[str, Any]] = {}
 
     def trainer(self, case: str, rows: int, adapter: bool = False, live: Any = mixed, **settings: Any) -> Any:
@@ -230,15 +243,14 @@ class Cases:
     def run(self, case: str, trainer: Any, resume: str | None = None, **replay: Any) -> dict[str, Any]:
         """Trains with replay, and keeps what the tests look at."""
         with contextlib.redirect_stdout(io.StringIO()):
-            result = run(trainer, compared=True, resume=resume, **replay)
+            result = run(trainer, compared=case in ROWS_OF, resume=resume, **replay)
         gather(trainer.model, trainer.whole)
-        weights = torch.cat([parameter.flatten() for _, parameter in sorted(trainer.whole.named_parameters())])
+        np.save(self.folder / f"{case}.{RANK}.weights.npy", flat(trainer.whole))
         result |= {
-            "model": type(trainer.model_wrapped).__name__,
+            "engine": engine_of(trainer),
             "forwards": dict(self.forwards.counts),
             "compared": trainer.compared,
-            "weights": weights_hash_of(trainer.whole),
-            "parameters": weights.tolist() if RANK == 0 else [],
+            "weights": weights_hash(trainer.whole),
         }
         write(result, self.folder / f"{case}.{RANK}.json")
         return result
@@ -261,7 +273,7 @@ class Cases:
         trainer = self.generating(case, live=all_live)
         trainer.train()
         gather(trainer.model, trainer.whole)
-        self.results[case] = {"weights": weights_hash_of(trainer.whole), "forwards": dict(self.forwards.counts)}
+        self.results[case] = {"weights": weights_hash(trainer.whole), "forwards": dict(self.forwards.counts)}
 
     def generating(self, case: str, live: Any) -> Any:
         """A trainer with the stock generation, on parameters as the engine keeps them."""
@@ -277,11 +289,12 @@ class Cases:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         trainer = self.trainer(case, 6, live=all_dead, max_steps=3)
         tokenizer = trainer.processing_class
+        deviation = torch.tensor([1.0, 0, 0, 0]).std() + 1e-4
         for row in rows:
             prompt, text = (tuple(tokenizer(row[side])["input_ids"]) for side in WHERE)
             key = (prompt, (*text, tokenizer.eos_token_id))
-            deviation = torch.tensor([1.0, 0, 0, 0]).std() + 1e-4
-            trainer.born[key] = (-1, trainer.logps_of(key).tolist(), float((row["reward"] - 0.25) / deviation))
+            (logps,) = trainer.logps_of([key])
+            trainer.born[key] = (-1, logps.tolist(), float((row["reward"] - 0.25) / deviation))
         self.run(case, trainer, replay_scope="sharded", replay_warm_start=str(path), replay_start=0, replay_seed=3)
 
 
@@ -293,21 +306,32 @@ def all_dead(update: int, group: int, rank: int) -> int:
     return 0
 
 
-def weights_hash_of(model: Any) -> str:
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def engine_of(trainer: Any) -> str:
+    """What has the weights during training, and in what way."""
+    model, wrapped = trainer.model, trainer.model_wrapped
+    name = type(wrapped).__name__
+    if hasattr(wrapped, "zero_optimization_stage"):
+        return f"{name}, stage {wrapped.zero_optimization_stage()}"
+    here = [shard.to_local() if hasattr(shard, "to_local") else shard for shard in model.parameters()]
+    part = sum(shard.numel() for shard in here) / sum(shard.numel() for shard in model.parameters())
+    return f"{name}, {part:.0%} of the weights on a rank"
+
+
+def flat(model: Any) -> Any:
+    """All weights of a plain model, one after the other."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
 
 
 def main(engine: str, folder: Path) -> None:
-    gc.freeze()  # each training collects garbage, and need not walk what the imports left
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    import conftest
+
+    conftest.pytest_collection_finish()  # what the tests' own process does to make a trainer quickly
     if engine == "fsdp2":
         let_accelerate_shard_on_the_cpu()
     if engine.startswith("zero"):
         let_deepspeed_compile_nothing()
-    cases = Cases(engine, folder)
+    cases = Cases(folder)
     for scope, rows in ROWS_OF.items():
         cases.whole_and_resumed(scope, rows, replay_scope=scope, replay_buffer_size=CAPACITY[scope], replay_seed=3)
     shared = {"replay_scope": "sharded", "replay_buffer_size": 2, "replay_seed": 3}
