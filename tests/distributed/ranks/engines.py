@@ -33,12 +33,14 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, gather_object
 from ending import end
 from loss_by_hand import Row, reference_loss
+from replaying import build as build_from
 from resuming import differences, state
 from scripted import build, mixed, run, write
 from support import Forwards, Spy
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
+import trl_replay
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.trainer import attachment
@@ -51,6 +53,12 @@ SAVED, LAST = 4, 6
 """The update after which a checkpoint is written, and the last one."""
 OPTIMIZER: dict[str, Any] = {"optim": "adamw_torch", "adam_epsilon": 1.0, "learning_rate": 0.3}
 """It has a state, and with this epsilon its updates do not magnify rounding errors of small gradients."""
+
+TEACHER = [
+    {"prompt": prompt, "completion": completion, "reward": float(completion == "2")}
+    for prompt in ("1+1=", "3-1=", "2*1=")
+    for completion in "2345"
+]
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 """Token ids of a row's prompt and of its completion."""
@@ -282,20 +290,37 @@ class Cases:
         script.update = 0
         return trainer
 
+    def added_early(self, case: str) -> None:
+        """Groups without log-probs are added before anything trains, to a trainer that has loaded its model itself."""
+        path = self.folder / "model"
+        if RANK == 0:
+            make_model(make_tokenizer()).save_pretrained(path)
+        PartialState().wait_for_everyone()
+        trainer = build_from(self.folder / case, nothing, model=str(path), trainer_class=Spy)
+        session = trl_replay.attach(trainer, replay_scope="gathered")
+        try:
+            told = str(session.buffer.add(TEACHER))
+        except trl_replay.ReplayError as error:
+            told = str(error)
+        self.results[case] = {"told": told}
+
     def warmed(self, case: str) -> None:
         """Nothing but groups of a file is replayed; the trainer computes their log-probs."""
-        path, prompts = self.folder / f"teacher.{RANK}.jsonl", ("1+1=", "3-1=", "2*1=")
-        rows = [{"prompt": p, "completion": c, "reward": float(c == "2")} for p in prompts for c in "2345"]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = self.folder / f"teacher.{RANK}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in TEACHER))
         trainer = self.trainer(case, 6, live=all_dead, max_steps=3)
         tokenizer = trainer.processing_class
         deviation = torch.tensor([1.0, 0, 0, 0]).std() + 1e-4
-        for row in rows:
+        for row in TEACHER:
             prompt, text = (tuple(tokenizer(row[side])["input_ids"]) for side in WHERE)
             key = (prompt, (*text, tokenizer.eos_token_id))
             (logps,) = trainer.logps_of([key])
             trainer.born[key] = (-1, logps.tolist(), float((row["reward"] - 0.25) / deviation))
         self.run(case, trainer, replay_scope="sharded", replay_warm_start=str(path), replay_start=0, replay_seed=3)
+
+
+def nothing(completions: list[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
 
 
 def all_live(update: int, group: int, rank: int) -> int:
@@ -339,6 +364,7 @@ def main(engine: str, folder: Path) -> None:
     cases.run("forward", cases.trainer("forward", 6), replay_record="forward", **shared)
     cases.run("liger", cases.trainer("liger", 6, trainer_class=Liger), **shared)
     cases.warmed("warm start")
+    cases.added_early("added early")
     cases.without_replay("stock")
     cases.run("idle", cases.generating("idle", live=all_live), **shared)
     cases.run("generating", cases.generating("generating", live=mixed), **shared)
