@@ -206,7 +206,7 @@ def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_groups_that_need_a_forward_before_an_engine_can_make_one_are_refused_with_the_remedy(
+def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy(
     launches: Launches, engine: str
 ) -> None:
     """ZeRO 3 shards a model when it is loaded, and puts it together for a forward only once training has begun."""
@@ -295,7 +295,8 @@ def test_the_pages_table_of_engines_says_what_is_tested_once_an_engine() -> None
 
 
 def test_the_page_names_every_test_of_its_tables() -> None:
-    for test in COLUMNS.values():
+    early = test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy
+    for test in (*COLUMNS.values(), early):
         assert f"`{test.__name__}`" in PAGE
 
 
