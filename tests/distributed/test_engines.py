@@ -212,7 +212,6 @@ def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_r
     """ZeRO 3 shards a model when it is loaded, and puts it together for a forward only once training has begun."""
     for rank in launches(engine, "added early"):
         if engine == "zero3":
-            assert "rank 1: " in rank["told"]
             assert "replay_warm_start" in rank["told"]
         else:
             assert rank["told"] == "3", "groups"
