@@ -37,6 +37,7 @@ from replaying import build as build_from
 from resuming import differences, state
 from scripted import build, mixed, run, write
 from support import Forwards, Spy
+from torch.distributed.tensor import DTensor
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.utils import maybe_gather_lm_head_ctx
 
@@ -99,11 +100,14 @@ def plain_model(adapter: bool) -> Any:
 
 def gather(model: Any, whole: Any) -> None:
     """Puts the weights of a sharded model, which all ranks gather together, into a plain one."""
-    shards = dict(model.named_parameters())
-    with torch.no_grad(), gathered(list(shards.values())):
+    weights = dict(model.named_parameters())
+    with torch.no_grad(), gathered(list(weights.values())):
+        shards = {name: weight.to_local() for name, weight in weights.items() if isinstance(weight, DTensor)}
+        if shards:  # FSDP2 cuts each along its rows
+            ranks = gather_object([shards])
+            weights |= {name: torch.cat([rank[name] for rank in ranks]) for name in shards}
         for name, parameter in whole.named_parameters():
-            shard = shards[name]
-            parameter.copy_(shard.full_tensor() if hasattr(shard, "full_tensor") else shard)
+            parameter.copy_(weights[name])
 
 
 @contextlib.contextmanager
@@ -337,8 +341,8 @@ def engine_of(trainer: Any) -> str:
     name = type(wrapped).__name__
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"{name}, stage {wrapped.zero_optimization_stage()}"
-    here = [shard.to_local() if hasattr(shard, "to_local") else shard for shard in model.parameters()]
-    part = sum(shard.numel() for shard in here) / sum(shard.numel() for shard in model.parameters())
+    here = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+    part = sum(weight.numel() for weight in here) / sum(weight.numel() for weight in model.parameters())
     return f"{name}, {part:.0%} of the weights on a rank"
 
 

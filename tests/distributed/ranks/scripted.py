@@ -145,7 +145,8 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
     """Trains with replay, from a checkpoint if it is to `resume`, and returns what each step showed on this process,
     with its gradient if it is `compared`."""
     gradients = Gradients()
-    trainer.add_callback(gradients)
+    if compared:
+        trainer.add_callback(gradients)
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
     hashes, owners, marked = [], [], []
@@ -189,7 +190,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "owners": owners,
         "drawn": drawn[: len(steps)],
         "behaviour": behaviour(trainer),
-        "gradients": gradients.kept if compared else [],
+        "gradients": gradients.kept,
         "counters": dict(session.totals.counters),
         "drift": session.buffer.table.drift.tolist(),
         "size": len(session.buffer),
