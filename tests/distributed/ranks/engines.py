@@ -61,6 +61,7 @@ TEACHER = [
     for completion in "2345"
 ]
 
+WHERE = ("prompt", "completion")
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 """Token ids of a row's prompt and of its completion."""
 
@@ -128,9 +129,6 @@ def key_of(batch: Any, row: int) -> Key:
     return tuple(prompt.tolist()), tuple(completion.tolist())
 
 
-WHERE = ("prompt", "completion")
-
-
 class Whole(Spy):
     """The stock trainer, which computes each training loss a second time: by hand, from the whole weights.
 
@@ -180,12 +178,16 @@ class Whole(Spy):
             rows.append(Row(new.double(), torch.tensor(old).double(), advantage))
         ranks = self.accelerator.num_processes
         items = sum(gather_object([len(completion) for _, completion in keys])) / ranks
-        replayed = (
-            [row for row, mark in zip(rows, inputs[ROWS][:, 0] < 0, strict=True) if mark] if ROWS in inputs else []
-        )
-        moved = max((float((row.new - row.old).abs().max()) for row in replayed), default=0.0)
-        self.compared.append((float(loss.detach()), reference_loss(self, rows, items), len(replayed), moved))
+        marks = (inputs[ROWS][:, 0] < 0).tolist() if ROWS in inputs else [False] * len(rows)
+        moved = [float((row.new - row.old).abs().max()) for row, mark in zip(rows, marks, strict=True) if mark]
+        by_hand = reference_loss(self, rows, items)
+        self.compared.append((float(loss.detach()), by_hand, len(moved), max(moved, default=0.0)))
         return loss
+
+
+def flat(model: Any) -> Any:
+    """All weights of a plain model, one after the other."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
 
 
 def weights_hash(model: Any) -> str:
@@ -346,16 +348,12 @@ def engine_of(trainer: Any) -> str:
     return f"{name}, {part:.0%} of the weights on a rank"
 
 
-def flat(model: Any) -> Any:
-    """All weights of a plain model, one after the other."""
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
-
-
 def main(engine: str, folder: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    import conftest
+    if "forked" not in sys.modules:  # a fork of the tests' process has what makes trainers quick
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        import conftest
 
-    conftest.pytest_collection_finish()  # what the tests' own process does to make a trainer quickly
+        conftest.pytest_collection_finish()
     if engine == "fsdp2":
         let_accelerate_shard_on_the_cpu()
     if engine.startswith("zero"):
