@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ranks" / "engines.py"
 PAGE = (ROOT / "docs" / "scopes.md").read_text()
 DEEPSPEED = Path(os.environ.get("TRL_REPLAY_ENGINES") or Path(sys.prefix, "engines"))
-"""DeepSpeed has a folder of its own, made by `make`: transformers and accelerate import it wherever they find it."""
+"""DeepSpeed has a folder of its own, made by `make test`: transformers and accelerate import it wherever they find it."""
 LIMIT = 400
 """Seconds after which a launch counts as hanging."""
 ENGINES = {
@@ -54,8 +54,9 @@ class Launches:
 
     def __call__(self, engine: str, case: str) -> Ranks:
         """What every rank wrote for one case, in rank order."""
-        if engine.startswith("zero") and not importlib.machinery.PathFinder.find_spec("deepspeed", [str(DEEPSPEED)]):
-            pytest.skip(f"deepspeed is not in {DEEPSPEED}: `make` puts it into .venv/engines")
+        places = [str(DEEPSPEED), *sys.path]
+        if engine.startswith("zero") and not importlib.machinery.PathFinder.find_spec("deepspeed", places):
+            pytest.skip(f"deepspeed is neither installed nor in {DEEPSPEED}: `make test` puts it into .venv/engines")
         folder = self.folder / engine
         if not folder.exists():
             folder.mkdir()
