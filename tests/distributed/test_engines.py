@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "ranks" / "engines.py"
 PAGE = (ROOT / "docs" / "scopes.md").read_text()
 DEEPSPEED = Path(os.environ.get("TRL_REPLAY_ENGINES") or Path(sys.prefix, "engines"))
-"""DeepSpeed has a folder of its own, made by `make test`: transformers and accelerate import it wherever they find it."""
+"""DeepSpeed has a folder of its own, which `make test` makes: accelerate imports it wherever it finds it."""
 LIMIT = 400
 """Seconds after which a launch counts as hanging."""
 ENGINES = {
