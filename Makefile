@@ -13,6 +13,13 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/trl-replay-freshness -e plugins/trl-replay-curricula -e plugins/trl-replay-papers
 	touch $@
 
+# DeepSpeed has a folder of its own, which only its launches look into: transformers and accelerate import it wherever
+# they find it. --no-deps, or it might bring another torch.
+.venv/.engines: .venv/.installed
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		--no-build-isolation --upgrade --target .venv/engines deepspeed einops hjson msgpack ninja py-cpuinfo
+	touch $@
+
 demo: .venv/.installed
 	$(BIN)/trl-replay demo
 
@@ -27,7 +34,7 @@ unit: .venv/.installed
 
 # A file's tests share what is expensive to make, and run on one worker; in the order of the folders, the quick ones
 # are last.
-test: .venv/.installed # everything
+test: .venv/.installed .venv/.engines # everything
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed

@@ -415,6 +415,13 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, OLD_LOGPS: _forward(trainer, trainer.model, batch)}
 
 
+def awaits_its_engine(trainer: Any) -> bool:
+    """Whether DeepSpeed's ZeRO 3 has sharded the model while it was loaded, and nothing can put it together for a
+    forward yet: the trainer makes DeepSpeed's engine when training begins."""
+    sharded = any(hasattr(parameter, "ds_id") for parameter in trainer.model.parameters())
+    return sharded and getattr(trainer, "deepspeed", None) is None
+
+
 def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
     """Log-probs of a fresh batch under the policy that generated it, `(B, C)`, by one forward as TRL's own old
     log-probs are made: without gradients and without activation checkpointing. None where the batch holds them."""

@@ -5,7 +5,6 @@ Each number of processes is launched once, as forks (ranks/scopes.py), and runs 
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 
 from forked import check, launch
+from same_training import assert_same_training, everywhere
 from scripted import LIMITS, build, mixed, read, run
 
 HERE = Path(__file__).parent
@@ -66,11 +66,6 @@ def launches(tmp_path_factory: Any) -> Launches:
 
 def size_of(world: int, layout: str) -> int:
     return LAYOUTS[world][NAMES.index(layout)][1]
-
-
-def everywhere(ranks: list[dict[str, Any]], step: int, key: str) -> list[Any]:
-    """A row list of one step over all ranks, in the order of the rows."""
-    return [value for rank in ranks for value in rank["steps"][step][key]]
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), SHARED)
@@ -319,18 +314,6 @@ def alone(folder: Path, rows: int, **settings: Any) -> dict[str, Any]:
     return run(trainer, compared=True, **replay, replay_buffer_size=4, replay_seed=3)
 
 
-def assert_same_training(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
-    """The same rows in the same places, with the same log-probs, in every step."""
-    for step in range(len(one["steps"])):
-        for key in ("fresh", "out", "replayed"):
-            assert everywhere(ranks, step, key) == one["steps"][step][key]
-    for kind in ("fresh", "replayed"):
-        together = {text: sums for rank in ranks for text, sums in rank["behaviour"][kind].items()}
-        assert set(together) == set(one["behaviour"][kind])
-        for text, sums in one["behaviour"][kind].items():
-            assert together[text][0] == pytest.approx(sums[0], abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -389,32 +372,3 @@ def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     assert left.returncode not in (0, -signal.SIGKILL), "it ended, with an error"
     assert "Error" in left.stderr
-
-
-@pytest.mark.parametrize(
-    ("mode", "model"),
-    [
-        ("fsdp2", "FSDPQwen2ForCausalLM"),
-        pytest.param(
-            "zero3",
-            "DeepSpeedEngine",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("deepspeed") is None,
-                reason="deepspeed is not a development dependency: pip install deepspeed",
-            ),
-        ),
-    ],
-)
-def test_sharded_parameters_train_and_replay_as_one_process_does(tmp_path: Path, mode: str, model: str) -> None:
-    forked(2, "parallel.py", mode, str(tmp_path))
-    for scope in ("gathered", "sharded"):
-        ranks = [read(tmp_path / f"{scope}.{rank}.json") for rank in range(2)]
-        assert ranks[0]["model"] == model
-        one = alone(tmp_path / scope, 12, replay_scope=scope)
-        assert ranks[0]["drawn"] == one["drawn"]
-        assert sum(map(len, one["drawn"])) > 3
-        assert_same_training(ranks, one)
-        for gradient, expected in zip(ranks[0]["gradients"], one["gradients"], strict=False):
-            assert np.linalg.norm(np.subtract(gradient, expected)) < 1e-5 * np.linalg.norm(expected)
-    generated = [read(tmp_path / f"generating.{rank}.json") for rank in range(2)]
-    assert len({rank["hashes"][-1] for rank in generated}) == 1

@@ -230,7 +230,17 @@ def _prepare(
 
 
 def _with_logps(trainer: Any, batch: Batch) -> Batch:
-    """The batch with the policy's log-probs where the file has none, and the reference model's."""
+    """The batch with the policy's log-probs where the file has none, and the reference model's.
+
+    Raises:
+        ReplayError: The policy can't compute any yet.
+    """
+    if compat.OLD_LOGPS not in batch and compat.awaits_its_engine(trainer):
+        raise ReplayError(
+            "The groups have no log-probs, and with DeepSpeed's ZeRO 3 the model can compute none before training "
+            "begins: give their file as replay_warm_start, which is read then, or add them in a callback's "
+            "on_train_begin."
+        )
     training = trainer.model.training
     trainer.model.eval()
     try:

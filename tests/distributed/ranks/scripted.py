@@ -128,22 +128,25 @@ def read(path: Path) -> dict[str, Any]:
 def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> Any:
     """A trainer with this process's part of the script."""
     script = Script(live, rows, size, int(settings.pop("rank", 0)))
+    trainer_class = settings.pop("trainer_class", Spy)
     defaults = {"optim": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.0, "ddp_timeout": 120, "max_steps": 7}
     defaults["gradient_checkpointing"] = False  # which computes the same twice, within the layers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(
-            folder, script, prompts=PROMPTS, trainer_class=Spy, per_device_train_batch_size=rows,
+            folder, script, prompts=PROMPTS, trainer_class=trainer_class, per_device_train_batch_size=rows,
             num_generations=size, **{**defaults, **settings},
         )  # fmt: skip
     trainer.rollout_func = script.rollout
     return trainer
 
 
-def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
-    """Trains with replay and returns what each step showed on this process, with its gradient if it is `compared`."""
+def run(trainer: Any, compared: bool = False, resume: str | None = None, **replay: Any) -> dict[str, Any]:
+    """Trains with replay, from a checkpoint if it is to `resume`, and returns what each step showed on this process,
+    with its gradient if it is `compared`."""
     gradients = Gradients()
-    trainer.add_callback(gradients)
+    if compared:
+        trainer.add_callback(gradients)
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
     hashes, owners, marked = [], [], []
@@ -164,7 +167,7 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
     session.step, session.scope.fetch = watched, fetching
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume)
     tokenizer = trainer.processing_class
     return {
         "steps": [
@@ -187,7 +190,7 @@ def run(trainer: Any, compared: bool = False, **replay: Any) -> dict[str, Any]:
         "owners": owners,
         "drawn": drawn[: len(steps)],
         "behaviour": behaviour(trainer),
-        "gradients": gradients.kept if compared else [],
+        "gradients": gradients.kept,
         "counters": dict(session.totals.counters),
         "drift": session.buffer.table.drift.tolist(),
         "size": len(session.buffer),

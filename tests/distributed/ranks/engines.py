@@ -1,0 +1,378 @@
+"""One rank of a launch of tests/distributed/test_engines.py: one engine, every case in turn, results as JSON.
+
+`engines.py ddp|fsdp2|zero2|zero3 FOLDER`, started by `accelerate launch` with that engine's file of
+examples/accelerate, or with a rank's variables for DDP.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
+)
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, gather_object
+from ending import end
+from loss_by_hand import Row, reference_loss
+from replaying import build as build_from
+from resuming import differences, state
+from scripted import build, mixed, run, write
+from support import Forwards, Spy
+from torch.distributed.tensor import DTensor
+from trl.models.utils import _ForwardRedirection
+from trl.trainer.utils import maybe_gather_lm_head_ctx
+
+import trl_replay
+from trl_replay.loss.micro_batch import ROWS
+from trl_replay.testing import make_model, make_tokenizer
+from trl_replay.trainer import attachment
+
+RANK = int(os.environ.get("RANK", 0))
+ROWS_OF = {"process": 8, "gathered": 6, "sharded": 6}
+"""Rows of a rank, in groups of 4: where that is allowed, one group has its rows on both ranks."""
+CAPACITY = {"process": 4, "gathered": 4, "sharded": 2}
+SAVED, LAST = 4, 6
+"""The update after which a checkpoint is written, and the last one."""
+OPTIMIZER: dict[str, Any] = {"optim": "adamw_torch", "adam_epsilon": 1.0, "learning_rate": 0.3}
+"""It has a state, and with this epsilon its updates do not magnify rounding errors of small gradients."""
+
+TEACHER = [
+    {"prompt": prompt, "completion": completion, "reward": float(completion == "2")}
+    for prompt in ("1+1=", "3-1=", "2*1=")
+    for completion in "2345"
+]
+
+WHERE = ("prompt", "completion")
+Key = tuple[tuple[int, ...], tuple[int, ...]]
+"""Token ids of a row's prompt and of its completion."""
+
+
+def let_accelerate_shard_on_the_cpu() -> None:
+    """accelerate 1.15 silently uses DDP where FSDP is asked for on CPUs; torch itself can do FSDP2 there."""
+    init = AcceleratorState.__init__
+
+    def with_cpu(self: Any, *args: Any, fsdp_plugin: Any = None, **kwargs: Any) -> None:
+        init(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = with_cpu
+
+
+def let_deepspeed_compile_nothing() -> None:
+    """On CPUs it compiles collectives through shared memory before it begins, for minutes: gloo does what is needed.
+    And it gives an optimizer that nobody uses to `torch.compile`, which imports for seconds."""
+    torch.compile = lambda function, **_: function
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+
+
+def plain_model(adapter: bool) -> Any:
+    """The model that is trained, before anything shards it."""
+    model = make_model(make_tokenizer())
+    if adapter:
+        from peft import LoraConfig, get_peft_model
+
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(1)
+            model = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    return model
+
+
+def gather(model: Any, whole: Any) -> None:
+    """Puts the weights of a sharded model, which all ranks gather together, into a plain one."""
+    weights = dict(model.named_parameters())
+    with torch.no_grad(), gathered(list(weights.values())):
+        shards = {name: weight.to_local() for name, weight in weights.items() if isinstance(weight, DTensor)}
+        if shards:  # FSDP2 cuts each along its rows
+            ranks = gather_object([shards])
+            weights |= {name: torch.cat([rank[name] for rank in ranks]) for name in shards}
+        for name, parameter in whole.named_parameters():
+            parameter.copy_(weights[name])
+
+
+@contextlib.contextmanager
+def gathered(parameters: list[Any]) -> Iterator[None]:
+    """Within it, what ZeRO 3 has sharded is whole."""
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters):
+            yield
+    else:
+        yield
+
+
+def key_of(batch: Any, row: int) -> Key:
+    """The token ids of one row, without padding."""
+    prompt, completion = (batch[f"{side}_ids"][row][batch[f"{side}_mask"][row].bool()] for side in WHERE)
+    return tuple(prompt.tolist()), tuple(completion.tolist())
+
+
+class Whole(Spy):
+    """The stock trainer, which computes each training loss a second time: by hand, from the whole weights.
+
+    Attributes:
+        whole: A plain model that has the weights with which the present batch was generated.
+        born: Of every row so far, on any rank: its update, its log-probs under the policy that made it, and its
+            advantage then.
+        compared: `(the engine's loss, the one by hand, rows that were replayed, their largest log ratio)`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.whole = plain_model(adapter=hasattr(self.model, "peft_config"))
+        self.born: dict[Key, tuple[int, list[float], float]] = {}
+        self.compared: list[tuple[float, float, int, float]] = []
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        gather(self.model, self.whole)
+        batch = super()._generate_and_score_completions(inputs)
+        keys = [key_of(batch, row) for row in range(len(batch["advantages"]))]
+        update, advantages = self.state.global_step, batch["advantages"].tolist()
+        made = zip(keys, self.logps_of(keys), advantages, strict=True)
+        mine = [(key, (update, logps.tolist(), advantage)) for key, logps, advantage in made]
+        for key, birth in gather_object(mine):
+            assert key not in self.born, "the script repeats a completion"
+            self.born[key] = birth
+        return batch
+
+    def logps_of(self, keys: list[Key]) -> list[torch.Tensor]:
+        """Of each completion its tokens' log-probs, `(T,)`, from the plain model; nothing stands before a prompt."""
+        rows = [torch.tensor([*prompt, *completion]) for prompt, completion in keys]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        with torch.no_grad():
+            logps = self.whole(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+        chosen = logps.gather(2, ids[:, 1:, None])[..., 0]
+        return [
+            chosen[row, len(prompt) - 1 : len(prompt) + len(completion) - 1]
+            for row, (prompt, completion) in enumerate(keys)
+        ]
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        keys = [key_of(inputs, row) for row in range(len(inputs["completion_ids"]))]
+        rows = []
+        for key, new in zip(keys, self.logps_of(keys), strict=True):
+            _, old, advantage = self.born[key]
+            rows.append(Row(new.double(), torch.tensor(old).double(), advantage))
+        ranks = self.accelerator.num_processes
+        items = sum(gather_object([len(completion) for _, completion in keys])) / ranks
+        marks = (inputs[ROWS][:, 0] < 0).tolist() if ROWS in inputs else [False] * len(rows)
+        moved = [float((row.new - row.old).abs().max()) for row, mark in zip(rows, marks, strict=True) if mark]
+        by_hand = reference_loss(self, rows, items)
+        self.compared.append((float(loss.detach()), by_hand, len(moved), max(moved, default=0.0)))
+        return loss
+
+
+def flat(model: Any) -> Any:
+    """All weights of a plain model, one after the other."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()
+
+
+def weights_hash(model: Any) -> str:
+    return hashlib.sha256(flat(model).tobytes()).hexdigest()
+
+
+class FusedLoss(torch.autograd.Function):
+    """GRPO's loss from hidden states and the head's weight; as Liger's, it computes all gradients in its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, ids: Any, mask: Any, advantages: Any, old: Any, items: Any) -> Any:
+        with torch.enable_grad():
+            inputs = [tensor.detach().requires_grad_() for tensor in (hidden, weight)]
+            logps = torch.log_softmax((inputs[0] @ inputs[1].T).float(), dim=-1)
+            ratio = (logps.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - old).exp()
+            gained = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+            loss = -(gained * mask).sum() / items
+            ctx.save_for_backward(*torch.autograd.grad(loss, inputs))
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, scale: Any) -> Any:
+        return *(scale * grad for grad in ctx.saved_tensors), None, None, None, None, None
+
+
+class Liger(Whole):
+    """Takes the path to the loss that TRL up to 1.13 took with `use_liger_kernel`, and later releases have not: the
+    same methods, with `FusedLoss` in the place of liger-kernel's, which needs a GPU."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.use_liger_kernel, self._forward_redirection = True, _ForwardRedirection()
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        plain = self.accelerator.unwrap_model(model)
+        return self._forward_redirection(model, plain, self.compute_liger_loss, plain, inputs)
+
+    def compute_liger_loss(self, unwrapped_model: Any, inputs: Any) -> Any:
+        ids, mask = (torch.cat([inputs[f"{side}_{kind}"] for side in WHERE], dim=1) for kind in ("ids", "mask"))
+        kept = inputs["completion_ids"].size(1)
+        hidden = unwrapped_model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        head = unwrapped_model.lm_head
+        with maybe_gather_lm_head_ctx(head.weight, head.bias):
+            return FusedLoss.apply(
+                hidden[:, -1 - kept : -1], head.weight, inputs["completion_ids"], inputs["completion_mask"],
+                inputs["advantages"].unsqueeze(1), inputs["old_per_token_logps"],
+                inputs["num_items_in_batch"] / self.accelerator.num_processes,
+            )  # fmt: skip
+
+
+class Cases:
+    """Runs with one engine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def trainer(self, case: str, rows: int, adapter: bool = False, live: Any = mixed, **settings: Any) -> Any:
+        model = {"model": plain_model(adapter)} if adapter else {}
+        trainer = build(
+            self.folder / case, rows, 4, live, rank=RANK,
+            **{"max_steps": LAST, "trainer_class": Whole, **OPTIMIZER, **model, **settings},
+        )  # fmt: skip
+        self.forwards = Forwards(trainer.model)
+        return trainer
+
+    def run(self, case: str, trainer: Any, resume: str | None = None, **replay: Any) -> dict[str, Any]:
+        """Trains with replay, and keeps what the tests look at."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = run(trainer, compared=case in ROWS_OF, resume=resume, **replay)
+        gather(trainer.model, trainer.whole)
+        np.save(self.folder / f"{case}.{RANK}.weights.npy", flat(trainer.whole))
+        result |= {
+            "engine": engine_of(trainer),
+            "forwards": dict(self.forwards.counts),
+            "compared": trainer.compared,
+            "weights": weights_hash(trainer.whole),
+        }
+        write(result, self.folder / f"{case}.{RANK}.json")
+        return result
+
+    def whole_and_resumed(self, case: str, rows: int, adapter: bool = False, **replay: Any) -> None:
+        """A run that writes a checkpoint, and one that goes on from it."""
+        saves = {"save_strategy": "steps", "save_steps": SAVED}
+        found, born = [], {}
+        for name, checkpoint in ((case, None), (f"{case} resumed", str(self.folder / case / f"checkpoint-{SAVED}"))):
+            trainer = self.trainer(case, rows, adapter, **saves)
+            trainer.born = {key: birth for key, birth in born.items() if birth[0] < SAVED}
+            trainer.reward_funcs[0].update = SAVED - 1 if checkpoint else -1
+            result = self.run(name, trainer, checkpoint, **replay)
+            born = trainer.born
+            found.append({"weights": result["weights"], **state(attachment._sessions[trainer])})
+        self.results[case] = {"differences": differences(*found)}
+
+    def without_replay(self, case: str) -> None:
+        """The stock trainer."""
+        trainer = self.generating(case, live=all_live)
+        trainer.train()
+        gather(trainer.model, trainer.whole)
+        self.results[case] = {"weights": weights_hash(trainer.whole), "forwards": dict(self.forwards.counts)}
+
+    def generating(self, case: str, live: Any) -> Any:
+        """A trainer with the stock generation, on parameters as the engine keeps them."""
+        trainer = self.trainer(case, 8, live=live, max_steps=3)
+        script, trainer.rollout_func = trainer.reward_funcs[0], None
+        script.update = 0
+        return trainer
+
+    def added_early(self, case: str) -> None:
+        """Groups without log-probs are added before anything trains, to a trainer that has loaded its model itself."""
+        path = self.folder / "model"
+        if RANK == 0:
+            make_model(make_tokenizer()).save_pretrained(path)
+        PartialState().wait_for_everyone()
+        trainer = build_from(self.folder / case, nothing, model=str(path), trainer_class=Spy)
+        session = trl_replay.attach(trainer, replay_scope="gathered")
+        try:
+            told = str(session.buffer.add(TEACHER))
+        except trl_replay.ReplayError as error:
+            told = str(error)
+        self.results[case] = {"told": told}
+
+    def warmed(self, case: str) -> None:
+        """Nothing but groups of a file is replayed; the trainer computes their log-probs."""
+        path = self.folder / f"teacher.{RANK}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in TEACHER))
+        trainer = self.trainer(case, 6, live=all_dead, max_steps=3)
+        tokenizer = trainer.processing_class
+        deviation = torch.tensor([1.0, 0, 0, 0]).std() + 1e-4
+        for row in TEACHER:
+            prompt, text = (tuple(tokenizer(row[side])["input_ids"]) for side in WHERE)
+            key = (prompt, (*text, tokenizer.eos_token_id))
+            (logps,) = trainer.logps_of([key])
+            trainer.born[key] = (-1, logps.tolist(), float((row["reward"] - 0.25) / deviation))
+        self.run(case, trainer, replay_scope="sharded", replay_warm_start=str(path), replay_start=0, replay_seed=3)
+
+
+def nothing(completions: list[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def all_live(update: int, group: int, rank: int) -> int:
+    return 1
+
+
+def all_dead(update: int, group: int, rank: int) -> int:
+    return 0
+
+
+def engine_of(trainer: Any) -> str:
+    """What has the weights during training, and in what way."""
+    model, wrapped = trainer.model, trainer.model_wrapped
+    name = type(wrapped).__name__
+    if hasattr(wrapped, "zero_optimization_stage"):
+        return f"{name}, stage {wrapped.zero_optimization_stage()}"
+    here = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in model.parameters()]
+    part = sum(weight.numel() for weight in here) / sum(weight.numel() for weight in model.parameters())
+    return f"{name}, {part:.0%} of the weights on a rank"
+
+
+def main(engine: str, folder: Path) -> None:
+    if "forked" not in sys.modules:  # a fork of the tests' process has what makes trainers quick
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        import conftest
+
+        conftest.pytest_collection_finish()
+    if engine == "fsdp2":
+        let_accelerate_shard_on_the_cpu()
+    if engine.startswith("zero"):
+        let_deepspeed_compile_nothing()
+    cases = Cases(folder)
+    for scope, rows in ROWS_OF.items():
+        cases.whole_and_resumed(scope, rows, replay_scope=scope, replay_buffer_size=CAPACITY[scope], replay_seed=3)
+    shared = {"replay_scope": "sharded", "replay_buffer_size": 2, "replay_seed": 3}
+    cases.whole_and_resumed("adapter", 6, adapter=True, **shared)
+    cases.run("forward", cases.trainer("forward", 6), replay_record="forward", **shared)
+    cases.run("liger", cases.trainer("liger", 6, trainer_class=Liger), **shared)
+    cases.warmed("warm start")
+    cases.added_early("added early")
+    cases.without_replay("stock")
+    cases.run("idle", cases.generating("idle", live=all_live), **shared)
+    cases.run("generating", cases.generating("generating", live=mixed), **shared)
+    (folder / f"results.{RANK}.json").write_text(json.dumps(cases.results))
+    end()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,306 @@
+"""What shards the parameters: replay with FSDP2 and with DeepSpeed's ZeRO, and with DDP beside them.
+
+Each engine is launched once, on two processes, by `accelerate launch` with our own configuration file for it, and runs
+through all cases (ranks/engines.py). DDP needs no file, and runs as forks.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "ranks"))
+
+from engines import LAST, OPTIMIZER, ROWS_OF, SAVED
+from forked import check, launch
+from same_training import assert_same_training
+from scripted import build, mixed, read, run
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "ranks" / "engines.py"
+PAGE = (ROOT / "docs" / "scopes.md").read_text()
+DEEPSPEED = Path(os.environ.get("TRL_REPLAY_ENGINES") or Path(sys.prefix, "engines"))
+"""DeepSpeed has a folder of its own, which `make test` makes: accelerate imports it wherever it finds it."""
+LIMIT = 400
+"""Seconds after which a launch counts as hanging."""
+ENGINES = {
+    "ddp": "DistributedDataParallel, 100% of the weights on a rank",
+    "fsdp2": "FSDPQwen2ForCausalLM, 50% of the weights on a rank",
+    "zero2": "DeepSpeedEngine, stage 2",
+    "zero3": "DeepSpeedEngine, stage 3",
+}
+SCOPES = tuple(ROWS_OF)
+CELLS = list(itertools.product(ENGINES, SCOPES))
+
+Ranks = list[dict[str, Any]]
+
+
+class Launches:
+    """The results of each engine, launched when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.failures: dict[str, str] = {}
+
+    def __call__(self, engine: str, case: str) -> Ranks:
+        """What every rank wrote for one case, in rank order."""
+        places = [str(DEEPSPEED), *sys.path]
+        if engine.startswith("zero") and not importlib.machinery.PathFinder.find_spec("deepspeed", places):
+            pytest.skip(f"deepspeed is neither installed nor in {DEEPSPEED}: `make test` puts it into .venv/engines")
+        folder = self.folder / engine
+        if not folder.exists():
+            folder.mkdir()
+            try:
+                start(engine, folder)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                self.failures[engine] = str(error)
+        assert engine not in self.failures, self.failures[engine]
+        if not (folder / f"{case}.0.json").exists():
+            return [results(folder, rank)[case] for rank in range(2)]
+        return [read(folder / f"{case}.{rank}.json") for rank in range(2)]
+
+    def differences(self, engine: str, case: str) -> list[list[str]]:
+        """Of every rank, in what a run that was resumed differs from one that was not."""
+        self(engine, case)
+        return [results(self.folder / engine, rank)[case]["differences"] for rank in range(2)]
+
+    def weights(self, engine: str, case: str) -> Any:
+        """All weights at the end."""
+        self(engine, case)
+        return np.load(self.folder / engine / f"{case}.0.weights.npy")
+
+
+def start(engine: str, folder: Path) -> None:
+    if engine == "ddp":
+        check(launch(SCRIPT, engine, folder, limit=LIMIT, local_ranks=(0, 1)))
+        return
+    command = [
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch",
+        "--config_file", str(ROOT / "examples" / "accelerate" / f"{engine}.yaml"),
+        "--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0",
+        str(SCRIPT), engine, str(folder),
+    ]  # fmt: skip
+    paths = [os.environ.get("PYTHONPATH", ""), str(DEEPSPEED) if engine.startswith("zero") else ""]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+
+
+def results(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"results.{rank}.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: Any) -> Launches:
+    return Launches(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: Any) -> dict[str, dict[str, Any]]:
+    """The same script on one process, which has all rows."""
+    found = {}
+    for scope in ("gathered", "sharded"):
+        trainer = build(tmp_path_factory.mktemp(scope), 12, 4, mixed, max_steps=LAST, **OPTIMIZER)
+        replay = {"replay_scope": scope, "replay_buffer_size": 4, "replay_seed": 3}
+        found[scope] = run(trainer, compared=True, **replay)
+        parameters = [parameter.detach().flatten().numpy() for parameter in trainer.model.parameters()]
+        found[scope]["weights"] = np.concatenate(parameters)
+    return found
+
+
+def check_by_hand(ranks: Ranks, moved: float = 1e-2) -> None:
+    """Every loss is the one by hand, and replayed rows of another policy were in some."""
+    losses = [loss for rank in ranks for loss in rank["compared"]]
+    for number, (found, by_hand, replayed, _) in enumerate(losses):
+        wanted = pytest.approx(by_hand, rel=2e-5, abs=2e-6)
+        assert found == wanted, f"loss {number} with {replayed} replayed rows is {found}, by hand {by_hand}"
+    assert sum(replayed for _, _, replayed, _ in losses) >= 8
+    assert max(ratio for _, _, _, ratio in losses) > moved, "with a ratio of 1, a wrong one would not show"
+
+
+def replayed(ranks: Ranks) -> int:
+    return sum(sum(step["replayed"]) for rank in ranks for step in rank["steps"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_it_is_this_engine_that_has_the_weights(launches: Launches, engine: str) -> None:
+    for scope in SCOPES:
+        assert [rank["engine"] for rank in launches(engine, scope)] == [ENGINES[engine]] * 2
+
+
+@pytest.mark.parametrize(("engine", "scope"), CELLS)
+def test_an_engine_trains_and_replays_as_one_process_does(
+    launches: Launches, one: dict[str, dict[str, Any]], engine: str, scope: str
+) -> None:
+    """Private buffers are not those of one process: there, as another engine does."""
+    ranks = launches(engine, scope)
+    assert replayed(ranks) > 24
+    assert ranks[0]["weights"] == ranks[1]["weights"], "bit for bit"
+    weights = launches.weights(engine, scope)
+    if scope == "process":
+        other = "fsdp2" if engine == "ddp" else "ddp"
+        for rank, same in zip(ranks, launches(other, scope), strict=True):
+            assert_same_training([rank], same)
+        expected, wanted = launches(other, scope)[0]["gradients"], launches.weights(other, scope)
+    else:
+        assert ranks[0]["drawn"] == ranks[1]["drawn"] == one[scope]["drawn"], "the same serials for the same slots"
+        assert_same_training(ranks, one[scope])
+        expected, wanted = one[scope]["gradients"], one[scope]["weights"]
+    np.testing.assert_allclose(weights, wanted, rtol=0, atol=1e-5)
+    if not engine.startswith("zero"):  # which keeps gradients elsewhere
+        for gradient, by_one in zip(ranks[0]["gradients"], expected, strict=True):
+            assert np.linalg.norm(gradient - by_one) < 1e-5 * np.linalg.norm(by_one)
+
+
+@pytest.mark.parametrize(("engine", "scope"), CELLS)
+def test_resuming_is_bit_identical_with_an_engine(launches: Launches, engine: str, scope: str) -> None:
+    """Whole weights, table, payload, generators and counters, of every rank."""
+    resumed = launches(engine, f"{scope} resumed")
+    assert launches.differences(engine, scope) == [[], []]
+    assert [len(rank["steps"]) for rank in resumed] == [LAST - SAVED] * 2
+    assert replayed(resumed) > 0, "of what the checkpoint held"
+
+
+@pytest.mark.parametrize(("engine", "scope"), CELLS)
+def test_an_engines_loss_of_replayed_rows_is_the_one_by_hand(launches: Launches, engine: str, scope: str) -> None:
+    """From log-probs of the whole weights in a plain model, of each row without padding; after resuming, too."""
+    check_by_hand(launches(engine, scope))
+    check_by_hand(launches(engine, f"{scope} resumed"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches: Launches, engine: str) -> None:
+    check_by_hand(launches(engine, "adapter"))
+    check_by_hand(launches(engine, "adapter resumed"))
+    assert launches.differences(engine, "adapter") == [[], []]
+    trained, others = launches.weights(engine, "adapter"), launches.weights("ddp", "adapter")
+    np.testing.assert_allclose(trained, others, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launches: Launches, engine: str) -> None:
+    ranks = launches(engine, "forward")
+    assert [rank["forwards"] for rank in ranks] == [{"grad": LAST, "no grad": LAST}] * 2
+    assert [rank["forwards"] for rank in launches(engine, "sharded")] == [{"grad": LAST}] * 2, "and none without it"
+    check_by_hand(ranks)
+    plain = launches.weights(engine, "sharded")
+    np.testing.assert_allclose(launches.weights(engine, "forward"), plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches: Launches, engine: str) -> None:
+    """Three groups of a file without log-probs, which are all that can be replayed."""
+    ranks = launches(engine, "warm start")
+    assert [rank["forwards"] for rank in ranks] == [{"grad": 3, "no grad": 3}] * 2
+    check_by_hand(ranks)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy(
+    launches: Launches, engine: str
+) -> None:
+    """ZeRO 3 shards a model when it is loaded, and puts it together for a forward only once training has begun."""
+    for rank in launches(engine, "added early"):
+        if engine == "zero3":
+            assert "replay_warm_start" in rank["told"]
+        else:
+            assert rank["told"] == "3", "groups"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_loss_around_the_tap_gets_one_forward_a_batch_on_every_rank_of_an_engine(
+    launches: Launches, engine: str
+) -> None:
+    """The way that TRL up to 1.13 went with `use_liger_kernel`."""
+    ranks = launches(engine, "liger")
+    assert [rank["forwards"] for rank in ranks] == [{"grad": LAST, "no grad": LAST}] * 2
+    check_by_hand(ranks)
+    plain = launches.weights(engine, "sharded")
+    np.testing.assert_allclose(launches.weights(engine, "liger"), plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches: Launches, engine: str) -> None:
+    """Generation by the trainer on the engine's parameters, weights and numbers of forwards."""
+    stock, idle = launches(engine, "stock"), launches(engine, "idle")
+    assert replayed(idle) == 0
+    assert idle[0]["counters"]["stored"] > 0
+    for rank, without in zip(idle, stock, strict=True):
+        assert rank["weights"] == without["weights"]
+        assert rank["forwards"] == without["forwards"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_groups_that_the_trainer_generates_on_an_engine_are_replayed(launches: Launches, engine: str) -> None:
+    ranks = launches(engine, "generating")
+    assert ranks[0]["hashes"] == ranks[1]["hashes"], "the same table on both ranks"
+    check_by_hand(ranks)
+
+
+# the documentation
+
+COLUMNS = {
+    "trains": test_an_engine_trains_and_replays_as_one_process_does,
+    "resumes": test_resuming_is_bit_identical_with_an_engine,
+    "loss": test_an_engines_loss_of_replayed_rows_is_the_one_by_hand,
+    "LoRA": test_an_adapter_on_an_engine_trains_replays_and_resumes,
+    "recording forward": test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine,
+    "warm start": test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine,
+    "Liger's forward": test_a_loss_around_the_tap_gets_one_forward_a_batch_on_every_rank_of_an_engine,
+    "idle": test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without,
+    "generation": test_groups_that_the_trainer_generates_on_an_engine_are_replayed,
+}
+NAMES = {"DDP": "ddp", "FSDP2": "fsdp2", "ZeRO 2": "zero2", "ZeRO 3": "zero3", "FSDP1": "fsdp1"}
+
+
+def parameters(test: Any) -> set[Any]:
+    (mark,) = test.pytestmark
+    return set(mark.args[1])
+
+
+def table(first: str) -> list[dict[str, str]]:
+    """The rows of the page's table whose header begins so."""
+    lines = PAGE[PAGE.index(f"\n| {first} |") :].split("\n\n")[0].strip().splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_the_pages_table_of_engines_and_scopes_says_what_is_tested() -> None:
+    rows = table("engine | scope")
+    assert {(row["engine"], row["scope"].strip("`")) for row in rows} == set(itertools.product(NAMES, SCOPES))
+    for row in rows:
+        cell = (NAMES[row["engine"]], row["scope"].strip("`"))
+        for column in ("trains", "resumes", "loss"):
+            assert row[column] == ("✓" if cell in parameters(COLUMNS[column]) else "–"), f"{cell}: {column}"
+
+
+def test_the_pages_table_of_engines_says_what_is_tested_once_an_engine() -> None:
+    rows = table("engine | LoRA")
+    assert [row["engine"] for row in rows] == list(NAMES)
+    assert {"engine", "trains", "resumes", "loss"} | set(rows[0]) == {"engine", *COLUMNS}
+    for row in rows:
+        for column in set(row) - {"engine"}:
+            assert row[column] == ("✓" if NAMES[row["engine"]] in parameters(COLUMNS[column]) else "–"), column
+
+
+def test_the_page_names_every_test_of_its_tables() -> None:
+    early = test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy
+    for test in (*COLUMNS.values(), early):
+        assert f"`{test.__name__}`" in PAGE
+
+
+def test_every_configuration_file_is_launched_and_named_on_the_page() -> None:
+    files = {path.stem for path in (ROOT / "examples" / "accelerate").glob("*.yaml")}
+    assert files == set(ENGINES) - {"ddp"}
+    assert set(re.findall(r"examples/accelerate/(\w+)\.yaml", PAGE)) == files
