@@ -238,16 +238,20 @@ class Session:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         if not self.buffer.capacity:
             return self.totals.explain_without_buffer()
+        rank = self.communicator.rank
         ranks = self.communicator.ranks
-        told = self.totals.explain(len(self.buffer), self.config.replay_dry_run, self.communicator.rank, ranks)
-        return told if ranks == 1 else f"{told}\n{self._explain_scope(ranks)}"
+        told = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks)
+        if ranks == 1:
+            return told
+        return f"{told}\n{self._explain_scope(ranks)}"
 
     def _explain_scope(self, ranks: int) -> str:
         """Which processes share a buffer, why, and how much it holds."""
         scope = self.config.replay_scope
         label = scope if isinstance(scope, str) else type(scope).__name__
         why = f", chosen by replay_scope='auto': {self.chosen_scope}" if self.chosen_scope else ""
-        return f"scope {label}{why}; {_room(self.scope, self.config.replay_buffer_size, ranks)}"
+        room = _room(self.scope, self.config.replay_buffer_size, ranks)
+        return f"scope {label}{why}; {room}"
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""

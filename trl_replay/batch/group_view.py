@@ -158,7 +158,10 @@ def rewards_of_batch(
         return calls[0]
     fitting: list[torch.Tensor] = []
     for scored in calls:
-        if len(scored) != count or not trls_own(rows, scored, setup, size)[0].all():
+        if len(scored) != count:
+            continue
+        own, _ = trls_own(rows, scored, setup, size)
+        if not own.all():
             continue
         if not any(torch.allclose(scored, other, rtol=0.0, atol=0.0, equal_nan=True) for other in fitting):
             fitting.append(scored)
@@ -214,7 +217,8 @@ class AdvantageRule:
     @property
     def explains_batch(self) -> bool:
         """Whether the advantages of the batch are those that this rule makes of its rewards."""
-        return bool(trls_own(self.rows, self.scored, self.setup, self.size)[0].all())
+        own, _ = trls_own(self.rows, self.scored, self.setup, self.size)
+        return bool(own.all())
 
     @property
     def takes_functions_apart(self) -> bool:

@@ -187,8 +187,12 @@ class Communicator:
             self.keep(caught)
         requests = rows.requests(plan.sampled, buffer.table.owner)
         wanted = {taken.serial: taken for taken in plan.sampled.taken}
+
+        def load(serial: int) -> Group:
+            return self._load(wanted[serial])
+
         with self._whereabouts.at("fetch", self._tap.update):
-            fetched: dict[int, Group] = components.scope.fetch(requests, lambda serial: self._load(wanted[serial]))
+            fetched: dict[int, Group] = components.scope.fetch(requests, load)
         return fetched
 
     def keep(self, error: Exception) -> None:

@@ -53,13 +53,15 @@ class Whereabouts:
         store = _asked_without_waiting()
         if store is not None:
             with suppress(RuntimeError):  # where its process has ended, the collective itself tells
-                store.set(f"{KEY}/{self._rank}", f"{Whereabouts._collectives} {here}")
+                mark = f"{Whereabouts._collectives} {here}"
+                store.set(f"{KEY}/{self._rank}", mark)
         try:
             yield
         except ReplayError:
             raise
         except RuntimeError as error:  # all of torch.distributed's are of this kind
-            error.add_note(f"Replay failed on rank {self._rank} of {self._processes} in {here}{self._others(store)}")
+            others = self._others(store)
+            error.add_note(f"Replay failed on rank {self._rank} of {self._processes} in {here}{others}")
             raise
 
     def _others(self, store: Store | None) -> str:
@@ -84,9 +86,12 @@ class Whereabouts:
                 ", to which all have come: another process ended in it, or gave up waiting there (ddp_timeout). What "
                 "the others printed last tells why."
             )
-        told = "; ".join(f"rank {in_words(ranks)}, which came last to {where}" for where, ranks in behind.items())
+        told = []
+        for where, ranks in behind.items():
+            told.append(f"rank {in_words(ranks)}, which came last to {where}")
+        missing = "; ".join(told)
         return (
-            f", to which not all have come. Missing: {told}. Such a process has ended, hangs, or comes later than "
+            f", to which not all have come. Missing: {missing}. Such a process has ended, hangs, or comes later than "
             "ddp_timeout allows: what it printed last tells why."
         )
 
@@ -109,7 +114,12 @@ def in_words(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    told = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    told = []
+    for run in runs:
+        if len(run) > 2:
+            told.append(f"{run[0]}-{run[-1]}")
+        else:
+            told += [str(rank) for rank in run]
     return ", ".join(told)
 
 

@@ -64,8 +64,10 @@ class FreshStats:
         """Means since the last call, over tokens (of clipping at sequence level, over rows); none where there were no
         fresh rows."""
         values = {}
-        over_all = fetch({name: torch.stack(sums).sum(dim=0) for name, sums in self._sums.items()})
-        for name, found in over_all.items():
+        over_all = {}
+        for name, sums in self._sums.items():
+            over_all[name] = torch.stack(sums).sum(dim=0)
+        for name, found in fetch(over_all).items():
             total, count = found.tolist()
             if count:
                 values[f"replay/fresh_{name}"] = total / count
