@@ -65,6 +65,8 @@ PAIRS = 1 << 22
 MOST_COUNTED = 255
 """Most rows that come or go and are counted so: their number fits a byte."""
 LOW_BITS = 0xFFFF
+LARGEST = 1e301
+"""Weights below it have finite sums, of ten million entries, too."""
 
 
 class Table:
@@ -356,6 +358,7 @@ def weighted_sample(
     thousands, by inversion of the running sum, with what was drawn before passed over.
     """
     weights = np.asarray(weights, dtype=np.float64)
+    count = max(count, 0)
     if len(weights) >= MANY and count * BLOCKS <= len(weights) and _are_ordinary(weights):
         return _drawn_from_many(weights, count, rng)
     return _drawn_by_keys(weights, count, rng)
@@ -371,7 +374,7 @@ def _drawn_by_keys(weights: NDArray[np.float64], count: int, rng: np.random.Gene
     rank[positive] = 1
     rank[weights == np.inf] = 0
     order = np.lexsort((keys, rank))
-    return order[: max(count, 0)].astype(np.int64)
+    return order[:count].astype(np.int64)
 
 
 def _drawn_from_many(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -410,12 +413,13 @@ def _by_running_sum(weights: NDArray[np.float64], points: NDArray[np.float64]) -
 
 
 def _are_ordinary(weights: NDArray[np.float64]) -> bool:
-    """Whether there are weights, all positive and finite, none so small beside another that divisions underflow."""
+    """Whether there are weights, all positive, none so large that their sum overflows, and none so small beside
+    another that divisions underflow."""
     if len(weights) == 0:
         return False
     low = weights.min()
     high = weights.max()
-    return bool(low > 0 and np.isfinite(high) and low / high > 1e-200)
+    return bool(low > 0 and high < LARGEST and low / high > 1e-200)
 
 
 def lowest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:
