@@ -60,7 +60,7 @@ def settle_scope(trainer: Any, config: ReplayConfig) -> tuple[ReplayConfig, str]
     Raises:
         ConfigurationError: Arguments are given, and no scope that takes them.
     """
-    if config.replay_scope != AUTO:
+    if config.replay_scope not in (AUTO, f"{BUILTIN}/{AUTO}"):
         return config, ""
     given = config.replay_scope_kwargs
     if given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,12 @@ PAIRS = 1 << 22
 MOST_COUNTED = 255
 """Most rows that come or go and are counted so: their number fits a byte."""
 LOW_BITS = 0xFFFF
+LARGEST = 1e301
+"""Weights below it have finite sums, of ten million entries, too."""
+
+
+Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
+"""Rows beside which others are looked at; which of them are of the same prompt; which of these are older."""
 
 
 class Table:
@@ -125,7 +131,8 @@ class Table:
         """Row of each entry with these serial numbers, -1 where there is none; the work does not grow with the
         table."""
         rows = self._rows_by_serial()
-        found = [rows.get(serial, -1) for serial in np.asarray(serials, np.int64).tolist()]
+        numbers = serials.tolist() if isinstance(serials, np.ndarray) else serials
+        found = [rows.get(serial, -1) for serial in numbers]
         return np.array(found, np.int64)
 
     @property
@@ -188,9 +195,11 @@ class Table:
             column[start:end] = values.get(name, fill)
         self._length = end
         if self._row_of is not None:
-            self._row_of.update(zip(self.serial[start:].tolist(), range(start, end), strict=True))
+            newcomers = self.serial[start:].tolist()
+            self._row_of.update(zip(newcomers, range(start, end), strict=True))
         if self._fingerprint is not None:
-            self._fingerprint = (self._fingerprint + _sum_of_hashes(self.serial[start:])) % 2**64
+            added = _sum_of_hashes(self.serial[start:])
+            self._fingerprint = (self._fingerprint + added) % 2**64
 
     def _grow(self, room: int) -> None:
         """Makes room for `room` rows."""
@@ -210,11 +219,13 @@ class Table:
         stays[rows[rows >= left] - left] = False
         movers = left + np.flatnonzero(stays)
         if self._fingerprint is not None:
-            self._fingerprint = (self._fingerprint - _sum_of_hashes(self.serial[rows])) % 2**64
+            gone = _sum_of_hashes(self.serial[rows])
+            self._fingerprint = (self._fingerprint - gone) % 2**64
         if self._row_of is not None:
             for serial in self.serial[rows].tolist():
                 self._row_of.pop(serial, None)
-            self._row_of.update(zip(self.serial[movers].tolist(), holes.tolist(), strict=True))
+            moved = self.serial[movers].tolist()
+            self._row_of.update(zip(moved, holes.tolist(), strict=True))
         for column in self._columns.values():
             column[holes] = column[movers]
         self._length = left
@@ -259,7 +270,7 @@ class Table:
         self.writable("newer")[others] -= _column_sums(is_older)
         self.remove(rows)
 
-    def _pairs(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]] | None:
+    def _pairs(self, rows: NDArray[np.int64]) -> Pairs | None:
         """These rows beside all that may be of their prompts, `(others,)`: which are of the same prompt, and which of
         these are older, `(rows, others)`. None where there are too many pairs: then counting anew is quicker."""
         prompts = self.prompt[rows]
@@ -356,6 +367,7 @@ def weighted_sample(
     thousands, by inversion of the running sum, with what was drawn before passed over.
     """
     weights = np.asarray(weights, dtype=np.float64)
+    count = max(count, 0)
     if len(weights) >= MANY and count * BLOCKS <= len(weights) and _are_ordinary(weights):
         return _drawn_from_many(weights, count, rng)
     return _drawn_by_keys(weights, count, rng)
@@ -371,7 +383,7 @@ def _drawn_by_keys(weights: NDArray[np.float64], count: int, rng: np.random.Gene
     rank[positive] = 1
     rank[weights == np.inf] = 0
     order = np.lexsort((keys, rank))
-    return order[: max(count, 0)].astype(np.int64)
+    return order[:count].astype(np.int64)
 
 
 def _drawn_from_many(weights: NDArray[np.float64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -410,12 +422,13 @@ def _by_running_sum(weights: NDArray[np.float64], points: NDArray[np.float64]) -
 
 
 def _are_ordinary(weights: NDArray[np.float64]) -> bool:
-    """Whether there are weights, all positive and finite, none so small beside another that divisions underflow."""
+    """Whether there are weights, all positive, none so large that their sum overflows, and none so small beside
+    another that divisions underflow."""
     if len(weights) == 0:
         return False
     low = weights.min()
     high = weights.max()
-    return bool(low > 0 and np.isfinite(high) and low / high > 1e-200)
+    return bool(low > 0 and high < LARGEST and low / high > 1e-200)
 
 
 def lowest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:

@@ -225,6 +225,13 @@ def test_a_config_object_and_keywords_mean_the_same(trainer: Any) -> None:
     assert config.replay_buffer_size == 64, "the user's object is not changed"
 
 
+@pytest.mark.parametrize("name", ["auto", "builtin/auto"])
+def test_a_scope_that_is_to_be_chosen_is_known_by_the_chosen_ones_name(trainer: Any, name: str) -> None:
+    session = trl_replay.attach(trainer, replay_scope=name)
+    assert session.config.replay_scope == "process"
+    assert session.chosen_scope == "there is one process"
+
+
 def test_dropout_is_warned_of_once(tmp_path: Any) -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)

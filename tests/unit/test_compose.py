@@ -10,8 +10,8 @@ import torch
 from batches import EXTRA, KEYS, PAD, SIZE, make_batch, place, rows_of
 from hypothesis import given, settings
 
-from trl_replay import BatchError
-from trl_replay.batch.compose import compose, cut, row_lengths
+from trl_replay import BatchError, FieldSpec
+from trl_replay.batch.compose import compose, cut, join, row_lengths
 from trl_replay.fields import FieldTable
 
 lengths = st.lists(
@@ -103,6 +103,20 @@ def test_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> N
     composed = compose(wide, FieldTable(PAD, sequence_level_ratio=True), [place(0, group)])
     assert composed["importance_sampling_ratio"].shape == (3, 1)
     assert torch.equal(composed["importance_sampling_ratio"], batch["importance_sampling_ratio"])
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_a_value_a_row_may_be_implied_too(shape: tuple[int, ...]) -> None:
+    fields = FieldTable(PAD, extra=[FieldSpec("flag", "row", implied=1)])
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]] * 2, [], 0, [True, True])
+    batch["flag"] = torch.ones(2 * SIZE, *shape)
+    batch["flag"][SIZE] = 0
+    implied, told = cut(batch, fields, [rows_of(0), rows_of(1)])
+    assert "flag" in implied.keys - set(implied.tensors)
+    assert torch.equal(told.tensors["flag"], batch["flag"][rows_of(1)])
+    composed = compose(batch, fields, [place(1, implied), place(0, told)])
+    assert torch.equal(composed["flag"], batch["flag"].roll(SIZE, 0))
+    assert torch.equal(join([implied, told], fields).tensors["flag"], batch["flag"])
 
 
 BROKEN = [

@@ -112,6 +112,17 @@ def test_what_one_entry_leaves_of_the_weight_is_drawn_without_replacement_too(sh
     assert abs(first_half - 1_900) < 3.3 * np.sqrt(3_800 / 4), "p < 0.001"
 
 
+def test_weights_of_which_the_sum_overflows_are_drawn_by_their_ratios_from_many_too():
+    firsts = [int(weighted_sample(np.full(5_000, 1e306), 4, np.random.default_rng(seed))[0]) for seed in range(20)]
+    assert len(set(firsts)) > 10
+
+
+@pytest.mark.parametrize("entries", [10, 5_000])
+@pytest.mark.parametrize("count", [0, -1])
+def test_nothing_is_drawn_where_none_are_asked_for(entries, count):
+    assert weighted_sample(np.ones(entries), count, np.random.default_rng(0)).tolist() == []
+
+
 @pytest.mark.parametrize("count", [1, 8, 60, 5_000])
 @pytest.mark.parametrize("levels", [3, 10**9])
 def test_the_lowest_of_a_long_column_are_found_with_all_that_tie(levels, count):

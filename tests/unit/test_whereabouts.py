@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from trl_replay import SeamError
@@ -64,6 +65,12 @@ def test_where_all_have_come_nobody_is_missing(store: Any) -> None:
 def test_errors_that_are_not_torchs_are_left_alone(store: Any) -> None:
     for error in (SeamError("ours"), KeyError("a plugin's")):
         assert note(2, error) == ""
+
+
+def test_nobody_is_missing_where_this_process_has_no_memory_left(store: Any) -> None:
+    for error in (torch.OutOfMemoryError("this device's"), NotImplementedError("a scope's")):
+        assert note(2, error) == ""
+    assert "Missing: rank 1" in note(2, dist.DistNetworkError("Broken pipe"))
 
 
 def test_one_process_leaves_no_mark_and_names_nobody(store: Any) -> None:

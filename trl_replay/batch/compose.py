@@ -169,7 +169,8 @@ def _facts_of_rows(
             same &= (batch[key] == batch[key][firsts]).all(dim=1)
         if spec.implied is not None and _is_text(spec):
             padded = ~_real_on_device(batch, spec, prompt_lengths, completion_lengths)
-            facts[key] = ((batch[key] == spec.implied) | padded).all(dim=1)
+            fitting = (batch[key] == spec.implied) | padded
+            facts[key] = fitting.reshape(len(fitting), -1).all(dim=1)
     facts[SAME_PROMPT] = same
     return facts
 
@@ -367,6 +368,8 @@ def _same(group: Group, other_group: Group, key: str) -> bool:
 def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
     """One field's values of all rows of `part`; those that are all implied are made of the dtype of `like`."""
     tensor = part.tensors.get(spec.name)
+    if tensor is None and spec.layout == "row":
+        return like.new_full((len(part.completion_lengths), *like.shape[1:]), spec.implied or 0)
     if tensor is None:
         count = int(_value_counts(part, spec).sum())
         return like.new_full((count,), spec.implied or 0)

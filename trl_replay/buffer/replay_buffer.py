@@ -107,7 +107,10 @@ class ReplayBuffer:
         return iter(self.table.serial.tolist())
 
     def __contains__(self, serial: object) -> bool:
-        return isinstance(serial, int | np.integer) and bool(self.table.rows_of([int(serial)])[0] >= 0)
+        if not isinstance(serial, int | np.integer):
+            return False
+        row = self.table.rows_of([int(serial)])[0]
+        return bool(row >= 0)
 
     def __getitem__(self, serial: int) -> Entry:
         """What an entry holds, as texts and numbers.
@@ -423,7 +426,10 @@ def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
 
 def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
     """The groups on the CPU, for all of which the device is waited for once."""
-    tensors = {(serial, key): tensor for serial, group in groups.items() for key, tensor in group.tensors.items()}
+    tensors = {}
+    for serial, group in groups.items():
+        for key, tensor in group.tensors.items():
+            tensors[serial, key] = tensor
     found = fetch(tensors)
     return {
         serial: replace(group, tensors={key: found[serial, key] for key in group.tensors})

@@ -110,6 +110,7 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
 def _restore(session: Session, checkpoint: Path) -> None:
     """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
     folder = checkpoint / FOLDER
+    scope_at_attach = session.config.replay_scope, session.chosen_scope
     _keep_scope(session, folder)
     states: list[RankState] = []
     error: ReplayError | None = None
@@ -131,6 +132,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
     if not absent:
         problem = f"Training resumes with an empty replay buffer. {join_errors(told)}"
     warnings.warn(problem, stacklevel=3)
+    session_state.exchange_scope(session, *scope_at_attach)
     session_state.empty(session)
 
 
@@ -139,5 +141,5 @@ def _keep_scope(session: Session, folder: Path) -> None:
     chosen = bool(session.chosen_scope)
     then = set(gather_object([scope_in(folder) if chosen else ""]))
     name = then.pop() if len(then) == 1 else ""
-    if name and name != session.config.replay_scope:
-        session_state.exchange_scope(session, name)
+    if name:
+        session_state.exchange_scope(session, name, "as in the checkpoint that training was resumed from")

@@ -130,22 +130,23 @@ def _payload_rank(session: Session) -> int:
     return rank - int(session.trainer.accelerator.local_process_index)
 
 
-def exchange_scope(session: Session, name: str) -> None:
-    """Goes on with a checkpoint's scope in the place of the one that was chosen at attach, if it is a built-in one
-    that fits the layout of today; else `read` will tell the difference.
+def exchange_scope(session: Session, name: Any, reason: str) -> None:
+    """Puts another scope in the place of the session's, if it is a built-in one that fits the layout of today; of a
+    checkpoint's that does not, `read` will tell the difference.
 
     Args:
-        session ([`Session`]): Before anything of the checkpoint is read.
+        session ([`Session`]): Before anything of a checkpoint is read, or after all of it is forgotten.
         name (`str`): Of the scope.
+        reason (`str`): Why this one.
     """
     straddling = compat.local_rows(session.trainer) % session.components.num_generations > 0
-    if name not in SCOPES or (name == "process" and straddling):
+    if name == session.config.replay_scope or name not in SCOPES or (name == "process" and straddling):
         return
     config = session.config.with_settings({"replay_scope": name}, "the checkpoint")
     session.buffer.clear()
     assembly.exchange_scope(session.trainer, config, session.components, registry())
     session.config = config
-    session.chosen_scope = "as in the checkpoint that training was resumed from"
+    session.chosen_scope = reason
 
 
 def read(session: Session, folder: Path) -> list[RankState]:

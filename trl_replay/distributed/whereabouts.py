@@ -59,9 +59,11 @@ class Whereabouts:
             yield
         except ReplayError:
             raise
-        except RuntimeError as error:  # all of torch.distributed's are of this kind
-            others = self._others(store)
-            error.add_note(f"Replay failed on rank {self._rank} of {self._processes} in {here}{others}")
+        except RuntimeError as error:
+            if _is_of_a_collective(error):
+                where = f"rank {self._rank} of {self._processes} in {here}"
+                others = self._others(store)
+                error.add_note(f"Replay failed on {where}{others}")
             raise
 
     def _others(self, store: Store | None) -> str:
@@ -94,6 +96,14 @@ class Whereabouts:
             f", to which not all have come. Missing: {missing}. Such a process has ended, hangs, or comes later than "
             "ddp_timeout allows: what it printed last tells why."
         )
+
+
+def _is_of_a_collective(error: RuntimeError) -> bool:
+    """Whether torch.distributed may have raised it: an error of another kind, such as an OutOfMemoryError, is this
+    process's own, and nobody else is to blame."""
+    from torch.distributed import DistError
+
+    return type(error) is RuntimeError or isinstance(error, DistError)
 
 
 def _read(store: Store, processes: int, marks: dict[int, tuple[int, str]]) -> None:
