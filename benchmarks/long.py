@@ -1,8 +1,8 @@
 """What replay costs where completions are long: groups of 16, 32,768 tokens each.
 
-    python benchmarks/long.py            # some minutes
+    python benchmarks/long.py            # ten minutes on one core
     python benchmarks/long.py --tokens 8192
-    python benchmarks/long.py --quick    # 256 tokens: what it says of time and of the process's memory means nothing
+    python benchmarks/long.py --quick    # 128 tokens: what it says of time and of the process's memory means nothing
     python benchmarks/long.py --json
 
 Two groups a batch, one dead and one live, so that every step stores a group and replays one; four rows a micro-batch.
@@ -326,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--quick", action="store_true", help="256 tokens and few steps")
+    parser.add_argument("--quick", action="store_true", help="128 tokens and few steps")
     parser.add_argument("--case", choices=CASES, help="only this one, in this process")
     parser.add_argument("--out", type=Path, help="where results are written; without it, and in full, beside this")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -336,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
         warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
         print(json.dumps(measure(options.case, options.tokens, options.steps)))
         return 0
-    tokens, steps = (256, 5) if options.quick else (options.tokens, options.steps)
+    tokens, steps = (128, WARM_UP + 2) if options.quick else (options.tokens, options.steps)
     cases = [in_a_process(case, tokens, steps) for case in CASES]
     results = {"quick": options.quick, "tokens": tokens, "group": GENERATIONS, "cases": cases}
     in_full = not options.quick and tokens == TOKENS
