@@ -92,3 +92,14 @@ def test_what_was_measured_of_many_ranks_is_what_the_page_says(monkeypatch: pyte
     assert sorted({line["ranks"] for line in results["compared"]}) == [2, 4, 8]
     assert all(line["steps"] == 10 for line in results["compared"])
     assert results["real"]["16"]["patterns"] == 50
+
+
+def test_what_long_completions_cost_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import long
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "long.json").read_text())
+    assert not results["quick"]
+    assert (results["tokens"], results["group"]) == (long.TOKENS, long.GENERATIONS)
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    assert "\n".join(long.table(results)) in page, "python benchmarks/long.py prints it"

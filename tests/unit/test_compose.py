@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from batches import EXTRA, KEYS, PAD, SIZE, make_batch, place, rows_of
@@ -88,6 +89,30 @@ def test_a_masked_out_completion_keeps_its_tokens_and_its_mask() -> None:
     again = compose(batch, fields, [place(0, group)])
     assert torch.equal(again["completion_mask"], batch["completion_mask"])
     assert torch.equal(again["completion_ids"], batch["completion_ids"])
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 9), st.integers(1, 9))
+def test_lengths_reach_from_the_first_prompt_token_and_to_the_last_completion_token(
+    seed: int, rows: int, prompt: int, completion: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    prompt_mask = generator.integers(0, 2, (rows, prompt))
+    mask = generator.integers(0, 2, (rows, completion))
+    ids = generator.choice([PAD, 7], (rows, completion))
+    mask[generator.random(rows) < 0.3] = 0  # the tokens tell the length
+    batch = {
+        "prompt_mask": torch.from_numpy(prompt_mask),
+        "completion_mask": torch.from_numpy(mask),
+        "completion_ids": torch.from_numpy(ids),
+    }
+    prompts, completions = row_lengths(batch, PAD)
+    for row in range(rows):
+        real = mask[row] if mask[row].any() else ids[row] != PAD
+        places = np.flatnonzero(real)
+        assert completions[row] == (places[-1] + 1 if len(places) else 0)
+        places = np.flatnonzero(prompt_mask[row])
+        assert prompts[row] == (prompt - places[0] if len(places) else 0)
 
 
 def test_without_placements_the_batch_is_the_same_object() -> None:

@@ -40,12 +40,14 @@ def row_lengths(
     unpadded = batch["completion_ids"].ne(pad_token_id)
     masked_out = ~mask.any(dim=1, keepdim=True)
     real = torch.where(masked_out, unpadded, mask)
-    device = mask.device
-    from_right = torch.arange(prompt_mask.size(1), 0, -1, device=device)
-    from_left = torch.arange(1, mask.size(1) + 1, device=device)
-    prompt_lengths = (prompt_mask * from_right).amax(dim=1)
-    completion_lengths = (real * from_left).amax(dim=1)
-    return prompt_lengths, completion_lengths
+    return _from_first_to_end(prompt_mask), _from_first_to_end(real.flip(1))
+
+
+def _from_first_to_end(real: torch.Tensor) -> torch.Tensor:
+    """`(B,)` int64: how many positions there are from the first that is set to the end of each row of `real`, `(B, T)`
+    bool. Numbers of positions, 8 bytes each, would be half as large as a batch of long completions."""
+    first = real.view(torch.uint8).argmax(dim=1)  # the first of equal ones; on a CPU not of bools
+    return torch.where(real.any(dim=1), real.size(1) - first, 0)
 
 
 def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -247,8 +249,8 @@ def _without_padding(
     pieces = []
     for row, (prompt, completion) in enumerate(zip(prompts.tolist(), completions.tolist(), strict=True)):
         if row < len(block):
-            pieces.append(block[row, _span(spec, prompt, completion, widths)])
-    return torch.cat(pieces).to(dtype)
+            pieces.append(block[row, _span(spec, prompt, completion, widths)].to(dtype))
+    return torch.cat(pieces)
 
 
 def _span(spec: FieldSpec, prompt: int, completion: int, widths: Widths) -> slice:
@@ -492,7 +494,7 @@ def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths
     prompts = _prompt_lengths(group).tolist()
     completions = group.completion_lengths.tolist()
     once = spec.layout == "prompt" and _has_one_prompt(group)
-    flat = None if stored is None else stored.to(out)  # one copy to the device, whatever the number of rows
+    flat = None if stored is None else stored.to(out.device)  # one transfer, whatever the number of rows
     ends = np.cumsum(_value_counts(group, spec)).tolist()
     rows = range(placed.rows.start, placed.rows.stop)
     for row, number in zip(rows, range(len(completions))[placed.part], strict=True):

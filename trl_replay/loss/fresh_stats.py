@@ -40,7 +40,7 @@ class FreshStats:
         """
         old = dict.get(micro, OLD_LOGPS)
         logs = torch.zeros_like(logps) if old is None else logps - old
-        logs = logs.masked_fill(~mask, 0.0)
+        logs.masked_fill_(~mask, 0.0)
         if self._form.sequence_level:
             logs = row_means(logs, mask)
         ratios = logs.exp()  # (b, C) or (b, 1)

@@ -41,23 +41,24 @@ class OffPolicyStats:
             rows ([`ReplayedRows`]): What the tap saw.
             weights (`(R,)` or `(R, C)`, *optional*): What the policy term is multiplied by.
         """
-        logs = rows.logps.float() - rows.behaviour_logps.float()
-        logs = logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
-        ratios = logs.exp()
         mask = rows.mask.double()
+
+        def over_tokens(values: torch.Tensor) -> torch.Tensor:
+            """`(R,)`, and `values` are changed: one after the other, so that few are there at a time."""
+            return values.mul_(mask).sum(dim=1)
+
+        logs = rows.logps.float() - rows.behaviour_logps.float()
+        logs = logs.clamp_(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
+        ratios = logs.exp()
+        drift = over_tokens(logs.abs_())
         signal = rows.advantages.double().abs()
-        remaining_signal = ratios.clamp(max=1.0) * signal.unsqueeze(1)
-        each = (
-            torch.ones_like(ratios),
-            ratios,
-            ratios**2,
-            logs.abs(),
-            remaining_signal,
-        )
-        sums = [(value * mask).sum(dim=1) for value in each]
-        stats = torch.stack(sums, dim=1)  # (R, len(STATS))
+        remaining_signal = over_tokens(ratios.clamp(max=1.0).mul_(signal.unsqueeze(1)))
+        squares = over_tokens(ratios**2)
+        ratio = over_tokens(ratios)
+        seen = mask.sum(dim=1)
+        stats = torch.stack([seen, ratio, squares, drift, remaining_signal], dim=1)  # (R, len(STATS))
         self._rows.append((list(positions), stats))
-        count = logs.new_tensor(len(positions))
+        count = mask.new_tensor(len(positions))
         weightless = torch.zeros_like(count)
         if weights is not None:
             silent = weights.eq(0).view(len(positions), -1)

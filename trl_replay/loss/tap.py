@@ -192,7 +192,8 @@ class Tap:
             if candidate is None or candidate.update != self.update:
                 continue
             if candidate.records[index] is None:
-                candidate.records[index] = logps[position]
+                # a view would keep the other rows of its micro-batch until the next generation batch
+                candidate.records[index] = logps[position].clone()
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
         """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
@@ -314,7 +315,9 @@ class Tap:
         proximal = [row.keep_proximal(now) for row, now in zip(stored, logps, strict=True)]
         padded = pad_sequence([row.logps for row in stored], batch_first=True)
         missing = logps.size(1) - padded.size(1)
-        padded = functional.pad(padded, (0, missing)).to(logps.device, torch.float32)
+        if missing:  # without, it would copy all the same
+            padded = functional.pad(padded, (0, missing))
+        padded = padded.to(logps.device, torch.float32)
         advantages = micro["advantages"][index]
         if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
             advantages = torch.stack([row.advantage for row in stored]).to(advantages)

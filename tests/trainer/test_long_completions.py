@@ -1,0 +1,118 @@
+"""What the seam allocates grows as the batch does: with the tokens, not with their square, and in no spare copies."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+ROOT = Path(__file__).parents[2]
+SHORT, LONG = 128, 512
+ALLOCATED = 10.0
+"""Most that the seam may allocate in a step, in batches: nearly all of it one micro-batch after the other."""
+AT_A_TIME = 1.9
+"""Most of that at a time, in batches: the composed batch, copies of the live group and of the replayed one, which have
+a third each, and what is computed meanwhile. A second padded copy would be one more."""
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a benchmark by name."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+def steps_of(benchmark: Any, folder: Path, tokens: int, **settings: Any) -> list[dict[str, float]]:
+    """What the seam allocates in each step but the first two, in batches."""
+    long = benchmark("long")
+    allocations = benchmark("allocations").Allocations()
+    trainer = make_trainer(
+        folder,
+        long.second_group_live,
+        ["1="],
+        allocations.trainer_class(_generate_single_turn=long.generate),
+        long.make_long_model(),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=8,
+        num_generations=16,
+        max_completion_length=tokens,
+        max_steps=4,
+        gradient_checkpointing=False,
+    )
+    session = trl_replay.attach(trainer, replay_buffer_size=2, **settings)
+    allocations.watch(trainer)
+    watch = long.Watch(allocations)
+    trainer.add_callback(watch)
+    with allocations:
+        trainer.train()
+    batch = sum(benchmark("allocations").batch_bytes(micro) for micro in trainer._buffered_inputs)
+    assert session.metrics["replay/replaced_fraction"] == 0.5
+    assert len(session.buffer) == 2
+    return [
+        {"allocated": step["allocated"] / batch, "most": step["most"] / batch} for step in watch.steps[long.WARM_UP :]
+    ]
+
+
+def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one(
+    benchmark: Any, tmp_path: Path
+) -> None:
+    short = steps_of(benchmark, tmp_path / "short", SHORT)
+    long = steps_of(benchmark, tmp_path / "long", LONG)
+    for step in (*short, *long):
+        assert 1 < step["allocated"] < ALLOCATED
+        assert 1 < step["most"] < AT_A_TIME
+    grown = max(step["allocated"] for step in long) / max(step["allocated"] for step in short)
+    assert grown < 1.1, f"the batch has {LONG // SHORT} times as many tokens, and takes {grown:.2f} times as much each"
+
+
+def test_on_disk_the_seam_allocates_no_more(benchmark: Any, tmp_path: Path) -> None:
+    settings = {"replay_storage": "disk", "replay_storage_kwargs": {"folder": tmp_path / "groups"}}
+    for step in steps_of(benchmark, tmp_path, SHORT, **settings):
+        assert 1 < step["allocated"] < ALLOCATED
+        assert 1 < step["most"] < AT_A_TIME
+
+
+def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchmark: Any) -> None:
+    module = benchmark("allocations")
+    allocations = module.Allocations()
+    batch = torch.ones(4, 100)
+
+    def work() -> None:
+        copy = batch.clone()
+        copy[:, 0] = 0  # nothing new
+        view = copy[1:]
+        del copy
+        square = torch.ones(100, 100)
+        del view, square
+        batch.clone()
+
+    with allocations:
+        work()
+        assert allocations.allocated == 0, "the seam was not open"
+        allocations.around(work, seam=True)()
+    assert allocations.allocated == 4 * (400 + 100 * 100 + 400)
+    assert allocations.most == 4 * (400 + 100 * 100)
+    allocations.begin()
+    with allocations:
+        allocations.around(batch.clone, seam=True)()
+    assert (allocations.allocated, allocations.most) == (1600, 1600), "what was freed counts no more"
+
+
+def test_what_the_trainer_does_itself_does_not_count(benchmark: Any) -> None:
+    allocations = benchmark("allocations").Allocations()
+    batch = torch.ones(4, 100)
+    stock = allocations.around(batch.clone, seam=False)
+
+    def seam() -> torch.Tensor:
+        stock()
+        return batch.sum()
+
+    with allocations:
+        allocations.around(seam, seam=True)()
+    assert allocations.allocated == 4
