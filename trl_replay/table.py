@@ -412,12 +412,14 @@ def _by_running_sum(weights: NDArray[np.float64], points: NDArray[np.float64]) -
     ends = np.cumsum(sums)
     found = []
     for point in (points * ends[-1]).tolist():
-        block = min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)
+        passed = int(np.searchsorted(ends, point, side="right"))
+        block = min(passed, len(ends) - 1)
         first = block * width
         inside = np.cumsum(weights[first : first + width])
         begun = ends[block] - sums[block]
         place = int(np.searchsorted(inside, point - begun, side="right"))
-        found.append(first + min(place, len(inside) - 1))
+        last = len(inside) - 1
+        found.append(first + min(place, last))
     return found
 
 

@@ -188,8 +188,9 @@ def trls_own(
     """
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)
-    computed = compat.advantages(scored.detach(), setup, size).view(-1, size).double()
-    found = fetch({"rewards": scored.double(), "advantages": computed})
+    computed = compat.advantages(scored.detach(), setup, size)
+    by_group = computed.view(-1, size).double()
+    found = fetch({"rewards": scored.double(), "advantages": by_group})
     expected = found["advantages"].numpy()[shared]
     rewards = _by_group(found["rewards"], size)
     rounding = advantage_noise(rewards, setup)[shared] * (FLOAT32_EPS / NOISE)

@@ -166,7 +166,8 @@ class RowLayout:
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
         chosen = list(slots)
-        owners = (self.columns["row"] // self.count).reshape(-1, self.size)[chosen]
+        ranks_of_rows = self.columns["row"] // self.count
+        owners = ranks_of_rows.reshape(-1, self.size)[chosen]
         nbytes = self.columns["nbytes"].reshape(-1, self.size)[chosen]
         sizes: Ints = np.zeros((len(chosen), ranks), np.int64)
         number = np.arange(len(chosen))[:, None]

@@ -384,7 +384,9 @@ class Decisions:
         filling = self._mixing.mix(plan, [slots[place] for place in places.tolist()], table, drawn[places])
         filling = filling.within(most, self._rate_limiter.entries_left)
         filling.write(outcome)
-        return Sampled(filling.taken(rows, self._tap.update, self._priorities(table, filling.mixed.used)))
+        priorities = self._priorities(table, filling.mixed.used)
+        taken = filling.taken(rows, self._tap.update, priorities)
+        return Sampled(taken)
 
     def _unfit(self, plan: Plan) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
