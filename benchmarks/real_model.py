@@ -8,7 +8,7 @@
 
 Arms: stock, the defaults, and POPO. Tasks: chain_sum (two or three one-digit terms) and products (two one-digit
 factors). Every run saves a checkpoint when it stops, and goes on from it: the more time this is given, the longer its
-runs. A step is 4 groups of 8 completions of at most 24 tokens: 20 to 30 s on one core. What each step showed is
+runs. A step is 4 groups of 8 completions of at most 24 tokens: 20 to 60 s on one core. What each step showed is
 appended to steps.jsonl in --out.
 """
 
