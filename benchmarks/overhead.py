@@ -329,6 +329,21 @@ def tables(sizes: Sequence[int] = SIZES, count: int = 50) -> list[Check]:
     return checks
 
 
+def size_table(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of what `--tables --json` wrote, a row for each size, as Markdown."""
+    found = {check["name"]: check["value"] for check in checks}
+    lines = [
+        "| entries | settle + sample + mix | times that at 1,000 | cpprb: add, draw, update |",
+        "|---|---|---|---|",
+    ]
+    for size in SIZES:
+        value = found[f"settle + sample + mix at {size:,} entries"]
+        ratio = found.get(f"{size:,} entries / {SIZES[0]:,} entries", 1.0)
+        other = found[f"cpprb's prioritized buffer at {size:,} entries"]
+        lines.append(f"| {size:,} | {value:.1f} ms | {ratio:.1f} | {other:.2f} ms |")
+    return lines
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints, and returns 0 whether or not the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -69,6 +69,15 @@ def test_what_the_benchmark_of_the_papers_methods_found_is_what_the_page_and_the
         assert told == papers_report.measured(results, name)
 
 
+def test_what_large_buffers_cost_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import overhead
+
+    results = json.loads((ROOT / "benchmarks" / "results" / "overhead_tables.json").read_text())
+    table = "\n".join(overhead.size_table(results["checks"]))
+    assert table in (ROOT / "docs" / "gallery.md").read_text()
+
+
 def test_what_the_real_model_showed_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import real_model
