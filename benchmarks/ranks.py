@@ -291,7 +291,7 @@ GROWING: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("a view of all groups: which are dead", "rows", lambda line: spent(line, "look")),
     (
         "settling: scores, eviction, the drift of what was replayed",
-        "live groups, replayed groups × entries",
+        "live groups, replayed groups",
         lambda line: spent(line, "settle"),
     ),
     ("selecting, sampling, mixing", "dead groups, entries", lambda line: spent(line, "fill")),
