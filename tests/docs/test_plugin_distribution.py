@@ -161,7 +161,8 @@ def test_the_wheels_hold_their_package_and_nothing_else(wheels):
         assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
         assert "License-Expression: Apache-2.0" in metadata
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trl_replay").rglob("*.py")}
-    examples = {f"trl_replay/examples/{path.name}" for path in (ROOT / "examples").glob("*.*")}
+    found = (path for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml"))
+    examples = {f"trl_replay/{path.relative_to(ROOT).as_posix()}" for path in found}
     with zipfile.ZipFile(wheels[0]) as archive:
         assert {name for name in archive.namelist() if name.endswith((".py", ".yaml"))} == sources | examples
 

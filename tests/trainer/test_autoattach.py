@@ -323,7 +323,7 @@ EXPECTED: dict[str, list[dict[str, Any]]] = {
     "python train.py": [ONE, ONE, ONE],
     "python -m": [{**ONE, "evictor": "fifo"}] * 3,
     "torchrun": [{**TWO, "rank": rank, "scope": "gathered"} for rank in range(2)],
-    "accelerate": [{**TWO, "rank": rank, "evictor": "fifo"} for rank in range(2)],
+    "accelerate": [{**TWO, "rank": rank, "evictor": "fifo", "scope": "sharded"} for rank in range(2)],  # by itself
     "trl grpo": [],
 }
 
