@@ -41,6 +41,7 @@ from .protocols import Scope, division_of
 from .sizes import counted
 from .step.decisions import Decisions
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
+from .strategies.scope_choice import scope_label
 from .types import (
     Batch,
     Context,
@@ -247,8 +248,7 @@ class Session:
 
     def _explain_scope(self, ranks: int) -> str:
         """Which processes share a buffer, why, and how much it holds."""
-        scope = self.config.replay_scope
-        label = scope if isinstance(scope, str) else type(scope).__name__
+        label = scope_label(self.config.replay_scope)
         why = f", chosen by replay_scope='auto': {self.chosen_scope}" if self.chosen_scope else ""
         room = _room(self.scope, self.config.replay_buffer_size, ranks)
         return f"scope {label}{why}; {room}"
@@ -597,8 +597,7 @@ class Session:
 
 def _roll_call(trainer: Any, config: ReplayConfig) -> RollCall:
     """Those of other kinds than this process's do not count as present: their messages would not fit together."""
-    scope = config.replay_scope
-    label = scope if isinstance(scope, str) else type(scope).__name__
+    label = scope_label(config.replay_scope)
     return RollCall(
         int(trainer.accelerator.process_index),
         int(trainer.accelerator.num_processes),

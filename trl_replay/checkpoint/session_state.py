@@ -23,7 +23,7 @@ from ..errors import CheckpointError, MismatchError
 from ..protocols import Columns, division_of
 from ..registry import registry
 from ..session import Session
-from ..strategies.scope_choice import SCOPES
+from ..strategies.scope_choice import SCOPES, scope_label
 from ..types import Group, Groups
 from . import format as files
 from .discovery import TRAINER_STATE
@@ -42,12 +42,11 @@ TOLD = {
 def identity(session: Session) -> Identity:
     """What this run is like."""
     trainer = session.trainer
-    scope = session.config.replay_scope
     return Identity(
         tokenizer=compat.tokenizer_fingerprint(trainer),
         vocabulary=compat.vocabulary_size(trainer),
         num_generations=session.components.num_generations,
-        scope=scope if isinstance(scope, str) else type(scope).__name__,
+        scope=scope_label(session.config.replay_scope),
         processes=session.components.processes,
         rows=compat.local_rows(trainer),
     )

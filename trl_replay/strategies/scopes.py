@@ -169,7 +169,7 @@ class ProcessScope(_Scope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """This process's payload stays here."""
-        table.writable("owner")[_newcomers(table, arrivals)] = self.rank
+        table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
@@ -234,7 +234,7 @@ class GatheredScope(_CommonScope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Every process sends its rows of what was admitted to every other."""
-        table.writable("owner")[_newcomers(table, arrivals)] = self.rank
+        table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         everybody = range(self.ranks)
         return self._send(arrivals, [everybody] * len(arrivals), mine)
 
@@ -262,7 +262,7 @@ class ShardedScope(_CommonScope):
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
         """Chooses an owner for each arrival and moves what was generated elsewhere."""
-        rows = table.rows_of([arrival.serial for arrival in arrivals])
+        rows = _rows_of(table, arrivals)
         loads = np.bincount(table.owner, minlength=self.ranks)
         loads -= np.bincount(table.owner[rows], minlength=self.ranks)
         owners: list[int] = []
@@ -304,9 +304,6 @@ def make_auto(accelerator: Any, names: Sequence[str] = ()) -> Scope:
     return ProcessScope(accelerator, names) if alone else ShardedScope(accelerator, names)
 
 
-def _newcomers(table: Table, arrivals: Sequence[Arrival]) -> NDArray[np.bool_]:
-    """`(len(table),)`: which entries have just arrived."""
-    found = np.zeros(len(table), bool)
-    rows = table.rows_of([arrival.serial for arrival in arrivals])
-    found[rows[rows >= 0]] = True
-    return found
+def _rows_of(table: Table, arrivals: Sequence[Arrival]) -> Ints:
+    """Rows of the entries that have just arrived, all of which the table has."""
+    return table.rows_of([arrival.serial for arrival in arrivals])
