@@ -15,7 +15,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,21 +65,29 @@ class SessionHooks:
         self._manager = new_manager()
         self._resolved = resolved
         self._update = 0
-        self._giver = "trl_replay"
+        self._hook = ""
+        self._giver = ""  # of the last result; empty: the configured strategy
         for plugin in plugins:
             self._manager.register(plugin.object, plugin.name)
             self._attribute(plugin.object, _plugin_label(plugin))
         configured = _Configured(strategies)
         self._manager.register(configured, "configured strategies")
         self._attribute(configured, self._strategy_label)
+        self._callers = {name: self._caller(f"{PROJECT}_{name}") for name in _session_hooks()}
+
+    def _caller(self, hook: str) -> Callable[..., Any]:
+        """What calls a hook: pluggy, or the configured strategy itself where no plugin could take its place."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        implementations = caller.get_hookimpls()
+        only_the_strategy = len(implementations) == 1 and isinstance(implementations[0].plugin, _Configured)
+        return implementations[0].function if only_the_strategy else caller
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""
-        name = f"{PROJECT}_{hook}"
         self._update = update
-        self._giver = self._strategy_label(name)
-        caller = getattr(self._manager.hook, name)
-        return caller(**arguments)
+        self._hook = f"{PROJECT}_{hook}"
+        self._giver = ""
+        return self._callers[hook](**arguments)
 
     def select(self, groups: Groups, context: Context) -> Ints:
         """Distinct indices of replaceable fresh groups."""
@@ -135,7 +142,7 @@ class SessionHooks:
             )
         entries = drawn[drawn != NONE]
         inside = ((entries >= 0) & (entries < len(table))).all()
-        if not inside or len(np.unique(entries)) != len(entries):
+        if not inside or not _are_distinct(entries):
             raise self._bad(
                 str(self._array(result).tolist()),
                 f"distinct indices from 0 to {len(table) - 1} (-1: the slot stays as it is)",
@@ -163,7 +170,7 @@ class SessionHooks:
         if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
             raise self._bad(str(rows.tolist()), "every stored row at most once a slot")
         entries = np.where(rows == NONE, 0, rows) // shape[1]
-        given = np.take_along_axis(drawn, entries, axis=1)
+        given = drawn[np.arange(len(drawn))[:, None], entries]
         if (given[rows != NONE] == NONE).any():
             raise self._bad(str(rows.tolist()), "rows of entries that were drawn (-1 in `drawn`: there is none)")
         return rows.astype(np.int64)
@@ -208,8 +215,7 @@ class SessionHooks:
     @property
     def has_plugins(self) -> bool:
         """Whether a plugin implements any session hook."""
-        names = [name.removeprefix(f"{PROJECT}_") for name in vars(hookspecs.SessionHooks) if name.startswith(PROJECT)]
-        return any(self.has_plugin_for(name) for name in names)
+        return any(self.has_plugin_for(name) for name in _session_hooks())
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
@@ -374,35 +380,39 @@ class SessionHooks:
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
-            with self._blamed(label, hook):
+            try:
                 result = _complete(hook, function(*arguments, **keywords))
+            except Exception as error:
+                self._blame(error, label, hook)
+                raise
             if result is not None:
                 self._giver = giver
             return result
 
         @functools.wraps(function)
         def wrap(*arguments: Any, **keywords: Any) -> Generator[Any, Any, Any]:
-            with self._blamed(label, hook):
+            try:
                 result = yield from function(*arguments, **keywords)
-            inner = self._giver.removesuffix(f", in {hook},")
+            except Exception as error:
+                self._blame(error, label, hook)
+                raise
+            inner = self._who_gave().removesuffix(f", in {hook},")
             self._giver = f"{label(hook)}, as a wrapper of {inner} in {hook},"
             return result
 
         is_wrapper = implementation.wrapper or implementation.hookwrapper
         return wrap if is_wrapper else call
 
-    @contextmanager
-    def _blamed(self, label: Callable[[str], str], hook: str) -> Iterator[None]:
-        """Turns an exception into a HookError that names who raised it; one that has been attributed already
-        passes."""
-        try:
-            yield
-        except (PluginError, BatchError):
-            raise
-        except Exception as error:
-            raise HookError(
-                f"{label(hook)} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
-            ) from error
+    def _blame(self, error: Exception, label: Callable[[str], str], hook: str) -> None:
+        """Raises a HookError that names who raised `error`; one that has been attributed already passes."""
+        if isinstance(error, PluginError | BatchError):
+            return
+        raise HookError(
+            f"{label(hook)} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
+        ) from error
+
+    def _who_gave(self) -> str:
+        return self._giver or self._strategy_label(self._hook)
 
     def _strategy_label(self, hook: str) -> str:
         """Who is to blame where no plugin took a hook over: the configured strategy of its kind."""
@@ -431,7 +441,7 @@ class SessionHooks:
         if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
             raise self._bad(_shown(indices), "a list of whole numbers")
         inside = indices.min() >= 0 and indices.max() < size
-        distinct = len(np.unique(indices)) == len(indices)
+        distinct = _are_distinct(indices)
         if not inside or not distinct or len(indices) > most:
             raise self._bad(
                 str(indices.tolist()),
@@ -449,7 +459,13 @@ class SessionHooks:
             ) from error
 
     def _bad(self, shown: str, wanted: str) -> ResultError:
-        return ResultError(f"{self._giver} returned {shown} at update {self._update}; it must return {wanted}.")
+        return ResultError(f"{self._who_gave()} returned {shown} at update {self._update}; it must return {wanted}.")
+
+
+def _session_hooks() -> list[str]:
+    """Names of the session hooks, without the project's."""
+    prefix = f"{PROJECT}_"
+    return [name.removeprefix(prefix) for name in vars(hookspecs.SessionHooks) if name.startswith(prefix)]
 
 
 KIND_OF_HOOK = {
@@ -471,6 +487,10 @@ def _complete(hook: str, result: Any) -> Any:
     if hook == f"{PROJECT}_metrics":
         return {str(key): float(value) for key, value in result.items()}
     return list(result) if inspect.isgenerator(result) else result
+
+
+def _are_distinct(numbers: Ints) -> bool:
+    return len(set(numbers.tolist())) == len(numbers)
 
 
 def _shown(value: Any) -> str:
