@@ -49,6 +49,8 @@ FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "adva
 """Batch keys in which a compose hook must leave fresh rows as they are."""
 LARGEST = 1e9
 """Largest advantage: a gradient's norm sums squares, and in float32 those of numbers above 1e19 are infinite."""
+WHOLE = "iu"
+"""Kinds of NumPy's types of whole numbers."""
 NONE = -1
 """No entry in what a sampler returns, no stored row in what a mixer returns."""
 
@@ -134,8 +136,7 @@ class SessionHooks:
             return np.empty((0, 1), np.int64)
         if drawn.ndim == 1:
             drawn = drawn[:, None]
-        is_whole = np.issubdtype(drawn.dtype, np.integer)
-        if drawn.ndim != 2 or not is_whole or len(drawn) > count:
+        if drawn.ndim != 2 or drawn.dtype.kind not in WHOLE or len(drawn) > count:
             raise self._bad(
                 _shown(drawn),
                 f"whole numbers, one for each of at most {count} slots, or (slots, k) of them",
@@ -161,7 +162,7 @@ class SessionHooks:
         )
         rows = self._array(result)
         shape = slots.advantages.shape
-        if rows.shape != shape or not np.issubdtype(rows.dtype, np.integer):
+        if rows.shape != shape or rows.dtype.kind not in WHOLE:
             raise self._bad(_shown(rows), f"whole numbers of shape {shape}, one for each row of each slot")
         most = drawn.shape[1] * shape[1]
         if rows.min() < NONE or rows.max() >= most:
@@ -438,7 +439,7 @@ class SessionHooks:
         indices = self._array(result)
         if indices.size == 0:
             return np.empty(0, np.int64)
-        if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+        if indices.ndim != 1 or indices.dtype.kind not in WHOLE:
             raise self._bad(_shown(indices), "a list of whole numbers")
         inside = indices.min() >= 0 and indices.max() < size
         distinct = _are_distinct(indices)

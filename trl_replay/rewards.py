@@ -15,16 +15,21 @@ def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
         rewards (`(…, functions)`): Raw rewards, NaN where None.
         weights (`(functions,)`): The trainer's `reward_weights`.
     """
-    total = np.nansum(rewards * weights, axis=-1)
+    total = sum_of_scored(rewards * weights, -1)
     unscored = np.isnan(rewards).all(axis=-1)
     return np.where(unscored, np.nan, total)
+
+
+def sum_of_scored(values: Floats, axis: int) -> Floats:
+    """Sum over an axis without NaN; 0 where there is nothing."""
+    return np.asarray(np.where(np.isnan(values), 0.0, values).sum(axis=axis))
 
 
 def mean_of_scored(values: Floats) -> Floats:
     """Mean over axis 1 without NaN; 0 where there is nothing."""
     scored = ~np.isnan(values)
     count = np.maximum(scored.sum(axis=1), 1)
-    return np.asarray(np.nansum(values, axis=1) / count)
+    return np.asarray(sum_of_scored(values, 1) / count)
 
 
 def bessel_std(values: Floats) -> Floats:

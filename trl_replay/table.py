@@ -330,8 +330,6 @@ def _column_sums(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 def _rows_near(column: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """All rows whose value is one of `values`, in order, and all of a few other values."""
-    if len(column) < MANY:
-        return np.flatnonzero(np.isin(column, values))
     marked = np.zeros(LOW_BITS + 1, bool)  # one look at each row, however many values there are
     marked[values & LOW_BITS] = True
     return np.flatnonzero(marked[column & LOW_BITS])

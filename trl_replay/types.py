@@ -64,6 +64,7 @@ class Groups:
     masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
     origin: Ints = None  # type: ignore[assignment]  # likewise
     _reward: Floats | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
+    _std: Floats | None = field(default=None, init=False, repr=False, compare=False)  # likewise
 
     def __post_init__(self) -> None:
         if self.masked is None:
@@ -89,24 +90,36 @@ class Groups:
     @property
     def reward(self) -> Floats:
         """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
-        if self._reward is None:
-            object.__setattr__(self, "_reward", weighted_rewards(self.rewards, self.reward_weights))
-        assert self._reward is not None
-        return self._reward.copy()
+        return self._weighted().copy()
 
     @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
-        return mean_of_scored(self.reward)
+        return mean_of_scored(self._weighted())
 
     @property
     def reward_std(self) -> Floats:
         """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; 0 with fewer than two scored rows."""
-        return bessel_std(self.reward)
+        if self._std is None:
+            object.__setattr__(self, "_std", bessel_std(self._weighted()))
+        assert self._std is not None
+        return self._std.copy()
+
+    def _weighted(self) -> Floats:
+        if self._reward is None:
+            object.__setattr__(self, "_reward", weighted_rewards(self.rewards, self.reward_weights))
+        assert self._reward is not None
+        return self._reward
 
     def take(self, rows: Sequence[int] | Ints, behaviour_logps: Floats | None = None) -> Groups:
-        """The groups at `rows`, with their behaviour log-probs where the caller knows them."""
+        """The groups at `rows`, with other behaviour log-probs where they are given; itself if these are all there
+        is, in order."""
         index = np.asarray(rows, dtype=np.int64)
+        if behaviour_logps is None:
+            if len(index) == len(self) and (index == np.arange(len(self))).all():
+                return self
+            if self.behaviour_logps is not None:
+                behaviour_logps = self.behaviour_logps[index]
         taken = Groups(
             rewards=self.rewards[index],
             reward_weights=self.reward_weights,

@@ -50,13 +50,14 @@ class RateLimiter:
 
     def observe(self, fresh: Groups) -> None:
         """Takes note of how a fresh batch went."""
-        rate = float((fresh.reward >= self._config.replay_pass_reward).mean())
+        passed = fresh.reward >= self._config.replay_pass_reward
+        rate = int(passed.sum()) / passed.size
         if self._pass_rate is None:
             self._pass_rate = rate
         self._pass_rate += (rate - self._pass_rate) / MEMORY
         self.fraction = max(self.fraction, 1 / len(fresh))  # without one group the floor is never left again
         self._seen += len(fresh)
-        live = int((~fresh.dead).sum())
+        live = len(fresh) - int(fresh.dead.sum())
         if live:
             self._live += live
             self._seen_at_live = self._seen

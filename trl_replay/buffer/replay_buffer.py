@@ -199,12 +199,12 @@ class ReplayBuffer:
         table = self.table
         serials: list[int] = columns["serial"].tolist()
         count = len(serials)
-        new = slice(len(table), len(table) + count)
+        first = len(table)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         never = np.full(count, -1)
         table.append({"last_used": never, **columns, "tag": tags}, count)
-        rows = np.arange(new.start, new.stop)
-        table.writable("first_score")[new] = table.score[new]
+        rows = np.arange(first, first + count)
+        table.writable("first_score")[rows] = table.score[rows]
         table.joined(rows)
         if admitted is not None:
             try:
@@ -327,6 +327,8 @@ class ReplayBuffer:
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Takes back entries whose payload will not come or has no place; returns their number."""
+        if not len(serials):
+            return 0
         rows = self.table.rows_of(serials)
         return self._forget(np.unique(rows[rows >= 0]))
 
@@ -360,8 +362,9 @@ class ReplayBuffer:
         lacking = [number for number, have in enumerate(self._keysets) if not needed <= have]
         if lacking:
             reasons["lacks a tensor"] = np.isin(table.keys, lacking)
-        if PIXELS not in keys:
-            reasons["has images, the batch none"] = np.isin(table.keys, self._with(PIXELS))
+        with_images = self._with(PIXELS)
+        if with_images and PIXELS not in keys:
+            reasons["has images, the batch none"] = np.isin(table.keys, with_images)
         counts = {name: int(np.count_nonzero(mask)) for name, mask in reasons.items()}
         held_back = {name: count for name, count in counts.items() if count}
         if not held_back:

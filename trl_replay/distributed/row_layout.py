@@ -101,8 +101,10 @@ class RowLayout:
     ) -> Floats:
         """`(2,)`: the first of the processes that share this buffer, and a 48-bit hash of what was decided for it.
 
-        Equal on all processes that share a buffer, or payload would go astray.
+        Equal on all processes that share a buffer, or payload would go astray; 0 where this one shares it with none.
         """
+        if len(self.columns["row"]) == self.count:
+            return np.array([self.leader, 0.0])
         hashed = hashlib.blake2b(digest_size=6)
         hashed.update(table.fingerprint.to_bytes(8, "little"))
         decided: list[Any] = [admitted.serials, sampled.slots, sampled.serials]

@@ -127,35 +127,27 @@ class Decisions:
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
-        self._rate_limiter.measured(effective_share(columns))
+        if self._config.replay_min_ess is not None:
+            self._rate_limiter.measured(effective_share(columns))
+        if not replayed:
+            return
         table = self._buffer.table
-        limit = self._config.replay_max_log_ratio
-        too_far = []
-        places_of: dict[int, list[int]] = {}
-        for place, serial in replayed.items():
-            places_of.setdefault(serial, []).append(place)
-        stats = np.stack([columns[name] for name in STATS])
-        rows = table.rows_of(list(places_of)).tolist()
-        for row, (serial, places) in zip(rows, places_of.items(), strict=True):
-            summed: list[float] = stats[:, places].sum(axis=1).tolist()
-            sums = dict(zip(STATS, summed, strict=True))
-            if row < 0 or not sums["seen"]:
-                continue
-            drift = sums["drift"] / sums["seen"]
-            table.writable("drift")[row] = drift
-            self._refresh(table, row, sums, drift)
-            if limit is not None and drift > limit:
-                too_far.append(serial)
-        tally.retire(self._buffer.withdraw(too_far), "its mean |log ratio| passed replay_max_log_ratio")
-
-    def _refresh(self, table: Table, row: int, sums: Mapping[str, float], drift: float) -> None:
-        """Changes an entry's score after its replay, as `replay_refresh` says."""
+        serials, sums = _by_entry(replayed, columns)
+        rows = table.rows_of(serials)
+        measured = (rows >= 0) & (sums["seen"] > 0)
+        rows = rows[measured]
+        seen = sums["seen"][measured]
+        drift = sums["drift"][measured] / seen
+        table.writable("drift")[rows] = drift
         refresh = self._config.replay_refresh
         if refresh == "ratio":
-            kept = np.exp(-drift)
-            table.writable("score")[row] = table.first_score[row] * kept
+            table.writable("score")[rows] = table.first_score[rows] * np.exp(-drift)
         elif refresh == "advantage":
-            table.writable("score")[row] = sums["remaining_signal"] / sums["seen"]
+            table.writable("score")[rows] = sums["remaining_signal"][measured] / seen
+        limit = self._config.replay_max_log_ratio
+        if limit is not None:
+            too_far = table.serial[rows[drift > limit]]
+            tally.retire(self._buffer.withdraw(too_far.tolist()), "its mean |log ratio| passed replay_max_log_ratio")
 
     def solve(self, generated: Sequence[Groups], tally: Tally) -> Ints:
         """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
@@ -164,7 +156,8 @@ class Decisions:
             self._rate_limiter.observe(fresh)
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
-            prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
+            if self._config.replay_retire_passes is not None:
+                prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
         return prompts
@@ -181,11 +174,11 @@ class Decisions:
         usable, groups = pending.admissible(rows.columns, tally)
         if groups is None:
             return Admitted()
-        due = np.flatnonzero(~np.isin(groups.prompt, solved))
-        tally.refuse(len(usable) - len(due), SOLVED)
-        usable = [usable[row] for row in due]
-        logps = groups.behaviour_logps
-        groups = groups.take(due, None if logps is None else logps[due])
+        if len(solved):
+            due = np.flatnonzero(~np.isin(groups.prompt, solved))
+            tally.refuse(len(usable) - len(due), SOLVED)
+            usable = [usable[row] for row in due]
+            groups = groups.take(due)
         kept = self.offer(
             groups,
             [candidate.serial for candidate in usable],
@@ -230,8 +223,7 @@ class Decisions:
         tally.refuse(int((~finite).sum()), "its score is not finite")
         tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
         chosen = np.flatnonzero(finite & fitting)
-        logps = groups.behaviour_logps
-        groups = groups.take(chosen, None if logps is None else logps[chosen])
+        groups = groups.take(chosen)
         keysets = [self._buffer.keyset(keys[row]) for row in chosen.tolist()]
         columns: dict[str, NDArray[Any]] = {
             "serial": np.asarray(serials, np.int64)[chosen],
@@ -327,21 +319,22 @@ class Decisions:
         tally.score = float(table.score[entries].sum())
         tally.uses = float(table.uses[entries].sum())
         tally.items_delta = self._items_delta(fresh, outcome, sampled)
-        tally.dead_after = int(np.delete(fresh.dead, filled).sum())
+        tally.dead_after = int(fresh.dead.sum() - fresh.dead[filled].sum())
 
     def _items_delta(self, fresh: Groups, outcome: RowOutcome, sampled: Sampled) -> float:
         """What the batch's token count changes by: stored rows for fresh ones, and masked rows count nothing."""
         table = self._buffer.table
         unmasked = fresh.trainable if fresh.items is None else fresh.items
         items = unmasked.copy()
-        stored_advantages = table.row_advantage
         stored_items = table.row_items
-        for taken in sampled.taken:
-            if np.isnan(stored_advantages[taken.row]).any():  # of a release without row columns: all of its rows
+        entries = [taken.row for taken in sampled.taken]
+        known: list[bool] = (~np.isnan(table.row_advantage[entries]).any(axis=1)).tolist()
+        for taken, has_row_columns in zip(sampled.taken, known, strict=True):
+            if has_row_columns:
+                items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
+            else:  # of a release without them: all of its rows
                 items[taken.slot] = 0
                 items[taken.slot, 0] = table.items[taken.row]
-            else:
-                items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
         items[outcome.masked] = 0
         return float(items.sum() - unmasked.sum())
 
@@ -372,7 +365,9 @@ class Decisions:
         table = self._aged(buffer.table)
         if len(rows) < len(buffer):
             table = table.take(rows)
-        drawn = self._hooks.sample(table, len(slots), replace(self._context(), slots=fresh.take(slots)))
+        fillable = fresh.take(slots)
+        context = replace(self._context(), slots=fillable)
+        drawn = self._hooks.sample(table, len(slots), context)
         if len(drawn) < wanted:
             tally.reasons[self._shortage(held_back)] += 1
         places = np.flatnonzero((drawn >= 0).any(axis=1))
@@ -381,7 +376,10 @@ class Decisions:
             tally.reasons["the sampler left a slot as it was"] += left
         if not len(places):
             return Sampled()
-        filling = self._mixing.mix(plan, [slots[place] for place in places.tolist()], table, drawn[places])
+        to_fill = [slots[place] for place in places.tolist()]
+        if len(places) < len(slots):
+            context = replace(context, slots=fillable.take(places))
+        filling = self._mixing.mix(plan, to_fill, table, drawn[places], context)
         filling = filling.within(most, self._rate_limiter.entries_left)
         filling.write(outcome)
         priorities = self._priorities(table, filling.mixed.used)
@@ -486,6 +484,22 @@ class Decisions:
         if plan.tally.excluded:
             masked[dead_slots(fresh, plan.sampled.slots)] = 0
         plan.tally.masked_apart = int(masked.sum())
+
+
+def _by_entry(
+    replayed: Mapping[int, int],
+    columns: Mapping[str, NDArray[Any]],
+) -> tuple[list[int], dict[str, Floats]]:
+    """Serials of the entries that took rows, and the sums of each of `STATS` over an entry's rows, `(entries,)`."""
+    places_of: dict[int, list[int]] = {}
+    for place, serial in replayed.items():
+        places_of.setdefault(serial, []).append(place)
+    order = [place for places in places_of.values() for place in places]
+    ends = np.cumsum([len(places) for places in places_of.values()])
+    begins = np.append(0, ends[:-1])
+    stats = np.array([columns[name] for name in STATS])
+    sums = np.add.reduceat(stats[:, order], begins, axis=1)
+    return list(places_of), dict(zip(STATS, sums, strict=True))
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:

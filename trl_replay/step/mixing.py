@@ -88,8 +88,8 @@ class MixedGroups:
         size = chosen.shape[1]
         stored = chosen != FRESH
         number = np.where(stored, chosen // size, 0)
-        drawn_for_row = np.take_along_axis(drawn, number, axis=1)
-        used = np.unique(drawn_for_row[stored])
+        drawn_for_row = drawn[np.arange(len(drawn))[:, None], number]
+        used = np.array(sorted(set(drawn_for_row[stored].tolist())), np.int64)
         entries = np.where(stored, np.searchsorted(used, drawn_for_row), FRESH)
         sources = np.where(stored, chosen % size, FRESH)
         return cls(slots, used, table.take(used), entries, sources)
@@ -239,6 +239,8 @@ class Filling:
 
     def within(self, slots: int, entries: int) -> Filling:
         """The first of them, no more than so many slots and entries."""
+        if len(self.slots) <= slots and self.mixed.entries.size <= entries:
+            return self
         ordered = np.sort(self.mixed.entries, axis=1)
         begins = np.diff(ordered, axis=1, prepend=FRESH) > 0
         numbers = begins.sum(axis=1)  # distinct entries of each slot
@@ -265,9 +267,14 @@ class Filling:
         used: list[int] = rows[self.mixed.used].tolist()
         chances: list[float] = priorities.tolist()
         found = []
-        for slot, entries, sources in zip(self.slots, self.mixed.entries, self.mixed.sources, strict=True):
-            for entry in dict.fromkeys(entries[entries != FRESH].tolist()):
-                targets = np.flatnonzero(entries == entry)
+        all_rows = np.arange(self.mixed.entries.shape[1])
+        whole: list[bool] = self.mixed.is_whole.tolist()
+        for slot, is_whole, entries, sources in zip(
+            self.slots, whole, self.mixed.entries, self.mixed.sources, strict=True
+        ):
+            entries_here = [int(entries[0])] if is_whole else dict.fromkeys(entries[entries != FRESH].tolist())
+            for entry in entries_here:
+                targets = all_rows if is_whole else np.flatnonzero(entries == entry)
                 taken = Taken(
                     slot=slot,
                     serial=serials[entry],
@@ -320,7 +327,7 @@ class Mixing:
                 "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
             )
 
-    def mix(self, plan: Plan, slots: list[int], table: Table, drawn: Ints) -> Filling:
+    def mix(self, plan: Plan, slots: list[int], table: Table, drawn: Ints, context: Context) -> Filling:
         """Which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
@@ -328,14 +335,14 @@ class Mixing:
             slots (`list[int]`): For which something was drawn.
             table ([`Table`]): The eligible entries.
             drawn (`(n, k)`): Rows of `table`.
+            context ([`Context`]): With the fresh groups of these slots.
 
         Returns:
             Those of the slots that take a stored row and would not be dead.
         """
-        fresh = plan.fresh
-        assert fresh is not None
-        view = fresh.take(slots)
-        chosen = self._hooks.mix(table, drawn, view, replace(self._context(), slots=view))
+        view = context.slots
+        assert view is not None
+        chosen = self._hooks.mix(table, drawn, view, context)
         mixed = MixedGroups.of(view, table, drawn, chosen)
         reasons = plan.tally.reasons
         setting = self._config.replay_advantages
@@ -365,10 +372,12 @@ class Mixing:
         assert fresh is not None
         advantages, masked = mixed.kept()
         stored = np.where(mixed.stored, advantages, 0.0)
-        sizes = np.abs(np.concatenate([fresh.advantages, stored]))
         some_advantage = (np.where(masked, 0.0, stored) != 0).any(axis=1)  # none in a file's groups that are all right
         live = (mixed.is_whole & some_advantage) | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
-        dead = teaches_nothing(stored, masked, sizes.max(initial=0.0)) & ~live
+        dead = ~live
+        if dead.any():
+            sizes = np.abs(np.concatenate([fresh.advantages, stored]))
+            dead &= teaches_nothing(stored, masked, sizes.max(initial=0.0))
         if computed.any():
             some = np.flatnonzero(computed)
             anew = self._computed(plan, mixed.take(some), masked[some])
