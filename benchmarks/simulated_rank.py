@@ -400,7 +400,7 @@ class SimulatedRank:
         with self._timed("fetch"):
             groups = self.scope.fetch(requests, self.buffer.storage.get)
         with self._timed("place"):
-            self.carry.drawn = plan.sampled.by_row(rows.size)
+            self.carry.drawn = plan.sampled.places(rows.size)
             rows.placements(plan.sampled, groups)
         serial = self.carry.serial
         with self._timed("collect"):
@@ -415,14 +415,14 @@ class SimulatedRank:
         pairs = zip(generation.group_bytes[slots].tolist(), generation.tensor_bytes[slots].tolist(), strict=True)
         self.sizes.update((serial + number, Size(*pair)) for number, pair in enumerate(pairs))
 
-    def _columns(self, generation: Generation, drawn: dict[int, int]) -> dict[str, np.ndarray]:
+    def _columns(self, generation: Generation, drawn: dict[int, list[int]]) -> dict[str, np.ndarray]:
         """The columns of all rows, as all ranks together would share them."""
         count = len(generation.scored)
         columns = blank(0, count) | {name: np.zeros(count) for name in STATS} | generation.described
         columns["recorded"] = np.ones(count, np.int64)
         columns["nbytes"] = self.last
         if self.source.measures_drift:
-            places = np.fromiter(drawn, np.int64, len(drawn))
+            places = [place for of_entry in drawn.values() for place in of_entry]
             for name, value in (("seen", 1.0), ("ratio", 1.0), ("squares", 1.0), ("drift", DRIFT)):
                 columns[name][places] = value * self.source.tokens
         order = [*blank(0, 0), *STATS]

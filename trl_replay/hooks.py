@@ -78,7 +78,7 @@ class SessionHooks:
         self._callers = {name: self._caller(f"{PROJECT}_{name}") for name in _session_hooks()}
 
     def _caller(self, hook: str) -> Callable[..., Any]:
-        """What calls a hook: pluggy, or the configured strategy itself where no plugin could take its place."""
+        """What calls a hook: pluggy, or where no plugin has it the configured strategy itself."""
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         implementations = caller.get_hookimpls()
         only_the_strategy = len(implementations) == 1 and isinstance(implementations[0].plugin, _Configured)
@@ -141,9 +141,8 @@ class SessionHooks:
                 _shown(drawn),
                 f"whole numbers, one for each of at most {count} slots, or (slots, k) of them",
             )
-        entries = drawn[drawn != NONE]
-        inside = ((entries >= 0) & (entries < len(table))).all()
-        if not inside or not _are_distinct(entries):
+        entries: list[int] = drawn[drawn != NONE].tolist()
+        if not _are_distinct_below(len(table), entries):
             raise self._bad(
                 str(self._array(result).tolist()),
                 f"distinct indices from 0 to {len(table) - 1} (-1: the slot stays as it is)",
@@ -441,9 +440,7 @@ class SessionHooks:
             return np.empty(0, np.int64)
         if indices.ndim != 1 or indices.dtype.kind not in WHOLE:
             raise self._bad(_shown(indices), "a list of whole numbers")
-        inside = indices.min() >= 0 and indices.max() < size
-        distinct = _are_distinct(indices)
-        if not inside or not distinct or len(indices) > most:
+        if not _are_distinct_below(size, indices.tolist()) or len(indices) > most:
             raise self._bad(
                 str(indices.tolist()),
                 f"at most {most} distinct indices from 0 to {size - 1}",
@@ -490,8 +487,9 @@ def _complete(hook: str, result: Any) -> Any:
     return list(result) if inspect.isgenerator(result) else result
 
 
-def _are_distinct(numbers: Ints) -> bool:
-    return len(set(numbers.tolist())) == len(numbers)
+def _are_distinct_below(size: int, indices: list[int]) -> bool:
+    inside = min(indices, default=0) >= 0 and max(indices, default=-1) < size
+    return inside and len(set(indices)) == len(indices)
 
 
 def _shown(value: Any) -> str:

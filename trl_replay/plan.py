@@ -85,13 +85,10 @@ class Sampled:
         """The entries' serial numbers."""
         return [taken.serial for taken in self.taken]
 
-    def by_row(self, size: int) -> dict[int, int]:
-        """Serial number of the entry that takes each row, counted over the groups of `size` rows that are shared."""
-        serials = {}
-        for taken in self.taken:
-            for target in taken.targets.tolist():
-                serials[taken.slot * size + target] = taken.serial
-        return serials
+    def places(self, size: int) -> dict[int, list[int]]:
+        """The rows that each entry takes, by its serial number, counted over the groups of `size` rows that are
+        shared."""
+        return {taken.serial: (taken.slot * size + taken.targets).tolist() for taken in self.taken}
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,7 +368,7 @@ class Session:
         batch: Batch,
         rows: RowLayout,
         pending: PendingGroups | None,
-        replayed: dict[int, int],
+        replayed: dict[int, list[int]],
         recorded: bool,
     ) -> None:
         """Settle, select, sample and mix, from columns alone; what fails is kept for `agree`."""
@@ -395,7 +395,7 @@ class Session:
         fresh = plan.fresh
         try:
             assert fresh is not None  # without a view, agree has raised
-            self.carry.drawn = plan.sampled.by_row(rows.size)
+            self.carry.drawn = plan.sampled.places(rows.size)
             row_mask = self._row_mask(plan, fresh, rows, total)
             context = self._local_context()
             shaped = write_advantages(batch, fresh, rows)
@@ -498,12 +498,15 @@ class Session:
         self.carry.drawn = self._drawn(state)
         self.tap.stats.load_state_dict(state["measured"])
 
-    def _drawn(self, state: Mapping[str, Any]) -> dict[int, int]:
-        """The entry that took each replayed row; of releases that replayed whole groups alone, from their slots."""
-        if "drawn_rows" in state:
-            return dict(state["drawn_rows"])
-        size = self.components.num_generations
-        return {slot * size + row: serial for slot, serial in state["drawn"] for row in range(size)}
+    def _drawn(self, state: Mapping[str, Any]) -> dict[int, list[int]]:
+        """The rows that each replayed entry took; of releases that replayed whole groups alone, from their slots."""
+        if "drawn_rows" not in state:
+            size = self.components.num_generations
+            return {serial: list(range(slot * size, (slot + 1) * size)) for slot, serial in state["drawn"]}
+        drawn: dict[int, list[int]] = {}
+        for place, serial in state["drawn_rows"]:
+            drawn.setdefault(serial, []).append(place)
+        return drawn
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
@@ -525,8 +528,8 @@ class Session:
         if self.carry.pending_groups is not None:
             self.carry.pending_groups.outdate(compat.REF_LOGPS)
 
-    def context(self) -> Context:
-        """What strategies may know at this moment."""
+    def context(self, slots: Groups | None = None) -> Context:
+        """What strategies may know at this moment; a sampler or mixer also of the `slots` that may be filled."""
         return Context(
             update=self.update,
             rng=self.components.rng,
@@ -534,6 +537,7 @@ class Session:
             num_generations=self.components.num_generations,
             table=self.buffer.table,
             metrics=self.metrics,
+            slots=slots,
             prompts=self.prompts,
         )
 

@@ -64,6 +64,7 @@ PAIRS = 1 << 22
 """Most pairs of a row that comes or goes and one of its prompt that are compared at once."""
 MOST_COUNTED = 255
 """Most rows that come or go and are counted so: their number fits a byte."""
+FEW_BITS = 0xFFF
 LOW_BITS = 0xFFFF
 LARGEST = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
@@ -91,6 +92,7 @@ class Table:
         reward_weights: NDArray[np.float64] | None = None,
     ) -> None:
         self._columns = dict(columns)
+        self._views: dict[str, NDArray[Any]] = {}  # of the used rows, as they were asked for
         self._fills: dict[str, float] = dict(UNKNOWN)
         self._length = length
         self._row_of: dict[int, int] | None = None  # by serial number, from the first question on
@@ -117,7 +119,11 @@ class Table:
         return self._length
 
     def __getattr__(self, name: str) -> NDArray[Any]:
-        return _read_only(name, self.writable(name))
+        views = self.__dict__.get("_views", {})
+        if name not in views:
+            views[name] = _read_only(name, self.writable(name))
+        view: NDArray[Any] = views[name]
+        return view
 
     def writable(self, name: str) -> NDArray[Any]:
         """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
@@ -193,7 +199,7 @@ class Table:
         for name, column in self._columns.items():
             fill = self._fills.get(name, 0)
             column[start:end] = values.get(name, fill)
-        self._length = end
+        self._resize(end)
         if self._row_of is not None:
             newcomers = self.serial[start:].tolist()
             self._row_of.update(zip(newcomers, range(start, end), strict=True))
@@ -228,7 +234,11 @@ class Table:
             self._row_of.update(zip(moved, holes.tolist(), strict=True))
         for column in self._columns.values():
             column[holes] = column[movers]
-        self._length = left
+        self._resize(left)
+
+    def _resize(self, length: int) -> None:
+        self._length = length
+        self._views = {}
 
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
         """Counts the columns `peers` and `newer` anew for the entries of these prompts."""
@@ -330,9 +340,10 @@ def _column_sums(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 def _rows_near(column: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """All rows whose value is one of `values`, in order, and all of a few other values."""
-    marked = np.zeros(LOW_BITS + 1, bool)  # one look at each row, however many values there are
-    marked[values & LOW_BITS] = True
-    return np.flatnonzero(marked[column & LOW_BITS])
+    bits = FEW_BITS if len(column) < MANY else LOW_BITS
+    marked = np.zeros(bits + 1, bool)  # one look at each row, however many values there are
+    marked[values & bits] = True
+    return np.flatnonzero(marked[column & bits])
 
 
 def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
@@ -436,11 +447,15 @@ def lowest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:
     count = max(min(count, len(keys)), 0)
     if count == 0:
         return np.empty(0, np.int64)
+    if len(keys) < MANY:
+        return _in_order(keys, np.argpartition(keys, count - 1)[:count])
     near = among_lowest(keys, count)
-    lows = keys[near]
-    chosen = np.argpartition(lows, count - 1)[:count]
-    order = np.argsort(lows[chosen], kind="stable")
-    return near[chosen[order]]
+    chosen = np.argpartition(keys[near], count - 1)[:count]
+    return _in_order(keys, near[chosen])
+
+
+def _in_order(keys: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    return chosen[np.argsort(keys[chosen], kind="stable")]
 
 
 def among_lowest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:

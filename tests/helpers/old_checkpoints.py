@@ -70,8 +70,8 @@ def check_session(session: Any, written: Written) -> None:
     carry, told = session.carry, written.session
     assert carry.serial == told["serial"]
     size = session.components.num_generations
-    by_row = {slot * size + row: serial for slot, serial in told["drawn"] for row in range(size)}
-    assert carry.drawn == by_row, "then whole groups alone were drawn"
+    places = {serial: list(range(slot * size, (slot + 1) * size)) for slot, serial in told["drawn"]}
+    assert carry.drawn == places, "then whole groups alone were drawn"
     measured = session.tap.stats.columns(len(told["measured"]["seen"]))
     assert {name: column.tolist() for name, column in measured.items()} == {
         RENAMED.get(name, name): column for name, column in told["measured"].items()

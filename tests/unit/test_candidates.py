@@ -197,17 +197,17 @@ def test_rewards_follow_the_names_of_their_functions() -> None:
 
 def test_what_a_batch_leaves_is_taken_once() -> None:
     waiting = pending(candidate())
-    carry = StepCarry(serial=5, pending_groups=waiting, drawn={2: 9})
-    assert carry.take() == (waiting, {2: 9})
+    carry = StepCarry(serial=5, pending_groups=waiting, drawn={9: [2, 3]})
+    assert carry.take() == (waiting, {9: [2, 3]})
     assert carry.take() == (None, {})
     assert carry.serial == 5
 
 
 def test_what_a_batch_leaves_goes_into_checkpoints_and_comes_back() -> None:
-    carry = StepCarry(8, pending(candidate()), 3, True, True, {2: 9, 0: 4})
+    carry = StepCarry(8, pending(candidate()), 3, True, True, {9: [2, 3], 4: [0]})
     state = carry.state_dict()
-    assert state["drawn_rows"] == [(0, 4), (2, 9)]
-    other = StepCarry(1, pending(candidate()), None, False, False, {1: 1})
+    assert state["drawn_rows"] == [(0, 4), (2, 9), (3, 9)]
+    other = StepCarry(1, pending(candidate()), None, False, False, {1: [1]})
     other.load_state_dict(state)
     assert other == StepCarry(8, None, 3, True, True, {}), "what belongs to one rank's last batch comes separately"
 

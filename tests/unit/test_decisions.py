@@ -26,8 +26,8 @@ ONES = [1.0, 1.0, 1.0, 1.0]
 
 def measured(deciding: Deciding, replayed: dict[int, int], **columns: Any) -> Tally:
     tally = Tally()
-    by_row = {slot * SIZE + row: serial for slot, serial in replayed.items() for row in range(SIZE)}
-    deciding.decide.record_replay_stats(by_row, stats(3, **columns), tally)
+    places = {serial: [slot * SIZE + row for row in range(SIZE)] for slot, serial in replayed.items()}
+    deciding.decide.record_replay_stats(places, stats(3, **columns), tally)
     return tally
 
 
@@ -293,7 +293,7 @@ def test_what_is_drawn_is_told_and_counted() -> None:
     told = [(taken.slot, taken.serial, taken.row, taken.age, taken.priority) for taken in drawn.taken]
     assert told == [(1, 1, 1, 3, 1.0), (0, 2, 2, 6, 1.0)]
     assert all(taken.is_whole for taken in drawn.taken)
-    assert drawn.by_row(SIZE) == {4: 1, 5: 1, 6: 1, 7: 1, 0: 2, 1: 2, 2: 2, 3: 2}
+    assert drawn.places(SIZE) == {1: [4, 5, 6, 7], 2: [0, 1, 2, 3]}
     table = deciding.buffer.table
     assert table.uses.tolist() == [0, 4, 2]
     assert table.last_used.tolist() == [-1, 10, 10]

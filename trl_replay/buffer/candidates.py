@@ -162,7 +162,8 @@ class StepCarry:
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
-        drawn (`dict[int, int]`): Serial of the entry that took each replayed row, by its place among those shared.
+        drawn (`dict[int, list[int]]`): By the serial of each entry that was replayed, the places of the rows that it
+            took, among those shared.
     """
 
     serial: int = 0
@@ -170,9 +171,9 @@ class StepCarry:
     collected_at: int | None = None
     unfinished: bool = False
     warmed: bool = False
-    drawn: dict[int, int] = field(default_factory=dict)
+    drawn: dict[int, list[int]] = field(default_factory=dict)
 
-    def take(self) -> tuple[PendingGroups | None, dict[int, int]]:
+    def take(self) -> tuple[PendingGroups | None, dict[int, list[int]]]:
         """The candidates and what was drawn, for the batch that settles and measures them; both are forgotten here."""
         pending = self.pending_groups
         drawn = self.drawn
@@ -187,7 +188,7 @@ class StepCarry:
             "noted_at": self.collected_at,
             "pending": self.unfinished,
             "warmed": self.warmed,
-            "drawn_rows": sorted(self.drawn.items()),
+            "drawn_rows": sorted((place, serial) for serial, places in self.drawn.items() for place in places),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from ..errors import ReplayError, StorageFullError
 from ..fields import PIXELS
 from ..protocols import Storage
 from ..sizes import format_bytes
-from ..table import Table, among_lowest, lowest
+from ..table import Table, lowest
 from ..transfer import fetch
 from ..types import Bools, Group, Ints
 
@@ -417,12 +417,13 @@ class ReplayBuffer:
 
 def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
     """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
-    near = among_lowest(ranks, count)
-    lows = ranks[near]
-    border = np.partition(lows, count - 1)[count - 1]
-    below = near[lows < border]
-    ties = near[lows == border]
+    found = lowest(ranks, count)
+    border = ranks[found[-1]]
+    ties = np.flatnonzero(ranks == border)
+    below = found[ranks[found] < border]
     left = count - len(below)
+    if left == len(ties):
+        return found
     oldest = lowest(serials[ties], left)
     return np.concatenate([below, ties[oldest]])
 

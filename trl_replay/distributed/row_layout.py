@@ -189,6 +189,8 @@ class RowLayout:
     def overflowed(self) -> list[int]:
         """Serials of the groups that some process's storage had no room for."""
         overflow = self.columns["overflow"]
+        if not overflow.any():
+            return []
         serials = overflow[overflow > 0] - 1
         return sorted(set(serials.tolist()))
 

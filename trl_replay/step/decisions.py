@@ -6,7 +6,7 @@ On processes that share a buffer the columns and the private generator are the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class Decisions:
     Args:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         tap ([`Tap`]): Counts updates, and knows whether the seam has been seen to work.
-        context (`Callable`): Gives what strategies may know at this moment.
+        context (`Callable`): Gives what strategies may know at this moment, with the slots that are given to it.
         config ([`ReplayConfig`]): Limits, and how scores change.
     """
 
@@ -48,7 +48,7 @@ class Decisions:
         self,
         components: Components,
         tap: Tap,
-        context: Callable[[], Context],
+        context: Callable[..., Context],
         config: ReplayConfig,
     ) -> None:
         self._buffer = components.buffer
@@ -67,7 +67,7 @@ class Decisions:
         plan: Plan,
         rows: RowLayout,
         pending: PendingGroups | None,
-        replayed: Mapping[int, int],
+        replayed: Mapping[int, Sequence[int]],
     ) -> None:
         """Settles what the last generation batch left: its candidates, and what the loss showed of replayed groups.
 
@@ -75,7 +75,7 @@ class Decisions:
             plan ([`Plan`]): With what was `generated`; gets `admitted`.
             rows ([`RowLayout`]): Of the batch at hand; its columns tell of the last one's candidates, too.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
-            replayed (`Mapping[int, int]`): Serial of the entry that took each replayed row of the last batch.
+            replayed (`Mapping[int, Sequence[int]]`): By serial of an entry, the rows of the last batch that it took.
         """
         tally = plan.tally
         self.record_replay_stats(replayed, rows.columns, tally)
@@ -115,15 +115,15 @@ class Decisions:
 
     def record_replay_stats(
         self,
-        replayed: Mapping[int, int],
+        replayed: Mapping[int, Sequence[int]],
         columns: Mapping[str, NDArray[Any]],
         tally: Tally,
     ) -> None:
         """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
 
         Args:
-            replayed (`Mapping[int, int]`): Serial of the entry that took each replayed row of the last batch, by the
-                row's place among those that are shared.
+            replayed (`Mapping[int, Sequence[int]]`): By serial of an entry, the rows of the last batch that it took:
+                their places among those that are shared.
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
@@ -132,8 +132,8 @@ class Decisions:
         if not replayed:
             return
         table = self._buffer.table
-        serials, sums = _by_entry(replayed, columns)
-        rows = table.rows_of(serials)
+        sums = _sums(columns, list(replayed.values()))
+        rows = table.rows_of(list(replayed))
         measured = (rows >= 0) & (sums["seen"] > 0)
         rows = rows[measured]
         seen = sums["seen"][measured]
@@ -328,7 +328,7 @@ class Decisions:
         items = unmasked.copy()
         stored_items = table.row_items
         entries = [taken.row for taken in sampled.taken]
-        known: list[bool] = (~np.isnan(table.row_advantage[entries]).any(axis=1)).tolist()
+        known: list[bool] = (~np.isnan(table.row_advantage[entries, 0])).tolist()
         for taken, has_row_columns in zip(sampled.taken, known, strict=True):
             if has_row_columns:
                 items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
@@ -366,7 +366,7 @@ class Decisions:
         if len(rows) < len(buffer):
             table = table.take(rows)
         fillable = fresh.take(slots)
-        context = replace(self._context(), slots=fillable)
+        context = self._context(fillable)
         drawn = self._hooks.sample(table, len(slots), context)
         if len(drawn) < wanted:
             tally.reasons[self._shortage(held_back)] += 1
@@ -378,7 +378,7 @@ class Decisions:
             return Sampled()
         to_fill = [slots[place] for place in places.tolist()]
         if len(places) < len(slots):
-            context = replace(context, slots=fillable.take(places))
+            context = self._context(fillable.take(places))
         filling = self._mixing.mix(plan, to_fill, table, drawn[places], context)
         filling = filling.within(most, self._rate_limiter.entries_left)
         filling.write(outcome)
@@ -486,20 +486,14 @@ class Decisions:
         plan.tally.masked_apart = int(masked.sum())
 
 
-def _by_entry(
-    replayed: Mapping[int, int],
-    columns: Mapping[str, NDArray[Any]],
-) -> tuple[list[int], dict[str, Floats]]:
-    """Serials of the entries that took rows, and the sums of each of `STATS` over an entry's rows, `(entries,)`."""
-    places_of: dict[int, list[int]] = {}
-    for place, serial in replayed.items():
-        places_of.setdefault(serial, []).append(place)
-    order = [place for places in places_of.values() for place in places]
-    ends = np.cumsum([len(places) for places in places_of.values()])
-    begins = np.append(0, ends[:-1])
+def _sums(columns: Mapping[str, NDArray[Any]], places: Sequence[Sequence[int]]) -> dict[str, Floats]:
+    """The sums of each of `STATS` over the rows of each entry, `(entries,)`; `places` has some row of each."""
+    rows = list(chain.from_iterable(places))
+    ends = accumulate(map(len, places))
+    begins = [0, *ends][:-1]
     stats = np.array([columns[name] for name in STATS])
-    sums = np.add.reduceat(stats[:, order], begins, axis=1)
-    return list(places_of), dict(zip(STATS, sums, strict=True))
+    sums = np.add.reduceat(stats[:, rows], begins, axis=1)
+    return dict(zip(STATS, sums, strict=True))
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:

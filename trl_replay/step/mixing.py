@@ -282,7 +282,7 @@ class Filling:
                     age=update - steps[entry],
                     priority=chances[entry],
                     targets=targets,
-                    sources=sources[targets],
+                    sources=sources if is_whole else sources[targets],
                 )
                 found.append(taken)
         return found
