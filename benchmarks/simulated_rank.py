@@ -48,7 +48,7 @@ from trl_replay.serialization.wire import packed_size
 from trl_replay.step.decisions import Decisions
 from trl_replay.step.training_batch import collect
 from trl_replay.strategies.scopes import Collectives, GatheredScope, ProcessScope, ShardedScope
-from trl_replay.types import Context
+from trl_replay.types import Context, Groups
 
 SCOPES = {"process": ProcessScope, "gathered": GatheredScope, "sharded": ShardedScope}
 KINDS = ("scorer", "evictor", "sampler", "selector", "mixer")
@@ -330,13 +330,14 @@ class SimulatedRank:
         """Bytes by verb so far."""
         return dict(self.scope.received)
 
-    def _context(self) -> Context:
+    def _context(self, slots: Groups | None = None) -> Context:
         return Context(
             update=self.tap.update,
             rng=self.components.rng,
             capacity=self.buffer.capacity,
             num_generations=self.source.size,
             table=self.buffer.table,
+            slots=slots,
         )
 
     def fill(self) -> None:

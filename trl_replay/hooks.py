@@ -75,14 +75,19 @@ class SessionHooks:
         configured = _Configured(strategies)
         self._manager.register(configured, "configured strategies")
         self._attribute(configured, self._strategy_label)
-        self._callers = {name: self._caller(f"{PROJECT}_{name}") for name in _session_hooks()}
+        self._callers = {name: self._caller(name) for name in _session_hooks()}
 
     def _caller(self, hook: str) -> Callable[..., Any]:
-        """What calls a hook: pluggy, or where no plugin has it the configured strategy itself."""
-        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        """What calls a hook: pluggy, or where no plugin has it the configured strategy itself, if there is one."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, f"{PROJECT}_{hook}")
+        if self.has_plugin_for(hook):
+            return caller
         implementations = caller.get_hookimpls()
-        only_the_strategy = len(implementations) == 1 and isinstance(implementations[0].plugin, _Configured)
-        return implementations[0].function if only_the_strategy else caller
+        if implementations:
+            return implementations[0].function
+        assert caller.spec is not None
+        nothing = None if caller.spec.opts["firstresult"] else ()
+        return lambda **arguments: nothing
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""

@@ -32,10 +32,16 @@ def mean_of_scored(values: Floats) -> Floats:
     return np.asarray(sum_of_scored(values, 1) / count)
 
 
-def bessel_std(values: Floats) -> Floats:
-    """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values."""
+def bessel_std(values: Floats, mean: Floats | None = None) -> Floats:
+    """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values.
+
+    Args:
+        values (`(n, m)` or `(n, m, …)`): Numbers, NaN where one is missing.
+        mean (`(n,)` or `(n, …)`, *optional*): Their `mean_of_scored`, if it is known.
+    """
     scored = ~np.isnan(values)
-    centred = values - mean_of_scored(values)[:, None]
+    mean = mean_of_scored(values) if mean is None else mean
+    centred = values - mean[:, None]
     squares = np.where(scored, centred, 0.0) ** 2
     degrees = np.maximum(scored.sum(axis=1) - 1, 1)
     return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))

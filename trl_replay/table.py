@@ -197,8 +197,7 @@ class Table:
         if end > len(self._columns["serial"]):
             self._grow(max(end, 2 * start))
         for name, column in self._columns.items():
-            fill = self._fills.get(name, 0)
-            column[start:end] = values.get(name, fill)
+            column[start:end] = values[name] if name in values else self._fills.get(name, 0)
         self._resize(end)
         if self._row_of is not None:
             newcomers = self.serial[start:].tolist()

@@ -64,6 +64,7 @@ class Groups:
     masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
     origin: Ints = None  # type: ignore[assignment]  # likewise
     _reward: Floats | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
+    _mean: Floats | None = field(default=None, init=False, repr=False, compare=False)  # likewise
     _std: Floats | None = field(default=None, init=False, repr=False, compare=False)  # likewise
 
     def __post_init__(self) -> None:
@@ -95,15 +96,21 @@ class Groups:
     @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
-        return mean_of_scored(self._weighted())
+        return self._mean_of_scored().copy()
 
     @property
     def reward_std(self) -> Floats:
         """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; 0 with fewer than two scored rows."""
         if self._std is None:
-            object.__setattr__(self, "_std", bessel_std(self._weighted()))
+            object.__setattr__(self, "_std", bessel_std(self._weighted(), self._mean_of_scored()))
         assert self._std is not None
         return self._std.copy()
+
+    def _mean_of_scored(self) -> Floats:
+        if self._mean is None:
+            object.__setattr__(self, "_mean", mean_of_scored(self._weighted()))
+        assert self._mean is not None
+        return self._mean
 
     def _weighted(self) -> Floats:
         if self._reward is None:

@@ -18,6 +18,7 @@ from trl_replay.loss.off_policy_stats import STATS
 from trl_replay.registry import registry
 from trl_replay.step.decisions import Decisions
 from trl_replay.testing import make_context
+from trl_replay.types import Groups
 
 SIZE = 4
 """Rows of a group."""
@@ -50,8 +51,8 @@ class Deciding:
         self.rate_limiter = components.rate_limiter
         self.decide = Decisions(components, self.tap, self.context, self.config)
 
-    def context(self) -> Any:
-        return make_context(self.buffer.table, update=self.tap.update, num_generations=SIZE)
+    def context(self, slots: Groups | None = None) -> Any:
+        return make_context(self.buffer.table, update=self.tap.update, num_generations=SIZE, slots=slots)
 
     def store(self, scores: list[float], **columns: Any) -> None:
         """Entries with these scores, serials 0, 1, …, of which the buffer keeps what its capacity allows."""

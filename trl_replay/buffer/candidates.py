@@ -130,11 +130,12 @@ class PendingGroups:
         logps = columns["logps"].reshape(-1, size)
         sums = logps[slots]
         finite = np.isfinite(sums).all(axis=1)
-        incomplete = int((~complete).sum())
-        infinite = int((complete & ~finite).sum())
-        tally.refuse(incomplete, "a row's first forward was missing or came after an update")
-        tally.refuse(infinite, "a trainable token's log-prob is not finite")
         chosen = np.flatnonzero(complete & finite)
+        if len(chosen) < len(slots):
+            incomplete = int((~complete).sum())
+            infinite = int((complete & ~finite).sum())
+            tally.refuse(incomplete, "a row's first forward was missing or came after an update")
+            tally.refuse(infinite, "a trainable token's log-prob is not finite")
         if len(chosen) == 0:
             return [], None
         usable = [self.candidates[row] for row in chosen]

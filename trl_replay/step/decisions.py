@@ -220,10 +220,11 @@ class Decisions:
         nbytes = np.asarray(sizes, np.int64)
         finite = np.isfinite(scores)
         fitting = self._buffer.fits(nbytes)
-        tally.refuse(int((~finite).sum()), "its score is not finite")
-        tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
         chosen = np.flatnonzero(finite & fitting)
-        groups = groups.take(chosen)
+        if len(chosen) < len(groups):
+            tally.refuse(int((~finite).sum()), "its score is not finite")
+            tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
+            groups = groups.take(chosen)
         keysets = [self._buffer.keyset(keys[row]) for row in chosen.tolist()]
         columns: dict[str, NDArray[Any]] = {
             "serial": np.asarray(serials, np.int64)[chosen],

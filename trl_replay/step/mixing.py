@@ -6,7 +6,7 @@ Decided from columns alone, alike on all processes that share a buffer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class MixedGroups:
         table ([`Table`]): These entries alone.
         entries (`(n, G)` int64): Row of `table` whose entry takes each row; `FRESH` for none.
         sources (`(n, G)` int64): Which of that entry's rows; `FRESH` for none.
+        stored (`(n, G)` bool): Which rows are stored ones.
+        is_whole (`(n,)` bool): Whether one entry takes the whole slot.
     """
 
     slots: Groups
@@ -74,6 +76,16 @@ class MixedGroups:
     table: Table
     entries: Ints
     sources: Ints
+    stored: Bools = field(init=False)
+    is_whole: Bools = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._mark()
+
+    def _mark(self) -> None:
+        self.stored = self.entries != FRESH
+        one_entry = (self.entries == self.entries[:, :1]).all(axis=1)
+        self.is_whole = one_entry & self.stored[:, 0]
 
     @classmethod
     def of(cls, slots: Groups, table: Table, drawn: Ints, chosen: Ints) -> MixedGroups:
@@ -93,17 +105,6 @@ class MixedGroups:
         entries = np.where(stored, np.searchsorted(used, drawn_for_row), FRESH)
         sources = np.where(stored, chosen % size, FRESH)
         return cls(slots, used, table.take(used), entries, sources)
-
-    @property
-    def stored(self) -> Bools:
-        """`(n, G)`: which rows are stored ones."""
-        return np.asarray(self.entries != FRESH)
-
-    @property
-    def is_whole(self) -> Bools:
-        """`(n,)`: whether one entry takes the whole slot."""
-        one_entry = (self.entries == self.entries[:, :1]).all(axis=1)
-        return np.asarray(one_entry & self.stored.all(axis=1))
 
     def leave_other_prompts(self, chosen: Bools) -> int:
         """Takes stored rows of other prompts than the slot's out of the `chosen` slots, `(n,)`; returns how many."""
@@ -141,21 +142,23 @@ class MixedGroups:
         left = rows & self.stored
         self.entries = np.where(left, FRESH, self.entries)
         self.sources = np.where(left, FRESH, self.sources)
+        self._mark()
         return int(left.sum())
 
     def column(self, name: str, fresh: Floats | Ints | Bools) -> Floats:
-        """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere."""
+        """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere: an array
+        of its own."""
         if not len(self.used):
-            return np.asarray(fresh)
+            return np.array(fresh)
         values = getattr(self.table, name)[self.entries, self.sources]
-        stored = self.stored.reshape(self.stored.shape + (1,) * (values.ndim - 2))
+        stored = self.stored if values.ndim == 2 else self.stored[:, :, None]
         return np.asarray(np.where(stored, values, fresh))
 
     def kept(self) -> tuple[Floats, Bools]:
         """Advantages and masks where every row keeps its own, `(n, G)`."""
         advantages = self.column("row_advantage", self.slots.advantages)
-        masked = self.column("row_masked", self.slots.masked).astype(bool)
-        return advantages.copy(), masked.copy()
+        masked = self.column("row_masked", self.slots.masked).astype(bool, copy=False)
+        return advantages, masked
 
     def joint(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
         """Advantages over all rows of each mixed group that `train`, `(n, G)`, and which groups are dead, `(n,)`."""
@@ -269,11 +272,10 @@ class Filling:
         found = []
         all_rows = np.arange(self.mixed.entries.shape[1])
         whole: list[bool] = self.mixed.is_whole.tolist()
-        for slot, is_whole, entries, sources in zip(
-            self.slots, whole, self.mixed.entries, self.mixed.sources, strict=True
-        ):
-            entries_here = [int(entries[0])] if is_whole else dict.fromkeys(entries[entries != FRESH].tolist())
-            for entry in entries_here:
+        rows_of_slots = zip(self.slots, whole, self.mixed.entries, self.mixed.sources, strict=True)
+        for slot, is_whole, entries, sources in rows_of_slots:
+            entries_here = entries[:1] if is_whole else entries[entries != FRESH]
+            for entry in dict.fromkeys(entries_here.tolist()):
                 targets = all_rows if is_whole else np.flatnonzero(entries == entry)
                 taken = Taken(
                     slot=slot,
@@ -371,11 +373,11 @@ class Mixing:
         fresh = plan.fresh
         assert fresh is not None
         advantages, masked = mixed.kept()
-        stored = np.where(mixed.stored, advantages, 0.0)
-        some_advantage = (np.where(masked, 0.0, stored) != 0).any(axis=1)  # none in a file's groups that are all right
-        live = (mixed.is_whole & some_advantage) | (~mixed.slots.dead & ~mixed.stored.all(axis=1))
-        dead = ~live
+        trains = (advantages != 0) & mixed.stored & ~masked
+        dead = ~(mixed.is_whole & trains.any(axis=1))  # no row trains in a file's groups that are all right
         if dead.any():
+            dead &= mixed.slots.dead | mixed.stored.all(axis=1)
+            stored = np.where(mixed.stored, advantages, 0.0)
             sizes = np.abs(np.concatenate([fresh.advantages, stored]))
             dead &= teaches_nothing(stored, masked, sizes.max(initial=0.0))
         if computed.any():
