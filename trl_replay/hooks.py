@@ -45,6 +45,8 @@ from .types import (
     Row,
 )
 
+PREFLIGHT = f"{PROJECT}_preflight"
+METRICS = f"{PROJECT}_metrics"
 FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """Batch keys in which a compose hook must leave fresh rows as they are."""
 LARGEST = 1e9
@@ -174,9 +176,7 @@ class SessionHooks:
         ordered = np.sort(rows, axis=1)
         if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
             raise self._bad(str(rows.tolist()), "every stored row at most once a slot")
-        entries = np.where(rows == NONE, 0, rows) // shape[1]
-        given = drawn[np.arange(len(drawn))[:, None], entries]
-        if (given[rows != NONE] == NONE).any():
+        if (drawn == NONE).any() and _asks_for_none(rows, drawn):
             raise self._bad(str(rows.tolist()), "rows of entries that were drawn (-1 in `drawn`: there is none)")
         return rows.astype(np.int64)
 
@@ -485,11 +485,19 @@ def _complete(hook: str, result: Any) -> Any:
     """A hook's result with its generator run to the end, so that what it raises is still attributed."""
     if result is None:
         return None
-    if hook == f"{PROJECT}_preflight":
+    if hook == PREFLIGHT:
         return [result] if isinstance(result, str) else [str(reason) for reason in result]
-    if hook == f"{PROJECT}_metrics":
+    if hook == METRICS:
         return {str(key): float(value) for key, value in result.items()}
     return list(result) if inspect.isgenerator(result) else result
+
+
+def _asks_for_none(rows: Ints, drawn: Ints) -> bool:
+    """Whether a mixer wants rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
+    wanted = rows != NONE
+    entries = np.where(wanted, rows, 0) // rows.shape[1]
+    given = np.take_along_axis(drawn, entries, axis=1)
+    return bool((given[wanted] == NONE).any())
 
 
 def _are_distinct_below(size: int, indices: list[int]) -> bool:

@@ -51,6 +51,8 @@ UNKNOWN: dict[str, float] = {
     "row_logp": np.nan,
 }
 """What row columns hold where nothing is known; 0 in the others."""
+NEVER = -1
+"""In `last_used` before the first use."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
 FIRST_ROOM = 1024
 """Rows that a new table has room for."""
@@ -93,7 +95,7 @@ class Table:
     ) -> None:
         self._columns = dict(columns)
         self._views: dict[str, NDArray[Any]] = {}  # of the used rows, as they were asked for
-        self._fills: dict[str, float] = dict(UNKNOWN)
+        self._fills: dict[str, float] = {"last_used": NEVER, **UNKNOWN}
         self._length = length
         self._row_of: dict[int, int] | None = None  # by serial number, from the first question on
         self._fingerprint: int | None = None  # likewise
@@ -334,7 +336,7 @@ def _sum_of_hashes(serials: NDArray[np.int64]) -> int:
 
 def _column_sums(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Sums over axis 0 of at most 255 flags each; bytes add many times faster than numbers."""
-    return np.asarray(flags.view(np.uint8).sum(axis=0, dtype=np.uint8))
+    return np.asarray(np.add.reduce(flags.view(np.uint8), axis=0, dtype=np.uint8))
 
 
 def _rows_near(column: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:

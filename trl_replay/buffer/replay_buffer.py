@@ -201,8 +201,7 @@ class ReplayBuffer:
         count = len(serials)
         first = len(table)
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
-        never = np.full(count, -1)
-        table.append({"last_used": never, **columns, "tag": tags}, count)
+        table.append({**columns, "tag": tags}, count)
         rows = np.arange(first, first + count)
         table.writable("first_score")[rows] = table.score[rows]
         table.joined(rows)
@@ -238,9 +237,8 @@ class ReplayBuffer:
 
     def fits(self, nbytes: Ints) -> Bools:
         """Whether groups of `nbytes` payload would fit into the buffer alone."""
-        if self.max_bytes is None:
-            return np.ones(len(nbytes), bool)
-        return np.asarray(nbytes <= self.max_bytes - self.table.row_bytes)
+        most = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
+        return np.asarray(nbytes <= most)
 
     def load(self, serial: int) -> Group:
         """A fresh copy of payload that is on this process."""

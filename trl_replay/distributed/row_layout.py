@@ -168,12 +168,15 @@ class RowLayout:
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
         chosen = list(slots)
-        ranks_of_rows = self.columns["row"] // self.count
-        owners = ranks_of_rows.reshape(-1, self.size)[chosen]
         nbytes = self.columns["nbytes"].reshape(-1, self.size)[chosen]
-        sizes: Ints = np.zeros((len(chosen), ranks), np.int64)
-        number = np.arange(len(chosen))[:, None]
-        np.add.at(sizes, (number, owners), nbytes)
+        if ranks == 1:
+            sizes: Ints = nbytes.sum(axis=1, keepdims=True)
+        else:
+            ranks_of_rows = self.columns["row"] // self.count
+            owners = ranks_of_rows.reshape(-1, self.size)[chosen]
+            number = np.arange(len(chosen))[:, None]
+            sizes = np.zeros((len(chosen), ranks), np.int64)
+            np.add.at(sizes, (number, owners), nbytes)
         return [Arrival(serial, of_ranks) for serial, of_ranks in zip(serials, sizes, strict=True)]
 
     def sizes(self, slots: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from ..config import ReplayConfig
 from ..counters import NO_ROOM, Tally
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
-from ..loss.off_policy_stats import STATS, effective_share
+from ..loss.off_policy_stats import effective_share
 from ..loss.tap import Tap
 from ..plan import Admitted, Plan, RowOutcome, Sampled
 from ..table import Table
@@ -132,18 +132,18 @@ class Decisions:
         if not replayed:
             return
         table = self._buffer.table
-        sums = _sums(columns, list(replayed.values()))
+        sums = _sums([columns[name] for name in ("seen", "drift", "remaining_signal")], list(replayed.values()))
         rows = table.rows_of(list(replayed))
-        measured = (rows >= 0) & (sums["seen"] > 0)
+        measured = (rows >= 0) & (sums[0] > 0)
         rows = rows[measured]
-        seen = sums["seen"][measured]
-        drift = sums["drift"][measured] / seen
+        seen, drift_sum, remaining_signal = sums[:, measured]
+        drift = drift_sum / seen
         table.writable("drift")[rows] = drift
         refresh = self._config.replay_refresh
         if refresh == "ratio":
             table.writable("score")[rows] = table.first_score[rows] * np.exp(-drift)
         elif refresh == "advantage":
-            table.writable("score")[rows] = sums["remaining_signal"][measured] / seen
+            table.writable("score")[rows] = remaining_signal / seen
         limit = self._config.replay_max_log_ratio
         if limit is not None:
             too_far = table.serial[rows[drift > limit]]
@@ -328,12 +328,12 @@ class Decisions:
         unmasked = fresh.trainable if fresh.items is None else fresh.items
         items = unmasked.copy()
         stored_items = table.row_items
-        entries = [taken.row for taken in sampled.taken]
-        known: list[bool] = (~np.isnan(table.row_advantage[entries, 0])).tolist()
-        for taken, has_row_columns in zip(sampled.taken, known, strict=True):
-            if has_row_columns:
-                items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
-            else:  # of a release without them: all of its rows
+        for taken in sampled.taken:
+            items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
+        known = ~np.isnan(table.row_advantage[[taken.row for taken in sampled.taken], 0])
+        if not known.all():  # entries of a release without row columns: all of their rows
+            for number in np.flatnonzero(~known).tolist():
+                taken = sampled.taken[number]
                 items[taken.slot] = 0
                 items[taken.slot, 0] = table.items[taken.row]
         items[outcome.masked] = 0
@@ -487,14 +487,12 @@ class Decisions:
         plan.tally.masked_apart = int(masked.sum())
 
 
-def _sums(columns: Mapping[str, NDArray[Any]], places: Sequence[Sequence[int]]) -> dict[str, Floats]:
-    """The sums of each of `STATS` over the rows of each entry, `(entries,)`; `places` has some row of each."""
+def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:
+    """The sums of `columns` over the rows of each entry, `(columns, entries)`; `places` has some row of each."""
     rows = list(chain.from_iterable(places))
     ends = accumulate(map(len, places))
     begins = [0, *ends][:-1]
-    stats = np.array([columns[name] for name in STATS])
-    sums = np.add.reduceat(stats[:, rows], begins, axis=1)
-    return dict(zip(STATS, sums, strict=True))
+    return np.asarray(np.add.reduceat(np.array(columns)[:, rows], begins, axis=1))
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
