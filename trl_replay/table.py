@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigurationError
+from .prompt_numbers import PromptNumbers
 from .rewards import weighted_rewards
 
 COLUMNS: dict[str, Any] = {
@@ -60,20 +61,14 @@ MANY = 4096
 """Rows from which on drawing and looking for the lowest go ways that pay for large tables only."""
 BLOCKS = 64
 """Parts of a long column of which the lowest values are looked at first."""
+SHORT_BLOCKS = 512
+"""Parts of a long column that are summed before one of them is looked into."""
 PROPOSALS = 8
 """How often indices are proposed for a draw from many, before what is left is drawn by sorting keys."""
-PAIRS = 1 << 22
-"""Most pairs of a row that comes or goes and one of its prompt that are compared at once."""
-MOST_COUNTED = 255
-"""Most rows that come or go and are counted so: their number fits a byte."""
-FEW_BITS = 0xFFF
-LOW_BITS = 0xFFFF
+FEW = 16
+"""Most rows with older ones of their prompts that leave one by one; of more, what is left is counted anew."""
 LARGEST = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
-
-
-Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
-"""Rows beside which others are looked at; which of them are of the same prompt; which of these are older."""
 
 
 class Table:
@@ -97,8 +92,11 @@ class Table:
         self._views: dict[str, NDArray[Any]] = {}  # of the used rows, as they were asked for
         self._fills: dict[str, float] = {"last_used": NEVER, **UNKNOWN}
         self._length = length
+        self._newest = -1  # serial number
+        self._newest_came = True  # last: none of them is older than any other
         self._row_of: dict[int, int] | None = None  # by serial number, from the first question on
         self._fingerprint: int | None = None  # likewise
+        self._prompts: PromptNumbers | None = None  # likewise
         self.reward_weights = np.ones(1) if reward_weights is None else reward_weights
 
     @classmethod
@@ -201,12 +199,16 @@ class Table:
         for name, column in self._columns.items():
             column[start:end] = values[name] if name in values else self._fills.get(name, 0)
         self._resize(end)
+        newcomers: list[int] = self.serial[start:].tolist()
+        self._newest_came = min(newcomers, default=0) > self._newest
+        self._newest = max(self._newest, max(newcomers, default=-1))
         if self._row_of is not None:
-            newcomers = self.serial[start:].tolist()
             self._row_of.update(zip(newcomers, range(start, end), strict=True))
         if self._fingerprint is not None:
             added = _sum_of_hashes(self.serial[start:])
             self._fingerprint = (self._fingerprint + added) % 2**64
+        if self._prompts is not None:
+            self._prompts.append(self.prompt[start:])
 
     def _grow(self, room: int) -> None:
         """Makes room for `room` rows."""
@@ -221,18 +223,19 @@ class Table:
         if len(rows) == 0:
             return
         left = self._length - len(rows)
-        holes = np.sort(rows[rows < left])
-        stays = np.ones(len(rows), bool)
-        stays[rows[rows >= left] - left] = False
-        movers = left + np.flatnonzero(stays)
+        gone = set(rows.tolist())
+        holes = np.array(sorted(row for row in gone if row < left), np.int64)
+        movers = np.array([row for row in range(left, self._length) if row not in gone], np.int64)
         if self._fingerprint is not None:
-            gone = _sum_of_hashes(self.serial[rows])
-            self._fingerprint = (self._fingerprint - gone) % 2**64
+            hashes = _sum_of_hashes(self.serial[rows])
+            self._fingerprint = (self._fingerprint - hashes) % 2**64
         if self._row_of is not None:
             for serial in self.serial[rows].tolist():
                 self._row_of.pop(serial, None)
             moved = self.serial[movers].tolist()
             self._row_of.update(zip(moved, holes.tolist(), strict=True))
+        if self._prompts is not None:
+            self._prompts.remove(self.prompt[rows], holes, movers)
         for column in self._columns.values():
             column[holes] = column[movers]
         self._resize(left)
@@ -243,54 +246,54 @@ class Table:
 
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
         """Counts the columns `peers` and `newer` anew for the entries of these prompts."""
-        rows = _rows_near(self.prompt, prompts)
-        newest_first = np.lexsort((-self.serial[rows], self.prompt[rows]))  # prompt by prompt
-        order = rows[newest_first]
-        prompt = self.prompt[order]
-        # whether a row is the first of its prompt
-        begins = np.ones(len(order), bool)
-        begins[1:] = prompt[1:] != prompt[:-1]
-        first = np.flatnonzero(begins)
+        rows = self._numbered_prompts().rows_of(prompts.tolist())
+        order, first = _prompt_by_prompt(self.prompt[rows], self.serial[rows])
         counts = np.diff(first, append=len(order))
-        self.writable("peers")[order] = np.repeat(counts, counts)
-        self.writable("newer")[order] = np.arange(len(order)) - np.repeat(first, counts)
+        self.writable("peers")[rows[order]] = np.repeat(counts, counts)
+        self.writable("newer")[rows[order]] = np.arange(len(order)) - np.repeat(first, counts)
 
     def joined(self, rows: NDArray[np.int64]) -> None:
-        """Brings `peers` and `newer` up to date after these rows have come."""
-        pairs = self._pairs(rows)
-        if pairs is None:
+        """Brings `peers` and `newer` up to date after these rows have come, the last that were appended."""
+        if not len(rows):
+            return
+        if not self._newest_came:
             self.count_peers(self.prompt[rows])
             return
-        others, is_peer, is_older = pairs
-        self.writable("peers")[others] += _column_sums(is_peer)
-        self.writable("newer")[others] += _column_sums(is_older)
-        peers = is_peer.sum(axis=1)
-        self.writable("peers")[rows] = peers
-        self.writable("newer")[rows] = peers - 1 - is_older.sum(axis=1)
+        begin = rows[0]
+        prompts = self._numbered_prompts()
+        more = prompts.counts(rows)
+        self.writable("peers")[:begin] += more[:begin]
+        self.writable("newer")[:begin] += more[:begin]
+        self.writable("peers")[begin:] = prompts.sizes(rows)
+        if (more[begin:] > 1).any():  # several of one prompt
+            order, first = _prompt_by_prompt(self.prompt[rows], self.serial[rows])
+            counts = np.diff(first, append=len(order))
+            self.writable("newer")[rows[order]] = np.arange(len(order)) - np.repeat(first, counts)
+        else:
+            self.writable("newer")[begin:] = 0
 
     def leave(self, rows: NDArray[np.int64]) -> None:
         """Removes distinct rows, and brings `peers` and `newer` of the others up to date."""
-        prompts = self.prompt[rows]
-        pairs = self._pairs(rows)
-        if pairs is None:
+        peers = self.writable("peers")
+        newer = self.writable("newer")
+        with_older = rows[newer[rows] + 1 < peers[rows]]
+        if len(with_older) > FEW:
+            prompts = self.prompt[rows]
             self.remove(rows)
             self.count_peers(prompts)
             return
-        others, is_peer, is_older = pairs
-        self.writable("peers")[others] -= _column_sums(is_peer)
-        self.writable("newer")[others] -= _column_sums(is_older)
+        numbered = self._numbered_prompts()
+        for row in with_older.tolist():
+            others = numbered.rows_beside(row)
+            older = others[self.serial[others] < self.serial[row]]
+            newer[older] -= 1
+        peers -= numbered.counts(rows)
         self.remove(rows)
 
-    def _pairs(self, rows: NDArray[np.int64]) -> Pairs | None:
-        """These rows beside all that may be of their prompts, `(others,)`: which are of the same prompt, and which of
-        these are older, `(rows, others)`. None where there are too many pairs: then counting anew is quicker."""
-        prompts = self.prompt[rows]
-        others = _rows_near(self.prompt, prompts)
-        if len(rows) > MOST_COUNTED or len(rows) * len(others) > PAIRS:
-            return None
-        is_peer = prompts[:, None] == self.prompt[others]
-        is_older = is_peer & (self.serial[rows][:, None] > self.serial[others])
-        return others, is_peer, is_older
+    def _numbered_prompts(self) -> PromptNumbers:
+        if self._prompts is None:
+            self._prompts = PromptNumbers(self.prompt)
+        return self._prompts
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:
         """The same rows with other scores; no column is copied."""
@@ -334,17 +337,16 @@ def _sum_of_hashes(serials: NDArray[np.int64]) -> int:
     return int((bits ^ (bits >> np.uint64(31))).sum(dtype=np.uint64))
 
 
-def _column_sums(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Sums over axis 0 of at most 255 flags each; bytes add many times faster than numbers."""
-    return np.asarray(np.add.reduce(flags.view(np.uint8), axis=0, dtype=np.uint8))
-
-
-def _rows_near(column: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All rows whose value is one of `values`, in order, and all of a few other values."""
-    bits = FEW_BITS if len(column) < MANY else LOW_BITS
-    marked = np.zeros(bits + 1, bool)  # one look at each row, however many values there are
-    marked[values & bits] = True
-    return np.flatnonzero(marked[column & bits])
+def _prompt_by_prompt(
+    prompts: NDArray[np.int64],
+    serials: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The order of rows by their prompts, of one prompt the newest first; and where in it each prompt begins."""
+    order = np.lexsort((-serials, prompts))
+    ordered = prompts[order]
+    begins = np.ones(len(order), bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    return order, np.flatnonzero(begins)
 
 
 def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
@@ -414,18 +416,20 @@ def _drawn_from_many(weights: NDArray[np.float64], count: int, rng: np.random.Ge
 
 def _by_running_sum(weights: NDArray[np.float64], points: NDArray[np.float64]) -> list[int]:
     """Where the running sum of weights passes each of these shares of the total: the block first, then the place."""
-    width = len(weights) // BLOCKS
-    whole, rest = np.split(weights, [BLOCKS * width])
-    sums = whole.reshape(BLOCKS, width).sum(axis=1)
+    width = len(weights) // SHORT_BLOCKS
+    whole = weights[: SHORT_BLOCKS * width]
+    rest = weights[SHORT_BLOCKS * width :]
+    sums = whole.reshape(SHORT_BLOCKS, width).sum(axis=1)
     if len(rest):
         sums = np.append(sums, rest.sum())
     ends = np.cumsum(sums)
+    passed = points * ends[-1]
+    blocks = np.searchsorted(ends, passed, side="right")
     found = []
-    for point in (points * ends[-1]).tolist():
-        passed = int(np.searchsorted(ends, point, side="right"))
-        block = min(passed, len(ends) - 1)
+    for point, passed_blocks in zip(passed.tolist(), blocks.tolist(), strict=True):
+        block = min(passed_blocks, len(ends) - 1)
         first = block * width
-        inside = np.cumsum(weights[first : first + width])
+        inside = np.cumsum(rest if block == SHORT_BLOCKS else weights[first : first + width])
         begun = ends[block] - sums[block]
         place = int(np.searchsorted(inside, point - begun, side="right"))
         last = len(inside) - 1

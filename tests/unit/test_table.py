@@ -181,21 +181,25 @@ def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
 @given(
     st.lists(st.tuples(st.lists(st.integers(0, 5), max_size=7), st.lists(st.floats(0, 1), max_size=6)), max_size=10),
     st.sampled_from([0, 1, 255]),
-    st.sampled_from([1, 10**6]),
+    st.booleans(),
 )
-def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, most, many):
-    prompts = np.array([3, 5, 3 + 2**16, 7, 5 - 2**16, 2**40])  # some look alike at first sight
+def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, few, backwards):
+    prompts = np.array([3, 5, 3 + 2**16, 7, 5 - 2**16, 2**40])
     table, serial = Table.preallocated(100), 0
-    with patch.multiple("trl_replay.table", MOST_COUNTED=most, MANY=many):
-        for added, leaving in rounds:
+    with patch.multiple("trl_replay.table", FEW=few), patch.multiple("trl_replay.prompt_numbers", FIRST_ROOM=1):
+        for number, (added, leaving) in enumerate(rounds):
             begin = len(table)
             serials = np.random.default_rng(serial).permutation(np.arange(serial, serial + len(added)))
             serial += len(added)
+            if backwards and number % 2:  # as `buffer.add` between a batch and its candidates leaves them
+                serials = 10**6 - serials
             table.append({"serial": serials, "prompt": prompts[added]}, len(added))
             table.joined(np.arange(begin, len(table)))
             assert_counted(table)
             rows = np.unique([int(share * (len(table) - 1)) for share in leaving]) if len(table) and leaving else []
             table.leave(np.random.default_rng(serial).permutation(np.array(rows, np.int64)))
+            assert_counted(table)
+            table.count_peers(prompts[:2])
             assert_counted(table)
 
 

@@ -38,7 +38,9 @@ def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
         score = np.clip(score, -LARGEST, LARGEST)
         low, high = score.min(), score.max()
     span = high - low + 1.0
-    return np.asarray(score - table.newer * span)
+    ranks = table.newer * -span
+    ranks += score
+    return np.asarray(ranks)
 
 
 def reservoir(table: Table, context: Context) -> NDArray[Any]:
