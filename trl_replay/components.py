@@ -15,7 +15,7 @@ from .fields import FieldTable
 from .hooks import SessionHooks
 from .loss.bounds import Bounds
 from .loss.gates import Gates
-from .protocols import Scope, Stateful
+from .protocols import Scope, Stateful, division_of
 from .table import Table
 from .types import Context
 
@@ -69,6 +69,13 @@ class Components:
 
     def __post_init__(self) -> None:
         self.local_rng = self.rng.spawn(1)[0]
+
+    @property
+    def payload_leaves_device(self) -> bool:
+        """Whether groups that are stored are needed on the CPU: by the storage, or to be sent."""
+        division = division_of(self.scope)
+        is_sent = self.processes > 1 and (division is None or division.one_buffer)
+        return is_sent or bool(getattr(self.buffer.storage, "on_cpu", False))
 
     def seed(self, seed: int) -> None:
         """Begins both generators anew."""

@@ -22,9 +22,9 @@ class PromptNumbers:
         self._number_of: dict[int, int] = {}
         self._rows_of: list[int] = []  # how many, by number
         self._free: list[int] = []
-        self._of_rows: NDArray[np.int32] = np.zeros(FIRST_ROOM, np.int32)
+        self._of_rows: NDArray[np.int64] = np.zeros(FIRST_ROOM, np.int64)
         self._length = 0
-        self._marks: NDArray[np.int32] = np.zeros(FIRST_ROOM, np.int32)  # by number; all 0 between two questions
+        self._marks: NDArray[np.int64] = np.zeros(FIRST_ROOM, np.int64)  # by number; all 0 between two questions
         self.append(prompts)
 
     def append(self, prompts: NDArray[np.int64]) -> None:
@@ -66,7 +66,7 @@ class PromptNumbers:
         numbers: list[int] = self._of_rows[rows].tolist()
         return [self._rows_of[number] for number in numbers]
 
-    def counts(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    def counts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """`(n,)`: for each row, how many of these `rows` are of its prompt."""
         numbers = self._of_rows[rows]
         np.add.at(self._marks, numbers, 1)
@@ -88,6 +88,7 @@ class PromptNumbers:
         return found
 
 
-def _with_room(numbers: NDArray[np.int32], room: int) -> NDArray[np.int32]:
+def _with_room(numbers: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """The numbers, and zeros behind them."""
-    return np.append(numbers, np.zeros(max(room, 2 * len(numbers)) - len(numbers), np.int32))
+    more = max(room, 2 * len(numbers)) - len(numbers)
+    return np.append(numbers, np.zeros(more, np.int64))

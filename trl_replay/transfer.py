@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -11,11 +11,31 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 
 
-def fetch(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-    """The tensors on the CPU: those that are there already as they are, copies of the others.
+class Copies(Generic[Key]):
+    """Tensors on their way to the CPU.
 
-    Copies from a CUDA device are begun one after the other, into pinned memory, and waited for together; other devices
-    are waited for at each.
+    Args:
+        tensors (`Mapping`): On the CPU; those that are copies must not be read before `wait`.
+        marks (`Sequence[torch.cuda.Event]`): What has happened when all copies are there.
+    """
+
+    def __init__(self, tensors: Mapping[Key, torch.Tensor], marks: Sequence[torch.cuda.Event]) -> None:
+        self._tensors = dict(tensors)
+        self._marks = marks
+
+    def wait(self) -> dict[Key, torch.Tensor]:
+        """The tensors, once they are there."""
+        for mark in self._marks:
+            mark.synchronize()
+        self._marks = ()
+        return self._tensors
+
+
+def begin(tensors: Mapping[Key, torch.Tensor]) -> Copies[Key]:
+    """Begins to copy tensors to the CPU: those that are there already stay as they are.
+
+    Copies from a CUDA device go into pinned memory, behind what the device's present stream was asked to do, and
+    nobody waits for them here; other devices are waited for at each. What is copied must not be changed before `wait`.
     """
     copies = {}
     devices = set()
@@ -24,14 +44,18 @@ def fetch(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         copies[key] = tensor.detach().to("cpu", non_blocking=asynchronous)
         if asynchronous:
             devices.add(tensor.device)
-    wait(devices)
-    return copies
+    return Copies(copies, [mark(device) for device in devices])
 
 
-def wait(devices: set[torch.device]) -> None:
-    """Returns when what these CUDA devices' present streams were asked to do is done."""
-    if devices:
-        import torch
+def fetch(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+    """The tensors on the CPU: those that are there already as they are, copies of the others."""
+    return begin(tensors).wait()
 
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+
+def mark(device: torch.device) -> torch.cuda.Event:
+    """Happens when a CUDA device's present stream has done what it was asked to do so far."""
+    import torch
+
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch types it not
+    event.record(torch.cuda.current_stream(device))
+    return event

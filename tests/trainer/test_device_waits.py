@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,26 +18,38 @@ from trl_replay.testing import make_trainer
 
 
 class Each(TrainerCallback):
-    """What was counted in each update."""
+    """What was counted in each update, and how many copies were waited for that had been begun an update before."""
 
     def __init__(self) -> None:
         self.updates: list[Counter[str]] = []
+        self.begun_before = 0
+        self._number = 0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         waits.WAITS.clear()
+        self._number += 1
+        self.begun_before = 0
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.updates.append(Counter(waits.WAITS))
 
+    def mark(self, device: Any) -> Any:
+        """An event of a device that does what it is asked to within the update."""
+        begun = self._number
 
-def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any) -> Counter[str]:
+        def synchronize() -> None:
+            if begun == self._number:
+                waits._note()
+            else:
+                self.begun_before += 1
+
+        return SimpleNamespace(synchronize=synchronize)
+
+
+def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any) -> Each:
     """The waits of the last of six updates, in which something is stored, replayed and logged."""
-
-    def together(devices: set[Any]) -> None:
-        if devices:
-            waits._note()
-
-    monkeypatch.setattr(transfer, "wait", together)
+    each = Each()
+    monkeypatch.setattr(transfer, "mark", each.mark)
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     rows = 4 * len(pattern)
     trainer = make_trainer(
@@ -44,18 +57,17 @@ def counted(folder: Path, monkeypatch: Any, pattern: list[Any], **settings: Any)
         per_device_train_batch_size=rows, gradient_checkpointing=False, **settings,
     )  # fmt: skip
     session = trl_replay.attach(trainer, replay_start=0, **replay)
-    each = Each()
     trainer.add_callback(each)
     trainer.train()
     assert session.metrics["replay/replaced_fraction"] > 0
     assert session.metrics["replay/stored"] > 0
-    return each.updates[-1]
+    return each
 
 
 EVERY_STEP = {
     # the batch's columns; its candidates' sums; the last replay's figures; rewards; lengths of the rows that are cut
-    # out; what is stored; and, where the trainer logs, the means over fresh rows
-    "transfer.py: fetch": 7,
+    # out; and, where the trainer logs, the means over fresh rows
+    "transfer.py: wait": 6,
     "batch/compose.py: padding": 1,
     "hooks.py: correct": 1,
     "loss/off_policy_stats.py: metrics": 1,
@@ -67,5 +79,16 @@ EVERY_STEP = {
 def test_a_step_waits_for_the_device_a_few_times_however_many_groups_there_are(
     tmp_path: Path, monkeypatch: Any, groups: int
 ) -> None:
-    found = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD] * (groups // 3))
-    assert found == EVERY_STEP
+    each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD] * (groups // 3))
+    assert each.updates[-1] == EVERY_STEP
+    assert each.begun_before == 2 * (groups // 3), "the live groups' payload, while the model trained"
+
+
+def test_payload_that_stays_on_the_device_is_not_copied(tmp_path: Path, monkeypatch: Any) -> None:
+    each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_storage="device")
+    assert each.begun_before == 0
+
+
+def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path: Path, monkeypatch: Any) -> None:
+    each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_record="forward")
+    assert each.begun_before == 2

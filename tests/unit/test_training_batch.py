@@ -142,7 +142,7 @@ def test_excluded_groups_leave_the_denominator_unless_nothing_else_is_left() -> 
 def test_live_groups_wait_for_their_log_probs_where_stock_has_none(known: bool) -> None:
     keys = ["old_per_token_logps"] if known else []
     fresh, carry = make_groups([LIVE, DEAD, LIVE]), StepCarry(serial=40)
-    components: Any = SimpleNamespace(fields=FIELDS)
+    components: Any = SimpleNamespace(fields=FIELDS, payload_leaves_device=True)
     plan = Plan(candidates=[0, 2])
     waiting = collect(batch(*keys), plan, fresh, layout(), components, carry, update=6)
     pending = carry.pending_groups
@@ -155,7 +155,7 @@ def test_live_groups_wait_for_their_log_probs_where_stock_has_none(known: bool) 
 
 def test_candidates_without_rows_here_need_no_log_probs_of_this_process() -> None:
     fresh, carry = make_groups([LIVE] * 6), StepCarry()
-    components: Any = SimpleNamespace(fields=FIELDS)
+    components: Any = SimpleNamespace(fields=FIELDS, payload_leaves_device=True)
     waiting = collect(batch(), Plan(candidates=[1, 4]), fresh, layout(1, 2), components, carry, update=0)
     assert [one.slot for one in waiting] == [4]
     assert carry.pending_groups is not None

@@ -15,7 +15,7 @@ from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..counters import Tally
 from ..fields import STORED_REWARDS, FieldTable
 from ..serialization.wire import packed_size
-from ..transfer import fetch
+from ..transfer import Copies, begin, fetch
 from ..types import Batch, Floats, Group, Groups
 
 STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
@@ -36,6 +36,9 @@ class Candidate:
         records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
             ran.
         logps_dtype (`torch.dtype`): How recorded log-probs are kept.
+        leaves_device (`bool`): Whether the payload, if it stays, will be needed on the CPU: copies are begun as soon
+            as it is complete, while the model trains.
+        copies ([`Copies`], *optional*): These copies.
     """
 
     serial: int
@@ -46,15 +49,28 @@ class Candidate:
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
     logps_dtype: torch.dtype = torch.float32
+    leaves_device: bool = False
+    copies: Copies[str] | None = None
 
     def complete(self) -> bool:
         """Fills in the recorded log-probs; False if any local row's are missing."""
-        if self.group is None:
+        if self.group is None or self.copies is not None:
             return True
         if OLD_LOGPS in self.group.tensors:
             fill_missing(self.group.tensors)
-            return True
-        group = self.group
+        elif not self._take_records(self.group):
+            return False
+        if self.leaves_device:
+            self.copies = begin(self.group.tensors)
+        return True
+
+    def payload(self) -> Group | None:
+        """The rows that this process has, once complete: on the CPU if they are needed there."""
+        if self.group is None or self.copies is None:
+            return self.group
+        return replace(self.group, tensors=self.copies.wait())
+
+    def _take_records(self, group: Group) -> bool:
         lengths = group.completion_lengths.tolist()
         rows = []
         for record, length in zip(self.records, lengths, strict=True):
@@ -210,6 +226,7 @@ def collect_candidates(
     keys: Sequence[frozenset[str]],
     serial: int,
     update: int,
+    leave_device: bool = False,
 ) -> list[Candidate]:
     """Fresh groups as candidates, with copies of the rows that this process has.
 
@@ -222,6 +239,7 @@ def collect_candidates(
         keys (`Sequence[frozenset[str]]`): Per group, the batch keys that it can restore.
         serial (`int`): The first one's serial number.
         update (`int`): Updates done.
+        leave_device (`bool`): Whether payload that stays will be needed on the CPU.
     """
     dtype = logps_dtype(fields)
     rows_here = [rows for _, rows, _ in local if rows.stop]
@@ -231,7 +249,9 @@ def collect_candidates(
         group = None
         if rows.stop:
             group = with_rewards(next(groups_here), fresh.rewards[slot, first:])
-        candidate = Candidate(serial, slot, group, keys_of_group, rows, update, logps_dtype=dtype)
+        candidate = Candidate(
+            serial, slot, group, keys_of_group, rows, update, logps_dtype=dtype, leaves_device=leave_device
+        )
         candidates.append(candidate)
         serial += 1
     return candidates

@@ -15,7 +15,7 @@ from ..errors import ReplayError, StorageFullError
 from ..fields import PIXELS
 from ..protocols import Storage
 from ..sizes import format_bytes
-from ..table import Table, lowest
+from ..table import Table, among_lowest, lowest
 from ..transfer import fetch
 from ..types import Bools, Group, Ints
 
@@ -415,9 +415,12 @@ class ReplayBuffer:
 
 def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
     """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
-    found = lowest(ranks, count)
-    border = ranks[found[-1]]
-    ties = np.flatnonzero(ranks == border)
+    near = among_lowest(ranks, count)
+    lows = ranks[near]
+    found = lowest(lows, count)
+    border = lows[found[-1]]
+    ties = near[lows == border]
+    found = near[found]
     below = found[ranks[found] < border]
     left = count - len(below)
     if left == len(ties):

@@ -194,6 +194,8 @@ class Tap:
             if candidate.records[index] is None:
                 # a view would keep the other rows of its micro-batch until the next generation batch
                 candidate.records[index] = logps[position].clone()
+                if all(record is not None for record in candidate.records):
+                    candidate.complete()
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
         """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""

@@ -192,7 +192,8 @@ class Decisions:
     def _admitted(self, stored: Sequence[Candidate], rows: RowLayout) -> Admitted:
         serials = [candidate.serial for candidate in stored]
         slots = [candidate.slot for candidate in stored]
-        mine = {candidate.serial: candidate.group for candidate in stored if candidate.group is not None}
+        payloads = {candidate.serial: candidate.payload() for candidate in stored}
+        mine = {serial: payload for serial, payload in payloads.items() if payload is not None}
         return Admitted(rows.arrivals(serials, slots, self._processes), mine)
 
     def offer(

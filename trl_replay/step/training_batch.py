@@ -172,10 +172,13 @@ def collect(
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
     local = [(slot, *rows.local(slot)) for slot in plan.candidates]
     keys = [rows.holds(stored, slot) for slot in plan.candidates]
-    candidates = collect_candidates(batch, fields, fresh, local, keys, carry.serial, update)
+    leave_device = components.payload_leaves_device
+    candidates = collect_candidates(batch, fields, fresh, local, keys, carry.serial, update, leave_device)
     carry.serial += len(candidates)
     carry.pending_groups = PendingGroups(fresh, candidates)
     carry.collected_at = update
     if compat.OLD_LOGPS in batch:
+        for candidate in candidates:
+            candidate.complete()
         return []
     return [candidate for candidate in candidates if candidate.group is not None]
