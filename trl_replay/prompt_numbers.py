@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ class PromptNumbers:
         self._free: list[int] = []
         self._of_rows: NDArray[np.int64] = np.zeros(FIRST_ROOM, np.int64)
         self._length = 0
-        self._marks: NDArray[np.int64] = np.zeros(FIRST_ROOM, np.int64)  # by number; all 0 between two questions
+        self._marks: NDArray[np.int32] = np.zeros(FIRST_ROOM, np.int32)  # by number; all 0 between two questions
         self.append(prompts)
 
     def append(self, prompts: NDArray[np.int64]) -> None:
@@ -66,7 +67,7 @@ class PromptNumbers:
         numbers: list[int] = self._of_rows[rows].tolist()
         return [self._rows_of[number] for number in numbers]
 
-    def counts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def counts(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """`(n,)`: for each row, how many of these `rows` are of its prompt."""
         numbers = self._of_rows[rows]
         np.add.at(self._marks, numbers, 1)
@@ -88,7 +89,7 @@ class PromptNumbers:
         return found
 
 
-def _with_room(numbers: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+def _with_room(numbers: NDArray[Any], room: int) -> NDArray[Any]:
     """The numbers, and zeros behind them."""
     more = max(room, 2 * len(numbers)) - len(numbers)
-    return np.append(numbers, np.zeros(more, np.int64))
+    return np.append(numbers, np.zeros(more, numbers.dtype))

@@ -276,17 +276,22 @@ class Table:
         """Removes distinct rows, and brings `peers` and `newer` of the others up to date."""
         peers = self.writable("peers")
         newer = self.writable("newer")
-        with_older = rows[newer[rows] + 1 < peers[rows]]
+        prompts = self.prompt[rows]
+        serials = self.serial[rows]
+        older_ones = peers[rows] - newer[rows] - 1
+        with_older = np.flatnonzero(older_ones)
         if len(with_older) > FEW:
-            prompts = self.prompt[rows]
             self.remove(rows)
             self.count_peers(prompts)
             return
         numbered = self._numbered_prompts()
-        for row in with_older.tolist():
-            others = numbered.rows_beside(row)
-            older = others[self.serial[others] < self.serial[row]]
-            newer[older] -= 1
+        for number in with_older.tolist():
+            serial = serials[number]
+            leaving = (prompts == prompts[number]) & (serials < serial)
+            if older_ones[number] > np.count_nonzero(leaving):
+                others = numbered.rows_beside(rows[number])
+                older = others[self.serial[others] < serial]
+                newer[older] -= 1
         peers -= numbered.counts(rows)
         self.remove(rows)
 
