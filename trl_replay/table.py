@@ -247,10 +247,9 @@ class Table:
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
         """Counts the columns `peers` and `newer` anew for the entries of these prompts."""
         rows = self._numbered_prompts().rows_of(prompts.tolist())
-        order, first = _prompt_by_prompt(self.prompt[rows], self.serial[rows])
-        counts = np.diff(first, append=len(order))
-        self.writable("peers")[rows[order]] = np.repeat(counts, counts)
-        self.writable("newer")[rows[order]] = np.arange(len(order)) - np.repeat(first, counts)
+        peers, newer = _counted(self.prompt[rows], self.serial[rows])
+        self.writable("peers")[rows] = peers
+        self.writable("newer")[rows] = newer
 
     def joined(self, rows: NDArray[np.int64]) -> None:
         """Brings `peers` and `newer` up to date after these rows have come, the last that were appended."""
@@ -266,9 +265,8 @@ class Table:
         self.writable("newer")[:begin] += more[:begin]
         self.writable("peers")[begin:] = prompts.sizes(rows)
         if (more[begin:] > 1).any():  # several of one prompt
-            order, first = _prompt_by_prompt(self.prompt[rows], self.serial[rows])
-            counts = np.diff(first, append=len(order))
-            self.writable("newer")[rows[order]] = np.arange(len(order)) - np.repeat(first, counts)
+            _, newer = _counted(self.prompt[rows], self.serial[rows])
+            self.writable("newer")[begin:] = newer
         else:
             self.writable("newer")[begin:] = 0
 
@@ -342,16 +340,22 @@ def _sum_of_hashes(serials: NDArray[np.int64]) -> int:
     return int((bits ^ (bits >> np.uint64(31))).sum(dtype=np.uint64))
 
 
-def _prompt_by_prompt(
+def _counted(
     prompts: NDArray[np.int64],
     serials: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The order of rows by their prompts, of one prompt the newest first; and where in it each prompt begins."""
-    order = np.lexsort((-serials, prompts))
+    """Of each row, how many rows are of its prompt, and how many of these are newer."""
+    order = np.lexsort((-serials, prompts))  # prompt by prompt, of one prompt the newest first
     ordered = prompts[order]
     begins = np.ones(len(order), bool)
     begins[1:] = ordered[1:] != ordered[:-1]
-    return order, np.flatnonzero(begins)
+    first = np.flatnonzero(begins)
+    counts = np.diff(first, append=len(order))
+    peers = np.empty(len(order), np.int64)
+    newer = np.empty(len(order), np.int64)
+    peers[order] = np.repeat(counts, counts)
+    newer[order] = np.arange(len(order)) - np.repeat(first, counts)
+    return peers, newer
 
 
 def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
