@@ -49,19 +49,22 @@ class Arguments:
     named: tuple[Argument, ...] = ()
     others: bool = False
 
+    def __bool__(self) -> bool:
+        return bool(self.named) or self.others
+
     def __str__(self) -> str:
         shown = [str(argument) for argument in self.named]
         return ", ".join([*shown, "…"] if self.others else shown)
 
 
-def arguments_of(factory: Any, kind: Kind) -> Arguments:
-    """What the factory of a strategy takes, apart from what a session gives it."""
+def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
+    """What the factory of a strategy takes, apart from what a session gives it; or what a plugin is made with."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # something compiled that does not tell
         return Arguments(others=True)
     named = []
-    for parameter in parameters[GIVEN.get(kind, 0) :]:
+    for parameter in parameters[GIVEN.get(kind or "plugin", 0) :]:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             required = parameter.default is parameter.empty
             named.append(Argument(parameter.name, required, None if required else parameter.default))
@@ -81,13 +84,27 @@ def refuse_unknown_arguments(kind: Kind, name: str, factory: Any, given: Mapping
     Raises:
         ConfigurationError: Names the setting, the wrong arguments, the nearest right ones, and all of these.
     """
-    taken = arguments_of(factory, kind)
+    setting = f"replay_{kind}_kwargs={dict(given)!r}"
+    _refuse_unknown(arguments_of(factory, kind), given, setting, f"the {kind} {name!r}")
+
+
+def refuse_unknown_arguments_of_plugin(name: str, maker: Any, given: Mapping[str, Any]) -> None:
+    """Refuses arguments that a plugin is not made with.
+
+    Raises:
+        ConfigurationError: As for a strategy.
+    """
+    setting = f"replay_plugins_kwargs={ {name: dict(given)}!r}"
+    _refuse_unknown(arguments_of(maker), given, setting, f"the plugin {name!r}")
+
+
+def _refuse_unknown(taken: Arguments, given: Mapping[str, Any], setting: str, taker: str) -> None:
     known = [argument.name for argument in taken.named]
     wrong = [argument for argument in given if argument not in known]
     if not wrong or taken.others:
         return
     noun = "argument" if len(wrong) == 1 else "arguments"
-    text = f"replay_{kind}_kwargs={dict(given)!r} can't be used: the {kind} {name!r} has no {noun} {_quoted(wrong)}."
+    text = f"{setting} can't be used: {taker} has no {noun} {_quoted(wrong)}."
     near = [match for argument in wrong for match in difflib.get_close_matches(argument, known, n=1)]
     if near:
         text += f" Did you mean {_quoted(dict.fromkeys(near))}?"

@@ -22,7 +22,7 @@ from .hooks import SessionHooks
 from .loss.bounds import Bounds
 from .loss.gates import Gates
 from .protocols import Stateful, division_of
-from .registry import BUILTIN, Plugin, Registry, Resolved
+from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Resolved
 from .rehearsal import ENTRIES, Rehearsal, rehearse
 from .sizes import parse_bytes
 from .specs import Kind
@@ -195,6 +195,10 @@ def plugins_of(config: ReplayConfig, known: Registry, resolved: Mapping[Kind, Re
     for found in (resolved or _resolve_all(config, known)).values():
         if found.plugin is not None and found.plugin.name != BUILTIN:
             plugins[found.plugin.name] = found.plugin
+    for name in config.kwargs_of_plugins():
+        if name not in plugins:
+            remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"
+            raise unusable(PLUGIN_ARGUMENTS, config.replay_plugins_kwargs, remedy)
     return list(plugins.values())
 
 

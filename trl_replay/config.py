@@ -179,6 +179,9 @@ class ReplayConfig:
         replay_plugins (`list[str]`, *optional*):
             Plugins whose hooks take part, by entry-point name. A plugin whose strategy or preset is named takes part
             anyway.
+        replay_plugins_kwargs (`dict[str, dict[str, Any]]`, *optional*):
+            By the name of a plugin that takes part, the keyword arguments that it is made with for this run, instead
+            of its own; on the command line as a JSON string. `trl-replay list NAME` shows what it takes.
         replay_on_mismatch (`str`, *optional*, defaults to `"refuse"`):
             What to do on resuming from a checkpoint whose buffer is damaged or does not fit: `"refuse"` raises,
             `"empty"` warns and goes on with an empty buffer.
@@ -360,6 +363,10 @@ class ReplayConfig:
         default=_unless_given(None),
         metadata=_help("Plugins whose hooks take part, by entry-point name."),
     )
+    replay_plugins_kwargs: dict[str, Any] | str | None = field(
+        default=_unless_given(None),
+        metadata=_help("By a plugin's name, its keyword arguments: a mapping, or on the command line a JSON string."),
+    )
     replay_on_mismatch: str = field(
         default=_unless_given("refuse"),
         metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty."),
@@ -381,6 +388,7 @@ class ReplayConfig:
         self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
         for kind in STRATEGY_KINDS:
             self._parse_kwargs(f"replay_{kind}_kwargs")
+        self._parse_kwargs("replay_plugins_kwargs")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
@@ -409,6 +417,11 @@ class ReplayConfig:
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """The keyword arguments given for a kind of strategy."""
         return dict(getattr(self, f"replay_{kind}_kwargs") or {})
+
+    def kwargs_of_plugins(self) -> dict[str, dict[str, Any]]:
+        """The keyword arguments given for plugins, by their names."""
+        given: Any = self.replay_plugins_kwargs or {}
+        return {name: dict(arguments) for name, arguments in given.items()}
 
     def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """A validated copy with some fields set; `source` is named if one of them does not exist."""

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -21,15 +21,16 @@ from urllib.parse import quote
 
 import pluggy
 
-from .arguments import refuse_unknown_arguments
+from .arguments import arguments_of, refuse_unknown_arguments, refuse_unknown_arguments_of_plugin
 from .config import ReplayConfig, check_names_with
-from .errors import ConfigurationError, PluginError, UnknownNameError
+from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
-from .validation import STRATEGY_KINDS
+from .validation import STRATEGY_KINDS, unusable
 
 BUILTIN = "builtin"
+PLUGIN_ARGUMENTS = "replay_plugins_kwargs"
 LONGEST_NAME = 255
 """Bytes that a file system allows a folder's name."""
 OFFERS: dict[str, type] = {
@@ -121,6 +122,27 @@ class Registry:
             raise PluginError(f"Plugin {name!r} ({distribution}): {type(error).__name__}: {error}") from error
         self.plugins[name] = Plugin(name, plugin, distribution)
         self.failures.pop(name, None)
+
+    def with_arguments(self, given: Mapping[str, Mapping[str, Any]]) -> Registry:
+        """This registry, but with some plugins made anew with other arguments, and what those offer; itself if there
+        are none.
+
+        Args:
+            given (`Mapping[str, Mapping[str, Any]]`): Keyword arguments by plugins' names.
+
+        Raises:
+            ConfigurationError: A plugin takes no arguments, or not these.
+            PluginError: It can't be made with them, or could not be loaded.
+            UnknownNameError: There is no plugin of that name.
+        """
+        if not given:
+            return self
+        made = {name: _made_with(self.plugin(name, PLUGIN_ARGUMENTS), arguments) for name, arguments in given.items()}
+        changed = Registry()
+        changed.failures = dict(self.failures)
+        for name, plugin in self.plugins.items():
+            changed.register(made.get(name, plugin.object), name, plugin.distribution)
+        return changed
 
     def unregister(self, name: str) -> None:
         """Removes a plugin; sessions that use it go on using it."""
@@ -427,6 +449,24 @@ def _wrong_arguments(function: Any, hook: str, specification: Any) -> str:
             takes = f"It takes {', '.join(taken)}." if taken else "It takes none."
             return f"{hook} has no argument {name!r}.{_nearest(name, taken)} {takes}"
     return ""
+
+
+def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
+    """A plugin object like this one, made with other arguments."""
+    maker = type(plugin.object)
+    if inspect.ismodule(plugin.object) or not arguments_of(maker):
+        remedy = f"the plugin {plugin.name!r} takes no arguments; leave them out"
+        raise unusable(PLUGIN_ARGUMENTS, {plugin.name: dict(arguments)}, remedy)
+    refuse_unknown_arguments_of_plugin(plugin.name, maker, arguments)
+    try:
+        return maker(**arguments)
+    except ReplayError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"Plugin {plugin.name!r} ({plugin.distribution}) can't be made with {PLUGIN_ARGUMENTS}="
+            f"{dict(arguments)!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:

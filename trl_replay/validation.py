@@ -130,6 +130,13 @@ def plugin_names(value: object) -> str | None:
     return "give a list of plugin names"
 
 
+def arguments_of_plugins(value: object) -> str | None:
+    """A mapping from texts to mappings."""
+    if isinstance(value, dict) and not any(map(keyword_arguments, [value, *value.values()])):
+        return None
+    return "give a mapping such as {'greso': {'target': 0.4}}, or the same as a JSON object"
+
+
 def preset_name(value: object) -> str | None:
     """A text."""
     return None if isinstance(value, str) and value else "give the name of a preset"
@@ -176,6 +183,7 @@ CHECKS: dict[str, Check] = {
     "replay_log": choice("full", "brief"),
     "replay_seed": optional(whole(0)),
     "replay_plugins": optional(plugin_names),
+    "replay_plugins_kwargs": optional(arguments_of_plugins),
     "replay_on_mismatch": choice("refuse", "empty"),
     "replay_warm_start": optional(readable_file),
     "replay_warm_start_short": choice("refuse", "resample"),

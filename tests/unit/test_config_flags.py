@@ -33,11 +33,13 @@ def test_flags_reach_every_kind_of_field() -> None:
     replay = parse(
         "--replay_buffer_size", "8", "--replay-evictor", "fifo", "--replay_max_age", "5",
         "--replay_max_fraction", "0.5",
-        "--replay_plugins", "one", "two", "--replay_sampler_kwargs", '{"alpha": 0.5}', "--no_use_replay",
+        "--replay_plugins", "one", "two", "--replay_sampler_kwargs", '{"alpha": 0.5}',
+        "--replay_plugins_kwargs", '{"two": {"high": 1}}', "--no_use_replay",
     )  # fmt: skip
     assert (replay.replay_buffer_size, replay.replay_evictor, replay.replay_max_age) == (8, "fifo", 5)
     assert (replay.replay_max_fraction, replay.replay_plugins) == (0.5, ["one", "two"])
     assert replay.replay_sampler_kwargs == {"alpha": 0.5}
+    assert replay.replay_plugins_kwargs == {"two": {"high": 1}}
     assert replay.use_replay is False
 
 
@@ -48,6 +50,9 @@ replay_buffer_size: 8
 replay_sampler_kwargs:
   alpha: 0.5
 replay_plugins: one
+replay_plugins_kwargs:
+  one:
+    high: 0.25
 replay_evictor: somebody/elses
 """
     replay = parse("--replay_buffer_size", "9", config=text, tmp_path=tmp_path)
@@ -55,6 +60,7 @@ replay_evictor: somebody/elses
     assert replay.replay_buffer_size == 9
     assert replay.replay_sampler_kwargs == {"alpha": 0.5}
     assert replay.replay_plugins == ["one"], "a lone plugin name is wrapped"
+    assert replay.replay_plugins_kwargs == {"one": {"high": 0.25}}
     assert replay.replay_evictor == "somebody/elses", "third parties' names are strings as any other"
 
 

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import inspect
 import json
-import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -117,25 +116,18 @@ def _plugins(known: Registry) -> list[dict[str, Any]]:
                     "distribution": plugin.distribution,
                     "summary": docstring.partition("\n")[0],
                     "hooks": hooks,
-                    "made_by": _made_by(plugin.object),
+                    "signature": _signature(plugin.object),
                     "docstring": docstring,
                 }
             )
     return rows
 
 
-def _made_by(plugin: object) -> str:
-    """How a plugin with arguments is made and registered under a name of its own; empty if it takes none."""
+def _signature(plugin: object) -> str:
+    """The arguments that a plugin is made with; empty if it takes none."""
     from ..arguments import arguments_of
 
-    maker = type(plugin)
-    if inspect.ismodule(plugin) or not arguments_of(maker, "scorer").named:
-        return ""
-    package = maker.__module__.partition(".")[0]
-    public = getattr(sys.modules.get(package), maker.__name__, None) is maker
-    source = package if public else maker.__module__
-    arguments = arguments_of(maker, "scorer")
-    return f"{source}.{maker.__qualname__}({arguments})"
+    return "" if inspect.ismodule(plugin) else str(arguments_of(type(plugin)))
 
 
 def _failures(known: Registry) -> list[dict[str, Any]]:
@@ -242,15 +234,14 @@ def _preset_in_words(preset: dict[str, Any]) -> str:
 
 
 def _plugin_in_words(plugin: dict[str, Any]) -> str:
+    arguments = f"{plugin['signature']} (replay_plugins_kwargs)" if plugin["signature"] else "none"
     head = [
         plugin["name"],
         f"  kind          plugin: replay_plugins={json.dumps([plugin['name']])}",
         f"  distribution  {plugin['distribution']}",
+        f"  arguments     {arguments}",
         f"  hooks         {', '.join(plugin['hooks'])}",
     ]
-    if plugin["made_by"]:
-        head.append(f"  made by       {plugin['made_by']}")
-        head.append("  to change it  trl_replay.register(one made with other arguments, a name of yours)")
     return "\n".join([*head, "", plugin["docstring"]] if plugin["docstring"] else head)
 
 
@@ -263,7 +254,7 @@ def _print_tables(on_offer: dict[str, list[dict[str, Any]]]) -> None:
     for preset in on_offer["presets"]:
         rows.append(_row("preset", preset["name"], preset, ""))
     for plugin in on_offer["plugins"]:
-        rows.append(_row("plugin", plugin["name"], plugin, ""))
+        rows.append(_row("plugin", plugin["name"], plugin, plugin["signature"]))
     columns = ("kind", "name", "what it does", "arguments", "distribution")
     console.print(make_table("Strategies, presets and plugins", columns, rows))
     if on_offer["failures"]:

@@ -17,7 +17,7 @@ from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
 from ..offline.export import export, read_entry
-from ..registry import registry
+from ..registry import Registry, registry
 from ..session import Session
 from .seam import (
     leave,
@@ -81,7 +81,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     compat.check_contract(trainer)
     refuse_foreign_overrides(trainer)
     config, chosen_scope = settle_scope(trainer, config)
-    components = assemble(trainer, config, registry())
+    components = assemble(trainer, config, _known(config))
     preflight(trainer, config, components)
     session = Session(trainer, config, components)
     session.chosen_scope = chosen_scope
@@ -209,12 +209,17 @@ def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
     return read
 
 
+def _known(config: ReplayConfig) -> Registry:
+    """The registry with plugins as the settings want them."""
+    return registry().with_arguments(config.kwargs_of_plugins())
+
+
 def _has_something_to_do(config: ReplayConfig) -> bool:
     """Whether there is a buffer, or what needs none: generating again, something to do about dead groups, or a plugin
     that shapes advantages or chooses prompts."""
     if config.replay_buffer_size or config.replay_refill_rounds or config.replay_unfilled != "keep":
         return True
-    plugins = [plugin.object for plugin in plugins_of(config, registry())]
+    plugins = [plugin.object for plugin in plugins_of(config, _known(config))]
     return any(hasattr(plugin, hook) for plugin in plugins for hook in WITHOUT_BUFFER)
 
 

@@ -83,6 +83,27 @@ def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: P
         assert results[0][name]["weights"] == results[1][name]["weights"], name
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("exgrpo", {"share": 0.25}),
+        ("gfpo", {"keep": 3, "by": "efficiency"}),
+        ("ragen2", {"p": 0.8}),
+        ("rl_zvp", {"alpha": 0.05}),
+        ("sign_advantage", {"pass_reward": 1.0}),
+    ],
+)
+def test_a_preset_whose_plugin_gets_other_arguments_trains_and_resumes(
+    name: str, arguments: dict[str, Any], pool: str, tmp_path: Path
+) -> None:
+    settings = {**settings_of(name, pool), "replay_plugins_kwargs": {name: arguments}}
+    trainer, session = train(tmp_path, **settings)
+    assert session.components.plugins == [name]
+    whole = everything(trainer, session)
+    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **settings)
+    assert differences(whole, everything(trainer, session)) == []
+
+
 class MasksTheSecondRow:
     """A plugin that lets one row of each group train nothing."""
 

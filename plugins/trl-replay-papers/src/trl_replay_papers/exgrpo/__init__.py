@@ -85,11 +85,11 @@ class ExGRPO:
         """The preset names strategies of the plugin `exgrpo`, which would ask prompts again beside another one."""
         names = [config.replay_preset, config.replay_scorer, config.replay_mixer, *(config.replay_plugins or [])]
         uses_default = any(isinstance(name, str) and name.partition("/")[0] == "exgrpo" for name in names)
-        if self is not exgrpo and uses_default:
+        made_anew = "exgrpo" in config.kwargs_of_plugins()
+        if self is not exgrpo and uses_default and not made_anew:
             yield (
-                "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: in the place of "
-                "replay_preset, give the preset's settings, with replay_scorer='NAME/half_solved' and "
-                "replay_mixer='NAME/surest' of your own plugin."
+                "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: instead of your own, give "
+                "the arguments, replay_plugins_kwargs={'exgrpo': {'share': …}}."
             )
 
     @hookimpl

@@ -1,0 +1,122 @@
+"""Plugins that a run's settings make anew, with other arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay import ConfigurationError, PluginError, ReplayConfig, ScorerSpec, UnknownNameError
+from trl_replay.registry import registry
+from trl_replay.testing import make_trainer
+
+
+class Scale:
+    """Scales advantages, and offers a scorer of its own size."""
+
+    def __init__(self, by: float = 1.0) -> None:
+        if not by > 0:
+            raise ValueError("by must be above 0")
+        self.by = by
+
+    def score(self, groups: Any, context: Any) -> Any:
+        return np.full(len(groups), self.by)
+
+    @trl_replay.hookimpl
+    def trl_replay_strategies(self) -> Iterator[ScorerSpec]:
+        yield ScorerSpec("constant", lambda: self.score, "as many as it scales by")
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return None if self.by == 1 else self.by * groups.advantages
+
+
+class Plain:
+    """Takes no arguments."""
+
+    @trl_replay.hookimpl
+    def trl_replay_attached(self, session: Any) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    trl_replay.register(Scale(), "scale")
+    trl_replay.register(Plain(), "plain")
+    yield
+    trl_replay.unregister("scale")
+    trl_replay.unregister("plain")
+
+
+def trained(folder: Path, **settings: Any) -> tuple[Any, list[float]]:
+    """The session after two updates, and the advantages that the first one trained on."""
+    trainer = make_trainer(folder, Rewards([LIVE, HALF, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_start=0, **settings)
+    seen: list[float] = []
+    loss = trainer._compute_loss
+
+    def watched(model: Any, inputs: Any) -> Any:
+        seen.extend(inputs["advantages"].tolist())
+        return loss(model, inputs)
+
+    trainer._compute_loss = watched
+    trainer.train()
+    return session, seen[: len(seen) // 2]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path, as_json: bool) -> None:
+    arguments: Any = {"scale": {"by": 0.5}}
+    given = json.dumps(arguments) if as_json else arguments
+    _, stock = trained(tmp_path / "stock", replay_plugins=["scale"])
+    session, halved = trained(tmp_path / "half", replay_plugins=["scale"], replay_plugins_kwargs=given)
+    assert any(stock)
+    np.testing.assert_allclose(sorted(halved), sorted(0.5 * np.array(stock)), rtol=1e-6)
+    assert session.config.replay_plugins_kwargs == arguments
+    assert registry().plugins["scale"].object.by == 1.0, "other runs have the plugin as it was registered"
+
+
+def test_what_a_plugin_offers_has_its_arguments_too(tmp_path: Path) -> None:
+    session, _ = trained(tmp_path, replay_scorer="scale/constant", replay_plugins_kwargs={"scale": {"by": 3.0}})
+    assert len(session.buffer)
+    assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
+
+
+@pytest.mark.parametrize(
+    "settings, kind, told",
+    [
+        ({"scale": {"bye": 2.0}}, ConfigurationError, ["has no argument 'bye'", "Did you mean 'by'?", "by=1.0"]),
+        ({"plain": {"by": 2.0}}, ConfigurationError, ["'plain' takes no arguments", "leave them out"]),
+        ({"trl-replay": {}}, UnknownNameError, ["replay_plugins_kwargs", "trl-replay"]),
+        ({"scale": {"by": 0}}, PluginError, ["'scale'", "can't be made", "by must be above 0"]),
+        ({"scale": 2.0}, ConfigurationError, ["give a mapping such as"]),
+        ("{scale", ConfigurationError, ["give a JSON object"]),
+    ],
+)
+def test_arguments_that_can_not_be_used_are_refused_before_training(
+    tmp_path: Path, settings: Any, kind: type[Exception], told: list[str]
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    with pytest.raises(kind) as caught:
+        trl_replay.attach(trainer, replay_plugins=["scale", "plain"], replay_plugins_kwargs=settings)
+    assert all(text in str(caught.value) for text in told), str(caught.value)
+    assert "replay_plugins_kwargs" in str(caught.value)
+    assert "_compute_loss" not in vars(trainer), "nothing is wrapped"
+
+
+def test_arguments_of_a_plugin_that_takes_no_part_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    with pytest.raises(ConfigurationError, match=r"'scale' takes no part; name it in replay_plugins"):
+        trl_replay.attach(trainer, replay_plugins_kwargs={"scale": {"by": 2.0}})
+
+
+def test_without_replay_nothing_is_looked_up(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    config = ReplayConfig(use_replay=False, replay_plugins_kwargs={"nobody": {}})
+    assert not trl_replay.attach(trainer, config).enabled
