@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from . import hookspecs
 from .errors import BatchError, HookError, PluginError, ResultError
 from .fields import IMAGE_KEYS
-from .hookspecs import PROJECT, hookimpl
+from .hookspecs import PROJECT, hook_names, hookimpl
 from .protocols import SessionLike
 from .registry import Plugin, Resolved, new_manager
 from .table import Table
@@ -467,8 +467,7 @@ class SessionHooks:
 
 def _session_hooks() -> list[str]:
     """Names of the session hooks, without the project's."""
-    prefix = f"{PROJECT}_"
-    return [name.removeprefix(prefix) for name in vars(hookspecs.SessionHooks) if name.startswith(prefix)]
+    return [name.removeprefix(f"{PROJECT}_") for name in hook_names(hookspecs.SessionHooks)]
 
 
 KIND_OF_HOOK = {

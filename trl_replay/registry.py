@@ -137,7 +137,10 @@ class Registry:
         """
         if not given:
             return self
-        made = {name: _made_with(self.plugin(name, PLUGIN_ARGUMENTS), arguments) for name, arguments in given.items()}
+        made = {}
+        for name, arguments in given.items():
+            plugin = self.plugin(name, PLUGIN_ARGUMENTS)
+            made[name] = _made_with(plugin, arguments)
         changed = Registry()
         changed.failures = dict(self.failures)
         for name, plugin in self.plugins.items():
@@ -463,10 +466,9 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
     except ReplayError:
         raise
     except Exception as error:
-        raise PluginError(
-            f"Plugin {plugin.name!r} ({plugin.distribution}) can't be made with {PLUGIN_ARGUMENTS}="
-            f"{dict(arguments)!r}: {type(error).__name__}: {error}"
-        ) from error
+        who = f"Plugin {plugin.name!r} ({plugin.distribution})"
+        reason = f"{type(error).__name__}: {error}"
+        raise PluginError(f"{who} can't be made with {PLUGIN_ARGUMENTS}={dict(arguments)!r}: {reason}") from error
 
 
 def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:

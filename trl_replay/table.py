@@ -197,7 +197,8 @@ class Table:
         if end > len(self._columns["serial"]):
             self._grow(max(end, 2 * start))
         for name, column in self._columns.items():
-            column[start:end] = values[name] if name in values else self._fills.get(name, 0)
+            fill = self._fills.get(name, 0)
+            column[start:end] = values.get(name, fill)
         self._resize(end)
         newcomers: list[int] = self.serial[start:].tolist()
         self._newest_came = min(newcomers, default=0) > self._newest
@@ -225,7 +226,8 @@ class Table:
         left = self._length - len(rows)
         gone = set(rows.tolist())
         holes = np.array(sorted(row for row in gone if row < left), np.int64)
-        movers = np.array([row for row in range(left, self._length) if row not in gone], np.int64)
+        last_rows = range(left, self._length)
+        movers = np.array([row for row in last_rows if row not in gone], np.int64)
         if self._fingerprint is not None:
             hashes = _sum_of_hashes(self.serial[rows])
             self._fingerprint = (self._fingerprint - hashes) % 2**64
@@ -438,7 +440,8 @@ def _by_running_sum(weights: NDArray[np.float64], points: NDArray[np.float64]) -
     for point, passed_blocks in zip(passed.tolist(), blocks.tolist(), strict=True):
         block = min(passed_blocks, len(ends) - 1)
         first = block * width
-        inside = np.cumsum(rest if block == SHORT_BLOCKS else weights[first : first + width])
+        here = rest if block == SHORT_BLOCKS else weights[first : first + width]
+        inside = np.cumsum(here)
         begun = ends[block] - sums[block]
         place = int(np.searchsorted(inside, point - begun, side="right"))
         last = len(inside) - 1

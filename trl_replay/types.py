@@ -123,7 +123,8 @@ class Groups:
         is, in order."""
         index = np.asarray(rows, dtype=np.int64)
         if behaviour_logps is None:
-            if len(index) == len(self) and (index == np.arange(len(self))).all():
+            in_order = np.arange(len(self))
+            if len(index) == len(self) and (index == in_order).all():
                 return self
             if self.behaviour_logps is not None:
                 behaviour_logps = self.behaviour_logps[index]

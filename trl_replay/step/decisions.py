@@ -132,7 +132,8 @@ class Decisions:
         if not replayed:
             return
         table = self._buffer.table
-        sums = _sums([columns[name] for name in ("seen", "drift", "remaining_signal")], list(replayed.values()))
+        stats = [columns[name] for name in ("seen", "drift", "remaining_signal")]
+        sums = _sums(stats, list(replayed.values()))
         rows = table.rows_of(list(replayed))
         measured = (rows >= 0) & (sums[0] > 0)
         rows = rows[measured]
@@ -493,7 +494,8 @@ def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:
     rows = list(chain.from_iterable(places))
     ends = accumulate(map(len, places))
     begins = [0, *ends][:-1]
-    return np.asarray(np.add.reduceat(np.array(columns)[:, rows], begins, axis=1))
+    numbers = np.array(columns)[:, rows]
+    return np.asarray(np.add.reduceat(numbers, begins, axis=1))
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
