@@ -72,7 +72,7 @@ class Named(NamedTuple):
 NAMED = (
     Named(
         "replay_max_log_ratio by the sum of drifts and not their mean", "step/decisions.py",
-        "limit is not None and drift > limit", 'limit is not None and sums["drift"] > limit',
+        "table.serial[rows[drift > limit]]", "table.serial[rows[drift_sum > limit]]",
     ),
     Named(
         "scores below 0 do not age", "step/decisions.py",

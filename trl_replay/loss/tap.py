@@ -196,6 +196,7 @@ class Tap:
                 candidate.records[index] = logps[position].clone()
                 if all(record is not None for record in candidate.records):
                     candidate.complete()
+                    del self._candidates[serial]  # a row may come again before the update: its first forward counts
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
         """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
