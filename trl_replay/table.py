@@ -123,7 +123,10 @@ class Table:
         if name not in views:
             views[name] = _read_only(name, self.writable(name))
         view: NDArray[Any] = views[name]
-        return view
+        return view.view()  # the caller's own: its shape and flags are no one else's
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_views": {}}  # a copy's columns are its own
 
     def writable(self, name: str) -> NDArray[Any]:
         """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
@@ -218,6 +221,7 @@ class Table:
             more = np.zeros((room - len(column), *column.shape[1:]), column.dtype)
             grown[name] = np.concatenate([column, more])
         self._columns = grown
+        self._views = {}
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Removes distinct rows; the last rows move into their places."""

@@ -89,7 +89,7 @@ def test_what_a_plugin_offers_has_its_arguments_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, kind, told",
+    ("settings", "kind", "told"),
     [
         ({"scale": {"bye": 2.0}}, ConfigurationError, ["has no argument 'bye'", "Did you mean 'by'?", "by=1.0"]),
         ({"plain": {"by": 2.0}}, ConfigurationError, ["'plain' takes no arguments", "leave them out"]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections import Counter
 from unittest.mock import patch
 
@@ -229,3 +231,25 @@ def test_a_column_whose_name_can_not_be_used_is_refused(name):
 def test_a_column_that_does_not_exist_is_named_with_those_that_do():
     with pytest.raises(AttributeError, match=r"no column 'difficulty'; its columns are serial, step, score"):
         make_table([1.0]).difficulty  # noqa: B018
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda table: pickle.loads(pickle.dumps(table))])
+def test_a_copied_table_has_columns_of_its_own(duplicate):
+    table = make_table([1.0, 2.0, 3.0])
+    assert table.score.tolist() == [1.0, 2.0, 3.0]
+    other = duplicate(table)
+    other.writable("score")[0] = 9.0
+    assert other.score.tolist() == [9.0, 2.0, 3.0]
+    assert table.score.tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="read-only"):
+        other.score[0] = 1.0
+
+
+def test_what_is_read_of_a_table_is_the_readers_own_view():
+    table = make_table([1.0, 2.0, 3.0])
+    table.add_column("mine")
+    view = table.mine
+    view.shape = (-1, 1)
+    view.flags.writeable = False
+    table.mine[0] = 5.0
+    assert table.mine.tolist() == [5.0, 0.0, 0.0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trl_replay import Corrected, ReplayedRows, ResultError, SeamError
+from trl_replay.buffer import candidates
 from trl_replay.buffer.candidates import Candidate
 from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.micro_batch import ROWS
@@ -397,3 +398,25 @@ def test_what_the_tap_counts_goes_into_checkpoints_and_comes_back() -> None:
     tap.update, tap.verified = 5, True
     other.load_state_dict(tap.state_dict())
     assert (other.update, other.verified) == (5, True)
+
+
+def test_what_fails_on_completing_a_group_is_left_to_the_step_where_all_ranks_hear_of_it(monkeypatch: Any) -> None:
+    def full(tensors: Any) -> Any:
+        raise RuntimeError("no pinned memory")
+
+    monkeypatch.setattr(candidates, "begin", full)
+    tensors = {"completion_ids": torch.arange(2 * WIDTH)}
+    group = Group(tensors, frozenset(tensors), np.array([1]), np.array([WIDTH] * SIZE))
+    waiting = Candidate(0, 0, group, frozenset(tensors), slice(0, SIZE), 0, leaves_device=True)
+    tap = make_tap()
+    ids = tap.expect(SIZE, [waiting], [], False)
+    logps = torch.arange(-2.0 * WIDTH, 0).view(SIZE, WIDTH)
+    run(tap, batch(ids), logps)
+    run(tap, batch(ids), 2 * logps)
+    with pytest.raises(RuntimeError, match="no pinned memory"):
+        waiting.complete()
+    monkeypatch.undo()
+    assert waiting.complete()
+    payload = waiting.payload()
+    assert payload is not None
+    assert payload.tensors["old_per_token_logps"].tolist() == logps.flatten().tolist()

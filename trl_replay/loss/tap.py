@@ -9,6 +9,7 @@ micro-batch before the loss reads them. Rows that shall train nothing lose their
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -195,8 +196,11 @@ class Tap:
                 # a view would keep the other rows of its micro-batch until the next generation batch
                 candidate.records[index] = logps[position].clone()
                 if all(record is not None for record in candidate.records):
-                    candidate.complete()
                     del self._candidates[serial]  # a row may come again before the update: its first forward counts
+                    with suppress(
+                        Exception
+                    ):  # it happens again when the candidate is described, for all ranks to hear
+                        candidate.complete()
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
         """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""

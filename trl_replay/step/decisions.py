@@ -6,7 +6,6 @@ On processes that share a buffer the columns and the private generator are the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -490,12 +489,11 @@ class Decisions:
 
 
 def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:
-    """The sums of `columns` over the rows of each entry, `(columns, entries)`; `places` has some row of each."""
-    rows = list(chain.from_iterable(places))
-    ends = accumulate(map(len, places))
-    begins = [0, *ends][:-1]
-    numbers = np.array(columns)[:, rows]
-    return np.asarray(np.add.reduceat(numbers, begins, axis=1))
+    """The sums of `columns` over the rows of each entry, `(columns, entries)`."""
+    numbers = np.array(columns)
+    if len(set(map(len, places))) == 1:  # as it is with whole groups
+        return np.asarray(numbers[:, places].sum(axis=2))
+    return np.stack([numbers[:, rows].sum(axis=1) for rows in places], axis=1)
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
