@@ -88,8 +88,8 @@ class ExGRPO:
         made_anew = "exgrpo" in config.kwargs_of_plugins()
         if self is not exgrpo and uses_default and not made_anew:
             yield (
-                "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: instead of your own, give "
-                "the arguments, replay_plugins_kwargs={'exgrpo': {'share': …}}."
+                "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: instead of your own, "
+                "give its arguments, replay_plugins_kwargs={'exgrpo': {'share': …}}."
             )
 
     @hookimpl
