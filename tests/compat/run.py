@@ -73,10 +73,11 @@ def main() -> int:
 
 
 def build() -> list[Path]:
-    """The wheels of this package and of the plugin beside it, the same ones for all releases."""
+    """The wheels of this package and of the plugins beside it, the same ones for all releases: what is borrowed has
+    their entry points, but not themselves."""
     folder = ENVIRONMENTS / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
-    sources = (str(ROOT), str(ROOT / "plugins" / "trl-replay-freshness"))
+    sources = [str(ROOT), *map(str, sorted((ROOT / "plugins").glob("trl-replay-*")))]
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), *sources)
     return list(folder.glob("*.whl"))
 
@@ -111,7 +112,7 @@ def packages(python: Path) -> Path:
 
 def check_environment(python: Path, release: str, site: Path) -> None:
     """The environment imports its own TRL and the wheel, not what it borrows from or the working tree."""
-    names = ("trl", "trl_replay", "trl_replay_freshness")
+    names = ("trl", "trl_replay", "trl_replay_curricula", "trl_replay_freshness", "trl_replay_papers")
     files = ", ".join(f"{name}.__file__" for name in names)
     found = execute(python, "-c", f"import {', '.join(names)}; print(trl.__version__, {files})")
     expected = " ".join([release, *(str(site / name / "__init__.py") for name in names)])

@@ -112,12 +112,20 @@ class Watch:
                 self.policy.append(forward(session.trainer, rows, batch)[0])
             return generated
 
+        with_logps = session._with_logps
+
+        def watched_logps(plan: Any, batch: Batch) -> Any:
+            found, recorded = with_logps(plan, batch)
+            complete[:] = [found]  # the Liger loss of earlier releases gets its log-probs here
+            return found, recorded
+
         def watched_step(batch: Batch, score: Any = None) -> Batch:
             out = step(batch, score)
             self.steps.append((complete[0], out))
             return out
 
         session._generate_again = watched_generating  # type: ignore[method-assign]
+        session._with_logps = watched_logps  # type: ignore[method-assign]
 
         def watched_move(rows: Any, plan: Any) -> Any:
             sources.clear()
