@@ -31,6 +31,7 @@ from .validation import STRATEGY_KINDS, unusable
 
 BUILTIN = "builtin"
 PLUGIN_ARGUMENTS = "replay_plugins_kwargs"
+IN_THIS_PROCESS = "registered in this process"
 LONGEST_NAME = 255
 """Bytes that a file system allows a folder's name."""
 OFFERS: dict[str, type] = {
@@ -90,7 +91,7 @@ class Registry:
         self,
         plugin: Any,
         name: str,
-        distribution: str = "registered in this process",
+        distribution: str = IN_THIS_PROCESS,
     ) -> None:
         """Adds a plugin object under `name`.
 
@@ -102,7 +103,15 @@ class Registry:
         _refuse_unusable_name(name, distribution)
         if name in self.plugins:
             other = self.plugins[name].distribution
-            raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. Uninstall one.")
+            remedy = "Uninstall one."
+            if other == distribution == IN_THIS_PROCESS:
+                remedy = f"Take back the first, trl_replay.unregister({name!r}), or give the second another name."
+            raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. {remedy}")
+        if type(plugin).__hash__ is None:
+            raise PluginError(
+                f"Plugin {name!r} can't be hashed, and plugins are told apart by that: its class "
+                f"{type(plugin).__name__} defines __eq__ without __hash__; a dataclass needs @dataclass(eq=False)."
+            )
         if inspect.isclass(plugin):
             raise PluginError(
                 f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {plugin.__name__}()."
@@ -125,7 +134,8 @@ class Registry:
 
     def with_arguments(self, given: Mapping[str, Mapping[str, Any]]) -> Registry:
         """This registry, but with some plugins made anew with other arguments, and what those offer; itself if there
-        are none.
+        are none. An argument that is not given is what the plugin here has in the attribute of its name, else its
+        class's default.
 
         Args:
             given (`Mapping[str, Mapping[str, Any]]`): Keyword arguments by plugins' names.
@@ -457,12 +467,15 @@ def _wrong_arguments(function: Any, hook: str, specification: Any) -> str:
 def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
     """A plugin object like this one, made with other arguments."""
     maker = type(plugin.object)
-    if inspect.ismodule(plugin.object) or not arguments_of(maker):
+    taken = arguments_of(maker)
+    if inspect.ismodule(plugin.object) or not taken:
         remedy = f"the plugin {plugin.name!r} takes no arguments; leave them out"
         raise unusable(PLUGIN_ARGUMENTS, {plugin.name: dict(arguments)}, remedy)
     refuse_unknown_arguments_of_plugin(plugin.name, maker, arguments)
+    own: dict[str, Any] = getattr(plugin.object, "__dict__", {})
+    kept = {argument.name: own[argument.name] for argument in taken.named if argument.name in own}
     try:
-        return maker(**arguments)
+        return maker(**{**kept, **arguments})
     except ReplayError:
         raise
     except Exception as error:

@@ -20,17 +20,18 @@ from trl_replay.testing import make_trainer
 class Scale:
     """Scales advantages, and offers a scorer of its own size."""
 
-    def __init__(self, by: float = 1.0) -> None:
+    def __init__(self, by: float = 1.0, worth: float = 1.0) -> None:
         if not by > 0:
             raise ValueError("by must be above 0")
         self.by = by
+        self.worth = worth
 
     def score(self, groups: Any, context: Any) -> Any:
-        return np.full(len(groups), self.by)
+        return np.full(len(groups), self.worth)
 
     @trl_replay.hookimpl
     def trl_replay_strategies(self) -> Iterator[ScorerSpec]:
-        yield ScorerSpec("constant", lambda: self.score, "as many as it scales by")
+        yield ScorerSpec("constant", lambda: self.score, "the same for all")
 
     @trl_replay.hookimpl
     def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
@@ -83,9 +84,20 @@ def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path, as_json:
 
 
 def test_what_a_plugin_offers_has_its_arguments_too(tmp_path: Path) -> None:
-    session, _ = trained(tmp_path, replay_scorer="scale/constant", replay_plugins_kwargs={"scale": {"by": 3.0}})
+    session, _ = trained(tmp_path, replay_scorer="scale/constant", replay_plugins_kwargs={"scale": {"worth": 3.0}})
     assert len(session.buffer)
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
+
+
+def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made_with(tmp_path: Path) -> None:
+    trl_replay.register(Scale(by=0.5, worth=2.0), "halves")
+    try:
+        settings = {"replay_scorer": "halves/constant", "replay_plugins_kwargs": {"halves": {"worth": 3.0}}}
+        session, advantages = trained(tmp_path, **settings)
+    finally:
+        trl_replay.unregister("halves")
+    assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
+    assert max(advantages) < 1.0, "without it the largest is 1.5"
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,12 @@ def test_list_shows_the_arguments_of_a_plugin():
     assert _signature(object()) == ""
 
 
+def test_list_shows_what_a_plugin_offers_by_its_name(capsys):
+    out = shown(capsys, "freshness")
+    for text in ("freshness/half_life", "freshness/decayed", "freshness/abs_reward", "freshness/fresh_per"):
+        assert text in out
+
+
 def test_list_shows_all_that_share_a_name(capsys):
     rows = listed(capsys, "pass_rate")["strategies"]
     assert [row["kind"] for row in rows] == ["scorer", "selector"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -165,6 +166,25 @@ def test_a_name_can_be_registered_once_at_run_time(registry):
     registry.register(offers(), "mine")
     with pytest.raises(PluginError, match="Two plugins claim the name 'mine'"):
         registry.register(offers(), "mine")
+
+
+def test_a_name_that_this_process_has_given_already_is_taken_back_by_unregister(registry):
+    registry.register(offers(), "mine")
+    with pytest.raises(PluginError, match=r"trl_replay\.unregister\('mine'\), or give the second another name"):
+        registry.register(offers(), "mine")
+
+
+def test_a_plugin_that_can_not_be_hashed_is_refused_with_the_remedy(registry):
+    @dataclasses.dataclass
+    class Counting:
+        by: int = 1
+
+        @hookimpl
+        def trl_replay_attached(self, session):
+            pass
+
+    with pytest.raises(PluginError, match=r"'counting' can't be hashed.*@dataclass\(eq=False\)"):
+        registry.register(Counting(), "counting")
 
 
 def test_a_class_in_an_instances_place_is_refused_with_the_remedy(registry):

@@ -155,7 +155,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="a strategy's, preset's or plugin's name: shows its arguments and documentation; all are listed without",
+        help="a strategy's, preset's or plugin's name: shows arguments and documentation; all are listed without",
     )
     add_json_option(parser)
 
@@ -202,8 +202,9 @@ def _called(name: str, on_offer: dict[str, list[dict[str, Any]]]) -> dict[str, l
 
 
 def _names(offer: dict[str, Any]) -> set[str]:
-    """What it can be called: `freshness/decayed` and `decayed`."""
-    return {offer["name"], offer["name"].rpartition("/")[2]}
+    """What it can be called: `freshness/decayed`, `decayed`, and with all that its plugin offers `freshness`."""
+    plugin, _, short = offer["name"].rpartition("/")
+    return {offer["name"], short, plugin} - {""}
 
 
 def _strategy_in_words(strategy: dict[str, Any]) -> str:

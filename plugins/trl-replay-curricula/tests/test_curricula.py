@@ -238,6 +238,7 @@ def test_with_further_rounds_they_are_tried_in_the_first_one(tmp_path):
         (Greso, "target", -0.1),
         (Greso, "easy", float("nan")),
         (Bapo, "high", "low"),
+        (Bapo, "low", 0.5),  # above `high`
         (Bapo, "every", 0),
         (Bapo, "at_once", 1.5),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, InputsContext, Preset, PromptTable, hookimpl
+from trl_replay import ConfigurationError, Context, InputsContext, Preset, PromptTable, hookimpl
 
 from .arguments import at_least, share
 from .cards import card
@@ -70,6 +70,8 @@ class Bapo(SavesState[Batches]):
         super().__init__()
         self.low = share("Bapo", "low", low)
         self.high = share("Bapo", "high", high)
+        if self.low > self.high:
+            raise ConfigurationError(f"Bapo: low={low!r} can't be used: give at most high={high!r}.")
         self.kept = at_least("Bapo", "kept", kept, 1)
         self.at_once = at_least("Bapo", "at_once", at_once, 1)
         self.every = at_least("Bapo", "every", every, 1)
