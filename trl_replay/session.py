@@ -237,14 +237,30 @@ class Session:
         """What was replayed so far and, where nothing or little was, why."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
+        lines = [self._explain_replay()]
+        if self.buffer.capacity and self.communicator.ranks > 1:
+            lines.append(self._explain_scope(self.communicator.ranks))
+        if self.components.plugins:
+            lines.append(self._explain_plugins())
+        return "\n".join(lines)
+
+    def _explain_replay(self) -> str:
         if not self.buffer.capacity:
             return self.totals.explain_without_buffer()
         rank = self.communicator.rank
         ranks = self.communicator.ranks
-        told = self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks)
-        if ranks == 1:
-            return told
-        return f"{told}\n{self._explain_scope(ranks)}"
+        return self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks)
+
+    def _explain_plugins(self) -> str:
+        """Whose hooks take part, with the arguments that this run gives them."""
+        given = self.config.kwargs_of_plugins()
+        told = []
+        for name in self.components.plugins:
+            arguments = ", ".join(f"{argument}={value!r}" for argument, value in given.get(name, {}).items())
+            told.append(f"{name}({arguments})" if arguments else name)
+        preset = self.config.replay_preset
+        origin = f" (preset {preset!r})" if preset else ""
+        return f"plugins that take part{origin}: {', '.join(told)}"
 
     def _explain_scope(self, ranks: int) -> str:
         """Which processes share a buffer, why, and how much it holds."""

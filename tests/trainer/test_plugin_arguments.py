@@ -80,6 +80,7 @@ def test_a_plugin_is_made_with_the_arguments_of_the_run(tmp_path: Path, as_json:
     assert any(stock)
     np.testing.assert_allclose(sorted(halved), sorted(0.5 * np.array(stock)), rtol=1e-6)
     assert session.config.replay_plugins_kwargs == arguments
+    assert "plugins that take part: scale(by=0.5)" in session.explain()
     assert registry().plugins["scale"].object.by == 1.0, "other runs have the plugin as it was registered"
 
 
