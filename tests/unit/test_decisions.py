@@ -286,6 +286,26 @@ def sampled(
     return deciding.decide.sample(plan, slots, len(slots), keys, collected_at), plan.tally
 
 
+def test_a_slot_whose_rows_would_all_teach_nothing_stays_as_it_is() -> None:
+    deciding = Deciding(update=10)
+    deciding.store([1.0], row_advantage=np.zeros((1, SIZE)))
+    drawn, tally = sampled(deciding, [0])
+    assert drawn.taken == []
+    assert tally.reasons["a mixed group would have been dead"] == 1
+    assert (tally.replaced, tally.dead_after) == (0, 2)
+
+
+def test_masked_rows_count_as_no_tokens() -> None:
+    fresh = make_groups([LIVE, LIVE])
+    masked = np.zeros(fresh.advantages.shape, bool)
+    masked[1, 2] = True
+    plan = Plan(fresh=replace(fresh, masked=masked))
+    assert plan.fresh is not None
+    plan.outcome = untouched(plan.fresh)
+    Deciding().decide.sample(plan, [], 0, NO_KEYS, None)
+    assert plan.tally.items_delta == -fresh.trainable[1, 2]
+
+
 def test_what_is_drawn_is_told_and_counted() -> None:
     deciding = Deciding(update=10, replay_sampler="top")
     deciding.store([1.0, 4.0, 2.0], step=[9, 7, 4], items=[50, 11, 13], uses=[0, 3, 1])

@@ -205,6 +205,24 @@ def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, few, backwa
             assert_counted(table)
 
 
+def test_entries_that_come_later_but_are_older_are_counted_right():
+    """As candidates are that settle after `buffer.add` has added groups."""
+    table = Table.preallocated(10)
+    for serial in (5, 9, 7, 8):
+        table.append({"serial": np.array([serial]), "prompt": np.array([3])}, 1)
+        table.joined(np.array([len(table) - 1]))
+        assert_counted(table)
+
+
+def test_a_table_can_be_read_after_rows_that_do_not_fit_it():
+    table = make_table([1.0, 2.0])
+    assert table.score.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match="could not broadcast"):
+        table.append({"score": np.zeros(3)}, 1000)
+    table.writable("score")[0] = 7.0
+    assert table.score.tolist() == [7.0, 2.0]
+
+
 def assert_counted(table):
     same = table.prompt[:, None] == table.prompt
     newer = same & (table.serial[:, None] < table.serial)
