@@ -89,11 +89,8 @@ class Table:
         reward_weights: NDArray[np.float64] | None = None,
     ) -> None:
         self._columns = dict(columns)
-        self._views: dict[str, NDArray[Any]] = {}  # of the used rows, as they were asked for
         self._fills: dict[str, float] = {"last_used": NEVER, **UNKNOWN}
         self._length = length
-        self._newest = -1  # serial number
-        self._newest_came = True  # last: none of them is older than any other
         self._row_of: dict[int, int] | None = None  # by serial number, from the first question on
         self._fingerprint: int | None = None  # likewise
         self._prompts: PromptNumbers | None = None  # likewise
@@ -119,14 +116,7 @@ class Table:
         return self._length
 
     def __getattr__(self, name: str) -> NDArray[Any]:
-        views = self.__dict__.get("_views", {})
-        if name not in views:
-            views[name] = _read_only(name, self.writable(name))
-        view: NDArray[Any] = views[name]
-        return view.view()  # the caller's own: its shape and flags are no one else's
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_views": {}}  # a copy's columns are its own
+        return _read_only(name, self.writable(name))
 
     def writable(self, name: str) -> NDArray[Any]:
         """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
@@ -202,11 +192,9 @@ class Table:
         for name, column in self._columns.items():
             fill = self._fills.get(name, 0)
             column[start:end] = values.get(name, fill)
-        self._resize(end)
-        newcomers: list[int] = self.serial[start:].tolist()
-        self._newest_came = min(newcomers, default=0) > self._newest
-        self._newest = max(self._newest, max(newcomers, default=-1))
+        self._length = end
         if self._row_of is not None:
+            newcomers = self.serial[start:].tolist()
             self._row_of.update(zip(newcomers, range(start, end), strict=True))
         if self._fingerprint is not None:
             added = _sum_of_hashes(self.serial[start:])
@@ -221,7 +209,6 @@ class Table:
             more = np.zeros((room - len(column), *column.shape[1:]), column.dtype)
             grown[name] = np.concatenate([column, more])
         self._columns = grown
-        self._views = {}
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Removes distinct rows; the last rows move into their places."""
@@ -244,11 +231,7 @@ class Table:
             self._prompts.remove(self.prompt[rows], holes, movers)
         for column in self._columns.values():
             column[holes] = column[movers]
-        self._resize(left)
-
-    def _resize(self, length: int) -> None:
-        self._length = length
-        self._views = {}
+        self._length = left
 
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
         """Counts the columns `peers` and `newer` anew for the entries of these prompts."""
@@ -258,13 +241,14 @@ class Table:
         self.writable("newer")[rows] = newer
 
     def joined(self, rows: NDArray[np.int64]) -> None:
-        """Brings `peers` and `newer` up to date after these rows have come, the last that were appended."""
+        """Brings `peers` and `newer` up to date after these rows have come, at the end."""
         if not len(rows):
             return
-        if not self._newest_came:
+        begin = rows[0]
+        newest_before = self.serial[:begin].max(initial=-1)
+        if newest_before > self.serial[begin:].min():  # some of those that have come are older
             self.count_peers(self.prompt[rows])
             return
-        begin = rows[0]
         prompts = self._numbered_prompts()
         more = prompts.counts(rows)
         self.writable("peers")[:begin] += more[:begin]

@@ -417,10 +417,9 @@ def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
     """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
     near = among_lowest(ranks, count)
     lows = ranks[near]
-    found = lowest(lows, count)
-    border = lows[found[-1]]
+    found = near[lowest(lows, count)]
+    border = ranks[found[-1]]
     ties = near[lows == border]
-    found = near[found]
     below = found[ranks[found] < border]
     left = count - len(below)
     if left == len(ties):

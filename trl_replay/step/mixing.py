@@ -274,9 +274,8 @@ class Filling:
         whole: list[bool] = self.mixed.is_whole.tolist()
         rows_of_slots = zip(self.slots, whole, self.mixed.entries, self.mixed.sources, strict=True)
         for slot, is_whole, entries, sources in rows_of_slots:
-            entries_here = entries[:1] if is_whole else entries[entries != FRESH]
-            for entry in dict.fromkeys(entries_here.tolist()):
-                targets = all_rows if is_whole else np.flatnonzero(entries == entry)
+            targets_of = {int(entries[0]): all_rows} if is_whole else _rows_by_entry(entries)
+            for entry, targets in targets_of.items():
                 taken = Taken(
                     slot=slot,
                     serial=serials[entry],
@@ -284,10 +283,16 @@ class Filling:
                     age=update - steps[entry],
                     priority=chances[entry],
                     targets=targets,
-                    sources=sources if is_whole else sources[targets],
+                    sources=sources[targets],
                 )
                 found.append(taken)
         return found
+
+
+def _rows_by_entry(entries: Ints) -> dict[int, Ints]:
+    """The rows of a slot that each entry takes, in the order of their first rows."""
+    taken = dict.fromkeys(entries[entries != FRESH].tolist())
+    return {entry: np.flatnonzero(entries == entry) for entry in taken}
 
 
 class Mixing:
