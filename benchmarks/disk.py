@@ -62,11 +62,7 @@ def run(folder: Path, groups: int, draws: int = 2000) -> dict[str, Any]:
     buffer = ReplayBuffer(groups, DiskStorage(folder), Limits())
     peak = before
     for serial in range(offered):
-        columns = {
-            "serial": np.array([serial]),
-            "score": rng.random(1),
-            "nbytes": np.array([group.nbytes]),
-        }
+        columns = {"serial": np.array([serial]), "score": rng.random(1), "nbytes": np.array([group.nbytes])}
         stored, _ = buffer.offer(columns, lambda table: table.score, rng)
         buffer.receive(dict.fromkeys(stored, make_group(generator)))
         if serial % 1000 == 0:

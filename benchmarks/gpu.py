@@ -237,10 +237,7 @@ def learning(size: Size) -> dict[str, Any]:
     from trl_replay.demo.record import Record
     from trl_replay.demo.training import train as train_toy
 
-    tasks = {
-        "lock": (lock.make_trainer, 5e-4, size.lock),
-        "addition": (addition.make_trainer, 1e-4, size.addition),
-    }
+    tasks = {"lock": (lock.make_trainer, 5e-4, size.lock), "addition": (addition.make_trainer, 1e-4, size.addition)}
     curves: dict[str, Any] = {}
     for task, (make, rate, steps) in tasks.items():
         for arm, settings in (("stock", None), ("defaults", {})):

@@ -53,13 +53,7 @@ TOKENS, STEPS = 32_768, 6
 CAPACITY = 4
 WARM_UP = 2
 """Steps until a group has been stored and replayed."""
-CASES = {
-    "stock": None,
-    "cpu": "cpu",
-    "disk": "disk",
-    "cpu, counted": "cpu",
-    "disk, counted": "disk",
-}
+CASES = {"stock": None, "cpu": "cpu", "disk": "disk", "cpu, counted": "cpu", "disk, counted": "disk"}
 """Where the payload is, by case."""
 RESULTS = Path(__file__).parent / "results" / "long.json"
 
@@ -118,11 +112,7 @@ class WithoutAttention(PreTrainedModel, GenerationMixin):
         return self.lm_head
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        logits_to_keep: int = 0,
-        **_: Any,
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, logits_to_keep: int = 0, **_: Any
     ) -> CausalLMOutputWithPast:
         """`(b, T)` tokens to the logits of the last positions; 0: of all."""
         hidden = self.model(input_ids).last_hidden_state

@@ -190,10 +190,7 @@ class Benchmark:
         return known[task]
 
     def at_chosen_rates(
-        self,
-        arms: Iterable[str],
-        chosen_by: str = "",
-        seeds: Sequence[int] = (),
+        self, arms: Iterable[str], chosen_by: str = "", seeds: Sequence[int] = ()
     ) -> list[dict[str, Any]]:
         """Each arm on each task, at its own rate or at that of another arm; on all seeds, if none are given."""
         records = []

@@ -41,11 +41,7 @@ PLANNED = 400
 """Updates that every run plans for, however many are made: the defaults' start depends on it."""
 GROUPS, GENERATIONS, TOKENS = 4, 8, 24
 SEEDS = (0, 1)
-ARMS: dict[str, dict[str, Any] | None] = {
-    "stock": None,
-    "defaults": {},
-    "popo": {"replay_preset": "popo"},
-}
+ARMS: dict[str, dict[str, Any] | None] = {"stock": None, "defaults": {}, "popo": {"replay_preset": "popo"}}
 TASKS: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
     "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
@@ -114,13 +110,7 @@ def perform(run: Run, until: int, out: Path, model: Any, tokenizer: Any, rows: A
         bf16=False,
         gradient_checkpointing=False,
     )
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=args,
-        train_dataset=rows,
-        processing_class=tokenizer,
-    )
+    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(Watch(run, out / "steps.jsonl", until))
     settings = ARMS[run.arm]

@@ -89,14 +89,7 @@ def share_of_letters(completions: list[str], answer: list[str], **_: Any) -> lis
     return scores
 
 
-def make_trainer(
-    vault: Vault,
-    seed: int,
-    learning_rate: float,
-    steps: int,
-    output_dir: str,
-    **training: Any,
-) -> Any:
+def make_trainer(vault: Vault, seed: int, learning_rate: float, steps: int, output_dir: str, **training: Any) -> Any:
     """A stock `trl.GRPOTrainer` on it: 8 groups of 8 completions an update."""
     model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught(vault, seed))

@@ -63,10 +63,7 @@ _LAZY = {
     "Session": "session",
 }
 
-_RENAMED = {
-    "draw": "weighted_sample",
-    "last_whole_checkpoint": "last_complete_checkpoint",
-}
+_RENAMED = {"draw": "weighted_sample", "last_whole_checkpoint": "last_complete_checkpoint"}
 """Public names of 0.1, which warn for one release."""
 
 __all__ = [

@@ -125,12 +125,7 @@ def assemble(trainer: Any, config: ReplayConfig, known: Registry) -> Components:
         if isinstance(strategy, Stateful):
             stateful[name] = strategy
     buffer = ReplayBuffer(
-        capacity,
-        storage,
-        _limits(config),
-        max_bytes,
-        trainer.num_generations,
-        len(trainer.reward_func_names),
+        capacity, storage, _limits(config), max_bytes, trainer.num_generations, len(trainer.reward_func_names)
     )
     buffer.table.reward_weights = compat.reward_setup(trainer).weights
     return Components(
@@ -241,12 +236,7 @@ def _refuse_inexact_token_weights(trainer: Any, config: ReplayConfig, correction
 
 
 def _limits(config: ReplayConfig) -> Limits:
-    return Limits(
-        config.replay_min_size,
-        config.replay_max_age,
-        config.replay_max_uses,
-        config.replay_cooldown,
-    )
+    return Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown)
 
 
 def _gates(trainer: Any, config: ReplayConfig) -> Gates:
@@ -356,11 +346,7 @@ def _drops(module: torch.nn.Module) -> bool:
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _weights(
-    config: ReplayConfig,
-    strategies: Mapping[str, Any],
-    plugins: Iterable[Plugin],
-) -> Any:
+def _weights(config: ReplayConfig, strategies: Mapping[str, Any], plugins: Iterable[Plugin]) -> Any:
     """The sampler's weights, if the correction asks for the chances of being drawn.
 
     Raises:

@@ -20,26 +20,10 @@ CALLBACKS = Path("trainer") / "callbacks.py"
 CLASS = "GRPOTrainer"
 PREPARE = "_prepare_inputs"
 OUTER_LOSS = "compute_loss"
-REQUIRED_KEYS = (
-    "prompt_ids",
-    "prompt_mask",
-    "completion_ids",
-    "completion_mask",
-    "advantages",
-    "num_items_in_batch",
-)
-HELPERS = (
-    "split_pixel_values_by_grid",
-    "shuffle_sequence_dict",
-    "split_tensor_dict",
-    "unsplit_pixel_values_by_grid",
-)
+REQUIRED_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch")
+HELPERS = ("split_pixel_values_by_grid", "shuffle_sequence_dict", "split_tensor_dict", "unsplit_pixel_values_by_grid")
 """What TRL does with a scored batch, in this order; the id tensor and image fields have to survive it."""
-CALLS = (
-    (PREPARE, compat.SCORE, 1),
-    (compat.SCORE, compat.REWARDS, 4),
-    (OUTER_LOSS, compat.LOSS, 2),
-)
+CALLS = ((PREPARE, compat.SCORE, 1), (compat.SCORE, compat.REWARDS, 4), (OUTER_LOSS, compat.LOSS, 2))
 """Who calls the wrapped methods, and with how many arguments."""
 Methods: TypeAlias = dict[str, ast.FunctionDef]
 
@@ -93,10 +77,7 @@ def _signatures(methods: Methods) -> Iterator[str]:
             yield f"{CLASS} has no method {name} any more"
 
 
-def _signature(
-    method: ast.FunctionDef,
-    expected: tuple[str, ...],
-) -> Iterator[str]:
+def _signature(method: ast.FunctionDef, expected: tuple[str, ...]) -> Iterator[str]:
     arguments = method.args
     named = [argument.arg for argument in [*arguments.posonlyargs, *arguments.args]]
     parameters = tuple(named[1:])  # without self
@@ -135,10 +116,7 @@ def _loss_methods(call: ast.Call) -> set[str]:
     """Methods of `self` with "loss" in their names that a call reaches, directly or through a redirection."""
     names = set()
     for reached in [call.func, *call.args]:
-        if isinstance(reached, ast.Attribute) and isinstance(
-            reached.value,
-            ast.Name,
-        ):
+        if isinstance(reached, ast.Attribute) and isinstance(reached.value, ast.Name):
             names.add(reached.attr)
     return {name for name in names if "loss" in name}
 
@@ -217,10 +195,7 @@ class _KeyVisitor(ast.NodeVisitor):
                 self._add_literal(node.value)
 
     def _add_item(self, target: ast.Subscript) -> None:
-        if self._is_named(target.value) and isinstance(
-            target.slice,
-            ast.Constant,
-        ):
+        if self._is_named(target.value) and isinstance(target.slice, ast.Constant):
             self.added.append(str(target.slice.value))
 
     def _add_literal(self, value: ast.Dict) -> None:
@@ -238,10 +213,7 @@ def _items(methods: Methods) -> Iterator[str]:
     if score is None:
         return
     for node in ast.walk(score):
-        if isinstance(node, ast.Assign) and _assigns(
-            node,
-            "num_items_in_batch",
-        ):
+        if isinstance(node, ast.Assign) and _assigns(node, "num_items_in_batch"):
             names = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
             if "loss_mask" not in names:
                 yield f"num_items_in_batch counts something else: {ast.unparse(node.value)}"
@@ -284,10 +256,7 @@ def _self_calls(function: ast.FunctionDef) -> list[ast.Call]:
 
 def _name_of_self(node: ast.expr) -> str | None:
     """`x` of `self.x`; None for any other expression."""
-    if not isinstance(node, ast.Attribute) or not isinstance(
-        node.value,
-        ast.Name,
-    ):
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
         return None
     return node.attr if node.value.id == "self" else None
 

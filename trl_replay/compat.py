@@ -149,11 +149,7 @@ def check_release() -> None:
         )
 
 
-def accepts(
-    named: tuple[str, ...],
-    passes_on: bool,
-    expected: tuple[str, ...],
-) -> bool:
+def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) -> bool:
     """Whether parameters of these names, with or without `*args` after them, take the expected ones first."""
     return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
 
@@ -168,11 +164,7 @@ def contract_problems(trainer_class: type) -> list[str]:
             continue
         parameters = list(inspect.signature(method).parameters.values())[1:]
         named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL and p.kind is not p.VAR_KEYWORD]
-        if not accepts(
-            tuple(named),
-            any(p.kind is p.VAR_POSITIONAL for p in parameters),
-            expected,
-        ):
+        if not accepts(tuple(named), any(p.kind is p.VAR_POSITIONAL for p in parameters), expected):
             problems.append(f"{trainer_class.__name__}.{name} takes {tuple(named)}, not {expected}")
     return problems
 
@@ -205,18 +197,11 @@ def check_contract(trainer: Any) -> None:
 def reward_setup(trainer: Any) -> RewardSetup:
     """How this trainer turns rewards into advantages."""
     weights = trainer.reward_weights.detach().double().cpu().numpy()
-    return RewardSetup(
-        np.asarray(weights),
-        str(trainer.scale_rewards),
-        str(trainer.multi_objective_aggregation),
-    )
+    return RewardSetup(np.asarray(weights), str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
 
 
 def advantages(
-    rewards: torch.Tensor,
-    setup: RewardSetup,
-    size: int,
-    within: torch.Tensor | None = None,
+    rewards: torch.Tensor, setup: RewardSetup, size: int, within: torch.Tensor | None = None
 ) -> torch.Tensor:
     """TRL's advantages, `(rows,)`, as the installed release computes them.
 
@@ -257,12 +242,7 @@ def counts_unscored() -> bool:
     return Version(version("trl")) < Version("1.6")
 
 
-def _summed(
-    rewards: torch.Tensor,
-    setup: RewardSetup,
-    size: int,
-    leaves_out_unscored: bool,
-) -> torch.Tensor:
+def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
     """`(rows,)`: the weighted sum of each row's rewards, or of what is normalised within its group."""
     import torch
     from trl.trainer.utils import nanstd
@@ -301,10 +281,7 @@ def loss_form(trainer: Any) -> LossForm:
 
 
 def leave_out_of_entropy_control(
-    trainer: Any,
-    entropies: torch.Tensor,
-    mask: torch.Tensor,
-    replayed: torch.Tensor,
+    trainer: Any, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor
 ) -> None:
     """Keeps replayed rows out of the mean entropy that TRL's adaptive control of the entropy bonus goes by.
 
@@ -349,12 +326,7 @@ def allows_token_weights(trainer: Any) -> bool:
 def denominator(trainer: Any) -> str:
     """What this trainer's loss divides the policy term by: `"items"`, that is `num_items_in_batch`; `"tokens"` of the
     micro-batch; or `"rows"`."""
-    return {
-        "cispo": "items",
-        "dapo": "items",
-        "vespo": "items",
-        "bnpo": "tokens",
-    }.get(trainer.args.loss_type, "rows")
+    return {"cispo": "items", "dapo": "items", "vespo": "items", "bnpo": "tokens"}.get(trainer.args.loss_type, "rows")
 
 
 def has_other_loss_path(trainer: Any) -> bool:
@@ -367,11 +339,7 @@ def seam(trainer: Any) -> list[str]:
     return [*SEAM, *([OTHER_LOSS] if has_other_loss_path(trainer) else [])]
 
 
-def counted_items(
-    batch: dict[str, Any],
-    lengths: torch.Tensor,
-    trainable: torch.Tensor,
-) -> torch.Tensor:
+def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch.Tensor) -> torch.Tensor:
     """`(B,)`: what each row adds to `num_items_in_batch`.
 
     From 1.9 on these are the tokens that the loss trains on. Before, they are those of the completion, or of the tool
@@ -439,10 +407,7 @@ def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     if not trainer.beta:
         return without
     if trainer.ref_model is not None:
-        return {
-            **without,
-            REF_LOGPS: _forward(trainer, trainer.ref_model, batch),
-        }
+        return {**without, REF_LOGPS: _forward(trainer, trainer.ref_model, batch)}
     from trl.trainer.grpo_trainer import use_adapter
 
     model = trainer.accelerator.unwrap_model(trainer.model)  # as TRL does: the adapter's copy, or the base model
@@ -450,11 +415,7 @@ def with_reference_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
         return {**without, REF_LOGPS: _forward(trainer, trainer.model, batch)}
 
 
-def _forward(
-    trainer: Any,
-    model: Any,
-    batch: dict[str, Any],
-) -> torch.Tensor:
+def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """The log-probs of all completion tokens by one no-grad forward."""
     import torch
 
@@ -580,8 +541,5 @@ def positions(trainer: Any) -> int | None:
 
 def tokenizer_fingerprint(trainer: Any) -> str:
     """A hash of what each token id stands for."""
-    tokens = sorted(
-        trainer._tokenizer.get_vocab().items(),
-        key=lambda item: (item[1], item[0]),
-    )
+    tokens = sorted(trainer._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]

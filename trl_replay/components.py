@@ -85,10 +85,7 @@ class Components:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of generators and of strategies with running state."""
         return {
-            "generators": {
-                "shared": self.rng.bit_generator.state,
-                "local": self.local_rng.bit_generator.state,
-            },
+            "generators": {"shared": self.rng.bit_generator.state, "local": self.local_rng.bit_generator.state},
             "strategies": {name: component.state_dict() for name, component in self.stateful.items()},
         }
 

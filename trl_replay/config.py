@@ -196,28 +196,24 @@ class ReplayConfig:
     """
 
     use_replay: bool = field(
-        default=True,
-        metadata=_help("Whether to replay. False leaves the trainer as TRL made it."),
+        default=True, metadata=_help("Whether to replay. False leaves the trainer as TRL made it.")
     )
     replay_buffer_size: int = field(
         default=_unless_given(64),
         metadata=_help("Groups of num_generations completions that the buffer keeps, per process; gathered: in all."),
     )
     replay_max_bytes: int | str | None = field(
-        default=_unless_given(None),
-        metadata=_help("Bytes that the buffer keeps, per process, for example 512MB."),
+        default=_unless_given(None), metadata=_help("Bytes that the buffer keeps, per process, for example 512MB.")
     )
     replay_logps_dtype: str = field(
-        default=_unless_given("float32"),
-        metadata=_help("How log-probs are kept: float32 or bfloat16."),
+        default=_unless_given("float32"), metadata=_help("How log-probs are kept: float32 or bfloat16.")
     )
     replay_scorer: str = field(default=_unless_given("advantage_std"), metadata=_help("What a group is worth."))
     replay_scorer_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("scorer")
     )
     replay_evictor: str = field(
-        default=_unless_given("prompt_balanced"),
-        metadata=_help("Which entries leave a full buffer."),
+        default=_unless_given("prompt_balanced"), metadata=_help("Which entries leave a full buffer.")
     )
     replay_evictor_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("evictor")
@@ -229,16 +225,12 @@ class ReplayConfig:
         default=_unless_given(None), metadata=_kwargs_help("sampler")
     )
     replay_selector: str = field(
-        default=_unless_given("zero_std"),
-        metadata=_help("Which fresh groups may be replaced."),
+        default=_unless_given("zero_std"), metadata=_help("Which fresh groups may be replaced.")
     )
     replay_selector_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("selector")
     )
-    replay_mixer: str = field(
-        default=_unless_given("whole"),
-        metadata=_help("Which rows of a slot stored rows take."),
-    )
+    replay_mixer: str = field(default=_unless_given("whole"), metadata=_help("Which rows of a slot stored rows take."))
     replay_mixer_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("mixer")
     )
@@ -247,26 +239,22 @@ class ReplayConfig:
         default=_unless_given(None), metadata=_kwargs_help("scope")
     )
     replay_storage: str = field(
-        default=_unless_given("cpu"),
-        metadata=_help("Where the tokens and log-probs are kept."),
+        default=_unless_given("cpu"), metadata=_help("Where the tokens and log-probs are kept.")
     )
     replay_storage_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("storage")
     )
     replay_correction: str = field(
-        default=_unless_given("ratio"),
-        metadata=_help("How the loss corrects for replayed rows' policy."),
+        default=_unless_given("ratio"), metadata=_help("How the loss corrects for replayed rows' policy.")
     )
     replay_correction_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None), metadata=_kwargs_help("correction")
     )
     replay_min_size: int = field(
-        default=_unless_given(1),
-        metadata=_help("Entries that the buffer must hold before anything is replayed."),
+        default=_unless_given(1), metadata=_help("Entries that the buffer must hold before anything is replayed.")
     )
     replay_max_age: int | None = field(
-        default=_unless_given(None),
-        metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed."),
+        default=_unless_given(None), metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed.")
     )
     replay_max_uses: int | None = field(
         default=_unless_given(None), metadata=_help("How often one entry is replayed.")
@@ -284,8 +272,7 @@ class ReplayConfig:
         metadata=_help("Running share of passing completions before anything is replayed."),
     )
     replay_pass_reward: float = field(
-        default=_unless_given(0.5),
-        metadata=_help("A completion passes with a weighted reward of at least this."),
+        default=_unless_given(0.5), metadata=_help("A completion passes with a weighted reward of at least this.")
     )
     replay_retire_passes: int | None = field(
         default=_unless_given(None),
@@ -296,20 +283,16 @@ class ReplayConfig:
         metadata=_help("Groups replayed for each group stored, at most, over the whole run."),
     )
     replay_min_ess: float | None = field(
-        default=_unless_given(None),
-        metadata=_help("Effective sample size, as a share, below which less is replayed."),
+        default=_unless_given(None), metadata=_help("Effective sample size, as a share, below which less is replayed.")
     )
     replay_max_log_ratio: float | None = field(
-        default=_unless_given(None),
-        metadata=_help("Largest mean log ratio, in absolute value, of what is replayed."),
+        default=_unless_given(None), metadata=_help("Largest mean log ratio, in absolute value, of what is replayed.")
     )
     replay_max_weight: float | None = field(
-        default=_unless_given(None),
-        metadata=_help("Largest factor on a replayed token's policy term."),
+        default=_unless_given(None), metadata=_help("Largest factor on a replayed token's policy term.")
     )
     replay_refresh: str | None = field(
-        default=_unless_given(None),
-        metadata=_help("How a score changes after a replay: ratio or advantage."),
+        default=_unless_given(None), metadata=_help("How a score changes after a replay: ratio or advantage.")
     )
     replay_advantages: str = field(
         default=_unless_given("auto"),
@@ -328,16 +311,13 @@ class ReplayConfig:
         metadata=_help("Rounds in which completions are generated again for dead groups, at most."),
     )
     replay_refill_prompts: str = field(
-        default=_unless_given("new"),
-        metadata=_help("What is generated for again: new prompts, or the same ones."),
+        default=_unless_given("new"), metadata=_help("What is generated for again: new prompts, or the same ones.")
     )
     replay_refill_until: float = field(
-        default=_unless_given(1.0),
-        metadata=_help("Share of live groups at which nothing more is generated again."),
+        default=_unless_given(1.0), metadata=_help("Share of live groups at which nothing more is generated again.")
     )
     replay_cooldown: int | None = field(
-        default=_unless_given(None),
-        metadata=_help("Updates that must pass between two uses of one entry."),
+        default=_unless_given(None), metadata=_help("Updates that must pass between two uses of one entry.")
     )
     replay_half_life: float | None = field(
         default=_unless_given(None),
@@ -348,20 +328,17 @@ class ReplayConfig:
         metadata=_help("Weight of replayed rows in the policy loss, on top of the correction's."),
     )
     replay_dry_run: bool = field(
-        default=False,
-        metadata=_help("Decide and measure everything but exchange nothing: training stays stock's."),
+        default=False, metadata=_help("Decide and measure everything but exchange nothing: training stays stock's.")
     )
     replay_log: str = field(
         default=_unless_given("full"),
         metadata=_help("What goes into the trainer's log: full, or brief, five metrics."),
     )
     replay_seed: int | None = field(
-        default=_unless_given(None),
-        metadata=_help("Seed of the private generator; the trainer's seed if not set."),
+        default=_unless_given(None), metadata=_help("Seed of the private generator; the trainer's seed if not set.")
     )
     replay_plugins: list[str] | None = field(
-        default=_unless_given(None),
-        metadata=_help("Plugins whose hooks take part, by entry-point name."),
+        default=_unless_given(None), metadata=_help("Plugins whose hooks take part, by entry-point name.")
     )
     replay_plugins_kwargs: dict[str, Any] | str | None = field(
         default=_unless_given(None),

@@ -12,13 +12,7 @@ import numpy as np
 from .types import Floats
 
 NO_ROOM = "the storage had no room for it"
-BRIEF = (
-    "replay/dead_fraction",
-    "replay/replaced_fraction",
-    "replay/size",
-    "replay/ratio_mean",
-    "replay/age_mean",
-)
+BRIEF = ("replay/dead_fraction", "replay/replaced_fraction", "replay/size", "replay/ratio_mean", "replay/age_mean")
 """The metrics that `replay_log="brief"` logs."""
 
 
@@ -127,12 +121,7 @@ class Totals:
         self.reasons: Counter[str] = Counter()
         self.of_all_ranks: Counter[str] = Counter()
 
-    def add(
-        self,
-        tally: Tally,
-        batches: int = 1,
-        of_all_ranks: Mapping[str, float] | None = None,
-    ) -> None:
+    def add(self, tally: Tally, batches: int = 1, of_all_ranks: Mapping[str, float] | None = None) -> None:
         """Adds the counters of `batches` generation batches.
 
         Args:
@@ -174,13 +163,7 @@ class Totals:
             f"{_without_buffer(self.of_all_ranks)}"
         )
 
-    def explain(
-        self,
-        size: int,
-        dry_run: bool = False,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> str:
+    def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
         """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain
         words.
 

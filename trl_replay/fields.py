@@ -9,26 +9,8 @@ from typing import Any, Literal
 
 from .errors import BatchError, ConfigurationError
 
-Layout = Literal[
-    "prompt",
-    "completion",
-    "sequence",
-    "row",
-    "scalar",
-    "count",
-    "image",
-    "tile",
-    "pixels",
-]
-LAYOUTS: tuple[Layout, ...] = (
-    "prompt",
-    "completion",
-    "sequence",
-    "row",
-    "scalar",
-    "image",
-    "tile",
-)
+Layout = Literal["prompt", "completion", "sequence", "row", "scalar", "count", "image", "tile", "pixels"]
+LAYOUTS: tuple[Layout, ...] = ("prompt", "completion", "sequence", "row", "scalar", "image", "tile")
 """Layouts that a plugin may declare; `"count"` (a list of numbers, one a row) and `"pixels"` are TRL's own."""
 IMAGE_LAYOUTS = frozenset({"count", "image", "tile", "pixels"})
 PIXELS = "pixel_values"
@@ -95,11 +77,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec(STORED_REWARDS, "row"),
     FieldSpec(STORED_REWARD, "row"),
 )
-LOGPS_KEYS = (
-    "old_per_token_logps",
-    "ref_per_token_logps",
-    "sampling_per_token_logps",
-)
+LOGPS_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 """Fields of log-probs, kept in the precision that the user chooses."""
 
 IMAGE_KEYS = frozenset(spec.name for spec in FIELDS if spec.layout in IMAGE_LAYOUTS)

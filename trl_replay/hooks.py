@@ -7,14 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import (
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,18 +25,7 @@ from .hookspecs import PROJECT, hook_names, hookimpl
 from .protocols import SessionLike
 from .registry import Plugin, Resolved, new_manager
 from .table import Table
-from .types import (
-    Batch,
-    Context,
-    Corrected,
-    Floats,
-    Groups,
-    InputsContext,
-    Ints,
-    Placement,
-    ReplayedRows,
-    Row,
-)
+from .types import Batch, Context, Corrected, Floats, Groups, InputsContext, Ints, Placement, ReplayedRows, Row
 
 PREFLIGHT = f"{PROJECT}_preflight"
 METRICS = f"{PROJECT}_metrics"
@@ -61,10 +43,7 @@ class SessionHooks:
     """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`."""
 
     def __init__(
-        self,
-        plugins: Iterable[Plugin],
-        resolved: Mapping[Any, Resolved],
-        strategies: Mapping[Any, Any],
+        self, plugins: Iterable[Plugin], resolved: Mapping[Any, Resolved], strategies: Mapping[Any, Any]
     ) -> None:
         self._manager = new_manager()
         self._resolved = resolved
@@ -100,22 +79,12 @@ class SessionHooks:
 
     def select(self, groups: Groups, context: Context) -> Ints:
         """Distinct indices of replaceable fresh groups."""
-        result = self.call(
-            "select",
-            context.update,
-            groups=groups,
-            context=context,
-        )
+        result = self.call("select", context.update, groups=groups, context=context)
         return self._indices(result, len(groups), len(groups))
 
     def score(self, groups: Groups, context: Context) -> Floats:
         """Priorities, `(n,)`; non-finite ones are the caller's to refuse."""
-        result = self.call(
-            "score",
-            context.update,
-            groups=groups,
-            context=context,
-        )
+        result = self.call("score", context.update, groups=groups, context=context)
         return self._numbers(result, len(groups)).astype(np.float64)
 
     def rank(self, table: Table, context: Context) -> NDArray[Any]:
@@ -123,21 +92,12 @@ class SessionHooks:
         result = self.call("rank", context.update, table=table, context=context)
         ranks = self._numbers(result, len(table))
         if len(ranks) and np.isnan(ranks.min()):
-            raise self._bad(
-                "keep ranks with NaN",
-                "numbers that can be compared",
-            )
+            raise self._bad("keep ranks with NaN", "numbers that can be compared")
         return ranks
 
     def sample(self, table: Table, count: int, context: Context) -> Ints:
         """`(m, k)` distinct rows of the eligible `table` for the first `m` of `count` slots; -1 for none."""
-        result = self.call(
-            "sample",
-            context.update,
-            table=table,
-            count=count,
-            context=context,
-        )
+        result = self.call("sample", context.update, table=table, count=count, context=context)
         drawn = self._array(result)
         if drawn.size == 0:
             return np.empty((0, 1), np.int64)
@@ -145,8 +105,7 @@ class SessionHooks:
             drawn = drawn[:, None]
         if drawn.ndim != 2 or drawn.dtype.kind not in WHOLE or len(drawn) > count:
             raise self._bad(
-                _shown(drawn),
-                f"whole numbers, one for each of at most {count} slots, or (slots, k) of them",
+                _shown(drawn), f"whole numbers, one for each of at most {count} slots, or (slots, k) of them"
             )
         entries: list[int] = drawn[drawn != NONE].tolist()
         if not _are_distinct_below(len(table), entries):
@@ -158,14 +117,7 @@ class SessionHooks:
 
     def mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         """`(n, G)`: of the `k * G` stored rows of each slot, the one that takes each of its rows; -1 for none."""
-        result = self.call(
-            "mix",
-            context.update,
-            table=table,
-            drawn=drawn,
-            slots=slots,
-            context=context,
-        )
+        result = self.call("mix", context.update, table=table, drawn=drawn, slots=slots, context=context)
         rows = self._array(result)
         shape = slots.advantages.shape
         if rows.shape != shape or rows.dtype.kind not in WHOLE:
@@ -225,17 +177,9 @@ class SessionHooks:
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
         copies = replace(
-            rows,
-            logps=rows.logps.clone(),
-            behaviour_logps=rows.behaviour_logps.clone(),
-            mask=rows.mask.clone(),
+            rows, logps=rows.logps.clone(), behaviour_logps=rows.behaviour_logps.clone(), mask=rows.mask.clone()
         )  # what is checked and bounded below can't be edited
-        result = self.call(
-            "correct",
-            context.update,
-            rows=copies,
-            context=context,
-        )
+        result = self.call("correct", context.update, rows=copies, context=context)
         if not isinstance(result, Corrected):
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
         weights = result.weights
@@ -243,10 +187,7 @@ class SessionHooks:
         usable = finite if weights is None else self._are_usable(weights, rows.logps)
         verdicts = torch.stack([finite, usable]).tolist()  # one look at the device
         if not verdicts[0]:
-            raise self._bad(
-                "old_logps that are not finite",
-                "finite old_logps wherever rows.mask is set",
-            )
+            raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
         if weights is not None and not verdicts[1]:
             dtype = rows.logps.dtype
             raise self._bad(f"the weights {weights.tolist()}", f"finite weights of at least 0, as {dtype}")
@@ -256,10 +197,7 @@ class SessionHooks:
         """Whether all old log-probs that count are."""
         shape = tuple(rows.logps.shape)
         if not torch.is_tensor(old_logps) or tuple(old_logps.shape) != shape:
-            raise self._bad(
-                f"old_logps {_shown(old_logps)}",
-                f"a tensor of shape {shape}",
-            )
+            raise self._bad(f"old_logps {_shown(old_logps)}", f"a tensor of shape {shape}")
         return (old_logps.isfinite() | ~rows.mask).all()
 
     def _are_usable(self, weights: Any, logps: torch.Tensor) -> torch.Tensor:
@@ -270,12 +208,7 @@ class SessionHooks:
         applied = weights.to(logps.dtype)
         return ((weights >= 0) & applied.isfinite()).all()
 
-    def compose(
-        self,
-        batch: Batch,
-        placements: Sequence[Placement],
-        context: Context,
-    ) -> Batch:
+    def compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch:
         """The batch with the placed groups in their slots."""
         fresh = self._snapshot(batch)
         result = self.call(
@@ -290,17 +223,13 @@ class SessionHooks:
             if key in IMAGE_KEYS or batch[key] is None:
                 continue
             if result[key].shape[:1] != batch[key].shape[:1]:
-                raise self._bad(
-                    "another number of rows",
-                    "as many as the batch has",
-                )
+                raise self._bad("another number of rows", "as many as the batch has")
         if fresh is not None:
             self._check_fresh_rows(result, batch, fresh, placements)
             for placed in placements:
                 if not _holds(result, placed):
                     raise self._bad(
-                        f"slot {placed.slot} without the group placed there",
-                        "every placement in its rows",
+                        f"slot {placed.slot} without the group placed there", "every placement in its rows"
                     )
         composed: Batch = result
         return composed
@@ -347,12 +276,7 @@ class SessionHooks:
         for folder, call in self._calls("load", directory, session.update):
             call(session=session, directory=folder)
 
-    def _calls(
-        self,
-        hook: str,
-        directory: Path,
-        update: int,
-    ) -> Iterator[tuple[Path, Callable[..., Any]]]:
+    def _calls(self, hook: str, directory: Path, update: int) -> Iterator[tuple[Path, Callable[..., Any]]]:
         """Per plugin with this hook, its folder and a call that reaches it alone."""
         self._update = update
         name = f"{PROJECT}_{hook}"
@@ -372,12 +296,7 @@ class SessionHooks:
                     # typed as final, and the only way in
                     object.__setattr__(implementation, "function", guarded)
 
-    def _guarded(
-        self,
-        implementation: pluggy.HookImpl,
-        hook: str,
-        label: Callable[[str], str],
-    ) -> Callable[..., Any]:
+    def _guarded(self, implementation: pluggy.HookImpl, hook: str, label: Callable[[str], str]) -> Callable[..., Any]:
         function: Callable[..., Any] = implementation.function
         giver = label(hook)
         if not isinstance(implementation.plugin, _Configured):
@@ -433,10 +352,7 @@ class SessionHooks:
         numbers = self._array(result)
         is_real = numbers.dtype.kind in "fiub"
         if numbers.shape != (count,) or not is_real:
-            raise self._bad(
-                _shown(numbers),
-                f"numbers of shape ({count},), one for each",
-            )
+            raise self._bad(_shown(numbers), f"numbers of shape ({count},), one for each")
         return numbers
 
     def _indices(self, result: Any, size: int, most: int) -> Ints:
@@ -446,20 +362,14 @@ class SessionHooks:
         if indices.ndim != 1 or indices.dtype.kind not in WHOLE:
             raise self._bad(_shown(indices), "a list of whole numbers")
         if not _are_distinct_below(size, indices.tolist()) or len(indices) > most:
-            raise self._bad(
-                str(indices.tolist()),
-                f"at most {most} distinct indices from 0 to {size - 1}",
-            )
+            raise self._bad(str(indices.tolist()), f"at most {most} distinct indices from 0 to {size - 1}")
         return indices.astype(np.int64)
 
     def _array(self, result: Any) -> NDArray[Any]:
         try:
             return np.asarray(result)
         except Exception as error:  # ragged lists, tensors with gradients or on another device
-            raise self._bad(
-                f"a {type(result).__name__} ({error})",
-                "what NumPy can make an array of",
-            ) from error
+            raise self._bad(f"a {type(result).__name__} ({error})", "what NumPy can make an array of") from error
 
     def _bad(self, shown: str, wanted: str) -> ResultError:
         return ResultError(f"{self._who_gave()} returned {shown} at update {self._update}; it must return {wanted}.")
@@ -550,22 +460,11 @@ class _Configured:
         return self._strategies["evictor"](table, context)
 
     @hookimpl(trylast=True)
-    def trl_replay_sample(
-        self,
-        table: Table,
-        count: int,
-        context: Context,
-    ) -> Any:
+    def trl_replay_sample(self, table: Table, count: int, context: Context) -> Any:
         return self._strategies["sampler"](table, count, context)
 
     @hookimpl(trylast=True)
-    def trl_replay_mix(
-        self,
-        table: Table,
-        drawn: Ints,
-        slots: Groups,
-        context: Context,
-    ) -> Any:
+    def trl_replay_mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Any:
         return self._strategies["mixer"](table, drawn, slots, context)
 
     @hookimpl(trylast=True)
@@ -573,10 +472,5 @@ class _Configured:
         return self._strategies["correction"](rows, context)
 
     @hookimpl(trylast=True)
-    def trl_replay_compose(
-        self,
-        batch: Batch,
-        placements: Sequence[Placement],
-        context: Context,
-    ) -> Any:
+    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Any:
         return self._strategies["composer"](batch, placements)

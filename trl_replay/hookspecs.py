@@ -65,11 +65,7 @@ class SessionHooks(Protocol):
     """Takes part in one session. Only plugins that the configuration names are called."""
 
     @hookspec
-    def trl_replay_preflight(
-        self,
-        trainer: Any,
-        config: ReplayConfig,
-    ) -> Iterable[str] | None:
+    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterable[str] | None:
         """Reasons to refuse this trainer with this configuration, all reported at once before anything is patched.
 
         >>> class Plugin:
@@ -141,12 +137,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_sample(
-        self,
-        table: Table,
-        count: int,
-        context: Context,
-    ) -> Any:
+    def trl_replay_sample(self, table: Table, count: int, context: Context) -> Any:
         """Distinct rows of the eligible table to replay, instead of the configured sampler.
 
         >>> class Plugin:
@@ -156,13 +147,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_mix(
-        self,
-        table: Table,
-        drawn: Ints,
-        slots: Groups,
-        context: Context,
-    ) -> Any:
+    def trl_replay_mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Any:
         """Which stored row takes each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the fresh
         row stays.
 
@@ -203,13 +188,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec
-    def trl_replay_admitted(
-        self,
-        table: Table,
-        rows: Ints,
-        groups: Groups,
-        context: Context,
-    ) -> None:
+    def trl_replay_admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
         """Newcomers stand at `rows` of the table, not ranked yet. The place to fill a plugin's own columns.
 
         >>> class Plugin:
@@ -223,11 +202,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_correct(
-        self,
-        rows: ReplayedRows,
-        context: Context,
-    ) -> Corrected | None:
+    def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Corrected | None:
         """Old log-probs and weights of replayed rows, instead of the configured correction. Runs inside the loss.
 
         >>> class Plugin:
@@ -237,12 +212,7 @@ class SessionHooks(Protocol):
         """
 
     @hookspec(firstresult=True)
-    def trl_replay_compose(
-        self,
-        batch: Batch,
-        placements: Sequence[Placement],
-        context: Context,
-    ) -> Batch | None:
+    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch | None:
         """The batch with the placed groups in their slots, instead of the built-in composing.
 
         >>> class Plugin:

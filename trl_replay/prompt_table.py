@@ -62,12 +62,7 @@ class PromptTable:
         found = [self._row.get(int(key), -1) for key in keys]
         return np.array(found, np.int64)
 
-    def get(
-        self,
-        column: str,
-        keys: Sequence[int] | Ints,
-        default: float,
-    ) -> NDArray[Any]:
+    def get(self, column: str, keys: Sequence[int] | Ints, default: float) -> NDArray[Any]:
         """What a column says of prompts, `(len(keys),)`: `default` for those that were never generated for.
 
         >>> PromptTable().get("pass_rate", [17], default=0.5).tolist()
@@ -80,14 +75,7 @@ class PromptTable:
         found[known] = values[rows[known]]
         return found
 
-    def note(
-        self,
-        keys: Ints,
-        prompts: Ints,
-        passed: NDArray[np.bool_],
-        dead: NDArray[np.bool_],
-        update: int,
-    ) -> None:
+    def note(self, keys: Ints, prompts: Ints, passed: NDArray[np.bool_], dead: NDArray[np.bool_], update: int) -> None:
         """Takes note of generated groups.
 
         Args:

@@ -162,12 +162,7 @@ class Scope(Protocol):
     def agree(self, vector: Floats, error: str) -> Agreement:
         """One fixed-width all-gather over all ranks, before any payload moves."""
 
-    def admit(
-        self,
-        table: Table,
-        arrivals: Sequence[Arrival],
-        mine: Mapping[int, Group],
-    ) -> dict[int, list[Group]]:
+    def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
         """Moves admitted payload to where it lives, and sets its `owner` in `table.writable("owner")`.
 
         Args:

@@ -34,11 +34,7 @@ PLUGIN_ARGUMENTS = "replay_plugins_kwargs"
 IN_THIS_PROCESS = "registered in this process"
 LONGEST_NAME = 255
 """Bytes that a file system allows a folder's name."""
-OFFERS: dict[str, type] = {
-    "strategies": StrategySpec,
-    "presets": Preset,
-    "fields": FieldSpec,
-}
+OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}
 """The registry hooks, and what each yields."""
 
 
@@ -87,12 +83,7 @@ class Registry:
         self._seen: set[tuple[str, str, str]] = set()
         self._offers: dict[tuple[str, str], list[Any]] = {}
 
-    def register(
-        self,
-        plugin: Any,
-        name: str,
-        distribution: str = IN_THIS_PROCESS,
-    ) -> None:
+    def register(self, plugin: Any, name: str, distribution: str = IN_THIS_PROCESS) -> None:
         """Adds a plugin object under `name`.
 
         Raises:
@@ -190,9 +181,7 @@ class Registry:
             reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             self.failures[name] = Failure(name, sources, reason)
             warnings.warn(
-                f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}",
-                RuntimeWarning,
-                stacklevel=4,
+                f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}", RuntimeWarning, stacklevel=4
             )
 
     def _refuse_wrong_hooks(self, plugin: Any, name: str, distribution: str) -> None:
@@ -244,10 +233,7 @@ class Registry:
                 raise PluginError(f"Plugin {name!r} offers the {kind} {offered!r} twice.")
         return offers
 
-    def strategies(
-        self,
-        kind: Kind | None = None,
-    ) -> Iterator[tuple[Plugin, StrategySpec]]:
+    def strategies(self, kind: Kind | None = None) -> Iterator[tuple[Plugin, StrategySpec]]:
         """All strategies on offer, of one kind or of all, built-in ones first."""
         wanted = SPECS[kind] if kind else StrategySpec
         for name, plugin in self.plugins.items():
@@ -317,13 +303,7 @@ class Registry:
         preset, plugin = self._find(name, "replay_preset", "preset", offers)
         return plugin, preset
 
-    def _find(
-        self,
-        name: str,
-        setting: str,
-        kind: str,
-        offers: list[tuple[Plugin, str, Any]],
-    ) -> tuple[Any, Plugin]:
+    def _find(self, name: str, setting: str, kind: str, offers: list[tuple[Plugin, str, Any]]) -> tuple[Any, Plugin]:
         """The value of the offer called `name`, with or without its plugin's name, and its plugin."""
         owner, _, short = name.rpartition("/")
         if owner:
@@ -346,13 +326,7 @@ class Registry:
         names = [offered if plugin.name == BUILTIN else f"{plugin.name}/{offered}" for plugin, offered, _ in offers]
         raise UnknownNameError(self._unknown(setting, name, kind, names))
 
-    def _unknown(
-        self,
-        setting: str,
-        name: str,
-        kind: str,
-        names: list[str],
-    ) -> str:
+    def _unknown(self, setting: str, name: str, kind: str, names: list[str]) -> str:
         short = [offered.rpartition("/")[2] for offered in names]
         near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name, short, n=1)
         others = self._kinds_of(name)

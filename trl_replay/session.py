@@ -18,11 +18,7 @@ from numpy.typing import NDArray
 from . import compat
 from .batch.compose import padding
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
-from .buffer.candidates import (
-    STALE,
-    PendingGroups,
-    StepCarry,
-)
+from .buffer.candidates import STALE, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
 from .counters import BRIEF, Totals, metrics
@@ -42,15 +38,7 @@ from .sizes import counted
 from .step.decisions import Decisions
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
 from .strategies.scope_choice import scope_label
-from .types import (
-    Batch,
-    Context,
-    Corrected,
-    Group,
-    Groups,
-    ReplayedRows,
-    Row,
-)
+from .types import Batch, Context, Corrected, Group, Groups, ReplayedRows, Row
 
 MEETING = 120.0
 """Seconds that a process waits with its first batch for the others, which have just met in the trainer's scoring."""
@@ -82,13 +70,7 @@ class Session:
             was made with.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        config: ReplayConfig,
-        components: Components,
-        enabled: bool = True,
-    ) -> None:
+    def __init__(self, trainer: Any, config: ReplayConfig, components: Components, enabled: bool = True) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
         self.config = config
@@ -110,9 +92,7 @@ class Session:
             self._control_entropy,
         )
         self.communicator = Communicator(
-            components,
-            self.tap,
-            int(trainer.accelerator.process_index) if enabled else 0,
+            components, self.tap, int(trainer.accelerator.process_index) if enabled else 0
         )
         self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
         self.decide = Decisions(components, self.tap, self.context, config)
@@ -319,13 +299,7 @@ class Session:
         self.communicator.agree(rows, Plan(error=self.tap.take_error()))
         self.totals.add(plan.tally, batches=0, of_all_ranks=total)
 
-    def _generate_again(
-        self,
-        plan: Plan,
-        batch: Batch,
-        rows: RowLayout,
-        score: Score | None,
-    ) -> Generated | None:
+    def _generate_again(self, plan: Plan, batch: Batch, rows: RowLayout, score: Score | None) -> Generated | None:
         """The batch and its groups, as plugins shape them, with further ones for dead groups where that is set; None
         if it failed here, which `plan` keeps."""
         generated = self._look(plan, batch, rows)
@@ -363,11 +337,7 @@ class Session:
         self.buffer.table.reward_weights = setup.weights
         return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update))
 
-    def _with_logps(
-        self,
-        plan: Plan,
-        batch: Batch,
-    ) -> tuple[Batch, torch.Tensor | None]:
+    def _with_logps(self, plan: Plan, batch: Batch) -> tuple[Batch, torch.Tensor | None]:
         """The batch, with old log-probs where the loss goes around the tap; and log-probs of it that are to be stored
         without being seen by the loss (`replay_record`), unless the batch holds them."""
         recorded: torch.Tensor | None = None
@@ -426,13 +396,7 @@ class Session:
             return batch
         return {**composed, ROWS: ids}
 
-    def _row_mask(
-        self,
-        plan: Plan,
-        fresh: Groups,
-        rows: RowLayout,
-        total: dict[str, float],
-    ) -> RowMask:
+    def _row_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> RowMask:
         if self.config.replay_dry_run:
             return NOTHING_MASKED
         denominator = compat.denominator(self.trainer)
@@ -462,12 +426,7 @@ class Session:
             **self.components.state_dict(),
         }
 
-    def load_state_dict(
-        self,
-        state: Mapping[str, Any],
-        own: bool = True,
-        shared: bool = False,
-    ) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = False) -> None:
         """Takes what `state_dict` gave, but for what belongs to the last generation batch and the totals.
 
         Args:
@@ -499,11 +458,7 @@ class Session:
         if seen:
             self.rounds.table.load_state_dict(*seen)
 
-    def load_last_batch(
-        self,
-        state: Mapping[str, Any],
-        pending: PendingGroups | None,
-    ) -> None:
+    def load_last_batch(self, state: Mapping[str, Any], pending: PendingGroups | None) -> None:
         """Takes what the last generation batch left: its candidates, and the figures of its replayed rows.
 
         Args:
@@ -573,12 +528,7 @@ class Session:
             return None
         return Rounds(lambda: self.trainer, config, self.components, self.communicator, self.context)
 
-    def _log(
-        self,
-        batch: Batch,
-        total: dict[str, float],
-        started: float,
-    ) -> None:
+    def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
         size = self.components.num_generations
         self._record({**metrics(total, size), "replay/padding": padding(batch)})
@@ -601,12 +551,7 @@ class Session:
         logged = {key: value for key, value in values.items() if key in BRIEF} if brief else values
         compat.log_metrics(self.trainer, logged)
 
-    def _control_entropy(
-        self,
-        entropies: torch.Tensor,
-        mask: torch.Tensor,
-        replayed: torch.Tensor,
-    ) -> None:
+    def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
         compat.leave_out_of_entropy_control(self.trainer, entropies, mask, replayed)
 
     def _correct(self, rows: ReplayedRows) -> Corrected:

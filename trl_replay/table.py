@@ -83,10 +83,7 @@ class Table:
     """
 
     def __init__(
-        self,
-        columns: Mapping[str, NDArray[Any]],
-        length: int,
-        reward_weights: NDArray[np.float64] | None = None,
+        self, columns: Mapping[str, NDArray[Any]], length: int, reward_weights: NDArray[np.float64] | None = None
     ) -> None:
         self._columns = dict(columns)
         self._fills: dict[str, float] = {"last_used": NEVER, **UNKNOWN}
@@ -164,12 +161,7 @@ class Table:
         """Bytes of one row over all columns."""
         return sum(column[:1].nbytes for column in self._columns.values())
 
-    def add_column(
-        self,
-        name: str,
-        dtype: Any = np.float64,
-        fill: float = 0,
-    ) -> None:
+    def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
         """Adds a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
 
         Raises:
@@ -330,10 +322,7 @@ def _sum_of_hashes(serials: NDArray[np.int64]) -> int:
     return int((bits ^ (bits >> np.uint64(31))).sum(dtype=np.uint64))
 
 
-def _counted(
-    prompts: NDArray[np.int64],
-    serials: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of each row, how many rows are of its prompt, and how many of these are newer."""
     order = np.lexsort((-serials, prompts))  # prompt by prompt, of one prompt the newest first
     ordered = prompts[order]
@@ -355,11 +344,7 @@ def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
     return column
 
 
-def weighted_sample(
-    weights: NDArray[Any],
-    count: int,
-    rng: np.random.Generator,
-) -> NDArray[np.int64]:
+def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is

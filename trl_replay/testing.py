@@ -65,26 +65,12 @@ def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
     )
 
 
-def make_context(
-    table: Table | None = None,
-    update: int = 100,
-    seed: int = 0,
-    **overrides: Any,
-) -> Context:
+def make_context(table: Table | None = None, update: int = 100, seed: int = 0, **overrides: Any) -> Context:
     """A context as strategies get it."""
     if table is None:
         table = make_table([])
-    settings: dict[str, Any] = {
-        "capacity": max(len(table), 1),
-        "num_generations": 4,
-        **overrides,
-    }
-    return Context(
-        update=update,
-        rng=np.random.default_rng(seed),
-        table=table,
-        **settings,
-    )
+    settings: dict[str, Any] = {"capacity": max(len(table), 1), "num_generations": 4, **overrides}
+    return Context(update=update, rng=np.random.default_rng(seed), table=table, **settings)
 
 
 SCORES: dict[str, Sequence[float]] = {
@@ -243,11 +229,7 @@ def _copy(table: Table) -> dict[str, Floats]:
 
 def _assert_same(table: Table, before: dict[str, Floats]) -> None:
     for name, column in before.items():
-        np.testing.assert_array_equal(
-            getattr(table, name),
-            column,
-            err_msg=f"the column {name} was changed",
-        )
+        np.testing.assert_array_equal(getattr(table, name), column, err_msg=f"the column {name} was changed")
 
 
 def make_tokenizer() -> Any:
@@ -261,21 +243,11 @@ def make_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
     )
 
 
-def make_model(
-    tokenizer: Any,
-    hidden_size: int = 32,
-    layers: int = 2,
-    seed: int = 0,
-    **overrides: Any,
-) -> Any:
+def make_model(tokenizer: Any, hidden_size: int = 32, layers: int = 2, seed: int = 0, **overrides: Any) -> Any:
     """A random Qwen2 on the CPU, without dropout."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

@@ -252,12 +252,7 @@ class Group:
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Group:
         """The same group with `function` applied to each tensor."""
         tensors = {key: function(tensor) for key, tensor in self.tensors.items()}
-        return Group(
-            tensors,
-            self.keys,
-            self.prompt_lengths.copy(),
-            self.completion_lengths.copy(),
-        )
+        return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
 
 
 @dataclass(frozen=True, slots=True)

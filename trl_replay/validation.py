@@ -209,9 +209,7 @@ def validate(settings: Mapping[str, Any]) -> None:
     least = settings["replay_min_size"]
     if 0 < capacity < least:
         raise unusable(
-            "replay_min_size",
-            least,
-            f"a buffer of replay_buffer_size={capacity} groups never gets there; lower it",
+            "replay_min_size", least, f"a buffer of replay_buffer_size={capacity} groups never gets there; lower it"
         )
     if not settings["replay_refill_rounds"] and settings["replay_preset"] is None:  # which may set it
         for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trl_replay import (
-    Group,
-)
+from trl_replay import Group
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.strategies.storages import CpuStorage
-from trl_replay.testing import (
-    make_context,
-)
+from trl_replay.testing import make_context
 
 
 class Ledger:

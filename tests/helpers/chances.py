@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from trl_replay.testing import (
-    make_context,
-)
+from trl_replay.testing import make_context
 
 
 def frequencies(sampler, table, trials, count=1, seed=0):

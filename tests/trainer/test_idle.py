@@ -27,11 +27,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "steps_per_generation": 2,
     },
     "two generations an update": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
-    "accumulation": {
-        "per_device_train_batch_size": 6,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 2,
-    },
+    "accumulation": {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 2},
     "a reference model": {"beta": 0.1},
     "a reference model, two iterations": {"beta": 0.1, "num_iterations": 2},
     **{f"loss {loss}": {"loss_type": loss} for loss in LOSSES},

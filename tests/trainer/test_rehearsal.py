@@ -74,11 +74,7 @@ def alone(groups: Any) -> Any:
     [
         ("scorer", one_too_many, r"returned float64 values of shape \(4,\); it must return numbers of shape \(3,\)"),
         ("scorer", as_text, "it must return numbers of shape"),
-        (
-            "scorer",
-            alone,
-            r"failed in trl_replay_score: TypeError: alone.. takes 1 positional argument",
-        ),
+        ("scorer", alone, r"failed in trl_replay_score: TypeError: alone.. takes 1 positional argument"),
         ("evictor", of_nan, "returned keep ranks with NaN; it must return numbers that can be compared"),
         ("sampler", the_same_twice, r"returned \[0, 0, 0\]; it must return distinct indices from 0 to 5"),
         ("selector", outside, r"returned \[3\]; it must return at most 3 distinct indices from 0 to 2"),

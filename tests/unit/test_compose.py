@@ -24,10 +24,7 @@ lengths = st.lists(
 @given(
     source=lengths,
     target=lengths,
-    keys=st.lists(
-        st.sampled_from(KEYS),
-        unique=True,
-    ),
+    keys=st.lists(st.sampled_from(KEYS), unique=True),
     multiple=st.sampled_from([None, 4]),
     shared=st.booleans(),
     seed=st.integers(0, 100),

@@ -16,9 +16,7 @@ import trl_replay
 from trl_replay import Corrected, ReplayedRows
 from trl_replay.registry import registry
 from trl_replay.strategies import corrections
-from trl_replay.testing import (
-    make_context,
-)
+from trl_replay.testing import make_context
 
 
 def test_ratio_gives_the_behaviour_log_probs_and_none_the_current_ones():

@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from trl_replay.registry import registry
 from trl_replay.strategies import evictors
 from trl_replay.strategies.evictors import prompt_balanced
-from trl_replay.testing import (
-    make_context,
-    make_table,
-)
+from trl_replay.testing import make_context, make_table
 
 
 def test_evictors_rank_by_their_column():

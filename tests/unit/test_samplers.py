@@ -9,10 +9,7 @@ from chances import chi_square, frequencies
 from trl_replay import ConfigurationError
 from trl_replay.registry import registry
 from trl_replay.strategies import samplers
-from trl_replay.testing import (
-    make_context,
-    make_table,
-)
+from trl_replay.testing import make_context, make_table
 
 
 @pytest.mark.parametrize(

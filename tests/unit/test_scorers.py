@@ -7,10 +7,7 @@ import pytest
 
 from trl_replay import ConfigurationError
 from trl_replay.strategies import scorers
-from trl_replay.testing import (
-    make_context,
-    make_groups,
-)
+from trl_replay.testing import make_context, make_groups
 
 GROUPS = make_groups([[1, 0, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], step=6)
 

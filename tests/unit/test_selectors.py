@@ -10,10 +10,7 @@ import pytest
 import trl_replay
 from trl_replay.registry import registry
 from trl_replay.strategies import selectors
-from trl_replay.testing import (
-    make_context,
-    make_groups,
-)
+from trl_replay.testing import make_context, make_groups
 
 
 def test_zero_std_selects_the_dead_groups():

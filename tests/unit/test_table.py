@@ -146,10 +146,7 @@ def test_the_generator_advances_alike_whatever_the_weights_are():
 
 
 @settings(max_examples=60, deadline=None, database=None)
-@given(
-    st.integers(0, 5),
-    st.lists(st.tuples(st.integers(0, 6), st.lists(st.floats(0, 1), max_size=6)), max_size=12),
-)
+@given(st.integers(0, 5), st.lists(st.tuples(st.integers(0, 6), st.lists(st.floats(0, 1), max_size=6)), max_size=12))
 def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
     table = Table.preallocated(capacity)
     table.add_column("mine", fill=0.5)

@@ -80,14 +80,7 @@ def test_drawn_groups_and_copies_are_placed_and_only_drawn_ones_are_returned() -
 
 
 def total(**counters: float) -> dict[str, float]:
-    return {
-        "items_delta": 0.0,
-        "excluded": 0.0,
-        "excluded_items": 0.0,
-        "masked_apart": 0.0,
-        "groups": 4.0,
-        **counters,
-    }
+    return {"items_delta": 0.0, "excluded": 0.0, "excluded_items": 0.0, "masked_apart": 0.0, "groups": 4.0, **counters}
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,7 @@ class Widths(NamedTuple):
     completion: int
 
 
-def row_lengths(
-    batch: Mapping[str, Any],
-    pad_token_id: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Real tokens of each row: `(prompt_lengths, completion_lengths)`, both `(B,)` int64.
 
     A completion whose mask is all zero (`mask_truncated_completions`) ends before its trailing pad tokens.
@@ -96,11 +93,7 @@ def _widths(batch: Batch) -> Widths:
     return Widths(batch["prompt_ids"].size(1), batch["completion_ids"].size(1))
 
 
-def _expected_shape(
-    spec: FieldSpec,
-    rows: int,
-    widths: Widths,
-) -> tuple[int, ...]:
+def _expected_shape(spec: FieldSpec, rows: int, widths: Widths) -> tuple[int, ...]:
     """The shape of a field's tensor; of the layout `"row"` the first dimension alone."""
     if spec.layout == "scalar":
         return ()
@@ -113,11 +106,7 @@ def _expected_shape(
     return (rows,)
 
 
-def cut(
-    batch: Batch,
-    fields: FieldTable,
-    parts: Sequence[slice],
-) -> list[Group]:
+def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:
     """Unpadded copies of some rows of the batch, on the batch's device; nothing is shared with it.
 
     Args:
@@ -135,24 +124,13 @@ def cut(
     for rows in parts:
         images = cut_images(batch, fields, rows)
         left_out = {name for name, of_rows in facts.items() if bool(of_rows[rows].all())}
-        group = _cut_one(
-            batch,
-            specs,
-            images,
-            rows,
-            prompts[rows],
-            completions[rows],
-            left_out,
-        )
+        group = _cut_one(batch, specs, images, rows, prompts[rows], completions[rows], left_out)
         groups.append(group)
     return groups
 
 
 def _facts_of_rows(
-    batch: Batch,
-    specs: Mapping[str, FieldSpec],
-    fields: FieldTable,
-    parts: Sequence[slice],
+    batch: Batch, specs: Mapping[str, FieldSpec], fields: FieldTable, parts: Sequence[slice]
 ) -> dict[str, torch.Tensor]:
     """What has to be known of each row, `(B,)`, for all parts at once.
 
@@ -177,12 +155,7 @@ def _facts_of_rows(
     return facts
 
 
-def _real_on_device(
-    batch: Batch,
-    spec: FieldSpec,
-    prompts: torch.Tensor,
-    completions: torch.Tensor,
-) -> torch.Tensor:
+def _real_on_device(batch: Batch, spec: FieldSpec, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
     """`(B, width)` bool: the real positions of a field; of the layout `"row"` all."""
     if spec.layout == "row":
         return torch.ones_like(batch[spec.name], dtype=torch.bool)
@@ -222,12 +195,7 @@ def _cut_one(
             block = block[: len(kept_prompts)]
         dtype = getattr(torch, spec.dtype) if spec.dtype else block.dtype
         tensors[key] = _without_padding(block, spec, prompts, completions, widths, dtype)
-    return Group(
-        tensors,
-        frozenset(keys),
-        kept_prompts.copy(),
-        completions.copy(),
-    )
+    return Group(tensors, frozenset(keys), kept_prompts.copy(), completions.copy())
 
 
 def _is_text(spec: FieldSpec) -> bool:
@@ -236,12 +204,7 @@ def _is_text(spec: FieldSpec) -> bool:
 
 
 def _without_padding(
-    block: torch.Tensor,
-    spec: FieldSpec,
-    prompts: Ints,
-    completions: Ints,
-    widths: Widths,
-    dtype: torch.dtype,
+    block: torch.Tensor, spec: FieldSpec, prompts: Ints, completions: Ints, widths: Widths, dtype: torch.dtype
 ) -> torch.Tensor:
     """A copy of the real values of the rows of `block`, flat; of the layout `"row"` of the block itself."""
     if spec.layout == "row":
@@ -282,12 +245,7 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
     keys = _joined_keys(parts, images)
     prompts = [first.prompt_lengths] if shared else [_prompt_lengths(part) for part in parts]
     completions = [part.completion_lengths for part in parts]
-    return Group(
-        tensors | images,
-        keys,
-        np.concatenate(prompts),
-        np.concatenate(completions),
-    )
+    return Group(tensors | images, keys, np.concatenate(prompts), np.concatenate(completions))
 
 
 def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
@@ -323,10 +281,7 @@ def _on_one_device(parts: Sequence[Group]) -> Sequence[Group]:
     return [part.map(torch.Tensor.cpu) for part in parts]
 
 
-def _joined_keys(
-    parts: Sequence[Group],
-    images: Mapping[str, torch.Tensor],
-) -> frozenset[str]:
+def _joined_keys(parts: Sequence[Group], images: Mapping[str, torch.Tensor]) -> frozenset[str]:
     """What the joined group can restore: what all parts can, and whatever belongs to images."""
     keys = [part.keys for part in parts]
     joined = frozenset.intersection(*keys)
@@ -395,10 +350,7 @@ def _prompt_lengths(group: Group) -> Ints:
 
 
 def compose(
-    batch: Batch,
-    fields: FieldTable,
-    placements: Sequence[Placement],
-    multiple_of: int | None = None,
+    batch: Batch, fields: FieldTable, placements: Sequence[Placement], multiple_of: int | None = None
 ) -> Batch:
     """The batch with each placed group in its slot, widened where a stored row needs it. Nothing is cut off.
 
@@ -431,11 +383,7 @@ def compose(
     return composed | compose_images(batch, fields, placements)
 
 
-def _wider(
-    old: Widths,
-    placements: Sequence[Placement],
-    multiple_of: int | None,
-) -> Widths:
+def _wider(old: Widths, placements: Sequence[Placement], multiple_of: int | None) -> Widths:
     """The widths that hold the batch and all placed rows."""
     longest_prompt = 0
     longest_completion = 0
@@ -458,13 +406,7 @@ def _rounded_up(width: int, needed: int, multiple_of: int | None) -> int:
     return math.ceil(needed / multiple) * multiple
 
 
-def _widen(
-    tensor: torch.Tensor,
-    spec: FieldSpec,
-    old: Widths,
-    new: Widths,
-    pad: float,
-) -> torch.Tensor:
+def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad: float) -> torch.Tensor:
     """A copy of `tensor`, padded from the widths `old` to `new`: prompts on the left, completions on the right."""
     left = new.prompt - old.prompt
     right = new.completion - old.completion
@@ -504,11 +446,7 @@ def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths
         out[row, span] = spec.implied or 0 if flat is None else flat[end - count : end]
 
 
-def _row_block(
-    stored: torch.Tensor,
-    spec: FieldSpec,
-    like: torch.Tensor,
-) -> torch.Tensor:
+def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
     """A field of one value a row, of the dtype and on the device of `like`."""
     if stored.shape[1:] != like.shape[1:]:
         raise BatchError(

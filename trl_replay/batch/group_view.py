@@ -29,16 +29,7 @@ RELATIVE_TOLERANCE = 1e-5
 """How far TRL's own advantages of live groups may lie from ours, as a share of them."""
 TINY = 1e-6
 """Shaped advantages of this share of the batch's largest, or less, are 0: float32 noise is a tenth of it."""
-WHOLE_COLUMNS = (
-    "lengths",
-    "trainable",
-    "items",
-    "images",
-    "prompt",
-    "recorded",
-    "nbytes",
-    "overflow",
-)
+WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "overflow")
 """Columns of whole numbers, shared by scopes."""
 
 
@@ -96,11 +87,7 @@ def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
 
 
 def view(
-    rows: Mapping[str, NDArray[Any]],
-    scored: torch.Tensor,
-    setup: compat.RewardSetup,
-    size: int,
-    step: int,
+    rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int, step: int
 ) -> Groups:
     """The fresh groups that a scope shares.
 
@@ -134,11 +121,7 @@ def view(
 
 
 def rewards_of_batch(
-    calls: Sequence[torch.Tensor],
-    rows: Mapping[str, NDArray[Any]],
-    setup: compat.RewardSetup,
-    size: int,
-    count: int,
+    calls: Sequence[torch.Tensor], rows: Mapping[str, NDArray[Any]], setup: compat.RewardSetup, size: int, count: int
 ) -> torch.Tensor:
     """The rewards of a batch, among all that were computed while it was scored: `(rows of all processes, functions)`.
 
@@ -176,10 +159,7 @@ def rewards_of_batch(
 
 
 def trls_own(
-    rows: Mapping[str, NDArray[Any]],
-    scored: torch.Tensor,
-    setup: compat.RewardSetup,
-    size: int,
+    rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int
 ) -> tuple[Bools, Floats]:
     """Which of the groups that a scope shares, `(n,)`, have the advantages that TRL makes of these rewards; and these
     rewards, `(groups of all processes, size, functions)`.
@@ -310,11 +290,7 @@ def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
     return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))
 
 
-def _noise_of_normalised(
-    rewards: Floats,
-    weights: Floats,
-    sizes: Floats,
-) -> Floats:
+def _noise_of_normalised(rewards: Floats, weights: Floats, sizes: Floats) -> Floats:
     """The noise where TRL divides each function's rewards by their deviation, and the sum by that of the batch."""
     largest = sizes.max(axis=1)  # (n, functions)
     std = bessel_std(rewards)

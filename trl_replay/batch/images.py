@@ -44,10 +44,7 @@ class ImageLayout:
 
     @classmethod
     def of(
-        cls,
-        like: dict[str, torch.Tensor],
-        held: Sequence[Mapping[str, torch.Tensor]],
-        fields: FieldTable,
+        cls, like: dict[str, torch.Tensor], held: Sequence[Mapping[str, torch.Tensor]], fields: FieldTable
     ) -> ImageLayout:
         """The layout of the fields of `like`, as the tensors `held` by all groups tell it."""
         tiled = any("num_tiles" in tensors for tensors in held)
@@ -63,12 +60,7 @@ class ImageLayout:
         return blank
 
 
-def _units(
-    keys: Iterable[str],
-    fields: FieldTable,
-    tiled: bool,
-    per_row: bool,
-) -> dict[str, str]:
+def _units(keys: Iterable[str], fields: FieldTable, tiled: bool, per_row: bool) -> dict[str, str]:
     """What one entry of each field stands for, by TRL's rules.
 
     Args:
@@ -102,12 +94,7 @@ def _is_per_row(tensors: Mapping[str, torch.Tensor]) -> bool:
     return entries == len(images) and entries != int(images.sum())
 
 
-def _entries(
-    unit: str,
-    images: Ints,
-    tiles: Ints,
-    grids: torch.Tensor | None,
-) -> Ints:
+def _entries(unit: str, images: Ints, tiles: Ints, grids: torch.Tensor | None) -> Ints:
     """How many entries of a field each row has.
 
     Args:
@@ -195,11 +182,7 @@ def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
     return keys
 
 
-def _batch_entries(
-    batch: Mapping[str, Any],
-    keys: Sequence[str],
-    fields: FieldTable,
-) -> dict[str, Ints]:
+def _batch_entries(batch: Mapping[str, Any], keys: Sequence[str], fields: FieldTable) -> dict[str, Ints]:
     """Per image field, how many entries each row of a batch has."""
     images = np.asarray(batch["num_images"], np.int64)
     tiled = batch.get("num_tiles") is not None
@@ -210,11 +193,7 @@ def _batch_entries(
     return {key: _entries(unit, images, tiles, grids) for key, unit in units.items()}
 
 
-def cut_images(
-    batch: Mapping[str, Any],
-    fields: FieldTable,
-    rows: slice,
-) -> dict[str, torch.Tensor]:
+def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dict[str, torch.Tensor]:
     """Copies of the image fields of some rows; empty if these rows have no image.
 
     Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where
@@ -234,10 +213,7 @@ def cut_images(
     return _merge_rows(sections, fields)
 
 
-def join_images(
-    parts: Sequence[Group],
-    fields: FieldTable,
-) -> dict[str, torch.Tensor]:
+def join_images(parts: Sequence[Group], fields: FieldTable) -> dict[str, torch.Tensor]:
     """The image fields of all rows of all `parts`, in order; a part without them has no images."""
     pictured = [part.tensors for part in parts if PIXELS in part.tensors]
     if not pictured:
@@ -287,11 +263,7 @@ def without_images(batch: Batch, fields: FieldTable) -> Batch:
     return {key: value for key, value in batch.items() if not (fields.is_image(key) or key in TOKEN_TYPES)}
 
 
-def compose_images(
-    batch: Batch,
-    fields: FieldTable,
-    placements: Sequence[Placement],
-) -> Batch:
+def compose_images(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
     """The image fields of `batch` with those of the placed groups in their rows.
 
     Raises:
@@ -309,11 +281,7 @@ def compose_images(
     sections = _sections(fresh, len(batch["num_images"]), layout)
     for placed in placements:
         group = placed.group
-        stored_sections = _sections(
-            group.tensors,
-            len(group.completion_lengths),
-            layout,
-        )
+        stored_sections = _sections(group.tensors, len(group.completion_lengths), layout)
         for key, rows in stored_sections.items():
             sections[key][placed.rows] = rows[placed.part]
     composed: Batch = {}
@@ -336,10 +304,7 @@ def _refuse_ambiguous(numbers: Sequence[int]) -> None:
         )
 
 
-def _counts(
-    batch: Batch,
-    stored: Sequence[Mapping[str, torch.Tensor]],
-) -> dict[str, torch.Tensor]:
+def _counts(batch: Batch, stored: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The batch's columns of counts as tensors; tiles too, if a stored group counts them."""
     columns = {"num_images": batch["num_images"]}
     tiled = any("num_tiles" in tensors for tensors in stored)
@@ -350,11 +315,7 @@ def _counts(
     return {key: torch.tensor(values, dtype=torch.int32) for key, values in columns.items()}
 
 
-def _sections(
-    tensors: Mapping[str, torch.Tensor],
-    rows: int,
-    layout: ImageLayout,
-) -> dict[str, Sections]:
+def _sections(tensors: Mapping[str, torch.Tensor], rows: int, layout: ImageLayout) -> dict[str, Sections]:
     """Per image field and counts, the section of each of `rows` rows; of rows without images they are empty.
 
     Raises:
@@ -386,10 +347,7 @@ def _count_sections(counts: Sequence[int]) -> Sections:
     return [torch.tensor([count], dtype=torch.int32) for count in counts]
 
 
-def _merge_rows(
-    sections: Mapping[str, Sections],
-    fields: FieldTable,
-) -> dict[str, torch.Tensor]:
+def _merge_rows(sections: Mapping[str, Sections], fields: FieldTable) -> dict[str, torch.Tensor]:
     """Sections of all rows as one tensor a field; only the first row's, where all rows have the same."""
     shared = all(_all_same(rows) for rows in sections.values())
     merged = {}
@@ -415,11 +373,7 @@ def _merge(rows: Sections, fields: FieldTable, key: str) -> torch.Tensor:
     return torch.cat(padded).contiguous()
 
 
-def _grow(
-    entries: torch.Tensor,
-    sizes: Sequence[int],
-    pad: float,
-) -> torch.Tensor:
+def _grow(entries: torch.Tensor, sizes: Sequence[int], pad: float) -> torch.Tensor:
     """The entries, each padded at the end of its dimensions to `sizes`."""
     old = list(entries.shape[1:])
     if old == list(sizes):

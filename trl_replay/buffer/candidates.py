@@ -80,12 +80,7 @@ class Candidate:
         recorded = torch.cat(rows).to(self.logps_dtype)
         tensors = {**group.tensors, OLD_LOGPS: recorded}
         fill_missing(tensors)
-        self.group = Group(
-            tensors,
-            group.keys | {OLD_LOGPS},
-            group.prompt_lengths,
-            group.completion_lengths,
-        )
+        self.group = Group(tensors, group.keys | {OLD_LOGPS}, group.prompt_lengths, group.completion_lengths)
         self.records = []
         return True
 

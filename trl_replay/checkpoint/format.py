@@ -42,16 +42,7 @@ STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
 )
 SHARD_BYTES = 64 << 20
 SHARD_GROUPS = 1024
-VIEWS = (
-    "rewards",
-    "reward_weights",
-    "advantages",
-    "lengths",
-    "trainable",
-    "dead",
-    "step",
-    "prompt",
-)
+VIEWS = ("rewards", "reward_weights", "advantages", "lengths", "trainable", "dead", "step", "prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +141,7 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 
 def write(
-    folder: Path,
-    saved: RankState,
-    payload: Iterable[tuple[int, Group]],
-    plugins: Callable[[Path], None],
+    folder: Path, saved: RankState, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]
 ) -> None:
     """Writes one rank's folder, which must not exist; `state.json` comes last.
 
@@ -165,10 +153,7 @@ def write(
     """
     mine = rank_folder(folder, saved.rank)
     mine.mkdir(parents=True)
-    save_arrays(
-        {name: np.ascontiguousarray(column) for name, column in saved.columns.items()},
-        mine / TABLE,
-    )
+    save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
     for number, groups in enumerate(_shards(payload)):
         group_files.write(mine / f"payload-{number:05d}.safetensors", groups)
     if saved.pending is not None:

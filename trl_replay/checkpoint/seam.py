@@ -22,14 +22,7 @@ from .format import FOLDER, RankState, rank_folder, scope_in
 MISSING = "no buffer"
 
 
-def save(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    model: Any,
-    trial: Any,
-    **kwargs: Any,
-) -> Any:
+def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
     """Writes our part of a checkpoint on every process, and only then lets stock write its own.
 
     Stock writes `trainer_state.json` last: where it is, all of ours is. Of a folder that is written again it goes

@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import assembly, compat
-from ..buffer.candidates import (
-    Candidate,
-    PendingGroups,
-    StepCarry,
-    logps_dtype,
-    named_rewards,
-    with_named_rewards,
-)
+from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
 from ..protocols import Columns, division_of
@@ -241,11 +234,7 @@ def empty(session: Session) -> None:
     session.carry = StepCarry()
 
 
-def _fill(
-    session: Session,
-    payload: Iterable[tuple[int, Group]],
-    take: Callable[[Group], Group],
-) -> None:
+def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
     """Lets entries leave that a smaller buffer than then has no room for, and takes the payload of the others."""
     session.decide.trim()
     kept = set(session.buffer.table.serial.tolist())
@@ -270,12 +259,7 @@ def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -
     session.totals.add(tally, batches=0)
 
 
-def _settle(
-    session: Session,
-    ready: ReadyGroups,
-    take: Callable[[Group], Group],
-    then: RankState,
-) -> None:
+def _settle(session: Session, ready: ReadyGroups, take: Callable[[Group], Group], then: RankState) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally = Tally()
     table = session.buffer.table
@@ -346,10 +330,7 @@ def _scored_as_today(groups: Groups, then: RankState, session: Session) -> Group
 
 
 def _on_training_device(
-    session: Session,
-    pending: PendingGroups,
-    take: Callable[[Group], Group],
-    then: RankState,
+    session: Session, pending: PendingGroups, take: Callable[[Group], Group], then: RankState
 ) -> PendingGroups:
     """Candidates wait on the training device, where their rows were cut."""
     device = session.trainer.accelerator.device

@@ -15,14 +15,7 @@ from rich.console import Console
 from .command import Command, add_json_option
 from .tables import make_console, make_table
 
-PACKAGES = (
-    "trl-replay",
-    "trl",
-    "torch",
-    "transformers",
-    "accelerate",
-    "pluggy",
-)
+PACKAGES = ("trl-replay", "trl", "torch", "transformers", "accelerate", "pluggy")
 
 
 def diagnosis() -> dict[str, Any]:
@@ -36,13 +29,7 @@ def diagnosis() -> dict[str, Any]:
 
         tested = str(compat.TESTED)
         problems, drifted = _examine_trl()
-    return {
-        "versions": versions,
-        "tested": tested,
-        "problems": problems,
-        "drift": drifted,
-        "usable": not problems,
-    }
+    return {"versions": versions, "tested": tested, "problems": problems, "drift": drifted, "usable": not problems}
 
 
 def _version(name: str) -> str | None:
@@ -65,11 +52,7 @@ def _examine_trl() -> tuple[list[str], list[str]]:
         problems = compat.contract_problems(GRPOTrainer)
         folder = Path(trl.__path__[0])
         return problems, canary.drift(folder)
-    except (
-        ContractError,
-        ImportError,
-        RuntimeError,
-    ) as error:  # TRL's lazy modules raise RuntimeError
+    except (ContractError, ImportError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
         return [str(error)], []
 
 
@@ -108,9 +91,4 @@ def _show_items(console: Console, items: Sequence[str]) -> None:
         console.print(f"  - {words}", markup=False)
 
 
-CHECK = Command(
-    "check",
-    "versions, and whether the installed TRL can be used",
-    add_json_option,
-    _check,
-)
+CHECK = Command("check", "versions, and whether the installed TRL can be used", add_json_option, _check)

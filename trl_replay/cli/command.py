@@ -25,11 +25,7 @@ class Command(NamedTuple):
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Adds `--json`."""
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print JSON instead of a table",
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def positive(text: str) -> int:

@@ -24,18 +24,11 @@ COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, PLAN, EXAMPLE, 
 
 def parser() -> argparse.ArgumentParser:
     """The parser with all subcommands."""
-    main_parser = Parser(
-        prog="trl-replay",
-        description="A replay buffer for TRL's GRPOTrainer.",
-    )
+    main_parser = Parser(prog="trl-replay", description="A replay buffer for TRL's GRPOTrainer.")
     main_parser.add_argument("--version", action="version", version=f"trl-replay {__version__}")
     subparsers = main_parser.add_subparsers(metavar="command", required=True)
     for command in COMMANDS:
-        subparser = subparsers.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.summary,
-        )
+        subparser = subparsers.add_parser(command.name, help=command.summary, description=command.summary)
         command.add_options(subparser)
         subparser.set_defaults(run=command.run)
     return main_parser

@@ -53,8 +53,5 @@ def _run(options: argparse.Namespace) -> int:
 
 
 ESTIMATE = Command(
-    "estimate",
-    "what replay could do for a logged run of GRPO, with or without replay",
-    _add_options,
-    _run,
+    "estimate", "what replay could do for a logged run of GRPO, with or without replay", _add_options, _run
 )

@@ -117,9 +117,4 @@ def _docstring(script: Path) -> str:
     return ast.get_docstring(ast.parse(script.read_text())) or ""
 
 
-EXAMPLE = Command(
-    "example",
-    "lists the example scripts, copies one, or runs it",
-    _add_options,
-    _run,
-)
+EXAMPLE = Command("example", "lists the example scripts, copies one, or runs it", _add_options, _run)

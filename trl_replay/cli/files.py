@@ -14,9 +14,7 @@ from .tables import make_console, make_table
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "checkpoint",
-        type=Path,
-        help="folder of a checkpoint, …/checkpoint-12, or of a run: its newest whole one",
+        "checkpoint", type=Path, help="folder of a checkpoint, …/checkpoint-12, or of a run: its newest whole one"
     )
 
 
@@ -31,11 +29,7 @@ def _in_run(folder: Path) -> Path:
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser)
-    parser.add_argument(
-        "out",
-        type=Path,
-        help="file to write: out.parquet",
-    )
+    parser.add_argument("out", type=Path, help="file to write: out.parquet")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -49,12 +43,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser)
-    parser.add_argument(
-        "--entries",
-        type=positive,
-        default=3,
-        help="entries shown from the top and from the bottom",
-    )
+    parser.add_argument("--entries", type=positive, default=3, help="entries shown from the top and from the bottom")
     add_json_option(parser)
 
 
@@ -77,26 +66,12 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _row(entry: Mapping[str, Any]) -> list[str]:
     completions = [f"{row['advantage']:+.2f} {row['text']!r}" for row in entry["completions"]]
-    return [
-        entry["prompt"],
-        f"{entry['score']:.4g}",
-        str(entry["age"]),
-        str(entry["uses"]),
-        "\n".join(completions),
-    ]
+    return [entry["prompt"], f"{entry['score']:.4g}", str(entry["age"]), str(entry["uses"]), "\n".join(completions)]
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder",
-        type=Path,
-        help="the trainer's output_dir, or one of its checkpoints",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="file to write; report.html in the run's folder if not given",
-    )
+    parser.add_argument("folder", type=Path, help="the trainer's output_dir, or one of its checkpoints")
+    parser.add_argument("--out", type=Path, help="file to write; report.html in the run's folder if not given")
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -108,20 +83,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 EXPORT = Command(
-    "export",
-    "writes a checkpoint's buffer to Parquet, one row a completion",
-    _add_export_options,
-    _export,
+    "export", "writes a checkpoint's buffer to Parquet, one row a completion", _add_export_options, _export
 )
-INSPECT = Command(
-    "inspect",
-    "what is in a checkpoint's buffer",
-    _add_inspect_options,
-    _inspect,
-)
-REPORT = Command(
-    "report",
-    "a run's log and buffer as one HTML page",
-    _add_report_options,
-    _report,
-)
+INSPECT = Command("inspect", "what is in a checkpoint's buffer", _add_inspect_options, _inspect)
+REPORT = Command("report", "a run's log and buffer as one HTML page", _add_report_options, _report)

@@ -66,11 +66,7 @@ def _strategy(kind: Kind, plugin: Plugin, spec: StrategySpec, default: str) -> d
         "summary": spec.summary,
         "default": name == default,
         "arguments": [
-            {
-                "name": argument.name,
-                "required": argument.required,
-                "default": in_json(argument.default),
-            }
+            {"name": argument.name, "required": argument.required, "default": in_json(argument.default)}
             for argument in taken.named
         ],
         "signature": str(taken),
@@ -133,13 +129,7 @@ def _signature(plugin: object) -> str:
 def _failures(known: Registry) -> list[dict[str, Any]]:
     rows = []
     for failure in known.failures.values():
-        rows.append(
-            {
-                "name": failure.name,
-                "distribution": failure.distribution,
-                "reason": failure.reason,
-            }
-        )
+        rows.append({"name": failure.name, "distribution": failure.distribution, "reason": failure.reason})
     return rows
 
 
@@ -273,8 +263,5 @@ def _failures_table(failures: Sequence[dict[str, Any]]) -> Table:
 
 
 LIST = Command(
-    "list",
-    "every strategy, preset and plugin with its arguments, or what one of them is",
-    _add_options,
-    _list,
+    "list", "every strategy, preset and plugin with its arguments, or what one of them is", _add_options, _list
 )

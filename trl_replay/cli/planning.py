@@ -91,9 +91,4 @@ def _advice(run: Run) -> list[str]:
     return words
 
 
-PLAN = Command(
-    "plan",
-    "what a buffer takes on so many processes: memory, traffic, disk, by scope",
-    _add_options,
-    _run,
-)
+PLAN = Command("plan", "what a buffer takes on so many processes: memory, traffic, disk, by scope", _add_options, _run)

@@ -15,13 +15,7 @@ TOO_FEW = 92
 REFUSED = 93
 """Replay could not be attached to a trainer."""
 
-RANK_VARIABLES = (
-    "RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-    "PMI_RANK",
-    "SLURM_STEP_ID",
-)
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
 """One of these is set where a launcher has started this very process."""
 
 SKIPPED = (

@@ -67,11 +67,7 @@ def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
         before = os.environ["PYTHONPATH"].split(os.pathsep)
         entries += [entry for entry in before if entry != hook]
     given = {"settings": settings, "reports": reports, "hook": hook}
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(entries),
-        VARIABLE: json.dumps(given),
-    }
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entries), VARIABLE: json.dumps(given)}
 
 
 def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -97,9 +93,4 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-RUN = Command(
-    "run",
-    "any command, with replay attached to every GRPOTrainer that trains in it",
-    _add_options,
-    _run,
-)
+RUN = Command("run", "any command, with replay attached to every GRPOTrainer that trains in it", _add_options, _run)

@@ -36,11 +36,7 @@ def make_console() -> Console:
     return Console(width=width)
 
 
-def make_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-) -> Table:
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table of texts, none of them markup: a plugin's words may hold brackets."""
     title_text = Text(printable(title), style="table.title")
     table = Table(title=title_text, title_justify="left")

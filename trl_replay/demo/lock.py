@@ -30,11 +30,7 @@ LEARNING_RATES = {"stock": 5e-4, "replay": 5e-4}
 
 
 @cache
-def taught(
-    seed: int,
-    steps: int = 300,
-    rows: int = 256,
-) -> Mapping[str, torch.Tensor]:
+def taught(seed: int, steps: int = 300, rows: int = 256) -> Mapping[str, torch.Tensor]:
     """Weights of a model that answers every key with a uniformly random code: the same on every call.
 
     Args:
@@ -72,13 +68,7 @@ def taught(
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def make_trainer(
-    seed: int,
-    learning_rate: float,
-    steps: int,
-    output_dir: str,
-    **settings: Any,
-) -> Any:
+def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, **settings: Any) -> Any:
     """A stock `trl.GRPOTrainer` on the lock: 8 groups of 8 completions of at most 3 tokens an update.
 
     Launched on several processes, these share the 8 groups. Further settings are those of `GRPOConfig`.

@@ -49,11 +49,7 @@ class Record:
         """Mean reward of the last `steps` steps."""
         return float(np.mean(self.reward[-steps:]))
 
-    def reached(
-        self,
-        threshold: float = THRESHOLD,
-        window: int = WINDOW,
-    ) -> int | None:
+    def reached(self, threshold: float = THRESHOLD, window: int = WINDOW) -> int | None:
         """Completions generated up to the end of the first `window` steps in a row whose mean reward is at least
         `threshold`; None if there are none."""
         if len(self.reward) < window:

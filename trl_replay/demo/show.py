@@ -32,10 +32,7 @@ def show(steps: int, seeds: Sequence[int], out: Path) -> int:
     """Trains every arm on every seed, prints a table, and writes demo.json and demo.png into `out`; returns 0."""
     started = time.monotonic()
     terminal = sys.stdout.isatty()
-    console = Console(
-        file=sys.stdout,
-        width=None if terminal else 120,
-    )
+    console = Console(file=sys.stdout, width=None if terminal else 120)
     console.print(
         f"A combination lock: {puzzle.KEYS} keys, each opens with one of {len(puzzle.LETTERS) ** 2} codes. The model "
         "is first taught to answer with uniformly random codes, so that nearly every group of completions is all "
@@ -49,8 +46,7 @@ def show(steps: int, seeds: Sequence[int], out: Path) -> int:
     picture = _has_matplotlib()
     if not picture:
         console.print(
-            "No picture: matplotlib is not installed. Get it with: pip install 'trl-replay[demo]'",
-            markup=False,
+            "No picture: matplotlib is not installed. Get it with: pip install 'trl-replay[demo]'", markup=False
         )
     with (Bars if terminal else Lines)(console, steps, seeds) as progress:
         records = train_arms(seeds, steps, progress.hear)
@@ -209,12 +205,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (reward, dead) = pyplot.subplots(
-        1,
-        2,
-        figsize=(11, 4),
-        layout="constrained",
-    )
+    figure, (reward, dead) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for arm, runs in by_arm(records).items():
         label = f"{LABELS[arm]}, lr {runs[0].learning_rate:.0e}"
         for axis, name in ((reward, "reward"), (dead, "dead_after")):

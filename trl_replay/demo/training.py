@@ -19,26 +19,14 @@ from .record import WINDOW, Record
 class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Copies each step's log into a record and calls `on_window` every `window` steps."""
 
-    def __init__(
-        self,
-        record: Record,
-        on_window: Callable[[Record], None] | None,
-        window: int,
-    ) -> None:
+    def __init__(self, record: Record, on_window: Callable[[Record], None] | None, window: int) -> None:
         self.record = record
         self.on_window = on_window
         self.window = window
         self.metrics: dict[str, list[float]] = {}
         self.stdout = sys.stdout
 
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: Mapping[str, float],
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **kwargs: Any) -> None:
         """One step's values."""
         if "reward" not in logs:
             return  # the summary at the end of training
@@ -61,10 +49,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers is not follo
 
 
 def train(
-    trainer: Any,
-    record: Record,
-    on_window: Callable[[Record], None] | None = None,
-    window: int = WINDOW,
+    trainer: Any, record: Record, on_window: Callable[[Record], None] | None = None, window: int = WINDOW
 ) -> Record:
     """Trains with `record.settings`, fills in the record and returns it.
 

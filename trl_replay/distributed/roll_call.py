@@ -33,13 +33,7 @@ class RollCall:
 
     _met = 0
 
-    def __init__(
-        self,
-        rank: int = 0,
-        processes: int = 1,
-        timeout: float = 0.0,
-        kind: str = "",
-    ) -> None:
+    def __init__(self, rank: int = 0, processes: int = 1, timeout: float = 0.0, kind: str = "") -> None:
         self._rank = rank
         self._processes = processes
         self._timeout = timeout
@@ -77,10 +71,7 @@ class RollCall:
         if _came(store, f"{present}/all", min(timeout, PATIENCE)):
             return
         if timeout > PATIENCE:
-            warnings.warn(
-                f"{self._missing(store, key, doing)} It waits for {timeout:g} seconds.",
-                stacklevel=4,
-            )
+            warnings.warn(f"{self._missing(store, key, doing)} It waits for {timeout:g} seconds.", stacklevel=4)
             if _came(store, f"{present}/all", timeout - PATIENCE):
                 return
         problem = self._missing(store, key, doing)

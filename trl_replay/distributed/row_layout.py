@@ -43,12 +43,7 @@ class RowLayout:
         first (`int`): Index of this process's first row among those of all processes.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, NDArray[Any]],
-        local: Mapping[str, NDArray[Any]],
-        size: int,
-    ) -> None:
+    def __init__(self, columns: Mapping[str, NDArray[Any]], local: Mapping[str, NDArray[Any]], size: int) -> None:
         self.columns = columns
         self.size = size
         self.count = len(local["row"])

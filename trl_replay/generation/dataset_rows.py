@@ -128,13 +128,7 @@ class PromptSource:
         order (`int`): How many orders were begun before.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        seed: int,
-        part: int = 0,
-        parts: int = 1,
-    ) -> None:
+    def __init__(self, dataset: Dataset, seed: int, part: int = 0, parts: int = 1) -> None:
         self._dataset = dataset
         self._seed = seed
         self._part = part
@@ -145,12 +139,7 @@ class PromptSource:
         self._numbers: Ints = np.empty(0, np.int64)
         self._shuffled = (-1, -1)  # the order and the size that the numbers are of
 
-    def take(
-        self,
-        count: int,
-        present: Collection[int] = (),
-        skip: Callable[[Row], bool] | None = None,
-    ) -> list[Row]:
+    def take(self, count: int, present: Collection[int] = (), skip: Callable[[Row], bool] | None = None) -> list[Row]:
         """`count` rows whose keys are not in `present` and differ from each other, as far as there are such rows.
 
         Args:
@@ -200,12 +189,7 @@ class PromptSource:
 
     def state_dict(self) -> dict[str, int]:
         """Where it stands."""
-        return {
-            "position": self.position,
-            "order": self.order,
-            "size": self._size,
-            "parts": self._parts,
-        }
+        return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes on there; with another number of ranks or rows, at the beginning of the next order."""

@@ -68,11 +68,7 @@ class Exchange:
 
 
 def merged(
-    current: Generated,
-    other: Generated,
-    exchange: Exchange,
-    fields: FieldTable,
-    multiple_of: int | None,
+    current: Generated, other: Generated, exchange: Exchange, fields: FieldTable, multiple_of: int | None
 ) -> Generated:
     """The batch with groups of a further round in the places of some of its own.
 
@@ -154,12 +150,7 @@ def _merged_batch(
     for number, group in zip(here, groups, strict=True):
         place = places[number]
         placed = Placement(
-            slot=slots[number],
-            group=group,
-            serial=NO_ENTRY,
-            age=0,
-            start=place.start,
-            count=place.stop - place.start,
+            slot=slots[number], group=group, serial=NO_ENTRY, age=0, start=place.start, count=place.stop - place.start
         )
         placements.append(placed)
     composed = compose(batch, fields, placements, multiple_of)
@@ -168,11 +159,7 @@ def _merged_batch(
     return composed
 
 
-def _with_the_same_keys(
-    batch: Batch,
-    other: Batch,
-    fields: FieldTable,
-) -> tuple[Batch, Batch]:
+def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple[Batch, Batch]:
     """Both batches with the keys of either; images apart, which groups have or have not.
 
     Raises:
@@ -194,18 +181,9 @@ def _with_the_same_keys(
     return added[0], added[1]
 
 
-def _implied(
-    batch: Batch,
-    layout: str,
-    value: int,
-    like: torch.Tensor,
-) -> torch.Tensor:
+def _implied(batch: Batch, layout: str, value: int, like: torch.Tensor) -> torch.Tensor:
     """What a field holds where all of its values are implied."""
     rows, prompts = batch["prompt_ids"].shape
     completions = batch["completion_ids"].size(1)
-    widths: Mapping[str, int] = {
-        "prompt": prompts,
-        "completion": completions,
-        "sequence": prompts + completions,
-    }
+    widths: Mapping[str, int] = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
     return like.new_full((rows, widths[layout]), value)

@@ -163,11 +163,7 @@ class Prompts:
             inputs += repeated([row], len(part))
         return inputs
 
-    def _ask(
-        self,
-        rows: list[Row],
-        number: int,
-    ) -> list[Row] | None:
+    def _ask(self, rows: list[Row], number: int) -> list[Row] | None:
         """What plugins make of a round's prompts; None where they leave them.
 
         Groups that straddle processes are asked about one by one: processes with rows of the same one must get the

@@ -128,14 +128,7 @@ class Rounds:
         self._reports = Reports(self._layout)
         self._prompts.lay_out(self._layout)
 
-    def complete(
-        self,
-        plan: Plan,
-        first: Generated | None,
-        score: Score,
-        look: Look,
-        see: See,
-    ) -> Generated:
+    def complete(self, plan: Plan, first: Generated | None, score: Score, look: Look, see: See) -> Generated:
         """Generates again for dead groups, while rounds are left and too few groups are live.
 
         Args:
@@ -176,14 +169,7 @@ class Rounds:
         """
         self._communicator.tell(self._reports.blank(mode), MODE, None)
 
-    def _generate(
-        self,
-        course: _Course,
-        plan: Plan,
-        first: Generated | None,
-        score: Score,
-        look: Look,
-    ) -> Generated:
+    def _generate(self, course: _Course, plan: Plan, first: Generated | None, score: Score, look: Look) -> Generated:
         current = first
         latest = first
         count = self._layout.mine_here
@@ -211,13 +197,7 @@ class Rounds:
             return self._prompts.further(self.done, count, dead)
         return self._prompts.stand_ins(count)
 
-    def _tell(
-        self,
-        plan: Plan,
-        current: Generated | None,
-        latest: Generated | None,
-        count: int,
-    ) -> Told:
+    def _tell(self, plan: Plan, current: Generated | None, latest: Generated | None, count: int) -> Told:
         """Tells the other processes how the last generation went here, and hears how it went there."""
         vector = self._reports.blank(plan.mode)
         with plan.keeping_errors():
@@ -244,14 +224,7 @@ class Rounds:
         keys = told.keys[latest.groups]
         self.table.note(keys, fresh.prompt, passed, fresh.dead, update)
 
-    def _merge(
-        self,
-        course: _Course,
-        plan: Plan,
-        current: Generated,
-        latest: Generated,
-        told: Told,
-    ) -> Generated:
+    def _merge(self, course: _Course, plan: Plan, current: Generated, latest: Generated, told: Told) -> Generated:
         taken = np.flatnonzero(told.sources != KEPT)
         course.origin[taken, 0] = self.done
         course.origin[taken, 1] = told.sources[taken]

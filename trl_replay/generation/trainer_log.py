@@ -74,12 +74,7 @@ class TrainerLog:
             column.clear()
         self._rounds.append(logged)
 
-    def finish(
-        self,
-        origin: Ints,
-        advantages: Sequence[float] | None,
-        exact: Mapping[str, float],
-    ) -> None:
+    def finish(self, origin: Ints, advantages: Sequence[float] | None, exact: Mapping[str, float]) -> None:
         """Writes the table once, and every metric once.
 
         Args:

@@ -62,11 +62,7 @@ class Bounds:
         return replace(corrected, old_logps=old_logps)
 
     def reference(
-        self,
-        rows: ReplayedRows,
-        old_logps: torch.Tensor,
-        reference_logps: torch.Tensor,
-        trained: torch.Tensor,
+        self, rows: ReplayedRows, old_logps: torch.Tensor, reference_logps: torch.Tensor, trained: torch.Tensor
     ) -> torch.Tensor:
         """The reference's log-probs that the loss shall see; the new policy's own where the KL term is dropped.
 

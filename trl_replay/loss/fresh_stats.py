@@ -23,13 +23,7 @@ class FreshStats:
         self._form = form
         self._sums: dict[str, list[torch.Tensor]] = {}
 
-    def add(
-        self,
-        micro: MicroBatch,
-        logps: torch.Tensor,
-        entropies: Any,
-        mask: torch.Tensor,
-    ) -> None:
+    def add(self, micro: MicroBatch, logps: torch.Tensor, entropies: Any, mask: torch.Tensor) -> None:
         """Notes one micro-batch, as TRL made it.
 
         Args:
@@ -74,12 +68,7 @@ class FreshStats:
         self._sums = {}
         return values
 
-    def _clipped(
-        self,
-        ratios: torch.Tensor,
-        advantages: torch.Tensor,
-        high: float,
-    ) -> torch.Tensor:
+    def _clipped(self, ratios: torch.Tensor, advantages: torch.Tensor, high: float) -> torch.Tensor:
         """Which ratios the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b, C)`."""
         advantages = advantages.view(len(ratios), -1)
         clipped = (ratios > high) & (advantages > 0)

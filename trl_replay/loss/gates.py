@@ -55,11 +55,7 @@ class Gates:
         return {"replay/capped_fraction": capped / count} if count else {}
 
     def _cap(
-        self,
-        rows: ReplayedRows,
-        old_logps: torch.Tensor,
-        weights: torch.Tensor | None,
-        most: float,
+        self, rows: ReplayedRows, old_logps: torch.Tensor, weights: torch.Tensor | None, most: float
     ) -> torch.Tensor:
         logs = rows.logps - old_logps
         mask = rows.mask
@@ -82,11 +78,7 @@ class Gates:
         return weights * torch.where(over, fitting, torch.ones_like(total))
 
     @staticmethod
-    def _shut(
-        rows: ReplayedRows,
-        weights: torch.Tensor | None,
-        limit: float,
-    ) -> torch.Tensor:
+    def _shut(rows: ReplayedRows, weights: torch.Tensor | None, limit: float) -> torch.Tensor:
         """The weights, 0 for rows whose mean |log ratio| is above the limit."""
         distances = (rows.logps - rows.behaviour_logps).abs()
         near = row_means(distances, rows.mask) <= limit

@@ -28,12 +28,7 @@ class OffPolicyStats:
         self._rows: list[tuple[list[int], torch.Tensor]] = []
         self._restored: dict[str, Floats] = {}
 
-    def add(
-        self,
-        positions: Sequence[int],
-        rows: ReplayedRows,
-        weights: torch.Tensor | None,
-    ) -> None:
+    def add(self, positions: Sequence[int], rows: ReplayedRows, weights: torch.Tensor | None) -> None:
         """Notes one micro-batch.
 
         Args:

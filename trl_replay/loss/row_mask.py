@@ -30,11 +30,7 @@ class RowMask:
     factor: float = 1.0
     denominator: str = ""
 
-    def scale(
-        self,
-        micro: Mapping[str, Any],
-        flags: torch.Tensor,
-    ) -> torch.Tensor | float | None:
+    def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
         """What the loss of a micro-batch is multiplied by to take excluded rows out of its denominator; None: nothing.
 
         Args:
@@ -54,10 +50,7 @@ class RowMask:
         return None
 
     def returned(
-        self,
-        result: tuple[Any, ...],
-        masked: torch.Tensor | None,
-        scale: torch.Tensor | float | None,
+        self, result: tuple[Any, ...], masked: torch.Tensor | None, scale: torch.Tensor | float | None
     ) -> tuple[Any, ...]:
         """The log-prob method's result, with no entropy gradient where `masked` (`(b, C)` or `(b, 1)` bool) is set,
         and with an auxiliary loss that `scale` leaves as it was."""

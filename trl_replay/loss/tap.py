@@ -238,12 +238,7 @@ class Tap:
         self._fill_pads(micro, logps, mask, masked)
         return masked
 
-    def _replace(
-        self,
-        micro: MicroBatch,
-        logps: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> torch.Tensor | None:
+    def _replace(self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
         """Gives the replayed rows of a micro-batch their old, sampling and reference log-probs, and their weights."""
         places = micro.replayed.nonzero().flatten()
         numbers = -1 - micro.ids[places]
@@ -276,11 +271,7 @@ class Tap:
         return masked
 
     def _fill_pads(
-        self,
-        micro: MicroBatch,
-        logps: torch.Tensor,
-        mask: torch.Tensor,
-        masked: torch.Tensor | None,
+        self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor, masked: torch.Tensor | None
     ) -> None:
         """Puts the policy's own log-probs, `logps`, where the loss must not see the stored ones.
 
@@ -311,12 +302,7 @@ class Tap:
         return [self._placed[number] for number in numbers]
 
     def _replayed(
-        self,
-        micro: MicroBatch,
-        stored: list[PlacedRow],
-        index: torch.Tensor,
-        logps: torch.Tensor,
-        mask: torch.Tensor,
+        self, micro: MicroBatch, stored: list[PlacedRow], index: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
     ) -> ReplayedRows:
         """What a correction sees of the rows at the places `index`; `logps` and `mask` are theirs, `(R, C)`."""
         proximal = [row.keep_proximal(now) for row, now in zip(stored, logps, strict=True)]
@@ -353,11 +339,7 @@ class Tap:
                 micro[key] = torch.where(mask, value, logps.to(value.dtype))
 
     def _weighted(
-        self,
-        advantages: torch.Tensor,
-        index: torch.Tensor,
-        weights: torch.Tensor,
-        width: int,
+        self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
     ) -> torch.Tensor:
         """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
         if weights.dim() == 2:

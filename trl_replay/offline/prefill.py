@@ -89,12 +89,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     return len(stayed)
 
 
-def _read(
-    session: Session,
-    source: Any,
-    incomplete: str,
-    tally: Tally,
-) -> tuple[list[OfflineGroup], list[Floats]]:
+def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
     """The groups that can be used, and their advantages; the same ones on all processes.
 
     A group whose rewards do not differ can be used where its rows stand beside fresh ones, with advantages of all.
@@ -155,12 +150,7 @@ def _has_finite_logps(group: Group) -> bool:
     return True
 
 
-def _offer(
-    session: Session,
-    newcomers: Sequence[Newcomer],
-    division: Division,
-    tally: Tally,
-) -> None:
+def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, tally: Tally) -> None:
     """Offers groups to the buffer; this process keeps the payload of its own among those that stay."""
     rank = int(session.trainer.accelerator.process_index)
     ranks = session.components.processes
@@ -206,11 +196,7 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     return totals
 
 
-def _prepare(
-    session: Session,
-    groups: Sequence[OfflineGroup],
-    advantages: Sequence[Floats],
-) -> list[Newcomer]:
+def _prepare(session: Session, groups: Sequence[OfflineGroup], advantages: Sequence[Floats]) -> list[Newcomer]:
     """Groups as the buffer takes them: with log-probs, and the same bits on all processes."""
     batches: list[Batch] = []
 
@@ -264,12 +250,7 @@ def _broadcast(batches: Sequence[Batch]) -> None:
         batch[key] = part.view_as(batch[key])
 
 
-def _cut(
-    session: Session,
-    offline: OfflineGroup,
-    batch: Batch,
-    origin: int,
-) -> Newcomer:
+def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> Newcomer:
     """One group, through the same cutting as a batch of TRL's."""
     fields = session.components.fields
     size = session.components.num_generations
@@ -340,12 +321,7 @@ def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch
     return {key: value.to(device) for key, value in batch.items()}
 
 
-def _padded(
-    rows: Sequence[NDArray[Any]],
-    value: float,
-    dtype: torch.dtype,
-    left: bool = False,
-) -> torch.Tensor:
+def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, left: bool = False) -> torch.Tensor:
     """`(rows, longest row)`, filled up with `value` on the right, or on the left."""
     width = max(map(len, rows))
     padded = torch.full((len(rows), width), value, dtype=dtype)

@@ -93,11 +93,7 @@ def _gathered(rows: Iterable[Any], source: str, vocabulary: int) -> list[list[Ro
 
 
 def _parts(
-    session: Session,
-    gathered: Sequence[list[Row]],
-    source: str,
-    incomplete: str,
-    tally: Tally,
+    session: Session, gathered: Sequence[list[Row]], source: str, incomplete: str, tally: Tally
 ) -> Iterator[list[Row]]:
     """Parts of `num_generations` rows. What is left over is refused, or filled up with rows of its own."""
     size = session.components.num_generations
@@ -119,12 +115,7 @@ def _parts(
             tally.refuse(1, f"it has fewer rows in {source} than num_generations={size}")
 
 
-def _fitting(
-    trainer: Any,
-    groups: Sequence[OfflineGroup],
-    source: str,
-    tally: Tally,
-) -> list[OfflineGroup]:
+def _fitting(trainer: Any, groups: Sequence[OfflineGroup], source: str, tally: Tally) -> list[OfflineGroup]:
     """The groups whose rows are no longer than this trainer's may be. One warning tells of all others."""
     limit = trainer.max_completion_length
     positions = compat.positions(trainer)
@@ -276,11 +267,7 @@ def _prompt_ids(trainer: Any, prompt: Any) -> NDArray[np.int32]:
         encoded = tokenizer(prompt)
         return np.array(encoded["input_ids"], np.int32)
     templated = tokenizer.apply_chat_template(
-        list(prompt),
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        **trainer.chat_template_kwargs,
+        list(prompt), add_generation_prompt=True, tokenize=True, return_dict=True, **trainer.chat_template_kwargs
     )
     return np.array(templated["input_ids"], np.int32)
 

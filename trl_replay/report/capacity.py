@@ -29,11 +29,7 @@ from ..types import Group
 
 NUMBER = 8
 """Bytes of a number that ranks tell each other."""
-SCOPES: dict[str, Callable[[Any], Any]] = {
-    "process": ProcessScope,
-    "gathered": GatheredScope,
-    "sharded": ShardedScope,
-}
+SCOPES: dict[str, Callable[[Any], Any]] = {"process": ProcessScope, "gathered": GatheredScope, "sharded": ShardedScope}
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,7 @@ class _Axes(NamedTuple):
 
 
 def line_chart(
-    lines: Sequence[Line],
-    x_label: str,
-    y_label: str,
-    percent: bool = False,
-    low: float | None = None,
+    lines: Sequence[Line], x_label: str, y_label: str, percent: bool = False, low: float | None = None
 ) -> str:
     """Lines over a common axis, each named in the legend above.
 
@@ -93,11 +89,7 @@ def line_chart(
     return _legend(lines) + _svg(parts, x_label, title)
 
 
-def _y_range(
-    lines: Sequence[Line],
-    percent: bool,
-    low: float | None,
-) -> tuple[float, float]:
+def _y_range(lines: Sequence[Line], percent: bool, low: float | None) -> tuple[float, float]:
     """The least and the greatest value that the y axis must show."""
     if percent:
         return 0.0, 1.0
@@ -140,13 +132,7 @@ def _drawn(line: Line, axes: _Axes) -> list[str]:
     parts.append(_polyline(points, axes, line.color, "mean"))
     if len(points) == 1:
         x, y = points[0]
-        dot = _element(
-            "circle",
-            cx=axes.x(x),
-            cy=axes.y(y),
-            r=3,
-            style=f"fill:{line.color}",
-        )
+        dot = _element("circle", cx=axes.x(x), cy=axes.y(y), r=3, style=f"fill:{line.color}")
         parts.append(dot)
     return parts
 
@@ -156,20 +142,10 @@ def _span(line: Line) -> int:
     return len(line.points) // 30
 
 
-def _polyline(
-    points: Sequence[Point],
-    axes: _Axes,
-    color: str,
-    kind: str,
-) -> str:
+def _polyline(points: Sequence[Point], axes: _Axes, color: str, kind: str) -> str:
     drawn = thinned(points, MOST)
     places = [f"{axes.x(x)},{axes.y(y)}" for x, y in drawn]
-    return _element(
-        "polyline",
-        points=" ".join(places),
-        class_=kind,
-        style=f"stroke:{color}",
-    )
+    return _element("polyline", points=" ".join(places), class_=kind, style=f"stroke:{color}")
 
 
 def _legend(lines: Sequence[Line]) -> str:
@@ -184,13 +160,7 @@ def _legend(lines: Sequence[Line]) -> str:
     return f'<p class="legend">{"".join(keys)}{note}</p>'
 
 
-def histogram(
-    values: Sequence[float],
-    x_label: str,
-    color: str,
-    whole: bool = False,
-    bins: int = 16,
-) -> str:
+def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = False, bins: int = 16) -> str:
     """How often which values occur.
 
     Args:
@@ -213,15 +183,7 @@ def histogram(
     for number, label in enumerate(labels):
         height = heights[number]
         left = LEFT + number * unit
-        parts.append(
-            _bar(
-                left,
-                unit,
-                height / top * INNER_HEIGHT,
-                color,
-                f"{label}: {height}",
-            )
-        )
+        parts.append(_bar(left, unit, height / top * INNER_HEIGHT, color, f"{label}: {height}"))
         if number % every == 0:
             parts.append(_x_tick(left + unit / 2, label))
     return _svg(parts, x_label, f"how many groups have which {x_label}")
@@ -236,13 +198,7 @@ def _label_distance(labels: Sequence[str]) -> int:
     return max(math.ceil(len(labels) / 5), by_length)
 
 
-def _bar(
-    left: float,
-    unit: float,
-    height: float,
-    color: str,
-    title: str,
-) -> str:
+def _bar(left: float, unit: float, height: float, color: str, title: str) -> str:
     """A bar in the middle of its `unit` of the x axis, with a title that shows under the pointer."""
     width = min(max(unit - 2, 1), BROADEST)
     x = left + (unit - width) / 2
@@ -257,11 +213,7 @@ def _bar(
     )
 
 
-def _bars(
-    values: Sequence[float],
-    whole: bool,
-    bins: int,
-) -> tuple[list[str], list[int]]:
+def _bars(values: Sequence[float], whole: bool, bins: int) -> tuple[list[str], list[int]]:
     """`(labels, heights)`: a bar for each value if they are few, and else for ranges of one breadth."""
     shown = [_shown(value) for value in values]
     few = sorted(set(shown), key=float)
@@ -283,12 +235,7 @@ def _bars(
     return labels, heights
 
 
-def _ranges(
-    low: float,
-    high: float,
-    whole: bool,
-    bins: int,
-) -> tuple[float, int]:
+def _ranges(low: float, high: float, whole: bool, bins: int) -> tuple[float, int]:
     """`(breadth, number)` of the ranges that cover `low` to `high`."""
     if whole:
         step = max(math.ceil((high - low + 1) / bins), 1)
@@ -344,33 +291,14 @@ def _grid(axes: _Axes, values: Sequence[float], percent: bool = False) -> str:
     parts = []
     for value in values:
         y = axes.y(value)
-        rule = _element(
-            "line",
-            x1=LEFT,
-            x2=WIDTH - RIGHT,
-            y1=y,
-            y2=y,
-            class_="grid",
-        )
-        label = _element(
-            "text",
-            escape(_shown(value, percent)),
-            x=LEFT - 6,
-            y=y + 4,
-            text_anchor="end",
-        )
+        rule = _element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid")
+        label = _element("text", escape(_shown(value, percent)), x=LEFT - 6, y=y + 4, text_anchor="end")
         parts += [rule, label]
     return "".join(parts)
 
 
 def _x_tick(x: float, text: str) -> str:
-    return _element(
-        "text",
-        escape(text),
-        x=f"{x:.1f}",
-        y=BASE + UNDER,
-        text_anchor="middle",
-    )
+    return _element("text", escape(text), x=f"{x:.1f}", y=BASE + UNDER, text_anchor="middle")
 
 
 def _y_name(text: str) -> str:
@@ -384,13 +312,7 @@ def _axis_label(x: float, y: float, text: str, **attributes: str) -> str:
 def _svg(parts: Sequence[str], x_label: str, title: str) -> str:
     middle = (LEFT + WIDTH) / 2
     label = _axis_label(middle, HEIGHT - 6, x_label, text_anchor="middle")
-    return _element(
-        "svg",
-        "".join(parts) + label,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        aria_label=title,
-    )
+    return _element("svg", "".join(parts) + label, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=title)
 
 
 def _element(name: str, content: str = "", **attributes: object) -> str:

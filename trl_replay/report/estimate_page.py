@@ -15,10 +15,7 @@ HEAD = ("steps", "dead groups", "all wrong", "all right")
 
 def facts(found: Estimate) -> list[tuple[str, str]]:
     """The figures of the whole run, each with its name."""
-    rows = [
-        ("dead groups", _percent(found.dead)),
-        ("most that filling them gives", _bound(found.bound)),
-    ]
+    rows = [("dead groups", _percent(found.dead)), ("most that filling them gives", _bound(found.bound))]
     if found.completion_tokens is not None:
         tokens = f"{found.completion_tokens:.0f}"
         rows.append(("mean tokens of a completion", tokens))
@@ -91,12 +88,7 @@ def _row(period: Period) -> list[str]:
     steps = str(period.first)
     if period.last != period.first:
         steps += f" to {period.last}"
-    return [
-        steps,
-        _percent(period.dead),
-        _percent(period.all_wrong),
-        _percent(period.all_right),
-    ]
+    return [steps, _percent(period.dead), _percent(period.all_wrong), _percent(period.all_right)]
 
 
 def _percent(share: float | None) -> str:

@@ -53,11 +53,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "settings": _settings(states[0].session.get("settings")),
         "scope": str(identity.scope),
         "processes": _count(identity.processes, "processes", folder),
-        "num_generations": _count(
-            identity.num_generations,
-            "num_generations",
-            folder,
-        ),
+        "num_generations": _count(identity.num_generations, "num_generations", folder),
         "groups": len(columns["serial"]),
         "bytes": int(columns["nbytes"].sum()),
         "waiting": max(_waiting(state) for state in states),
@@ -131,10 +127,7 @@ def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("update", str(inspected["update"])),
         ("groups", f"{groups} of {counted(size, 'completion')}, and {waiting} waiting"),
         ("payload", format_bytes(inspected["bytes"])),
-        (
-            "scope",
-            f"{inspected['scope']}, {counted(inspected['processes'], 'process', 'processes')}",
-        ),
+        ("scope", f"{inspected['scope']}, {counted(inspected['processes'], 'process', 'processes')}"),
     ]
     for name, words in SUMMARISED.items():
         numbers = inspected[name]
@@ -147,11 +140,7 @@ def _in_words(numbers: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
-def _extremes(
-    source: Source,
-    update: int,
-    shown: int,
-) -> dict[str, list[dict[str, Any]]]:
+def _extremes(source: Source, update: int, shown: int) -> dict[str, list[dict[str, Any]]]:
     """The entries with the highest and the lowest scores, with their texts; no others stay in memory."""
     ranked: list[_Ranked] = []
     for number, entry in enumerate(source.entries):
@@ -180,11 +169,7 @@ def _order(ranked: _Ranked) -> tuple[float, int]:
     return ranked.minus_score, ranked.number
 
 
-def _shown_entry(
-    ranked: _Ranked,
-    source: Source,
-    update: int,
-) -> dict[str, Any]:
+def _shown_entry(ranked: _Ranked, source: Source, update: int) -> dict[str, Any]:
     columns = ranked.entry.columns
     rows = list(rows_of(ranked.number, ranked.entry, source))
     completions = [{"text": row["completion"], "advantage": row["advantage"]} for row in rows]

@@ -234,11 +234,7 @@ def _dead(log: Log, replayed: bool) -> str:
     if replayed:
         lines.append(Line("trained on", BLUE, _points(log, DEAD_AFTER)))
     text = "Share of groups whose completions all got the same reward: they teach nothing."
-    return _section(
-        "Dead groups",
-        text,
-        line_chart(lines, "step", "share of groups", percent=True),
-    )
+    return _section("Dead groups", text, line_chart(lines, "step", "share of groups", percent=True))
 
 
 def _reward(log: Log, replayed: bool) -> str:
@@ -269,9 +265,7 @@ def _ratios(log: Log) -> str:
         "has changed; the effective sample size is the share of them that still counts."
     )
     return _section(
-        "How far the policy has moved",
-        text,
-        line_chart(lines, "step", "ratio, and share of tokens", low=0.0),
+        "How far the policy has moved", text, line_chart(lines, "step", "ratio, and share of tokens", low=0.0)
     )
 
 
@@ -318,14 +312,10 @@ def _histograms(columns: Mapping[str, Any]) -> str:
         histogram(_numbers(columns["age"]), "age in updates", GREY, whole=True),
     )
     uses = _section(
-        "Uses",
-        "How often each group was replayed.",
-        histogram(_numbers(columns["uses"]), "uses", BLUE, whole=True),
+        "Uses", "How often each group was replayed.", histogram(_numbers(columns["uses"]), "uses", BLUE, whole=True)
     )
     scores = _section(
-        "Scores",
-        "What each group is worth to the scorer.",
-        histogram(_numbers(columns["score"]), "score", GREEN),
+        "Scores", "What each group is worth to the scorer.", histogram(_numbers(columns["score"]), "score", GREEN)
     )
     rewards = _section(
         "Mean rewards",

@@ -128,12 +128,7 @@ def _header(group: Group, names: Sequence[str]) -> bytes:
     return b"".join(parts)
 
 
-def _shape(
-    name: str,
-    tensor: torch.Tensor,
-    prompts: Ints,
-    completions: Ints,
-) -> bytes:
+def _shape(name: str, tensor: torch.Tensor, prompts: Ints, completions: Ints) -> bytes:
     """A tensor's dtype and shape."""
     if tensor.dtype not in DTYPES:
         raise BatchError(f"{name!r} of dtype {tensor.dtype} can't be sent: no code stands for it.")
@@ -145,11 +140,7 @@ def _shape(
     return bytes([dtype, tensor.dim()]) + dimensions.tobytes()
 
 
-def _shape_code(
-    tensor: torch.Tensor,
-    prompts: Ints,
-    completions: Ints,
-) -> int | None:
+def _shape_code(tensor: torch.Tensor, prompts: Ints, completions: Ints) -> int | None:
     """The code of a flat tensor whose size the lengths tell; None for any other shape."""
     if tensor.dim() != 1:
         return None
@@ -163,11 +154,7 @@ def _shape_code(
     return None
 
 
-def _read_shape(
-    reader: _Reader,
-    prompts: Ints,
-    completions: Ints,
-) -> tuple[torch.dtype, list[int]]:
+def _read_shape(reader: _Reader, prompts: Ints, completions: Ints) -> tuple[torch.dtype, list[int]]:
     """The next tensor's dtype and shape."""
     dtype, code = reader.numbers(2, BYTE).tolist()
     told_by_lengths = {
@@ -205,11 +192,7 @@ class _Reader:
         self._bytes = data.numpy()
         self.position = 0
 
-    def numbers(
-        self,
-        count: int,
-        dtype: np.dtype[np.unsignedinteger],
-    ) -> NDArray[np.unsignedinteger]:
+    def numbers(self, count: int, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
         """The next `count` numbers."""
         begin = self.position
         self.position += count * dtype.itemsize

@@ -44,11 +44,7 @@ class Decisions:
     """
 
     def __init__(
-        self,
-        components: Components,
-        tap: Tap,
-        context: Callable[..., Context],
-        config: ReplayConfig,
+        self, components: Components, tap: Tap, context: Callable[..., Context], config: ReplayConfig
     ) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
@@ -62,11 +58,7 @@ class Decisions:
         self._config = config
 
     def settle_last_batch(
-        self,
-        plan: Plan,
-        rows: RowLayout,
-        pending: PendingGroups | None,
-        replayed: Mapping[int, Sequence[int]],
+        self, plan: Plan, rows: RowLayout, pending: PendingGroups | None, replayed: Mapping[int, Sequence[int]]
     ) -> None:
         """Settles what the last generation batch left: its candidates, and what the loss showed of replayed groups.
 
@@ -113,10 +105,7 @@ class Decisions:
         plan.candidates = self._noteworthy(fresh, plan.sampled, known, plan.tally)
 
     def record_replay_stats(
-        self,
-        replayed: Mapping[int, Sequence[int]],
-        columns: Mapping[str, NDArray[Any]],
-        tally: Tally,
+        self, replayed: Mapping[int, Sequence[int]], columns: Mapping[str, NDArray[Any]], tally: Tally
     ) -> None:
         """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
 
@@ -273,12 +262,7 @@ class Decisions:
         return slots, most
 
     def sample(
-        self,
-        plan: Plan,
-        slots: list[int],
-        most: int,
-        keys: frozenset[str],
-        collected_at: int | None,
+        self, plan: Plan, slots: list[int], most: int, keys: frozenset[str], collected_at: int | None
     ) -> Sampled:
         """Eligible entries for the slots, never one twice, and which of the slots' rows theirs take.
 

@@ -306,13 +306,7 @@ class Mixing:
         config ([`ReplayConfig`]): How advantages of mixed groups are made.
     """
 
-    def __init__(
-        self,
-        components: Components,
-        tap: Tap,
-        context: Callable[[], Context],
-        config: ReplayConfig,
-    ) -> None:
+    def __init__(self, components: Components, tap: Tap, context: Callable[[], Context], config: ReplayConfig) -> None:
         self._hooks = components.hooks
         self._tap = tap
         self._context = context

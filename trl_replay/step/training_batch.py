@@ -43,12 +43,7 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
 
 
 def compose_batch(
-    batch: Batch,
-    rows: RowLayout,
-    plan: Plan,
-    groups: Mapping[int, Group],
-    components: Components,
-    context: Context,
+    batch: Batch, rows: RowLayout, plan: Plan, groups: Mapping[int, Group], components: Components, context: Context
 ) -> tuple[Batch, list[Placement]]:
     """The batch with the drawn rows in their slots; without any, the batch itself.
 
@@ -103,12 +98,7 @@ def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Ba
 
 
 def mask_rows(
-    plan: Plan,
-    fresh: Groups,
-    rows: RowLayout,
-    total: Mapping[str, float],
-    unfilled: str,
-    denominator: str,
+    plan: Plan, fresh: Groups, rows: RowLayout, total: Mapping[str, float], unfilled: str, denominator: str
 ) -> RowMask:
     """What the loss does about rows that a plugin masks, and about dead groups that nothing filled.
 
@@ -137,10 +127,7 @@ def mask_rows(
     of_here = silent.ravel()[rows.here]
     left_out_here = left_out.ravel()[rows.here]
     return RowMask(
-        np.flatnonzero(of_here).tolist(),
-        np.flatnonzero(left_out_here).tolist(),
-        factor,
-        denominator if out else "",
+        np.flatnonzero(of_here).tolist(), np.flatnonzero(left_out_here).tolist(), factor, denominator if out else ""
     )
 
 

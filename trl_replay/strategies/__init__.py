@@ -17,17 +17,7 @@ from ..specs import (
     StorageSpec,
     StrategySpec,
 )
-from . import (
-    corrections,
-    disk,
-    evictors,
-    mixers,
-    samplers,
-    scopes,
-    scorers,
-    selectors,
-    storages,
-)
+from . import corrections, disk, evictors, mixers, samplers, scopes, scorers, selectors, storages
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
@@ -46,22 +36,10 @@ class Builtin:
     @hookimpl
     def trl_replay_strategies(self) -> Iterator[StrategySpec]:
         """Yields every built-in strategy."""
-        yield ScorerSpec(
-            "advantage_std",
-            _given(scorers.advantage_std),
-            "sum of |advantage| times reward std",
-        )
-        yield ScorerSpec(
-            "reward_std",
-            _given(scorers.reward_std),
-            "standard deviation of the rewards",
-        )
+        yield ScorerSpec("advantage_std", _given(scorers.advantage_std), "sum of |advantage| times reward std")
+        yield ScorerSpec("reward_std", _given(scorers.reward_std), "standard deviation of the rewards")
         yield ScorerSpec("mean_reward", _given(scorers.mean_reward), "mean reward")
-        yield ScorerSpec(
-            "pass_rate",
-            scorers.make_pass_rate,
-            "nearness of the pass rate to a target",
-        )
+        yield ScorerSpec("pass_rate", scorers.make_pass_rate, "nearness of the pass rate to a target")
         yield ScorerSpec("recency", _given(scorers.recency), "update at generation")
         yield ScorerSpec("constant", _given(scorers.constant), "the same for all")
         yield EvictorSpec("heap", _given(evictors.heap), "the lowest score leaves")
@@ -71,143 +49,53 @@ class Builtin:
             _given(evictors.prompt_balanced),
             "the prompt with most groups loses its oldest; then heap",
         )
-        yield EvictorSpec(
-            "reservoir",
-            _given(evictors.reservoir),
-            "keeps a uniform sample of all groups offered",
-        )
+        yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
         yield EvictorSpec(
             "weighted_reservoir",
             _given(evictors.weighted_reservoir),
             "keeps a sample weighted by score of all offered",
         )
-        yield SamplerSpec(
-            "proportional",
-            samplers.make_proportional,
-            "drawn in proportion to score^alpha",
-        )
-        yield SamplerSpec(
-            "prompt_balanced",
-            samplers.make_prompt_balanced,
-            "score^alpha, shared by a prompt's groups",
-        )
+        yield SamplerSpec("proportional", samplers.make_proportional, "drawn in proportion to score^alpha")
+        yield SamplerSpec("prompt_balanced", samplers.make_prompt_balanced, "score^alpha, shared by a prompt's groups")
         yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")
         yield SamplerSpec("top", _given(samplers.top), "the highest scores")
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
-        yield SamplerSpec(
-            "same_prompt",
-            samplers.SamePrompt,
-            "entries of the slot's own prompt",
-        )
+        yield SamplerSpec("same_prompt", samplers.SamePrompt, "entries of the slot's own prompt")
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
+        yield SelectorSpec("low_std", selectors.make_low_std, "groups of little reward deviation")
         yield SelectorSpec(
-            "low_std",
-            selectors.make_low_std,
-            "groups of little reward deviation",
+            "top_p_variance", selectors.make_top_p_variance, "all but those with the share p of variance"
         )
-        yield SelectorSpec(
-            "top_p_variance",
-            selectors.make_top_p_variance,
-            "all but those with the share p of variance",
-        )
-        yield SelectorSpec(
-            "pass_rate",
-            selectors.make_pass_rate,
-            "groups that are too hard or too easy",
-        )
+        yield SelectorSpec("pass_rate", selectors.make_pass_rate, "groups that are too hard or too easy")
         yield SelectorSpec("always", selectors.make_always, "a fixed share of every batch")
         yield MixerSpec("whole", _given(mixers.whole), "a stored group takes the whole slot")
-        yield MixerSpec(
-            "inject",
-            mixers.make_inject,
-            "the best stored rows take the places of the worst fresh ones",
-        )
-        yield ScopeSpec(
-            "auto",
-            scopes.make_auto,
-            "process, or sharded where groups straddle or are few",
-        )
+        yield MixerSpec("inject", mixers.make_inject, "the best stored rows take the places of the worst fresh ones")
+        yield ScopeSpec("auto", scopes.make_auto, "process, or sharded where groups straddle or are few")
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
-        yield ScopeSpec(
-            "gathered",
-            scopes.GatheredScope,
-            "one buffer, held by every process",
-        )
-        yield ScopeSpec(
-            "sharded",
-            scopes.ShardedScope,
-            "one buffer, each group held by one process",
-        )
+        yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, held by every process")
+        yield ScopeSpec("sharded", scopes.ShardedScope, "one buffer, each group held by one process")
         yield StorageSpec("cpu", storages.CpuStorage, "payload in main memory")
-        yield StorageSpec(
-            "disk",
-            disk.DiskStorage,
-            "payload in files in a folder, read when drawn",
-        )
+        yield StorageSpec("disk", disk.DiskStorage, "payload in files in a folder, read when drawn")
         yield StorageSpec("device", storages.DeviceStorage, "payload on the training device")
+        yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")
+        yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")
         yield CorrectionSpec(
-            "ratio",
-            _given(corrections.ratio),
-            "importance ratio to the generating policy",
+            "sequence_mask", corrections.make_sequence_mask, "ratio; rows far off the policy left out"
+        )
+        yield CorrectionSpec("geo_mask", corrections.make_geo_mask, "sequence_mask within one percent of the policy")
+        yield CorrectionSpec("k3_mask", corrections.make_k3_mask, "ratio; rows of large estimated KL left out")
+        yield CorrectionSpec(
+            "outlier_mask", corrections.make_outlier_mask, "ratio; rows with any extreme token left out"
         )
         yield CorrectionSpec(
-            "truncated",
-            corrections.make_truncated,
-            "on-policy loss weighted by min(ratio, cap)",
+            "veto_negative", corrections.make_veto_negative, "sequence_mask for rows of negative advantage only"
         )
+        yield CorrectionSpec("icepop", corrections.make_icepop, "ratio; tokens far off the policy left out")
+        yield CorrectionSpec("topr", corrections.make_topr, "weight 1 for A > 0, the truncated ratio for A < 0")
+        yield CorrectionSpec("m2po", corrections.make_m2po, "ratio; tokens masked until its second moment is small")
         yield CorrectionSpec(
-            "sequence_mask",
-            corrections.make_sequence_mask,
-            "ratio; rows far off the policy left out",
-        )
-        yield CorrectionSpec(
-            "geo_mask",
-            corrections.make_geo_mask,
-            "sequence_mask within one percent of the policy",
-        )
-        yield CorrectionSpec(
-            "k3_mask",
-            corrections.make_k3_mask,
-            "ratio; rows of large estimated KL left out",
-        )
-        yield CorrectionSpec(
-            "outlier_mask",
-            corrections.make_outlier_mask,
-            "ratio; rows with any extreme token left out",
-        )
-        yield CorrectionSpec(
-            "veto_negative",
-            corrections.make_veto_negative,
-            "sequence_mask for rows of negative advantage only",
-        )
-        yield CorrectionSpec(
-            "icepop",
-            corrections.make_icepop,
-            "ratio; tokens far off the policy left out",
-        )
-        yield CorrectionSpec(
-            "topr",
-            corrections.make_topr,
-            "weight 1 for A > 0, the truncated ratio for A < 0",
-        )
-        yield CorrectionSpec(
-            "m2po",
-            corrections.make_m2po,
-            "ratio; tokens masked until its second moment is small",
-        )
-        yield CorrectionSpec(
-            "decoupled",
-            corrections.make_decoupled,
-            "clips around a recent policy, weighted by its ratio",
+            "decoupled", corrections.make_decoupled, "clips around a recent policy, weighted by its ratio"
         )
         yield CorrectionSpec("shaped", corrections.make_shaped, "ratio shaped to r / (r + gamma)")
-        yield CorrectionSpec(
-            "per",
-            corrections.SamplingWeights,
-            "ratio, weighted against the sampler's preferences",
-        )
-        yield CorrectionSpec(
-            "none",
-            _given(corrections.none),
-            "no correction; for comparison only",
-        )
+        yield CorrectionSpec("per", corrections.SamplingWeights, "ratio, weighted against the sampler's preferences")
+        yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")

@@ -33,11 +33,7 @@ class DiskStorage:
 
     on_cpu = True
 
-    def __init__(
-        self,
-        folder: str | Path | None = None,
-        max_bytes: int | str | None = None,
-    ) -> None:
+    def __init__(self, folder: str | Path | None = None, max_bytes: int | str | None = None) -> None:
         if not folder:
             raise ConfigurationError("disk: name a folder on a disk with room: replay_storage_kwargs={'folder': …}.")
         if max_bytes is not None and parse_bytes(max_bytes) is None:

@@ -22,10 +22,7 @@ class WeightedSampler:
             matter.
     """
 
-    def __init__(
-        self,
-        weights: Callable[[Table, Context], NDArray[Any]],
-    ) -> None:
+    def __init__(self, weights: Callable[[Table, Context], NDArray[Any]]) -> None:
         self.weights = weights
 
     def __call__(self, table: Table, count: int, context: Context) -> Ints:

@@ -55,11 +55,7 @@ class Collectives:
         return gathered
 
     def exchange(
-        self,
-        verb: str,
-        outgoing: Sequence[Sequence[int]],
-        load: Load,
-        incoming: Sequence[int] | None,
+        self, verb: str, outgoing: Sequence[Sequence[int]], load: Load, incoming: Sequence[int] | None
     ) -> list[list[Group]]:
         """One `all_to_all_single` of packed groups.
 
@@ -194,12 +190,7 @@ class _CommonScope(_Scope):
             shared[name] = rows.view(column.dtype).ravel()
         return shared
 
-    def _send(
-        self,
-        arrivals: Sequence[Arrival],
-        targets: Sequence[Iterable[int]],
-        mine: Groups,
-    ) -> Parts:
+    def _send(self, arrivals: Sequence[Arrival], targets: Sequence[Iterable[int]], mine: Groups) -> Parts:
         """Sends this rank's part of each arrival to the arrival's target ranks.
 
         Returns:

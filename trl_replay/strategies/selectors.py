@@ -17,10 +17,7 @@ def zero_std(groups: Groups, context: Context) -> Ints:
 zero_std.only_dead = True  # type: ignore[attr-defined]  # live groups stay in the batch, whose loss shows log-probs
 
 
-def make_low_std(
-    threshold: float = 0.05,
-    quantile: float | None = None,
-) -> Selector:
+def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Selector:
     """Dead groups, and live ones of little reward deviation.
 
     Args:
@@ -65,11 +62,7 @@ def make_top_p_variance(p: float = 0.9) -> Selector:
     return top_p_variance
 
 
-def make_pass_rate(
-    low: float = 0.125,
-    high: float = 0.875,
-    threshold: float = 0.5,
-) -> Selector:
+def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0.5) -> Selector:
     """Dead groups, and those whose pass rate is not strictly between `low` and `high` (BAPO, arXiv 2602.20722).
 
     Args:

@@ -42,10 +42,7 @@ class CpuStorage(DeviceStorage):
 
     def put(self, serial: int, group: Group) -> None:
         """Keeps a copy of `group` on the CPU."""
-        self._keep(
-            serial,
-            group.map(lambda tensor: tensor.to("cpu", copy=True)),
-        )
+        self._keep(serial, group.map(lambda tensor: tensor.to("cpu", copy=True)))
 
 
 def _copy(group: Group) -> Group:

@@ -19,13 +19,7 @@ from ..offline import prefill
 from ..offline.export import export, read_entry
 from ..registry import Registry, registry
 from ..session import Session
-from .seam import (
-    leave,
-    put_on,
-    refuse_foreign_overrides,
-    refuse_patches_on_top,
-    take_off,
-)
+from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
 """Hooks of plugins that need no buffer."""

@@ -19,12 +19,7 @@ from ..bootstrap.sitecustomize import TRAINER_MODULE, VARIABLE, WhenImported, re
 from ..config import ReplayConfig
 from ..errors import ReplayError
 
-LOCAL_WORLD_SIZES = (
-    "LOCAL_WORLD_SIZE",
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-)
+LOCAL_WORLD_SIZES = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 """Where launchers say how many ranks they started on this machine."""
 
 

@@ -6,12 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transformers import (
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import compat
 from ..errors import SeamError
@@ -28,22 +23,14 @@ class ReplayCallback(TrainerCallback):
         take_off (`Callable`): Takes the seam off a trainer, and with it this callback.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        take_off: Callable[[Any, Session], None],
-    ) -> None:
+    def __init__(self, session: Session, take_off: Callable[[Any, Session], None]) -> None:
         self.session = session
         self._take_off = take_off
         self._trackers = TrackerSettings(session.config)
         self._trackers_told = False
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Weights may have been loaded since: rows noted before are not recorded any more. The buffer is filled once
         from the file that is to start it, with the model in its place.
@@ -63,11 +50,7 @@ class ReplayCallback(TrainerCallback):
         begin(self.session)
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The trackers get the settings: their own callbacks have begun their runs by now, wherever they stand."""
         if self._trackers_told or self.session.detached:
@@ -77,21 +60,13 @@ class ReplayCallback(TrainerCallback):
             self._trackers.write(self.session.trainer.callback_handler.callbacks)
 
     def on_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """One update more."""
         self.session.tap.update += 1
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ratio metrics reach the trainer's metrics before it logs this step; a sync of the reference is noticed."""
         self.session.log_ratios()
@@ -99,11 +74,7 @@ class ReplayCallback(TrainerCallback):
             self.session.reference_synced()
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The last candidates settle; the main process prints what happened."""
         try:

@@ -23,13 +23,7 @@ class SeamFunction:
     """What stands on the trainer in a method's place: looks the class's method up when called, and knows its
     session."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        name: str,
-        session: Session,
-        around: Callable[..., Any],
-    ) -> None:
+    def __init__(self, trainer: Any, name: str, session: Session, around: Callable[..., Any]) -> None:
         self._trainer = weakref.ref(trainer)
         self._around = around
         self.name = name
@@ -157,12 +151,7 @@ def _score_again(session: Session, stock: Callable[..., Any], inputs: Any) -> An
     return stock(inputs)
 
 
-def _score_last(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    inputs: Any,
-) -> Any:
+def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """The first batch since `detach` was called in the midst of training."""
     batch = stock(inputs)
     if trainer.model.training:
@@ -173,36 +162,18 @@ def _score_last(
     return batch
 
 
-def _rewards(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     rewards = stock(*args, **kwargs)
     if session.rewards is not None:
         session.rewards.append(rewards)
     return rewards
 
 
-def _loss(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    model: Any,
-    inputs: Any,
-) -> Any:
+def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any) -> Any:
     return session.tap.loss(lambda micro: stock(model, micro), inputs)
 
 
-def _logps(
-    session: Session,
-    trainer: Any,
-    stock: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return session.tap.logps(stock(*args, **kwargs))
 
 

@@ -18,15 +18,7 @@ SECTIONS = (
     "Source",
 )
 """The headings of a card, in their order."""
-LEVELS = (
-    "groups",
-    "rows in a group",
-    "rows of any group",
-    "prompts",
-    "prompts and groups",
-    "advantages",
-    "loss",
-)
+LEVELS = ("groups", "rows in a group", "rows of any group", "prompts", "prompts and groups", "advantages", "loss")
 """What a method replays or changes."""
 
 
