@@ -222,11 +222,11 @@ def advantages(
     # before 1.6, rows that no function scored have 0
     leaves_out_unscored = within is not None or not counts_unscored()
     mean, std = (torch.nanmean, nanstd) if leaves_out_unscored else (torch.mean, torch.std)
-    sums_normalised = setup.aggregation == "normalize_then_sum"
+    sums_normalized = setup.aggregation == "normalize_then_sum"
     total = _summed(rewards, setup, size, leaves_out_unscored)
     batch = total if within is None else _summed(within, setup, size, leaves_out_unscored)
     groups = total.view(-1, size)
-    if sums_normalised:
+    if sums_normalized:
         result = (groups - mean(batch.view(-1, size))) / (std(batch) + STD_EPSILON)
     else:
         result = groups - mean(groups, dim=1).unsqueeze(1)
@@ -243,7 +243,7 @@ def counts_unscored() -> bool:
 
 
 def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
-    """`(rows,)`: the weighted sum of each row's rewards, or of what is normalised within its group."""
+    """`(rows,)`: the weighted sum of each row's rewards, or of what is normalized within its group."""
     import torch
     from trl.trainer.utils import nanstd
 
@@ -251,9 +251,9 @@ def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_uns
     scored = rewards
     if setup.aggregation == "normalize_then_sum":
         by_function = rewards.view(-1, size, rewards.size(1))  # (groups, size, functions)
-        centred = by_function - torch.nanmean(by_function, dim=1, keepdim=True)
+        centered = by_function - torch.nanmean(by_function, dim=1, keepdim=True)
         deviations = nanstd(by_function, dim=1, keepdim=True)
-        scored = (centred / (deviations + STD_EPSILON)).view(rewards.shape)
+        scored = (centered / (deviations + STD_EPSILON)).view(rewards.shape)
     total = (scored * weights).nansum(dim=1)
     if leaves_out_unscored:
         total[rewards.isnan().all(dim=1)] = torch.nan

@@ -177,7 +177,7 @@ class SessionHooks:
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
         copies = replace(
-            rows, logps=rows.logps.clone(), behaviour_logps=rows.behaviour_logps.clone(), mask=rows.mask.clone()
+            rows, logps=rows.logps.clone(), behavior_logps=rows.behavior_logps.clone(), mask=rows.mask.clone()
         )  # what is checked and bounded below can't be edited
         result = self.call("correct", context.update, rows=copies, context=context)
         if not isinstance(result, Corrected):

@@ -208,7 +208,7 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_correct(self, rows, context):
-        ...         return Corrected(rows.behaviour_logps, weights=0.5 ** (rows.ages / 8))
+        ...         return Corrected(rows.behavior_logps, weights=0.5 ** (rows.ages / 8))
         """
 
     @hookspec(firstresult=True)

@@ -127,7 +127,7 @@ class Rehearsal:
         logps = torch.full(mask.shape, -1.0, device=self._device)
         rows = ReplayedRows(
             logps=logps,
-            behaviour_logps=torch.where(mask, logps - 0.1, logps),
+            behavior_logps=torch.where(mask, logps - 0.1, logps),
             proximal_logps=logps.clone(),
             mask=mask,
             advantages=torch.tensor([1.5, -0.5, -0.5], device=self._device),

@@ -41,7 +41,7 @@ def bessel_std(values: Floats, mean: Floats | None = None) -> Floats:
     """
     scored = ~np.isnan(values)
     mean = mean_of_scored(values) if mean is None else mean
-    centred = values - mean[:, None]
-    squares = np.where(scored, centred, 0.0) ** 2
+    centered = values - mean[:, None]
+    squares = np.where(scored, centered, 0.0) ** 2
     degrees = np.maximum(scored.sum(axis=1) - 1, 1)
     return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))

@@ -61,7 +61,7 @@ def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
         dead=np.ptp(reward, axis=1) == 0,
         step=np.full(shape[0], step),
         prompt=np.arange(shape[0]),
-        behaviour_logps=np.full(shape, -3.0),
+        behavior_logps=np.full(shape, -3.0),
     )
 
 

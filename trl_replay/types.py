@@ -41,7 +41,7 @@ class Groups:
             those that the trainer or a plugin shaped are all next to 0.
         step (`(n,)` int64): Optimizer updates done when the group was generated.
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
-        behaviour_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
+        behavior_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
             generated them. None until they are known (a selector sees fresh groups).
         items (`(n, G)` int64, *optional*): What each row adds to `num_items_in_batch` unless it is masked. None: its
             `trainable` tokens.
@@ -59,7 +59,7 @@ class Groups:
     dead: Bools
     step: Ints
     prompt: Ints
-    behaviour_logps: Floats | None = None
+    behavior_logps: Floats | None = None
     items: Ints | None = None
     masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
     origin: Ints = None  # type: ignore[assignment]  # likewise
@@ -118,16 +118,16 @@ class Groups:
         assert self._reward is not None
         return self._reward
 
-    def take(self, rows: Sequence[int] | Ints, behaviour_logps: Floats | None = None) -> Groups:
-        """The groups at `rows`, with other behaviour log-probs where they are given; itself if these are all there
+    def take(self, rows: Sequence[int] | Ints, behavior_logps: Floats | None = None) -> Groups:
+        """The groups at `rows`, with other behavior log-probs where they are given; itself if these are all there
         is, in order."""
         index = np.asarray(rows, dtype=np.int64)
-        if behaviour_logps is None:
+        if behavior_logps is None:
             in_order = np.arange(len(self))
             if len(index) == len(self) and (index == in_order).all():
                 return self
-            if self.behaviour_logps is not None:
-                behaviour_logps = self.behaviour_logps[index]
+            if self.behavior_logps is not None:
+                behavior_logps = self.behavior_logps[index]
         taken = Groups(
             rewards=self.rewards[index],
             reward_weights=self.reward_weights,
@@ -137,7 +137,7 @@ class Groups:
             dead=self.dead[index],
             step=self.step[index],
             prompt=self.prompt[index],
-            behaviour_logps=behaviour_logps,
+            behavior_logps=behavior_logps,
             items=None if self.items is None else self.items[index],
             masked=self.masked[index],
             origin=self.origin[index],
@@ -149,7 +149,7 @@ class Groups:
     @staticmethod
     def concatenate(parts: Sequence[Groups]) -> Groups:
         """One view over the groups of all `parts` (at least one)."""
-        logps = [part.behaviour_logps for part in parts if part.behaviour_logps is not None]
+        logps = [part.behavior_logps for part in parts if part.behavior_logps is not None]
         return Groups(
             rewards=np.concatenate([part.rewards for part in parts]),
             reward_weights=parts[0].reward_weights,
@@ -159,7 +159,7 @@ class Groups:
             dead=np.concatenate([part.dead for part in parts]),
             step=np.concatenate([part.step for part in parts]),
             prompt=np.concatenate([part.prompt for part in parts]),
-            behaviour_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
+            behavior_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
             items=np.concatenate([part.trainable if part.items is None else part.items for part in parts]),
             masked=np.concatenate([part.masked for part in parts]),
             origin=np.concatenate([part.origin for part in parts]),
@@ -296,7 +296,7 @@ class ReplayedRows:
 
     Attributes:
         logps (`(R, C)`): Log-probs under the policy being trained, detached.
-        behaviour_logps (`(R, C)`): Log-probs under the policy that generated the tokens; equal to `logps` where
+        behavior_logps (`(R, C)`): Log-probs under the policy that generated the tokens; equal to `logps` where
             `mask` is 0.
         proximal_logps (`(R, C)`): Log-probs under the policy of the row's first training forward since it was drawn.
         mask (`(R, C)` bool): Tokens that the loss trains on.
@@ -307,7 +307,7 @@ class ReplayedRows:
     """
 
     logps: torch.Tensor
-    behaviour_logps: torch.Tensor
+    behavior_logps: torch.Tensor
     proximal_logps: torch.Tensor
     mask: torch.Tensor
     advantages: torch.Tensor

@@ -72,9 +72,9 @@ def held_by_hand(
 
 def advantages_by_hand(rewards: list[list[float]], scale: str) -> np.ndarray:
     rows = np.array(rewards)
-    centred = rows - rows.mean(axis=1, keepdims=True)
+    centered = rows - rows.mean(axis=1, keepdims=True)
     deviation = rows.std(ddof=1) if scale == "batch" else rows.std(axis=1, ddof=1, keepdims=True)
-    return np.asarray((centred / (deviation + 1e-4)).ravel())
+    return np.asarray((centered / (deviation + 1e-4)).ravel())
 
 
 @pytest.mark.parametrize(

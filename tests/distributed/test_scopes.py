@@ -145,7 +145,7 @@ def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_b
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:
     ranks = launches(world, f"{scope} {layout}")
-    size, born, travelled, replayed = size_of(world, layout), {}, 0, 0
+    size, born, traveled, replayed = size_of(world, layout), {}, 0, 0
     rows = len(ranks[0]["steps"][0]["fresh"])
     for step in range(STEPS):
         out, flags = everywhere(ranks, step, "out"), everywhere(ranks, step, "replayed")
@@ -167,14 +167,14 @@ def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_b
             assert (when, where) not in seen, "no group twice in a batch"
             seen.add((when, where))
             replayed += 1
-            travelled += any((where + place) // rows != (first + place) // rows for place in range(size))
+            traveled += any((where + place) // rows != (first + place) // rows for place in range(size))
         values = everywhere(ranks, step, "advantages_in")
         born |= {text: (step, row, values[row]) for row, text in enumerate(fresh)}
     assert replayed >= (1 if layout == "one group on all" else 3), f"{replayed} groups were replayed"
     if scope == "process":
-        assert travelled == 0
+        assert traveled == 0
     elif layout != "one group on all":
-        assert travelled > 0, "some dead group was filled with one that was generated elsewhere"
+        assert traveled > 0, "some dead group was filled with one that was generated elsewhere"
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
@@ -200,8 +200,8 @@ def test_replayed_rows_carry_the_log_probs_of_the_policy_that_made_them(
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:
     ranks = launches(world, f"{scope} {layout}")
-    made = {text: sums[0] for rank in ranks for text, sums in rank["behaviour"]["fresh"].items()}
-    replayed = [(text, value) for rank in ranks for text, sums in rank["behaviour"]["replayed"].items()
+    made = {text: sums[0] for rank in ranks for text, sums in rank["behavior"]["fresh"].items()}
+    replayed = [(text, value) for rank in ranks for text, sums in rank["behavior"]["replayed"].items()
                 for value in sums]  # fmt: skip
     assert replayed
     for text, value in replayed:

@@ -72,7 +72,7 @@ def test_what_generates_again_attaches_and_trains_as_it_stands(tmp_path, example
 
 
 def test_the_plugin_with_advantages_of_its_own_shapes_them_without_a_buffer(tmp_path):
-    """The two shortest rows of each group are trained on, normalised among themselves; the others are masked."""
+    """The two shortest rows of each group are trained on, normalized among themselves; the others are masked."""
     (example,) = [example for example in EXAMPLES if "trl_replay_advantages" in example]
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE, HALF, DEAD]), max_steps=2)
     namespace = {"trainer": trainer}

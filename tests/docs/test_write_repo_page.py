@@ -57,7 +57,7 @@ def steps_of(session: Any) -> list[tuple[Any, Any]]:
     return steps
 
 
-def normalised(rewards: Any) -> Any:
+def normalized(rewards: Any) -> Any:
     """TRL's advantages of rows that share a baseline, with `scale_rewards="group"`."""
     rewards = np.asarray(rewards)
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-4)
@@ -100,9 +100,9 @@ def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo: 
             assert (prompts == prompts[:, :1]).all(), "a row of another prompt in a group"
             for slot in np.flatnonzero(stored.any(axis=1)):
                 assert stored[slot].tolist() == [False, False, True, True]
-                fresh = normalised(scripted[slot][:FRESH])
+                fresh = normalized(scripted[slot][:FRESH])
                 np.testing.assert_allclose(advantages[slot, :FRESH], fresh, atol=1e-5)
-                np.testing.assert_allclose(advantages[slot, FRESH:], normalised([0, 1]), atol=1e-5)
+                np.testing.assert_allclose(advantages[slot, FRESH:], normalized([0, 1]), atol=1e-5)
                 replayed += 1
         assert replayed == session.totals.counters["replaced"] > len(steps)
         assert session.totals.counters["lost"] == 0, "replay_record='forward' stores what is mixed into"

@@ -20,16 +20,16 @@ def mean(values: Sequence[float]) -> float:
 
 def deviation(values: Sequence[float]) -> float:
     """Bessel-corrected; of one value 0."""
-    centre = mean(values)
-    return math.sqrt(sum((value - centre) ** 2 for value in values) / max(len(values) - 1, 1))
+    center = mean(values)
+    return math.sqrt(sum((value - center) ** 2 for value in values) / max(len(values) - 1, 1))
 
 
 def total(row: Sequence[float], weights: Sequence[float]) -> float:
     return sum(weight * value for weight, value in zip(weights, row, strict=True))
 
 
-def normalised_sums(group: Rows, weights: Sequence[float]) -> list[float]:
-    """Each function's rewards normalised within the group, and then summed (GDPO)."""
+def normalized_sums(group: Rows, weights: Sequence[float]) -> list[float]:
+    """Each function's rewards normalized within the group, and then summed (GDPO)."""
     columns = list(zip(*group, strict=True))
     sums = [0.0] * len(group)
     for weight, column in zip(weights, columns, strict=True):
@@ -45,9 +45,9 @@ def advantages(
     if len(group) == 1:
         return [0.0]
     if aggregation == "normalize_then_sum":
-        everything = [value for other in batch for value in normalised_sums(other, weights)]
+        everything = [value for other in batch for value in normalized_sums(other, weights)]
         return [
-            (value - mean(everything)) / (deviation(everything) + EPSILON) for value in normalised_sums(group, weights)
+            (value - mean(everything)) / (deviation(everything) + EPSILON) for value in normalized_sums(group, weights)
         ]
     totals = [total(row, weights) for row in group]
     divisor = {

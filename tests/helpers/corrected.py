@@ -29,25 +29,25 @@ MASKS: dict[str, dict[str, float]] = {
 """Masks, with limits that some replayed rows or tokens of `train` pass and others don't."""
 
 
-def weights_by_hand(name: str, new: torch.Tensor, behaviour: torch.Tensor, advantage: float) -> tuple[Any, Any]:
+def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: float) -> tuple[Any, Any]:
     """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test."""
-    r = (new - behaviour).double().exp()
+    r = (new - behavior).double().exp()
     one = torch.ones_like(r)
     if name in MASKS:
-        return behaviour, torch.tensor(mask_by_hand(name, r.tolist(), advantage), dtype=one.dtype)
+        return behavior, torch.tensor(mask_by_hand(name, r.tolist(), advantage), dtype=one.dtype)
     if name == "ratio":
-        return behaviour, one
+        return behavior, one
     if name == "none":
         return new, one
     if name == "per":
         std = 3**-0.5  # of two right among four; TRL divides by 1e-4 more than it, and than the others' 0.5
         chance = (2 * std / (std + 1e-4)) / (1.5 * 0.5 / (0.5 + 1e-4))
-        return behaviour, one * (chance**-0.5 if 0.8 < abs(advantage) < 0.9 else 1.0)
+        return behavior, one * (chance**-0.5 if 0.8 < abs(advantage) < 0.9 else 1.0)
     if name == "truncated":
         return new, torch.minimum(r, one * 2.0)
     if name == "sequence_mask":
-        mean = math.exp(float((new - behaviour).double().mean()))
-        return behaviour, one * (0.5 <= mean <= 2.0)
+        mean = math.exp(float((new - behavior).double().mean()))
+        return behavior, one * (0.5 <= mean <= 2.0)
     if name == "topr":
         return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
     if name == "decoupled":
@@ -95,7 +95,7 @@ def allowed(
 
 
 Gate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps the new, behaviour and old log-probs of a row's tokens and their weights to other weights."""
+"""Maps the new, behavior and old log-probs of a row's tokens and their weights to other weights."""
 
 
 kept: list[Path] = []

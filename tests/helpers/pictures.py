@@ -140,7 +140,7 @@ def llava() -> tuple[Any, Any]:
 
 
 def dataset(counts: tuple[int, ...]) -> Any:
-    """Conversations with these numbers of images, of different sizes and colours; repeated."""
+    """Conversations with these numbers of images, of different sizes and colors; repeated."""
     from datasets import Dataset, Features, List, Value
     from datasets import Image as ImageFeature
     from PIL import Image

@@ -18,7 +18,7 @@ def assert_same_training(ranks: list[dict[str, Any]], one: dict[str, Any]) -> No
         for key in ("fresh", "out", "replayed"):
             assert everywhere(ranks, step, key) == one["steps"][step][key]
     for kind in ("fresh", "replayed"):
-        together = {text: sums for rank in ranks for text, sums in rank["behaviour"][kind].items()}
-        assert set(together) == set(one["behaviour"][kind])
-        for text, sums in one["behaviour"][kind].items():
+        together = {text: sums for rank in ranks for text, sums in rank["behavior"][kind].items()}
+        assert set(together) == set(one["behavior"][kind])
+        for text, sums in one["behavior"][kind].items():
             assert together[text][0] == pytest.approx(sums[0], abs=1e-5)

@@ -174,7 +174,7 @@ class Heavy:
 
     @hookimpl
     def trl_replay_correct(self, rows: Any, context: Any) -> Corrected:
-        return Corrected(rows.behaviour_logps, torch.full((len(rows.ages),), 1e300, dtype=torch.float64))
+        return Corrected(rows.behavior_logps, torch.full((len(rows.ages),), 1e300, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

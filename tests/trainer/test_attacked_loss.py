@@ -120,14 +120,14 @@ class Loss:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.mask.shape)
 
-    def __call__(self, new: Any, behaviour: Any, reference: Any) -> tuple[float, torch.Tensor]:
+    def __call__(self, new: Any, behavior: Any, reference: Any) -> tuple[float, torch.Tensor]:
         """Loss and gradient, times the number of rows; fresh rows lie on the reference."""
         logps = torch.from_numpy(new).clone().requires_grad_()
         reference = torch.where(self.replayed.unsqueeze(1), torch.from_numpy(reference), logps.detach())
         for number, row in zip(self.micro[ROWS][:, 0].tolist(), range(len(new)), strict=True):
             if number < 0:
                 placed = self.session.tap._stored([-1 - number])[0]
-                placed.logps = torch.from_numpy(behaviour[row, : len(placed.logps)])
+                placed.logps = torch.from_numpy(behavior[row, : len(placed.logps)])
                 placed.proximal = None
         self.trainer.given = logps
         self.trainer.model.train()
@@ -156,10 +156,10 @@ def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
     arrays = hn.arrays(np.float32, measured.shape, elements=LOG_PROBS)
 
     @hypothesis_settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-    @given(new=arrays, behaviour=arrays, reference=arrays, correction=st.sampled_from(allowed))
-    def check(new: Any, behaviour: Any, reference: Any, correction: str) -> None:
+    @given(new=arrays, behavior=arrays, reference=arrays, correction=st.sampled_from(allowed))
+    def check(new: Any, behavior: Any, reference: Any, correction: str) -> None:
         measured.correction.name = correction
-        value, gradient = measured(new, behaviour, reference)
+        value, gradient = measured(new, behavior, reference)
         assert np.isfinite(value)
         assert bool(gradient.isfinite().all())
         assert float(gradient.abs().max()) <= 1.01 * (20 * measured.largest + 0.04 * 440)

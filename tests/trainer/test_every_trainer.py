@@ -197,7 +197,7 @@ def test_a_loss_with_an_advantage_for_each_token_is_weighted_right(tmp_path: Any
             assert rows.advantages.shape == rows.logps.shape[:1], "the stored advantages, one a row"
             weights = PerToken.weights[: rows.logps.size(1)]
             given = weights.expand_as(rows.logps) if each == "token" else rows.advantages * 0 + weights[0]
-            return trl_replay.Corrected(rows.behaviour_logps, given)
+            return trl_replay.Corrected(rows.behavior_logps, given)
 
     PerToken.weights = torch.full((16,), 0.25) if each == "row" else 1 / torch.arange(1.0, 17.0)
     rewards = Rewards([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])

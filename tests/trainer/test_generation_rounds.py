@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from advantages_by_hand import normalised_sums
+from advantages_by_hand import normalized_sums
 from generating import DEAD, PROMPTS, SIZE, Coins, by_hand, is_dead, rounds_of, train
 from releases import since
 from replaying import build
@@ -64,10 +64,10 @@ def test_advantages_scaled_over_the_batch_are_those_of_the_whole_batch(tmp_path:
         refilled += sum(number > 0 for number, _ in held)
         rewards = np.array([calls[number][place] for number, place in held])
         if "scale_rewards" in setting:
-            centred = rewards - rewards.mean(axis=1, keepdims=True)
-            expected = centred / (rewards.std(ddof=1) + 1e-4)
+            centered = rewards - rewards.mean(axis=1, keepdims=True)
+            expected = centered / (rewards.std(ddof=1) + 1e-4)
         else:
-            sums = np.array([normalised_sums([[reward] for reward in group], [1.0]) for group in rewards.tolist()])
+            sums = np.array([normalized_sums([[reward] for reward in group], [1.0]) for group in rewards.tolist()])
             expected = (sums - sums.mean()) / (sums.std(ddof=1) + 1e-4)
         np.testing.assert_allclose(trained["advantages"].numpy(), expected.ravel(), rtol=2e-5, atol=1e-6)
     assert refilled > 3

@@ -117,14 +117,14 @@ def check_select(calls, session):
     groups = calls[0]["groups"]
     assert groups.rewards.shape == (3, 4, 1)
     assert groups.dead.tolist() == [False, True, True]
-    assert groups.behaviour_logps is None
+    assert groups.behavior_logps is None
 
 
 def check_score(calls, session):
     assert [len(call["groups"]) for call in calls] == [1, 1, 1, 1]
     assert [call["context"].update for call in calls] == [1, 2, 3, 4]
-    assert calls[0]["groups"].behaviour_logps.shape == (1, 4)
-    assert (calls[0]["groups"].behaviour_logps < 0).all()
+    assert calls[0]["groups"].behavior_logps.shape == (1, 4)
+    assert (calls[0]["groups"].behavior_logps < 0).all()
 
 
 def check_rank(calls, session):
@@ -163,18 +163,18 @@ def check_advantages(calls, session):
 def check_admitted(calls, session):
     assert [call["rows"].tolist() for call in calls] == [[0], [1], [2], [2]]
     assert [call["length"] for call in calls] == [1, 2, 3, 3], "before any is ranked"
-    assert calls[0]["groups"].behaviour_logps.shape == (1, 4)
+    assert calls[0]["groups"].behavior_logps.shape == (1, 4)
 
 
 def check_correct(calls, session):
     rows = calls[0]["rows"]
     width = rows.logps.size(1)
-    assert rows.logps.shape == rows.behaviour_logps.shape == rows.mask.shape == (4, width)
+    assert rows.logps.shape == rows.behavior_logps.shape == rows.mask.shape == (4, width)
     assert rows.advantages.shape == rows.ages.shape == (4,)
     assert not rows.logps.requires_grad
     assert rows.mask.dtype == torch.bool
     assert rows.ages.tolist() == [1] * 4
-    assert torch.equal(rows.logps[~rows.mask], rows.behaviour_logps[~rows.mask])
+    assert torch.equal(rows.logps[~rows.mask], rows.behavior_logps[~rows.mask])
 
 
 def check_compose(calls, session):

@@ -518,7 +518,7 @@ def test_31_no_room_or_no_replay_trains_as_stock(tmp_path: Any, settings: dict[s
     trl_replay.detach(trainer)
 
 
-def test_32_behaviour_logps_are_those_of_storing_time(tmp_path: Any) -> None:
+def test_32_behavior_logps_are_those_of_storing_time(tmp_path: Any) -> None:
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, DEAD, DEAD], ALL_DEAD), max_steps=5, trainer_class=Spy, learning_rate=5e-2
     )
@@ -556,7 +556,7 @@ def test_35_the_buffered_micro_batch_is_never_written_to(tmp_path: Any) -> None:
 
     class Halving:
         def __call__(self, rows: Any, context: Any) -> Any:
-            return trl_replay.Corrected(rows.behaviour_logps, weights=torch.full_like(rows.advantages, 0.5))
+            return trl_replay.Corrected(rows.behavior_logps, weights=torch.full_like(rows.advantages, 0.5))
 
     session, steps = train(trainer, replay_correction=Halving())
     assert session.totals.counters["replaced"] > 0

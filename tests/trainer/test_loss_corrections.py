@@ -20,7 +20,7 @@ from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 
 FORMS = {
-    "ratio": [],  # the behaviour log-probs
+    "ratio": [],  # the behavior log-probs
     "sequence_mask": ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "per"],  # and a weight for each row
     "icepop": [],  # and a weight for each token
     "topr": ["none"],  # the current log-probs and a weight for each row
@@ -170,7 +170,7 @@ def test_a_weight_of_zero_takes_the_rows_kl_away_too(tmp_path: Any) -> None:
     for correction in ("ratio", "nothing"):
 
         def nothing(rows: Any, context: Any) -> Any:
-            return trl_replay.Corrected(rows.behaviour_logps, torch.zeros_like(rows.advantages))
+            return trl_replay.Corrected(rows.behavior_logps, torch.zeros_like(rows.advantages))
 
         trainer = make_trainer(
             tmp_path / correction, Rewards([LIVE, HALF, LIVE], [DEAD, DEAD, DEAD]), trainer_class=Spy, max_steps=2,

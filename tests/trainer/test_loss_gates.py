@@ -16,8 +16,8 @@ LIMIT = 0.05
 """Between the mean |log ratio| of some replayed rows and of others, in the runs below."""
 
 
-def near(new: Any, behaviour: Any, old: Any, weights: Any) -> Any:
-    return weights * float((new - behaviour).abs().mean() <= LIMIT)
+def near(new: Any, behavior: Any, old: Any, weights: Any) -> Any:
+    return weights * float((new - behavior).abs().mean() <= LIMIT)
 
 
 # A gate changes weights, and with a KL what is trained of it: without a KL, two losses see all of it.
@@ -70,7 +70,7 @@ CAP = 1.02
 
 
 def capped(level: str) -> Any:
-    def cap(new: Any, behaviour: Any, old: Any, weights: Any) -> Any:
+    def cap(new: Any, behavior: Any, old: Any, weights: Any) -> Any:
         logs = (new - old).double()
         total = weights * (logs if level == "token" else logs.mean()).exp()
         return weights * torch.where(total > CAP, CAP / total, 1.0)

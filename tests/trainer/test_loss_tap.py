@@ -50,7 +50,7 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, h
 
 
 @pytest.mark.parametrize("correction", ["ratio", "none", "truncated", "topr", "shaped", "decoupled"])
-def test_the_off_policy_mask_sees_the_behaviour_log_probs_whatever_the_correction(
+def test_the_off_policy_mask_sees_the_behavior_log_probs_whatever_the_correction(
     tmp_path: Any, correction: str
 ) -> None:
     trainer = make_trainer(

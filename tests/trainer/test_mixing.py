@@ -329,7 +329,7 @@ def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
     def noting(rows: Any, context: Any) -> Any:
         seen.append(len(rows.ages))
         assert (rows.ages > 0).all()
-        return trl_replay.Corrected(rows.behaviour_logps)
+        return trl_replay.Corrected(rows.behavior_logps)
 
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
     settings = {**MIXED, "replay_correction": noting, "replay_max_log_ratio": 5.0}
@@ -498,7 +498,7 @@ def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_pa
 
     def noting(rows: Any, context: Any) -> Any:
         tokens.extend(rows.mask.sum(dim=1).tolist())
-        return trl_replay.Corrected(rows.behaviour_logps)
+        return trl_replay.Corrected(rows.behavior_logps)
 
     trainer = make_trainer(tmp_path, Rewards([HALF, DEAD, HALF]), max_steps=4)
     settings = {"replay_plugins": ["first_masked"], "replay_correction": noting, "replay_start": 0}

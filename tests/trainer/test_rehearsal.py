@@ -62,7 +62,7 @@ def in_one_row(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
 
 
 def unweighted(rows: Any, context: Any) -> Any:
-    return Corrected(rows.behaviour_logps, rows.ages[:1].float())
+    return Corrected(rows.behavior_logps, rows.ages[:1].float())
 
 
 def alone(groups: Any) -> Any:

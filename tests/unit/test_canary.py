@@ -54,7 +54,7 @@ DOCTORED = {
         "_compute_loss reads 'old_per_token_logps' before it calls _get_per_token_logps_and_entropies",
     ),
     'inputs.get("old_per_token_logps")': (
-        'inputs.get("behaviour_logps")',
+        'inputs.get("behavior_logps")',
         "_compute_loss does not read 'old_per_token_logps' any more",
     ),
     "self._get_per_token_logps_and_entropies(\n            model,": (

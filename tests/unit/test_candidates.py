@@ -136,8 +136,8 @@ def test_candidates_of_which_every_row_is_known_and_finite_can_be_stored() -> No
     usable, groups = waiting.admissible(columns([[1, 1, 1], [1, 1, 1], [1, 0, 1]], logps), tally)
     assert [one.serial for one in usable] == [0]
     assert groups is not None
-    assert groups.behaviour_logps is not None
-    assert groups.behaviour_logps.tolist() == [[-1.0, -2.0, -3.0]]
+    assert groups.behavior_logps is not None
+    assert groups.behavior_logps.tolist() == [[-1.0, -2.0, -3.0]]
     assert groups.prompt.tolist() == [0]
     assert tally.refused == 2
     assert tally.reasons == {

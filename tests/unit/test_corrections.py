@@ -19,7 +19,7 @@ from trl_replay.strategies import corrections
 from trl_replay.testing import make_context
 
 
-def test_ratio_gives_the_behaviour_log_probs_and_none_the_current_ones():
+def test_ratio_gives_the_behavior_log_probs_and_none_the_current_ones():
     new, old = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-3.0, -2.5]])
     rows = ReplayedRows(new, old, new, torch.ones(1, 2, dtype=torch.bool), torch.ones(1), torch.ones(1))
     for correction, expected in ((corrections.ratio, old), (corrections.none, new)):
@@ -32,11 +32,11 @@ def test_ratio_gives_the_behaviour_log_probs_and_none_the_current_ones():
 def rows_of(logs: list[list[float]], advantages: list[float], length: int = 4) -> ReplayedRows:
     """Replayed rows whose log ratios are given; the last position of each is padding."""
     ratios = torch.tensor([[*log, 0.0] for log in logs])
-    behaviour = torch.full_like(ratios, -1.5)
+    behavior = torch.full_like(ratios, -1.5)
     mask = torch.ones_like(ratios, dtype=torch.bool)
     mask[:, -1] = False
-    new = behaviour + ratios
-    return ReplayedRows(new, behaviour, new, mask, torch.tensor(advantages), torch.ones(len(logs), dtype=torch.int64))
+    new = behavior + ratios
+    return ReplayedRows(new, behavior, new, mask, torch.tensor(advantages), torch.ones(len(logs), dtype=torch.int64))
 
 
 def made(name: str, **kwargs: Any) -> Any:
@@ -48,7 +48,7 @@ def test_m2po_masks_the_largest_log_ratios_until_their_second_moment_is_small() 
     corrected = made("m2po", threshold=0.02)(rows, make_context())
     # squares .01 .25 .01 / 0 .81 .04: without .81 and .25 the mean is .06 / 4 = .015
     assert corrected.weights[rows.mask].tolist() == [1, 0, 1, 1, 0, 1]
-    assert torch.equal(corrected.old_logps, rows.behaviour_logps)
+    assert torch.equal(corrected.old_logps, rows.behavior_logps)
     everything = made("m2po", threshold=1.0)(rows, make_context())
     assert bool((everything.weights[rows.mask] == 1).all())
 
@@ -159,7 +159,7 @@ def test_within_its_limits_a_row_or_token_weighs_what_it_does_under_ratio_and_no
     limits = data.draw(LIMITS[name])
     advantages = data.draw(st.lists(st.sampled_from([-1.5, 0.0, 0.5]), min_size=len(logs), max_size=len(logs)))
     rows = rows_of(logs, advantages)
-    seen = (rows.logps - rows.behaviour_logps).double().exp()
+    seen = (rows.logps - rows.behavior_logps).double().exp()
     corrected = made(name, **limits)(rows, make_context())
     assert corrected.old_logps is corrections.ratio(rows, make_context()).old_logps
     weights = corrected.weights.view(len(logs), -1).expand_as(seen)

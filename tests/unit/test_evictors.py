@@ -68,7 +68,7 @@ def test_a_weighted_reservoir_of_one_keeps_in_proportion_to_the_scores():
     assert chi_square(counts, expected) < 16.27, f"p < 0.001 with 3 degrees of freedom: {counts}"
 
 
-def test_a_weighted_reservoir_favours_higher_scores():
+def test_a_weighted_reservoir_favors_higher_scores():
     counts = survivors(evictors.weighted_reservoir, [1.0] * 12 + [4.0] * 12, 6, 200)
     assert counts[12:].sum() > 2 * counts[:12].sum()
 

@@ -20,8 +20,8 @@ def rows(logs: list[list[float]], mask: Any = None) -> ReplayedRows:
 
 
 def gated(gates: Gates, given: ReplayedRows, weights: Any = None) -> Any:
-    found = gates(given, Corrected(given.behaviour_logps, None if weights is None else torch.tensor(weights)))
-    assert found.old_logps is given.behaviour_logps
+    found = gates(given, Corrected(given.behavior_logps, None if weights is None else torch.tensor(weights)))
+    assert found.old_logps is given.behavior_logps
     return found.weights
 
 

@@ -97,13 +97,13 @@ def test_the_noise_grows_with_rewards_and_their_weights_and_falls_with_their_dev
     np.testing.assert_allclose(by_batch, [EPS * 8.0 / of_all, EPS / of_all])
 
 
-def test_functions_that_are_normalised_first_have_the_noise_of_each_and_of_their_sum() -> None:
+def test_functions_that_are_normalized_first_have_the_noise_of_each_and_of_their_sum() -> None:
     rewards = np.array([[[1.0, 5.0], [0.0, 5.0]], [[1.0, 2.0], [0.0, 0.0]]])
     std = np.array([[np.sqrt(0.5), 0.0], [np.sqrt(0.5), np.sqrt(2.0)]]) + 1e-4
-    normalised = np.array([[[0.5, 0.0], [-0.5, 0.0]], [[0.5, 1.0], [-0.5, -1.0]]]) / std[:, None]
+    normalized = np.array([[[0.5, 0.0], [-0.5, 0.0]], [[0.5, 1.0], [-0.5, -1.0]]]) / std[:, None]
     errors = EPS * np.array([[1.0, 5.0], [1.0, 2.0]]) / std
-    errors[1] += 2 * normalised[1].max(axis=0) * 1e-4 / std[1]  # two functions that vary may cancel out
-    sums = normalised.sum(axis=2)
+    errors[1] += 2 * normalized[1].max(axis=0) * 1e-4 / std[1]  # two functions that vary may cancel out
+    sums = normalized.sum(axis=2)
     expected = (errors.sum(axis=1) + EPS * np.abs(sums).max(axis=1)) / (np.std(sums, ddof=1) + 1e-4)
     found = advantage_noise(rewards, setup("group", "normalize_then_sum", 1.0, 1.0))
     np.testing.assert_allclose(found, expected)

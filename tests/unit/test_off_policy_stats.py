@@ -16,10 +16,10 @@ from trl_replay.loss.off_policy_stats import STATS, OffPolicyStats, effective_sh
 def rows(ratios: list[list[float]], mask: list[list[int]], advantages: list[float]) -> ReplayedRows:
     """Replayed rows with these importance ratios."""
     logs = torch.tensor(ratios).log()
-    behaviour = torch.full_like(logs, -1.0)
+    behavior = torch.full_like(logs, -1.0)
     ages = torch.ones(len(ratios), dtype=torch.int64)
-    new = behaviour + logs
-    return ReplayedRows(new, behaviour, new, torch.tensor(mask).bool(), torch.tensor(advantages), ages)
+    new = behavior + logs
+    return ReplayedRows(new, behavior, new, torch.tensor(mask).bool(), torch.tensor(advantages), ages)
 
 
 RATIOS = [[0.5, 2.0, 7.0], [4.0, 1.0, 1.0]]

@@ -26,7 +26,7 @@ LENGTHS = [2, 3]
 
 
 def ratio(rows: ReplayedRows) -> Corrected:
-    return Corrected(rows.behaviour_logps)
+    return Corrected(rows.behavior_logps)
 
 
 def make_tap(correct: Callable[[ReplayedRows], Corrected] = ratio, **settings: Any) -> Tap:
@@ -202,8 +202,8 @@ def test_the_correction_sees_what_it_is_promised() -> None:
     (rows,) = seen
     assert torch.equal(rows.logps, logps[[0, 2]])
     assert rows.mask.tolist() == [[True, False, False], [True, True, False]]
-    assert rows.behaviour_logps[0].tolist() == [-6.0, *logps[0, 1:].tolist()]
-    assert rows.behaviour_logps[1].tolist() == [-5.0, -5.0, logps[2, 2].item()]
+    assert rows.behavior_logps[0].tolist() == [-6.0, *logps[0, 1:].tolist()]
+    assert rows.behavior_logps[1].tolist() == [-5.0, -5.0, logps[2, 2].item()]
     assert rows.advantages.tolist() == [0.5, -2.0]
     assert rows.ages.tolist() == [9, 3]
     assert rows.priorities is not None
@@ -224,7 +224,7 @@ def test_the_proximal_policy_is_that_of_a_rows_first_forward_since_it_was_drawn(
 
 
 def test_one_weight_a_row_scales_its_advantage_and_zero_takes_its_ratio_and_kl_away() -> None:
-    tap = make_tap(lambda rows: Corrected(rows.behaviour_logps, torch.tensor([0.5, 0.0])))
+    tap = make_tap(lambda rows: Corrected(rows.behavior_logps, torch.tensor([0.5, 0.0])))
     ids = tap.expect(3, [], [placement(0, [-5.0] * 5)], composed=True)
     logps = logps_of(3)
     entropies = torch.ones(3, WIDTH, requires_grad=True) * 2
@@ -242,7 +242,7 @@ def test_one_weight_a_row_scales_its_advantage_and_zero_takes_its_ratio_and_kl_a
 
 def test_a_weight_for_each_token_widens_the_advantages_and_keeps_the_ratios_of_the_row() -> None:
     weights = torch.tensor([[0.5, 0.0, 1.0], [2.0, 1.0, 0.0]])
-    tap = make_tap(lambda rows: Corrected(rows.behaviour_logps, weights))
+    tap = make_tap(lambda rows: Corrected(rows.behavior_logps, weights))
     ids = tap.expect(3, [], [placement(0, [-5.0] * 5)], composed=True)
     inputs = batch(ids, ref_per_token_logps=torch.full((3, WIDTH), -4.0))
     logps = logps_of(3)
@@ -250,7 +250,7 @@ def test_a_weight_for_each_token_widens_the_advantages_and_keeps_the_ratios_of_t
     assert loss.seen["advantages"].tolist() == [*weights.tolist(), [1.0] * 3]
     assert loss.seen["old_per_token_logps"][1].tolist() == [-5.0] * 3, "the row's ratio counts in its sequence's"
     assert loss.seen["ref_per_token_logps"][1].tolist() == [-4.0, -4.0, logps[1, 2].item()]
-    tap = make_tap(lambda rows: Corrected(rows.behaviour_logps, weights), token_weights=False)
+    tap = make_tap(lambda rows: Corrected(rows.behavior_logps, weights), token_weights=False)
     ids = tap.expect(3, [], [placement(0, [-5.0] * 5)], composed=True)
     with pytest.raises(ResultError, match="set importance_sampling_level='token'"):
         run(tap, batch(ids), logps)
@@ -261,7 +261,7 @@ def test_advantages_of_each_token_are_the_stored_ones_for_the_correction() -> No
 
     def halved(rows: ReplayedRows) -> Corrected:
         seen.append(rows)
-        return Corrected(rows.behaviour_logps, torch.full((2,), 0.5))
+        return Corrected(rows.behavior_logps, torch.full((2,), 0.5))
 
     tap = make_tap(halved)
     ids = tap.expect(3, [], [placement(0, [-5.0] * 5, (1.5, -0.5))], composed=True)
@@ -292,7 +292,7 @@ def test_masked_rows_lose_policy_kl_and_entropy() -> None:
 
 
 def test_a_batch_may_have_replayed_rows_and_masked_ones() -> None:
-    tap = make_tap(lambda rows: Corrected(rows.behaviour_logps, torch.tensor([0.0, 1.0])))
+    tap = make_tap(lambda rows: Corrected(rows.behavior_logps, torch.tensor([0.0, 1.0])))
     ids = tap.expect(4, [], [placement(0, [-5.0] * 5)], composed=True, row_mask=RowMask([2, 3]))
     assert ids.tolist() == [[-1, 1], [-2, 1], [0, 3], [0, 3]]
     entropies = torch.ones(4, WIDTH, requires_grad=True) * 2

@@ -186,7 +186,7 @@ class AdvantageRule:
     Attributes:
         rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
         scored (`(rows of all processes, functions)`): The batch's raw rewards, NaN where None.
-        setup ([`RewardSetup`]): TRL's normalisation.
+        setup ([`RewardSetup`]): TRL's normalization.
         size (`int`): Rows of a group.
     """
 
@@ -254,11 +254,11 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
 
     Args:
         rewards (`(n, G, functions)`): Raw rewards, NaN where None, of all groups that TRL scaled together.
-        setup ([`RewardSetup`]): TRL's normalisation.
+        setup ([`RewardSetup`]): TRL's normalization.
     """
     sizes = np.nan_to_num(np.abs(rewards)) * np.abs(setup.weights)  # (n, G, functions)
     if setup.aggregation == "normalize_then_sum":
-        return _noise_of_normalised(rewards, setup.weights, sizes)
+        return _noise_of_normalized(rewards, setup.weights, sizes)
     error = NOISE * sizes.sum(axis=2).max(axis=1)
     if setup.scale == "none":
         return np.asarray(error)
@@ -290,20 +290,20 @@ def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
     return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))
 
 
-def _noise_of_normalised(rewards: Floats, weights: Floats, sizes: Floats) -> Floats:
+def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats) -> Floats:
     """The noise where TRL divides each function's rewards by their deviation, and the sum by that of the batch."""
     largest = sizes.max(axis=1)  # (n, functions)
     std = bessel_std(rewards)
     divisor = std + STD_EPSILON
-    centred = rewards - mean_of_scored(rewards)[:, None]
-    normalised = centred / divisor[:, None] * weights  # (n, G, functions)
+    centered = rewards - mean_of_scored(rewards)[:, None]
+    normalized = centered / divisor[:, None] * weights  # (n, G, functions)
     errors = NOISE * largest / divisor
     # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
     varying = (std > NOISE * largest).sum(axis=1, keepdims=True)
-    steepest = np.nan_to_num(np.abs(normalised)).max(axis=1)
+    steepest = np.nan_to_num(np.abs(normalized)).max(axis=1)
     errors += (varying > 1) * 2 * steepest * STD_EPSILON / divisor
     # (n, G); TRL divides them by their deviation over the whole batch
-    sums = np.nansum(normalised, axis=2)
+    sums = np.nansum(normalized, axis=2)
     error = errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)
     batch_std = bessel_std(sums.reshape(1, -1))
     return np.asarray(error / (batch_std + STD_EPSILON))

@@ -301,7 +301,7 @@ def _payload(candidate: Candidate) -> Group:
 
 
 def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:
-    """The summed behaviour log-probs of each row's trainable tokens, float64, where the group is; those of masked
+    """The summed behavior log-probs of each row's trainable tokens, float64, where the group is; those of masked
     tokens do not matter."""
     logps = group.tensors[key].float()
     mask = torch.ones_like(logps, dtype=torch.bool)

@@ -40,7 +40,7 @@ class ReadyGroups:
     """Whole candidates that had all their log-probs: they settle as soon as they are dealt out.
 
     Attributes:
-        groups ([`Groups`]): Their view, with behaviour log-probs.
+        groups ([`Groups`]): Their view, with behavior log-probs.
         serials (`list[int]`): Their serial numbers.
         payload (`dict[int, Group]`): By serial, of those that this rank gets.
         owners (`dict[int, int]`): By serial, the rank that gets the payload.

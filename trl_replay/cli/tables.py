@@ -18,7 +18,7 @@ characters, separators."""
 def printable(text: str) -> str:
     """The text with every character that a terminal would act on as its escape: `\\x1b`, `\\u202e`.
 
-    What a model wrote, or a file says, can't colour, move, hide or reorder what is printed around it. New lines and
+    What a model wrote, or a file says, can't color, move, hide or reorder what is printed around it. New lines and
     tabs stay.
     """
     return "".join(_printable(character) for character in text)

@@ -80,7 +80,7 @@ class Gates:
     @staticmethod
     def _shut(rows: ReplayedRows, weights: torch.Tensor | None, limit: float) -> torch.Tensor:
         """The weights, 0 for rows whose mean |log ratio| is above the limit."""
-        distances = (rows.logps - rows.behaviour_logps).abs()
+        distances = (rows.logps - rows.behavior_logps).abs()
         near = row_means(distances, rows.mask) <= limit
         opened = near.to(rows.logps.dtype)  # (R, 1)
         if weights is None:

@@ -61,7 +61,7 @@ class PlacedRow:
     """A replayed row of the current generation batch.
 
     Attributes:
-        logps (`(length,)`): Its behaviour log-probs.
+        logps (`(length,)`): Its behavior log-probs.
         age (`int`): Updates since it was generated.
         advantage (`()`): TRL's, as stored.
         priority (`float`): Its group's chance of being drawn, relative to the least likely one's.

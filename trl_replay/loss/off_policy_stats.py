@@ -42,7 +42,7 @@ class OffPolicyStats:
             """`(R,)`, and `values` are changed: one after the other, so that few are there at a time."""
             return values.mul_(mask).sum(dim=1)
 
-        logs = rows.logps.float() - rows.behaviour_logps.float()
+        logs = rows.logps.float() - rows.behavior_logps.float()
         logs = logs.clamp_(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         ratios = logs.exp()
         drift = over_tokens(logs.abs_())

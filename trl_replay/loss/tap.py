@@ -1,4 +1,4 @@
-"""The behaviour log-prob tap: records and supplies log-probs inside the training loss, without a forward of its own.
+"""The behavior log-prob tap: records and supplies log-probs inside the training loss, without a forward of its own.
 
 Where TRL leaves `old_per_token_logps` out of the batch, each fresh row's first training forward happens before the
 optimizer moves, so that this forward's log-probs are those of the policy that generated the row. The tap keeps those
@@ -261,7 +261,7 @@ class Tap:
         old = dict.get(micro, OLD_LOGPS)
         old = logps if old is None else old
         if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
-            sampling = _with_rows(old, index, rows.behaviour_logps)
+            sampling = _with_rows(old, index, rows.behavior_logps)
             micro[SAMPLING_LOGPS] = torch.where(mask, sampling, logps.to(sampling.dtype))
         micro[OLD_LOGPS] = _with_rows(old, index, corrected.old_logps)
         reference = dict.get(micro, REF_LOGPS)
@@ -318,7 +318,7 @@ class Tap:
         priorities = [row.priority for row in stored]
         return ReplayedRows(
             logps=logps,
-            behaviour_logps=torch.where(mask, padded, logps.float()),
+            behavior_logps=torch.where(mask, padded, logps.float()),
             proximal_logps=torch.stack(proximal),
             mask=mask,
             advantages=advantages,

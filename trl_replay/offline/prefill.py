@@ -270,7 +270,7 @@ def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> 
         dead=np.zeros(1, bool),
         step=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
-        behaviour_logps=trainable_sums(group).cpu().numpy()[None],
+        behavior_logps=trainable_sums(group).cpu().numpy()[None],
         masked=offline.masked[None],
         origin=np.array([origin]),
     )
@@ -332,7 +332,7 @@ def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, left
 
 
 def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats]:
-    """The file's advantages; where it has none, TRL's normalisation of the weighted sum of its rewards.
+    """The file's advantages; where it has none, TRL's normalization of the weighted sum of its rewards.
 
     A row that no function scored, or that is masked, does not count, and gets 0. With `scale_rewards="batch"` the
     deviation is taken over all groups of the file.
@@ -341,9 +341,9 @@ def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats
         return []
     totals = np.stack([_counted_rewards(group) for group in groups])  # (groups, G)
     with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
-        centred = totals - mean_of_scored(totals)[:, None]
+        centered = totals - mean_of_scored(totals)[:, None]
         divisor = _divisor(totals, compat.reward_setup(session.trainer).scale)
-        computed = np.where(np.isnan(totals), 0.0, centred / divisor)
+        computed = np.where(np.isnan(totals), 0.0, centered / divisor)
     advantages = []
     for group, of_group in zip(groups, computed, strict=True):
         given = of_group if group.advantages is None else group.advantages
@@ -357,7 +357,7 @@ def _counted_rewards(group: OfflineGroup) -> Floats:
 
 
 def _divisor(totals: Floats, scale: str) -> Floats | float:
-    """What TRL divides centred rewards by, for `(groups, G)` of them; `(groups, 1)` if each group has its own."""
+    """What TRL divides centered rewards by, for `(groups, G)` of them; `(groups, 1)` if each group has its own."""
     if scale == "none":
         return 1.0
     if scale == "batch":

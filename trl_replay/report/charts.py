@@ -1,6 +1,6 @@
 """Line charts and histograms as inline SVG, without scripts, fonts or anything else from outside.
 
-Colours are CSS values, so that the page that holds the charts may have another look in the dark.
+Colors are CSS values, so that the page that holds the charts may have another look in the dark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BROADEST = 64
 MANY = 120
 """Points from which on a line is drawn faint, with its running mean over it."""
 MOST = 600
-"""Points of a line that are drawn; of more, the means of neighbours."""
+"""Points of a line that are drawn; of more, the means of neighbors."""
 
 Point: TypeAlias = tuple[float, float]
 
@@ -138,7 +138,7 @@ def _drawn(line: Line, axes: _Axes) -> list[str]:
 
 
 def _span(line: Line) -> int:
-    """How many neighbours a running mean is over."""
+    """How many neighbors a running mean is over."""
     return len(line.points) // 30
 
 
@@ -190,7 +190,7 @@ def histogram(values: Sequence[float], x_label: str, color: str, whole: bool = F
 
 
 def _label_distance(labels: Sequence[str]) -> int:
-    """Of how many bars one is labelled, so that labels don't overlap."""
+    """Of how many bars one is labeled, so that labels don't overlap."""
     if len(labels) <= 6:
         return 1
     longest = max(len(label) for label in labels)
@@ -261,7 +261,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def smoothed(points: Sequence[Point], span: int) -> list[Point]:
-    """Each value's mean with its neighbours, `span` values in all and fewer at both ends."""
+    """Each value's mean with its neighbors, `span` values in all and fewer at both ends."""
     values = np.array([y for _, y in points], dtype=np.float64)
     window = np.ones(max(span, 1))
     sums = np.convolve(values, window, "same")
@@ -271,13 +271,13 @@ def smoothed(points: Sequence[Point], span: int) -> list[Point]:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most `most` points: the means of neighbours where there are more."""
+    """At most `most` points: the means of neighbors where there are more."""
     size = math.ceil(len(points) / most)
     kept = []
     for start in range(0, len(points), size):
-        neighbours = points[start : start + size]
-        x = sum(x for x, _ in neighbours) / len(neighbours)
-        y = sum(y for _, y in neighbours) / len(neighbours)
+        neighbors = points[start : start + size]
+        x = sum(x for x, _ in neighbors) / len(neighbors)
+        y = sum(y for _, y in neighbors) / len(neighbors)
         kept.append((x, y))
     return kept
 
@@ -287,7 +287,7 @@ def _shown(value: float, percent: bool = False) -> str:
 
 
 def _grid(axes: _Axes, values: Sequence[float], percent: bool = False) -> str:
-    """A labelled horizontal line at each value."""
+    """A labeled horizontal line at each value."""
     parts = []
     for value in values:
         y = axes.y(value)

@@ -15,14 +15,14 @@ from ..offline.export import PORTION, Source, StoredEntry, of_checkpoint, rows_o
 from ..sizes import counted, format_bytes
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
-SUMMARISED = {
+SUMMARIZED = {
     "age": "age in updates",
     "uses": "uses",
     "score": "score",
     "mean_reward": "mean reward",
     "completion_tokens": "completion tokens",
 }
-"""What is summarised, and in which words `trl-replay inspect` names it."""
+"""What is summarized, and in which words `trl-replay inspect` names it."""
 SHOWN = 3
 """Entries that are shown with their texts from the top and from the bottom."""
 
@@ -129,7 +129,7 @@ def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("payload", format_bytes(inspected["bytes"])),
         ("scope", f"{inspected['scope']}, {counted(inspected['processes'], 'process', 'processes')}"),
     ]
-    for name, words in SUMMARISED.items():
+    for name, words in SUMMARIZED.items():
         numbers = inspected[name]
         if numbers is not None:
             rows.append((words, _in_words(numbers)))

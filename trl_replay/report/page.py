@@ -21,15 +21,15 @@ from .inspection import inspect
 
 Log: TypeAlias = Sequence[Mapping[str, Any]]
 """Entries of a trainer's log: metrics by name."""
-GREY = "var(--grey)"
+GRAY = "var(--gray)"
 BLUE = "var(--blue)"
 RED = "var(--red)"
 GREEN = "var(--green)"
 STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2127;--soft:#4c535d;--faint:#6a717b;--rule:#e6e8ec;
---grey:#767c86;--blue:#0b6bcb;--red:#c7452b;--green:#2a8a4a}
+--gray:#767c86;--blue:#0b6bcb;--red:#c7452b;--green:#2a8a4a}
 @media (prefers-color-scheme:dark){:root{--page:#14171b;--card:#1e2329;--ink:#e8eaed;--soft:#b9c0c9;--faint:#98a0aa;
---rule:#343b44;--grey:#a3aab4;--blue:#5aa9f5;--red:#f08a72;--green:#63c583}}
+--rule:#343b44;--gray:#a3aab4;--blue:#5aa9f5;--red:#f08a72;--green:#63c583}}
 *{box-sizing:border-box} body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);margin:0}
 main{max-width:1120px;margin:0 auto;padding:28px 20px 60px}
 h1{font-size:26px;margin:0 0 2px} h2{font-size:17px;margin:0 0 2px} .path{color:var(--faint);margin:0 0 18px}
@@ -230,7 +230,7 @@ def _section(title: str, text: str, chart: str) -> str:
 
 def _dead(log: Log, replayed: bool) -> str:
     key = DEAD_BEFORE if replayed else DEAD
-    lines = [Line("generated", GREY, _points(log, key))]
+    lines = [Line("generated", GRAY, _points(log, key))]
     if replayed:
         lines.append(Line("trained on", BLUE, _points(log, DEAD_AFTER)))
     text = "Share of groups whose completions all got the same reward: they teach nothing."
@@ -309,7 +309,7 @@ def _histograms(columns: Mapping[str, Any]) -> str:
     ages = _section(
         "Ages",
         "Updates since each group was generated: the older, the more the policy has changed since.",
-        histogram(_numbers(columns["age"]), "age in updates", GREY, whole=True),
+        histogram(_numbers(columns["age"]), "age in updates", GRAY, whole=True),
     )
     uses = _section(
         "Uses", "How often each group was replayed.", histogram(_numbers(columns["uses"]), "uses", BLUE, whole=True)

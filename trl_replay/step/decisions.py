@@ -197,7 +197,7 @@ class Decisions:
         """Scores groups and offers them to the buffer; returns the serials of those that stayed, whose payload is due.
 
         Args:
-            groups ([`Groups`]): With their behaviour log-probs.
+            groups ([`Groups`]): With their behavior log-probs.
             serials (`Sequence[int]`): Their serial numbers.
             sizes (`Sequence[int]`): Bytes of payload of each.
             keys (`Sequence[frozenset[str]]`): Batch keys that each of them can restore.
@@ -484,10 +484,10 @@ def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
     """What the table keeps of each row.
 
     Args:
-        groups ([`Groups`]): With their behaviour log-probs.
+        groups ([`Groups`]): With their behavior log-probs.
         rewards (`(n, G, functions)`): Of the trainer's functions.
     """
-    summed = groups.behaviour_logps
+    summed = groups.behavior_logps
     logps = np.full(groups.advantages.shape, np.nan) if summed is None else summed
     unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~np.isnan(groups.reward)
     return {

@@ -200,7 +200,7 @@ class MixedGroups:
             trainable=self.column("row_items", self.slots.trainable).astype(np.int64),
             items=self.column("row_items", items).astype(np.int64),
             dead=dead,
-            behaviour_logps=None,
+            behavior_logps=None,
             masked=masked,
         )
 

@@ -51,7 +51,7 @@ def ratio(rows: ReplayedRows, context: Context) -> Corrected:
     PPO does not clip the ratio of a negative advantage from above. With this and every other correction it is at most
     20: see `trl_replay.loss.bounds`.
     """
-    return Corrected(old_logps=rows.behaviour_logps)
+    return Corrected(old_logps=rows.behavior_logps)
 
 
 def none(rows: ReplayedRows, context: Context) -> Corrected:
@@ -89,8 +89,8 @@ class SamplingWeights:
         way = self.final_beta - self.beta
         beta = self.beta + way * done
         if rows.priorities is None:
-            return Corrected(rows.behaviour_logps)
-        return Corrected(rows.behaviour_logps, rows.priorities**-beta)
+            return Corrected(rows.behavior_logps)
+        return Corrected(rows.behavior_logps, rows.priorities**-beta)
 
 
 def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
@@ -116,7 +116,7 @@ def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
 def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
     """`ratio`, but a row whose geometric mean of r over its trained tokens leaves [low, high] is taken out.
 
-    Masked importance sampling at sequence level, with GSPO's length-normalised ratio (arXiv 2507.18071).
+    Masked importance sampling at sequence level, with GSPO's length-normalized ratio (arXiv 2507.18071).
     """
     return _geometric_mask("sequence_mask", low, high)
 
@@ -247,7 +247,7 @@ def make_m2po(threshold: float = 0.04) -> Correction:
         means = ordered.cumsum(0) / tokens  # of each token and all smaller ones
         keep = ordered.new_zeros(ordered.shape)
         keep[order] = (means <= threshold).to(keep.dtype)
-        return Corrected(rows.behaviour_logps, keep.view(squares.shape))
+        return Corrected(rows.behavior_logps, keep.view(squares.shape))
 
     return TokenWeights(m2po)
 
@@ -261,14 +261,14 @@ def make_decoupled(cap: float = 2.0) -> Correction:
     _require("decoupled", "cap", cap, above=0.0)
 
     def decoupled(rows: ReplayedRows, context: Context) -> Corrected:
-        drift = _exp(rows.proximal_logps - rows.behaviour_logps)
+        drift = _exp(rows.proximal_logps - rows.behavior_logps)
         return Corrected(rows.proximal_logps, drift.clamp(max=cap))
 
     return TokenWeights(decoupled)
 
 
 def make_shaped(gamma: float = 0.1) -> Correction:
-    """Ratio shaping f(r) = r / (r + γ) in the place of r: favours tokens that the policy finds unlikely.
+    """Ratio shaping f(r) = r / (r + γ) in the place of r: favors tokens that the policy finds unlikely.
 
     The gradient of f(r) is γ r / (r + γ)² times that of log π, which is the weight given here; nothing is clipped
     (LUFFY, arXiv 2504.14945; ExGRPO, arXiv 2510.02245, with γ = 0.1).
@@ -295,7 +295,7 @@ def _geometric_mask(name: str, low: float, high: float) -> Correction:
 
 def _masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
     """`ratio`, with weight 1 for the rows, `(R,)`, or tokens, `(R, C)`, that `keep` (bool) names, and 0 for others."""
-    return Corrected(rows.behaviour_logps, keep.to(rows.logps.dtype))
+    return Corrected(rows.behavior_logps, keep.to(rows.logps.dtype))
 
 
 def _within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -305,7 +305,7 @@ def _within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:
 
 def _log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R, C)`: log r of each token; 0 where the loss does not train."""
-    return rows.logps - rows.behaviour_logps
+    return rows.logps - rows.behavior_logps
 
 
 def _sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:

@@ -189,7 +189,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "hashes": hashes,
         "owners": owners,
         "drawn": drawn[: len(steps)],
-        "behaviour": behaviour(trainer),
+        "behavior": behavior(trainer),
         "gradients": gradients.kept,
         "counters": dict(session.totals.counters),
         "drift": session.buffer.table.drift.tolist(),
@@ -215,7 +215,7 @@ def holds(storage: Any, serial: int) -> bool:
         return False
 
 
-def behaviour(trainer: Any) -> dict[str, dict[str, list[float]]]:
+def behavior(trainer: Any) -> dict[str, dict[str, list[float]]]:
     """Per text the summed log-probs: those of its own forward when fresh, and those that the loss took when
     replayed."""
     sums: dict[str, dict[str, list[float]]] = {"fresh": {}, "replayed": {}}

@@ -1,4 +1,4 @@
-"""GFPO: of the completions of a group the k best by some measure train, normalised among themselves
+"""GFPO: of the completions of a group the k best by some measure train, normalized among themselves
 (arXiv 2508.09726).
 
 `gfpo` is the plugin, with the shortest half; it has no memory.
@@ -40,7 +40,7 @@ class Gfpo:
 
     @hookimpl
     def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
-        """Two kept rows are the least that can be normalised among themselves."""
+        """Two kept rows are the least that can be normalized among themselves."""
         size = trainer.num_generations
         if self.keep is None and size // 2 < 2:
             yield (
@@ -59,11 +59,11 @@ class Gfpo:
         kept = np.argsort(np.where(np.isfinite(groups.reward), first, np.inf), axis=1, kind="stable")[:, :count]
         reward = np.take_along_axis(groups.reward, kept, axis=1)
         scored = np.isfinite(reward).sum(axis=1, keepdims=True)  # may be none
-        centred = reward - np.nansum(reward, axis=1, keepdims=True) / np.maximum(scored, 1)
-        squares = np.nansum(centred**2, axis=1, keepdims=True)
+        centered = reward - np.nansum(reward, axis=1, keepdims=True) / np.maximum(scored, 1)
+        squares = np.nansum(centered**2, axis=1, keepdims=True)
         deviation = np.sqrt(squares / np.maximum(scored - 1, 1))
         shaped = np.full(groups.advantages.shape, np.nan)
-        np.put_along_axis(shaped, kept, centred / (deviation + EPSILON), axis=1)
+        np.put_along_axis(shaped, kept, centered / (deviation + EPSILON), axis=1)
         return shaped
 
     @hookimpl
@@ -72,7 +72,7 @@ class Gfpo:
         yield Preset(
             "gfpo",
             {"replay_buffer_size": 0},
-            "the shortest half of each group, normalised among themselves",
+            "the shortest half of each group, normalized among themselves",
             text_of("gfpo"),
         )
 

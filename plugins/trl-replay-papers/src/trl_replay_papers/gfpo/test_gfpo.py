@@ -19,7 +19,7 @@ from trl_replay_papers.gfpo import Gfpo
 
 
 class ShortestByHand:
-    """GFPO's formula: the two shortest rows of each group, normalised between themselves."""
+    """GFPO's formula: the two shortest rows of each group, normalized between themselves."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -57,7 +57,7 @@ class ShortestByHand:
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo", "dr_grpo", "cispo"])
-def test_gfpo_trains_the_shortest_rows_normalised_among_themselves(tmp_path: Any, loss: str) -> None:
+def test_gfpo_trains_the_shortest_rows_normalized_among_themselves(tmp_path: Any, loss: str) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6, trainer_class=Checked, loss_type=loss)
     session = trl_replay.attach(trainer, replay_plugins=["gfpo"], replay_start=0)
     watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)

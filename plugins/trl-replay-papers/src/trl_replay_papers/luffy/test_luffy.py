@@ -51,10 +51,10 @@ def test_its_weight_is_the_slope_of_the_shaped_ratio(tmp_path: Any) -> None:
 
     made = registry().resolve("correction", SETTINGS["replay_correction"], "replay_correction")
     correct = made.make(**SETTINGS["replay_correction_kwargs"])
-    behaviour = torch.zeros(1, 3)  # a teacher whose probabilities count as 1
+    behavior = torch.zeros(1, 3)  # a teacher whose probabilities count as 1
     logps = torch.tensor([[0.5, 0.1, 0.01]]).log()
     mask = torch.ones(1, 3, dtype=torch.bool)
     ages = torch.zeros(1, dtype=torch.int64)
-    rows = ReplayedRows(logps, behaviour, logps, mask, torch.ones(1), ages)
+    rows = ReplayedRows(logps, behavior, logps, mask, torch.ones(1), ages)
     weights = correct(rows, make_context(make_table([]))).weights
     assert weights[0].tolist() == pytest.approx([0.1 * p / (p + 0.1) ** 2 for p in (0.5, 0.1, 0.01)])

@@ -19,10 +19,10 @@ def test_the_tokens_farthest_off_are_masked_until_the_second_moment_is_small(see
     correct = made.make(**SETTINGS["replay_correction_kwargs"])
     generator = torch.Generator().manual_seed(seed)
     drift = torch.randn(4, 8, generator=generator)
-    behaviour = torch.full((4, 8), -2.0)
+    behavior = torch.full((4, 8), -2.0)
     mask = torch.ones(4, 8, dtype=torch.bool)
-    logps = behaviour + drift
-    rows = ReplayedRows(logps, behaviour, logps, mask, torch.ones(4), torch.zeros(4, dtype=torch.int64))
+    logps = behavior + drift
+    rows = ReplayedRows(logps, behavior, logps, mask, torch.ones(4), torch.zeros(4, dtype=torch.int64))
     kept = correct(rows, make_context(make_table([]))).weights.bool()
     squares = sorted((drift**2).flatten().tolist())
     count = 0

@@ -1,4 +1,4 @@
-"""RePO: rows cached for a prompt beside its fresh ones, each kind normalised among themselves (arXiv 2506.09340).
+"""RePO: rows cached for a prompt beside its fresh ones, each kind normalized among themselves (arXiv 2506.09340).
 
 The module is the plugin `repo`.
 """
@@ -91,7 +91,7 @@ def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
 
 @hookimpl
 def trl_replay_preflight(trainer: Any, config: ReplayConfig) -> Iterator[str]:
-    """Two stored rows are the least that can be normalised among themselves."""
+    """Two stored rows are the least that can be normalized among themselves."""
     given = config.replay_mixer_kwargs
     rows = given.get("rows") if isinstance(given, dict) else None
     size = trainer.num_generations
@@ -113,5 +113,5 @@ def trl_replay_strategies() -> Iterator[MixerSpec]:
 def trl_replay_presets() -> Iterator[Preset]:
     """The preset."""
     yield Preset(
-        "repo", SETTINGS, "rows cached for a prompt beside fresh ones, each kind normalised apart", text_of("repo")
+        "repo", SETTINGS, "rows cached for a prompt beside fresh ones, each kind normalized apart", text_of("repo")
     )

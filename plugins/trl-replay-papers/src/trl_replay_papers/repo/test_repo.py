@@ -16,7 +16,7 @@ from trl_replay.testing import make_context, make_groups, make_table, make_train
 from trl_replay_papers.repo import make_cached
 
 
-def test_repo_puts_cached_rows_of_most_variance_into_groups_and_normalises_each_kind_apart(tmp_path: Any) -> None:
+def test_repo_puts_cached_rows_of_most_variance_into_groups_and_normalizes_each_kind_apart(tmp_path: Any) -> None:
     session, watch = train(tmp_path, "split", {"replay_preset": "repo"})
     found = list(mixed_slots(watch))
     assert len(found) > 4

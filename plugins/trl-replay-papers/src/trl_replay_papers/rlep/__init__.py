@@ -1,4 +1,4 @@
-"""RLEP: two successes of an earlier run beside each prompt's fresh rows, normalised together (arXiv 2507.07451).
+"""RLEP: two successes of an earlier run beside each prompt's fresh rows, normalized together (arXiv 2507.07451).
 
 The module is the plugin `rlep`. The pool of successes is the file in `replay_warm_start`.
 """
