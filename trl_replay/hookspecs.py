@@ -102,7 +102,7 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_metrics(self, context):
-        ...         return {"replay/oldest": float(context.update - min(context.table.step, default=context.update))}
+        ...         return {"replay/oldest": float(context.update - min(context.table.update, default=context.update))}
         """
 
     @hookspec(firstresult=True)

@@ -67,7 +67,7 @@ class Rehearsal:
         score = np.linspace(1.0, 2.0, count)
         values: dict[str, Any] = {
             "serial": np.arange(count),
-            "step": np.arange(count),
+            "update": np.arange(count),
             "score": score,
             "first_score": score,
             "tag": np.linspace(0.1, 1.0, count),

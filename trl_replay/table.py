@@ -14,7 +14,7 @@ from .rewards import weighted_rewards
 
 COLUMNS: dict[str, Any] = {
     "serial": np.int64,  # unique, grows in the order of generation
-    "step": np.int64,  # updates done when the group was generated
+    "update": np.int64,  # updates done when the group was generated
     "score": np.float64,  # the scorer's priority
     "tag": np.float64,  # uniform in (0, 1], drawn once at admission
     "uses": np.int32,  # times replayed

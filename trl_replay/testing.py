@@ -22,14 +22,14 @@ CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
 
 def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
-    """A table with one entry a score: serials 0, 1, …, ascending steps, distinct tags, groups of 4 rows of which the
+    """A table with one entry a score: serials 0, 1, …, ascending updates, distinct tags, groups of 4 rows of which the
     first has a reward of 1; `columns` override."""
     count = len(scores)
     table = Table.preallocated(count, size=4)
     first = np.tile([1.0, 0.0, 0.0, 0.0], (count, 1))
     values: dict[str, Any] = {
         "serial": np.arange(count),
-        "step": np.arange(count),
+        "update": np.arange(count),
         "score": np.asarray(scores, dtype=np.float64),
         "tag": np.linspace(1.0, 0.1, count),
         "last_used": np.full(count, -1),
@@ -46,7 +46,7 @@ def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
     return table
 
 
-def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
+def make_groups(rewards: Sequence[Sequence[float]], update: int = 0) -> Groups:
     """Groups of one reward function with TRL's group-scaled advantages; `rewards` is `(n, G)`."""
     reward = np.asarray(rewards, dtype=np.float64)
     mean = reward.mean(axis=1, keepdims=True)
@@ -59,7 +59,7 @@ def make_groups(rewards: Sequence[Sequence[float]], step: int = 0) -> Groups:
         lengths=np.full(shape, 5),
         trainable=np.full(shape, 5),
         dead=np.ptp(reward, axis=1) == 0,
-        step=np.full(shape[0], step),
+        update=np.full(shape[0], update),
         prompt=np.arange(shape[0]),
         behavior_logps=np.full(shape, -3.0),
     )
@@ -95,14 +95,14 @@ class ScorerContract:
         """The shape is `(n,)` for several groups and for one."""
         for rewards in (REWARDS, REWARDS[:1]):
             count = len(rewards)
-            groups = make_groups(rewards, step=3)
+            groups = make_groups(rewards, update=3)
             scores = np.asarray(self.strategy(groups, make_context()))
             assert scores.shape == (count,), f"{scores.shape} is not one score for each of {count} groups"
             assert np.isfinite(scores).all(), f"scores {scores} are not finite"
 
     def test_does_not_depend_on_the_other_groups(self) -> None:
         """A group's score is the same alone and among others."""
-        groups = make_groups(REWARDS, step=3)
+        groups = make_groups(REWARDS, update=3)
         together = np.asarray(self.strategy(groups, make_context()))
         for row, expected in enumerate(together):
             alone = np.asarray(self.strategy(groups.take([row]), make_context()))

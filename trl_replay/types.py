@@ -39,7 +39,7 @@ class Groups:
         trainable (`(n, G)` int64): Completion tokens that the loss trains on (masks applied).
         dead (`(n,)` bool): Whether a group's advantages teach nothing: TRL's own do not differ beyond float noise, or
             those that the trainer or a plugin shaped are all next to 0.
-        step (`(n,)` int64): Optimizer updates done when the group was generated.
+        update (`(n,)` int64): Optimizer updates done when the group was generated.
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behavior_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
             generated them. None until they are known (a selector sees fresh groups).
@@ -57,7 +57,7 @@ class Groups:
     lengths: Ints
     trainable: Ints
     dead: Bools
-    step: Ints
+    update: Ints
     prompt: Ints
     behavior_logps: Floats | None = None
     items: Ints | None = None
@@ -135,7 +135,7 @@ class Groups:
             lengths=self.lengths[index],
             trainable=self.trainable[index],
             dead=self.dead[index],
-            step=self.step[index],
+            update=self.update[index],
             prompt=self.prompt[index],
             behavior_logps=behavior_logps,
             items=None if self.items is None else self.items[index],
@@ -157,7 +157,7 @@ class Groups:
             lengths=np.concatenate([part.lengths for part in parts]),
             trainable=np.concatenate([part.trainable for part in parts]),
             dead=np.concatenate([part.dead for part in parts]),
-            step=np.concatenate([part.step for part in parts]),
+            update=np.concatenate([part.update for part in parts]),
             prompt=np.concatenate([part.prompt for part in parts]),
             behavior_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
             items=np.concatenate([part.trainable if part.items is None else part.items for part in parts]),

@@ -35,7 +35,7 @@ def fill(capacity, evictor, scores, batch=1, seed=0):
     for start in range(0, len(scores), batch):
         serials = np.arange(start, min(start + batch, len(scores)))
         before = len(buffer)
-        columns = {"serial": serials, "step": serials, "score": np.asarray(scores, float)[serials]}
+        columns = {"serial": serials, "update": serials, "score": np.asarray(scores, float)[serials]}
         stored, evicted = buffer.offer(columns, lambda table: evictor(table, context), rng)
         buffer.receive(dict.fromkeys(stored))
         assert set(stored) <= set(serials.tolist())

@@ -597,5 +597,5 @@ def test_36_a_second_train_out_of_phase_drops_late_candidates_and_keeps_ages_rig
         for slot in replayed_slots(after):
             assert after["advantages"].view(3, 4)[slot].abs().sum() > 0
     assert session.metrics["replay/age_mean"] > 0
-    ages = session.update - session.buffer.table.step
+    ages = session.update - session.buffer.table.update
     assert bool((ages >= 0).all())

@@ -57,7 +57,7 @@ def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_f
             assert row["reward/digits"] == digits([row["completion"]])[0]
             assert row["reward/second"] == second([row["completion"]])[0]
             assert row["advantage"] == pytest.approx(advantage)
-            assert (row["step"], row["uses"]) == (table.step[number], table.uses[number])
+            assert (row["update"], row["uses"]) == (table.update[number], table.uses[number])
             assert row["score"] == table.score[number]
             assert len(row["old_per_token_logps"]) == len(row["completion_ids"])
 
@@ -71,7 +71,7 @@ def test_the_command_exports_a_checkpoint_without_the_trainer(exported: Any, tmp
     assert f"{len(rows)} completions" in capsys.readouterr().out
     assert len(rows) >= 4
     assert {row["completion"] for row in rows} <= {"".join(row["completion"]) for row in rows}
-    assert set(rows[0]) >= {"prompt", "completion", "reward/digits", "reward/second", "advantage", "step", "score"}
+    assert set(rows[0]) >= {"prompt", "completion", "reward/digits", "reward/second", "advantage", "update", "score"}
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, exported: Any, capsys: Any) -> None:
@@ -200,7 +200,7 @@ def test_rewards_keep_their_names_when_a_run_is_resumed_with_other_functions(tmp
     _, session = train(tmp_path, trainer=trainer, resume=str(tmp_path / "checkpoint-6"), replay_buffer_size=50)
     found = pd.read_parquet(session.export(tmp_path / "out.parquet"))
     assert found["reward/digits"].tolist() == digits(found["completion"].tolist())
-    old = found["step"] < 6
+    old = found["update"] < 6
     assert old.any()
     assert (~old).any()
     assert found["reward/other"][old].isna().all()

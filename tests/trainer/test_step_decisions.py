@@ -169,7 +169,7 @@ def test_a_half_life_lowers_negative_scores_too(tmp_path: Any) -> None:
     settings = {"replay_half_life": 2.0, "replay_scorer": "mean_reward", "replay_evictor": "heap"}
     session = trl_replay.attach(trainer, replay_buffer_size=4, **settings)
     trainer.train()
-    assert int((session.update - session.buffer.table.step).max()) <= 3, "the oldest do not stay for ever"
+    assert int((session.update - session.buffer.table.update).max()) <= 3, "the oldest do not stay for ever"
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-4, 1e-2, 1.0, 1e4])

@@ -93,10 +93,10 @@ def settled(deciding: Deciding, pending: PendingGroups | None = None, fresh: Any
     return plan
 
 
-def pending_groups(rewards: list[list[float]], slots: list[int], step: int = 0) -> PendingGroups:
+def pending_groups(rewards: list[list[float]], slots: list[int], update: int = 0) -> PendingGroups:
     """Candidates in some of the slots of a batch with these rewards, payload elsewhere."""
-    groups = make_groups(rewards, step=step)
-    candidates = [Candidate(10 + slot, slot, None, NO_KEYS, slice(0, 0), step) for slot in slots]
+    groups = make_groups(rewards, update=update)
+    candidates = [Candidate(10 + slot, slot, None, NO_KEYS, slice(0, 0), update) for slot in slots]
     return PendingGroups(groups, candidates)
 
 
@@ -110,7 +110,7 @@ def complete(groups: int = 3) -> dict[str, Any]:
 @pytest.mark.parametrize("limit", [{"replay_max_age": 3}, {"replay_max_uses": 2}])
 def test_entries_that_no_limit_will_let_through_again_leave_when_a_batch_settles(limit: dict[str, int]) -> None:
     deciding = Deciding(update=10, **limit)
-    deciding.store([1.0] * 4, step=[10, 7, 6, 0], uses=[0, 1, 2, 3])
+    deciding.store([1.0] * 4, update=[10, 7, 6, 0], uses=[0, 1, 2, 3])
     plan = settled(deciding)
     assert deciding.serials == [0, 1]
     assert (plan.tally.retired, plan.tally.refused) == (0, 0), "these limits are an entry's ordinary end"
@@ -130,13 +130,13 @@ def test_what_a_storage_had_no_room_for_leaves_everywhere_and_is_counted() -> No
 
 def test_candidates_are_scored_and_stored_with_all_that_the_table_tells() -> None:
     deciding = Deciding(update=5, replay_scorer="mean_reward")
-    pending = pending_groups([LIVE, DEAD, [1.0, 1.0, 0.5, 0.5]], [0, 2], step=4)
+    pending = pending_groups([LIVE, DEAD, [1.0, 1.0, 0.5, 0.5]], [0, 2], update=4)
     pending.groups = replace(pending.groups, items=np.full((3, SIZE), 7))
     plan = settled(deciding, pending, **complete())
     table = deciding.buffer.table
     assert table.serial.tolist() == [10, 12]
     assert table.score.tolist() == table.first_score.tolist() == [0.25, 0.75]
-    assert table.step.tolist() == [4, 4]
+    assert table.update.tolist() == [4, 4]
     assert table.prompt.tolist() == [0, 2]
     assert table.tokens.tolist() == [20, 20]
     assert table.items.tolist() == [28, 28]
@@ -198,7 +198,7 @@ def test_the_end_of_training_solves_nothing() -> None:
 
 def test_scores_above_zero_fall_by_half_a_half_life() -> None:
     deciding = Deciding(capacity=2, update=20, replay_half_life=10.0, replay_evictor="heap")
-    deciding.store([4.0, 1.5], step=[0, 20])
+    deciding.store([4.0, 1.5], update=[0, 20])
     deciding.buffer.capacity = 1
     assert deciding.decide.trim() == 1
     assert deciding.serials == [1], "4 of twenty updates ago is worth 1 now"
@@ -207,7 +207,7 @@ def test_scores_above_zero_fall_by_half_a_half_life() -> None:
 
 def test_scores_below_zero_age_too_and_fall() -> None:
     deciding = Deciding(capacity=2, update=20, replay_half_life=10.0, replay_evictor="heap")
-    deciding.store([-1.0, -3.0], step=[0, 20])
+    deciding.store([-1.0, -3.0], update=[0, 20])
     deciding.buffer.capacity = 1
     assert deciding.decide.trim() == 1
     assert deciding.serials == [1], "-1 of twenty updates ago is worth -4 now"
@@ -221,7 +221,7 @@ def test_scores_below_zero_end_below_all_numbers_and_groups_of_now_keep_theirs()
         return table.score
 
     deciding = Deciding(capacity=3, update=10**6, replay_half_life=1e-3, replay_evictor=heap)
-    deciding.store([-100.0, -1e9, 0.0], step=[0, 10**6, 0])
+    deciding.store([-100.0, -1e9, 0.0], update=[0, 10**6, 0])
     deciding.buffer.capacity = 2
     deciding.decide.trim()
     assert seen == [[-np.inf, -1e9, 0.0]]
@@ -230,7 +230,7 @@ def test_scores_below_zero_end_below_all_numbers_and_groups_of_now_keep_theirs()
 
 def test_samplers_see_aged_scores() -> None:
     deciding = Deciding(update=20, replay_half_life=10.0, replay_sampler="top")
-    deciding.store([4.0, 1.5, 0.5], step=[0, 19, 19])
+    deciding.store([4.0, 1.5, 0.5], update=[0, 19, 19])
     drawn = sampled(deciding, [1])[0]
     assert drawn.serials == [1]
 
@@ -308,7 +308,7 @@ def test_masked_rows_count_as_no_tokens() -> None:
 
 def test_what_is_drawn_is_told_and_counted() -> None:
     deciding = Deciding(update=10, replay_sampler="top")
-    deciding.store([1.0, 4.0, 2.0], step=[9, 7, 4], items=[50, 11, 13], uses=[0, 3, 1])
+    deciding.store([1.0, 4.0, 2.0], update=[9, 7, 4], items=[50, 11, 13], uses=[0, 3, 1])
     drawn, tally = sampled(deciding, [1, 0])
     told = [(taken.slot, taken.serial, taken.row, taken.age, taken.priority) for taken in drawn.taken]
     assert told == [(1, 1, 1, 3, 1.0), (0, 2, 2, 6, 1.0)]
@@ -353,14 +353,14 @@ def test_why_too_little_was_drawn_is_told_with_the_limits_that_held_back() -> No
     words = "the buffer held fewer eligible groups than slots (held back: replay_min_size)"
     assert list(sampled(deciding, [0])[1].reasons) == [words]
     deciding = Deciding(update=10, replay_max_age=3, replay_max_uses=1)
-    deciding.store([1.0] * 3, step=[0, 9, 10], uses=[0, 1, 0])
+    deciding.store([1.0] * 3, update=[0, 9, 10], uses=[0, 1, 0])
     words = "the buffer held fewer eligible groups than slots (held back: replay_max_age, replay_max_uses, too new)"
     assert list(sampled(deciding, [0])[1].reasons) == [words]
 
 
 def test_only_eligible_entries_are_drawn_and_at_their_own_rows() -> None:
     deciding = Deciding(update=5, replay_sampler="top")
-    deciding.store([9.0, 1.0, 8.0, 2.0], step=[5, 0, 5, 0])
+    deciding.store([9.0, 1.0, 8.0, 2.0], update=[5, 0, 5, 0])
     drawn, _ = sampled(deciding, [0, 1])
     assert drawn.serials == [3, 1], "the higher scores are too new"
     assert [taken.row for taken in drawn.taken] == [3, 1]

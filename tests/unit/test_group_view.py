@@ -66,7 +66,7 @@ def test_a_process_sees_its_own_groups_of_all_that_were_scored() -> None:
     assert groups.dead.tolist() == [False, True]
     assert groups.advantages.tolist() == [[1.0, -1.0], [0.0, 0.0]]
     assert groups.prompt.tolist() == [20, 40]
-    assert groups.step.tolist() == [7, 7]
+    assert groups.update.tolist() == [7, 7]
     assert groups.lengths.tolist() == [[3, 4], [5, 6]]
     assert groups.trainable.tolist() == [[4, 5], [6, 7]]
     assert groups.counted.tolist() == [[5, 6], [7, 8]]

@@ -138,27 +138,27 @@ def eligible(buffer: ReplayBuffer, update: int, keys: frozenset[str] = TEXT) -> 
 
 
 def test_an_entry_is_eligible_one_update_after_its_generation() -> None:
-    buffer = stored(step=[3, 4, 5, 6])
+    buffer = stored(update=[3, 4, 5, 6])
     assert eligible(buffer, 5) == ([0, 1], {"too new": 2})
 
 
 def test_the_limits_include_their_value_and_are_counted() -> None:
     steps, uses, last = [0, 6, 7, 7], [0, 0, 2, 3], [-1, -1, 7, 8]
-    buffer = stored(limits=Limits(max_age=4, max_uses=3), step=steps, uses=uses)
+    buffer = stored(limits=Limits(max_age=4, max_uses=3), update=steps, uses=uses)
     assert eligible(buffer, 10) == ([1, 2], {"replay_max_age": 1, "replay_max_uses": 1})
-    buffer = stored(limits=Limits(cooldown=3), step=[0] * 4, uses=uses, last_used=last)
+    buffer = stored(limits=Limits(cooldown=3), update=[0] * 4, uses=uses, last_used=last)
     assert eligible(buffer, 10) == ([0, 1, 2], {"replay_cooldown": 1})
-    assert eligible(stored(step=[0] * 4), 10) == ([0, 1, 2, 3], {})
+    assert eligible(stored(update=[0] * 4), 10) == ([0, 1, 2, 3], {})
 
 
 def test_a_buffer_below_its_least_size_gives_nothing() -> None:
-    assert eligible(stored(limits=Limits(min_size=5), step=[0] * 4), 9) == ([], {"replay_min_size": 4})
-    assert eligible(stored(limits=Limits(min_size=4), step=[0] * 4), 9)[0] == [0, 1, 2, 3]
+    assert eligible(stored(limits=Limits(min_size=5), update=[0] * 4), 9) == ([], {"replay_min_size": 4})
+    assert eligible(stored(limits=Limits(min_size=4), update=[0] * 4), 9)[0] == [0, 1, 2, 3]
 
 
 def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit() -> None:
     reference, pictured = TEXT | {"ref_per_token_logps"}, TEXT | {PIXELS}
-    buffer = stored(step=[0] * 4, keysets=[TEXT, reference, pictured, TEXT])
+    buffer = stored(update=[0] * 4, keysets=[TEXT, reference, pictured, TEXT])
     assert eligible(buffer, 9) == ([0, 1, 3], {"has images, the batch none": 1})
     assert eligible(buffer, 9, TEXT | {PIXELS})[0] == [0, 1, 2, 3], "those without images fit in any batch"
     told = {"lacks a tensor": 3, "has images, the batch none": 1}
@@ -169,11 +169,11 @@ def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit()
 
 
 def test_entries_that_no_limit_will_let_through_again_are_retired() -> None:
-    buffer = stored(limits=Limits(max_age=4, max_uses=3), step=[5, 6, 9, 9], uses=[0, 2, 3, 4])
+    buffer = stored(limits=Limits(max_age=4, max_uses=3), update=[5, 6, 9, 9], uses=[0, 2, 3, 4])
     assert buffer.retire(10) == 3
     assert serials(buffer) == [1]
     assert buffer.storage.serials == {1}
-    assert stored(limits=Limits(cooldown=3), step=[0] * 4, uses=[9] * 4, last_used=[9] * 4).retire(10) == 0
+    assert stored(limits=Limits(cooldown=3), update=[0] * 4, uses=[9] * 4, last_used=[9] * 4).retire(10) == 0
 
 
 def test_using_an_entry_is_counted_and_dated() -> None:

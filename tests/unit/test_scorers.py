@@ -9,7 +9,7 @@ from trl_replay import ConfigurationError
 from trl_replay.strategies import scorers
 from trl_replay.testing import make_context, make_groups
 
-GROUPS = make_groups([[1, 0, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], step=6)
+GROUPS = make_groups([[1, 0, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]], update=6)
 
 
 STD_OF_ONE_IN_FOUR = 0.5  # sqrt(((3/4)² + 3 (1/4)²) / 3)
@@ -34,7 +34,7 @@ def test_mean_reward_leaves_out_rows_that_no_function_scored():
 
 def test_recency_grows_with_the_update_and_is_positive_from_the_first():
     np.testing.assert_array_equal(scorers.recency(GROUPS, make_context()), [7, 7, 7])
-    assert (scorers.recency(make_groups([[1, 0]], step=0), make_context()) > 0).all()
+    assert (scorers.recency(make_groups([[1, 0]], update=0), make_context()) > 0).all()
 
 
 def test_constant_is_one_for_all():

@@ -142,11 +142,11 @@ def test_any_strategies_mix(capacity, scorer, evictor, sampler):
         context = make_context(buffer.table, update=update, seed=update, capacity=capacity)
         buffer.retire(update)
         if rewards:
-            groups = make_groups(rewards, step=update)
+            groups = make_groups(rewards, update=update)
             serials = np.arange(serial, serial := serial + len(groups))
             columns = {
                 "serial": serials,
-                "step": groups.step,
+                "step": groups.update,
                 "score": score(groups, context),
                 "prompt": groups.prompt,
             }
@@ -155,7 +155,7 @@ def test_any_strategies_mix(capacity, scorer, evictor, sampler):
             buffer.receive(dict.fromkeys(stored))
             assert len(buffer) == min(before + len(groups), capacity) == before + len(stored) - evicted
         rows, _ = buffer.eligible(update, frozenset())
-        assert (update - buffer.table.step[rows] <= 3).all()
+        assert (update - buffer.table.update[rows] <= 3).all()
         if len(rows):
             table = buffer.table.take(rows)
             slots = replace(make_groups([[0, 0, 0, 0]] * 2), prompt=np.resize(table.prompt[::-1], 2))

@@ -244,7 +244,7 @@ def test_a_column_whose_name_can_not_be_used_is_refused(name):
 
 
 def test_a_column_that_does_not_exist_is_named_with_those_that_do():
-    with pytest.raises(AttributeError, match=r"no column 'difficulty'; its columns are serial, step, score"):
+    with pytest.raises(AttributeError, match=r"no column 'difficulty'; its columns are serial, update, score"):
         make_table([1.0]).difficulty  # noqa: B018
 
 

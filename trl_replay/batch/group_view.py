@@ -87,7 +87,7 @@ def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
 
 
 def view(
-    rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int, step: int
+    rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int, update: int
 ) -> Groups:
     """The fresh groups that a scope shares.
 
@@ -96,7 +96,7 @@ def view(
         scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
         setup ([`RewardSetup`]): How TRL made advantages of them.
         size (`int`): Rows of a group.
-        step (`int`): Updates done so far.
+        update (`int`): Updates done so far.
     """
     own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
     shared = rows["row"][::size] // size
@@ -115,7 +115,7 @@ def view(
         trainable=rows["trainable"].reshape(-1, size),
         items=rows["items"].reshape(-1, size),
         dead=np.where(own, equal, nothing),
-        step=np.full(len(advantages), step, np.int64),
+        update=np.full(len(advantages), update, np.int64),
         prompt=rows["prompt"][::size],
     )
 

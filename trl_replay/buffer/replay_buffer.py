@@ -348,9 +348,9 @@ class ReplayBuffer:
         table, limits = self.table, self.limits
         if len(table) < limits.min_size:
             return np.empty(0, np.int64), {"replay_min_size": len(table)}
-        reasons: dict[str, Bools] = {"too new": table.step >= update, **(unfit or {})}
+        reasons: dict[str, Bools] = {"too new": table.update >= update, **(unfit or {})}
         if limits.max_age is not None:
-            reasons["replay_max_age"] = update - table.step > limits.max_age
+            reasons["replay_max_age"] = update - table.update > limits.max_age
         if limits.max_uses is not None:
             reasons["replay_max_uses"] = table.uses >= limits.max_uses
         if limits.cooldown is not None:
@@ -393,7 +393,7 @@ class ReplayBuffer:
             return 0
         gone = np.zeros(len(table), bool)
         if limits.max_age is not None:
-            gone |= update - table.step > limits.max_age
+            gone |= update - table.update > limits.max_age
         if limits.max_uses is not None:
             gone |= table.uses >= limits.max_uses
         return self._forget_where(gone)

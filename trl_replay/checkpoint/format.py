@@ -42,7 +42,7 @@ STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
 )
 SHARD_BYTES = 64 << 20
 SHARD_GROUPS = 1024
-VIEWS = ("rewards", "reward_weights", "advantages", "lengths", "trainable", "dead", "step", "prompt")
+VIEWS = ("rewards", "reward_weights", "advantages", "lengths", "trainable", "dead", "update", "prompt")
 
 
 @dataclass(frozen=True, slots=True)

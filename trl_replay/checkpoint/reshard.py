@@ -103,7 +103,7 @@ def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fiel
     columns, keysets = _concatenated(states)
     lengths = [len(state.columns["serial"]) for state in states]
     source = np.repeat(np.arange(len(states)), lengths)
-    order = np.lexsort((columns["serial"], source, columns["step"]))
+    order = np.lexsort((columns["serial"], source, columns["update"]))
     columns = {name: column[order] for name, column in columns.items()}
     former_rank = source[order].tolist()
     former_serial = columns["serial"].tolist()

@@ -268,7 +268,7 @@ def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> 
         trainable=columns["trainable"][None],
         items=columns["items"][None],
         dead=np.zeros(1, bool),
-        step=np.array([session.update - 1]),  # so that it is old enough for the next batch
+        update=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
         behavior_logps=trainable_sums(group).cpu().numpy()[None],
         masked=offline.masked[None],

@@ -44,7 +44,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
     columns = _columns(states)
     identity = states[0].identity
     update = _count(states[0].session["update"], "update", folder)
-    age = update - columns["step"]
+    age = update - columns["update"]
     mean_reward = columns["reward_mean"].astype(float)
     source = of_checkpoint(checkpoint)
     return {
@@ -176,7 +176,7 @@ def _shown_entry(ranked: _Ranked, source: Source, update: int) -> dict[str, Any]
     return {
         "prompt": rows[0]["prompt"],
         "score": columns["score"],
-        "age": update - columns["step"],
+        "age": update - columns["update"],
         "uses": columns["uses"],
         "mean_reward": columns["reward_mean"],
         "completions": completions,

@@ -218,7 +218,7 @@ class Decisions:
         keysets = [self._buffer.keyset(keys[row]) for row in chosen.tolist()]
         columns: dict[str, NDArray[Any]] = {
             "serial": np.asarray(serials, np.int64)[chosen],
-            "step": groups.step,
+            "update": groups.update,
             "score": scores[chosen],
             "reward_mean": groups.reward_mean,
             "reward_std": groups.reward_std,
@@ -415,7 +415,7 @@ class Decisions:
         half_life = self._config.replay_half_life
         if half_life is None:
             return table
-        age = np.maximum(self._tap.update - table.step, 0)
+        age = np.maximum(self._tap.update - table.update, 0)
         decay = np.exp2(-age / half_life)
         divisor = np.maximum(decay, np.finfo(np.float64).tiny)
         with np.errstate(over="ignore"):  # a score below 0 may end at -inf, which ranks lowest

@@ -266,7 +266,7 @@ class Filling:
                 likely one's.
         """
         serials: list[int] = self.mixed.table.serial.tolist()
-        steps: list[int] = self.mixed.table.step.tolist()
+        updates: list[int] = self.mixed.table.update.tolist()
         used: list[int] = rows[self.mixed.used].tolist()
         chances: list[float] = priorities.tolist()
         found = []
@@ -280,7 +280,7 @@ class Filling:
                     slot=slot,
                     serial=serials[entry],
                     row=used[entry],
-                    age=update - steps[entry],
+                    age=update - updates[entry],
                     priority=chances[entry],
                     targets=targets,
                     sources=sources[targets],

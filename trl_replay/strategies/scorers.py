@@ -27,7 +27,7 @@ def mean_reward(groups: Groups, context: Context) -> Floats:
 
 def recency(groups: Groups, context: Context) -> Floats:
     """Updates done at generation, plus one: newer groups are worth more."""
-    return np.asarray(groups.step + 1.0)
+    return np.asarray(groups.update + 1.0)
 
 
 def constant(groups: Groups, context: Context) -> Floats:

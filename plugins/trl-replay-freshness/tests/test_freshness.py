@@ -38,22 +38,22 @@ def one_live_group_of_three(completions, **kwargs):
 
 
 def test_weight_halves_with_every_half_life():
-    table = make_table([8.0, 8.0, 8.0, 8.0], step=[100, 95, 90, 70])
+    table = make_table([8.0, 8.0, 8.0, 8.0], update=[100, 95, 90, 70])
     np.testing.assert_allclose(freshness(table, make_context(table, update=100), 10.0), [8, 8 / math.sqrt(2), 4, 1])
 
 
 def test_scores_below_zero_are_worth_nothing_at_any_age():
-    table = make_table([-5.0, 0.0, 1.0], step=[0, 100, 0])
+    table = make_table([-5.0, 0.0, 1.0], update=[0, 100, 0])
     np.testing.assert_array_equal(make_decayed(50)(table, make_context(table, update=100)), [0, 0, 0.25])
 
 
 def test_an_infinite_half_life_is_no_decay():
-    table = make_table([1.0, 2.0], step=[0, 100])
+    table = make_table([1.0, 2.0], update=[0, 100])
     np.testing.assert_array_equal(make_decayed(math.inf)(table, make_context(table, update=10**6)), [1, 2])
 
 
 def test_draws_in_proportion_to_the_decayed_score():
-    table = make_table([4.0, 4.0, 1.0], step=[100, 90, 100])  # weights 4, 2, 1
+    table = make_table([4.0, 4.0, 1.0], update=[100, 90, 100])  # weights 4, 2, 1
     context = make_context(table, update=100)
     sample = make_half_life(10.0)
     drawn = Counter(int(sample(table, 1, context)[0]) for _ in range(7_000))
@@ -63,7 +63,7 @@ def test_draws_in_proportion_to_the_decayed_score():
 
 
 def test_the_older_of_two_equal_scores_leaves_a_full_buffer():
-    table = make_table([3.0, 3.0, 2.0], step=[0, 10, 10])
+    table = make_table([3.0, 3.0, 2.0], update=[0, 10, 10])
     ranks = make_decayed(5.0)(table, make_context(table, update=10))
     assert ranks.argmin() == 0, f"the fresh group of score 2 must outlive the old one of score 3: {ranks}"
 
@@ -108,7 +108,7 @@ def test_a_trainer_learns_with_sampler_and_evictor_by_name(tmp_path):
         trainer.train()
         assert session.metrics["replay/replaced_fraction"] > 0
         assert len(session.buffer) == 2
-        assert session.buffer.table.step.min() >= 1, "the oldest of equal scores left"
+        assert session.buffer.table.update.min() >= 1, "the oldest of equal scores left"
 
 
 def test_a_wrong_half_life_is_reported_at_attach(tmp_path):

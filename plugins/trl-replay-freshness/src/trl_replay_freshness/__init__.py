@@ -66,7 +66,7 @@ tree is a fast way to draw, not another distribution.
 
 def freshness(table: Table, context: Context, half_life: float) -> Floats:
     """max(score, 0) × 2^(−age / half_life) of each entry, `(len(table),)`."""
-    age = context.update - table.step
+    age = context.update - table.update
     return np.asarray(np.maximum(table.score, 0.0) * np.exp2(-age / half_life))
 
 

@@ -41,7 +41,7 @@ def make_fading(alpha: float = 0.6, tau: float = 500.0) -> WeightedSampler:
     above("fading", "tau", tau, 0)
 
     def weights(table: Table, context: Context) -> NDArray[np.float64]:
-        age = context.update - table.step
+        age = context.update - table.update
         faded = np.maximum(table.score, 0.0) * np.exp(-age / tau)
         return np.asarray(faded**alpha)
 

@@ -14,7 +14,7 @@ from trl_replay_papers.fresh_per import SETTINGS, make_fading, mean_abs_reward
 
 
 def test_priorities_fade_with_age_and_are_raised_to_a_power() -> None:
-    table = make_table([0.5, 0.5, 2.0], step=[100, 0, 600])
+    table = make_table([0.5, 0.5, 2.0], update=[100, 0, 600])
     weights = make_fading().weights(table, make_context(table, update=600))
     expected = [(0.5 * np.exp(-1.0)) ** 0.6, (0.5 * np.exp(-1.2)) ** 0.6, 2.0**0.6]
     assert weights.tolist() == pytest.approx(expected)

@@ -42,7 +42,7 @@ def make_oldest(least_age: int = 10) -> Sampler:
         )
 
     def oldest(table: Table, count: int, context: Context) -> Ints:
-        old_enough = np.flatnonzero(context.update - table.step >= least_age)
+        old_enough = np.flatnonzero(context.update - table.update >= least_age)
         by_age = np.argsort(table.serial[old_enough], kind="stable")
         chosen = old_enough[by_age][:count]
         drawn = np.full(count, -1)

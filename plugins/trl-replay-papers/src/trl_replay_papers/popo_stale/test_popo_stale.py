@@ -34,7 +34,7 @@ def test_dead_slots_get_the_oldest_groups_of_at_least_this_age(tmp_path: Any) ->
 
 
 def test_a_slot_stays_empty_where_all_are_too_young() -> None:
-    table = make_table([1.0] * 3, serial=[4, 2, 3], step=[90, 88, 91])
+    table = make_table([1.0] * 3, serial=[4, 2, 3], update=[90, 88, 91])
     context = make_context(table, update=100)
     assert make_oldest()(table, 3, context).tolist() == [1, 0, -1], "ten updates, the oldest first"
     assert make_oldest(least_age=0)(table, 2, context).tolist() == [1, 2]
