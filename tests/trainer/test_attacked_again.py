@@ -276,6 +276,6 @@ def test_54_groups_stay_readable_when_they_are_replaced() -> None:
     from trl_replay.testing import make_groups
 
     groups = make_groups([[1.0, 0.0], [0.0, 0.0]])
-    assert replace(groups, step=np.array([1, 2])).update.tolist() == [1, 2]
+    assert replace(groups, update=np.array([1, 2])).update.tolist() == [1, 2]
     with pytest.raises(ValueError, match="read-only"):
         groups.advantages[0] = 1.0

@@ -47,7 +47,7 @@ def table_of(count: int) -> Any:
     rows = np.zeros((count, SIZE))
     columns = {"row_rewards": rows[:, :, None], "row_advantage": rows + 1.0, "row_logp": rows, "row_items": rows}
     table = type(make_table([])).preallocated(count, SIZE)
-    table.append({"serial": np.arange(100, 100 + count), "step": np.zeros(count), **columns}, count)
+    table.append({"serial": np.arange(100, 100 + count), "update": np.zeros(count), **columns}, count)
     return table
 
 

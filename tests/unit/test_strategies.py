@@ -146,7 +146,7 @@ def test_any_strategies_mix(capacity, scorer, evictor, sampler):
             serials = np.arange(serial, serial := serial + len(groups))
             columns = {
                 "serial": serials,
-                "step": groups.update,
+                "update": groups.update,
                 "score": score(groups, context),
                 "prompt": groups.prompt,
             }

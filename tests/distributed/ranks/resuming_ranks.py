@@ -59,8 +59,8 @@ def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
     _, session = train(
         folder, resume=str(checkpoint), replay_buffer_size=50, **{**settings, "max_steps": 6, "save_strategy": "no"}
     )
-    table = {name: found["columns"][name] for name in ("serial", "owner", "step", "score")}
-    return {**table, "payload": found["payload"], "candidates": found["candidates"], "update": session.update}
+    table = {name: found["columns"][name] for name in ("serial", "owner", "update", "score")}
+    return {"columns": table, **{name: found[name] for name in ("payload", "candidates")}, "update": session.update}
 
 
 def refused(folder: Path) -> dict[str, Any]:
