@@ -1,7 +1,7 @@
-"""Tables of benchmarks/papers.py for docs/choosing.md, and the line of each method card that says what was measured.
+"""Tables of benchmarks/papers.py for docs/evidence.md, and the line of each method card that says what was measured.
 
 python benchmarks/papers_report.py            # prints the tables of benchmarks/results/papers.json
-python benchmarks/papers_report.py --write    # puts them into docs/choosing.md, the cards and docs/papers.md
+python benchmarks/papers_report.py --write    # puts them into docs/evidence.md, the cards and docs/papers.md
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "papers.json"
-CHOOSING = ROOT / "docs" / "choosing.md"
+EVIDENCE = ROOT / "docs" / "evidence.md"
 CARDS = {
     "trl-replay-papers": ROOT / "plugins" / "trl-replay-papers" / "src" / "trl_replay_papers",
     "trl-replay-curricula": ROOT / "plugins" / "trl-replay-curricula" / "src" / "trl_replay_curricula" / "cards",
@@ -168,15 +168,15 @@ def show(results: dict[str, Any]) -> None:
 
 def write(results: dict[str, Any]) -> None:
     """Puts the tables into the documentation, and what was measured into the cards."""
-    text = CHOOSING.read_text()
+    text = EVIDENCE.read_text()
     for question, lines in tables(results).items():
         begin, end = f"<!-- papers: {question} -->\n", f"\n<!-- end of {question} -->"
         before, found, rest = text.partition(begin)
         _, also_found, after = rest.partition(end)
         if not (found and also_found):
-            raise SystemExit(f"{CHOOSING.name} has no place for the table of {question!r}: {begin}{end}")
+            raise SystemExit(f"{EVIDENCE.name} has no place for the table of {question!r}: {begin}{end}")
         text = f"{before}{begin}\n{chr(10).join(lines)}\n{end}{after}"
-    CHOOSING.write_text(text)
+    EVIDENCE.write_text(text)
     for folder in CARDS.values():
         for path in sorted([*folder.glob("*/card.md"), *folder.glob("*.md")]):
             name = path.parent.name if path.name == "card.md" else path.stem

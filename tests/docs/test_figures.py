@@ -22,7 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("page", "table"), [("README.md", "overview"), ("docs/gallery.md", "overview"), ("docs/choosing.md", "details")]
+    ("page", "table"), [("README.md", "overview"), ("docs/evidence.md", "overview"), ("docs/evidence.md", "details")]
 )
 def test_what_the_learning_benchmark_found_is_what_the_pages_say(report: Any, page: str, table: str) -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
@@ -47,7 +47,7 @@ def test_what_the_benchmark_of_generating_again_found_is_what_the_page_says(monk
     results = json.loads((ROOT / "benchmarks" / "results" / "refill.json").read_text())
     assert not results["quick"]
     assert list(results["tasks"]) == list(refill.PROTOCOLS)
-    page = (ROOT / "docs" / "choosing.md").read_text()
+    page = (ROOT / "docs" / "evidence.md").read_text()
     for task, result in results["tasks"].items():
         assert "\n".join(refill.table(task, result, results["arms"])) in page
 
@@ -61,7 +61,7 @@ def test_what_the_benchmark_of_the_papers_methods_found_is_what_the_page_and_the
 
     results = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text())
     assert not results["quick"]
-    page = (ROOT / "docs" / "choosing.md").read_text()
+    page = (ROOT / "docs" / "evidence.md").read_text()
     for question, lines in papers_report.tables(results).items():
         assert "\n".join(lines) in page, f"python benchmarks/papers_report.py --write, for {question}"
     for name in METHODS:
@@ -75,7 +75,7 @@ def test_what_large_buffers_cost_is_what_the_page_says(monkeypatch: pytest.Monke
 
     results = json.loads((ROOT / "benchmarks" / "results" / "overhead_tables.json").read_text())
     table = "\n".join(overhead.size_table(results["checks"]))
-    assert table in (ROOT / "docs" / "gallery.md").read_text()
+    assert table in (ROOT / "docs" / "evidence.md").read_text()
 
 
 def test_what_the_real_model_showed_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_what_the_real_model_showed_is_what_the_page_says(monkeypatch: pytest.Mo
 
     steps = real_model.steps_of(ROOT / "benchmarks" / "results" / "real_model.jsonl")
     assert {run.task for run in steps} == set(real_model.TASKS)
-    assert "\n".join(real_model.table(steps)) in (ROOT / "docs" / "choosing.md").read_text()
+    assert "\n".join(real_model.table(steps)) in (ROOT / "docs" / "evidence.md").read_text()
 
 
 def test_what_was_measured_of_many_ranks_is_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,5 +110,5 @@ def test_what_long_completions_cost_is_what_the_page_says(monkeypatch: pytest.Mo
     results = json.loads((ROOT / "benchmarks" / "results" / "long.json").read_text())
     assert not results["quick"]
     assert (results["tokens"], results["group"]) == (long.TOKENS, long.GENERATIONS)
-    page = (ROOT / "docs" / "gallery.md").read_text()
+    page = (ROOT / "docs" / "evidence.md").read_text()
     assert "\n".join(long.table(results)) in page, "python benchmarks/long.py prints it"

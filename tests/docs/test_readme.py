@@ -19,11 +19,11 @@ def test_the_readme_is_short() -> None:
     assert README.count("\n") < 120
 
 
-def test_the_readme_has_the_gallerys_numbers() -> None:
+def test_the_readme_has_the_numbers_of_the_evidence_page() -> None:
     measured = [row for row in rows(README) if re.search(r"stock GRPO|\*\*replay\*\*|uncorrected", row[0])]
-    gallery = rows((ROOT / "docs" / "gallery.md").read_text())
+    evidence = rows((ROOT / "docs" / "evidence.md").read_text())
     assert len(measured) == 3
-    assert [row for row in measured if row not in gallery] == []
+    assert [row for row in measured if row not in evidence] == []
 
 
 def test_the_readme_leads_to_every_page_of_the_documentation() -> None:

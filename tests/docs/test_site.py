@@ -140,10 +140,10 @@ def test_the_default_of_each_kind_alone_is_bold(kind: Any) -> None:
     assert bold == [f"**`{getattr(ReplayConfig(), f'replay_{kind}')}`**"]
 
 
-def test_the_gallery_shows_every_picture_of_the_benchmarks() -> None:
-    gallery = (DOCS / "gallery.md").read_text()
+def test_the_evidence_page_shows_every_picture_of_the_benchmarks() -> None:
+    evidence = (DOCS / "evidence.md").read_text()
     for picture in (ROOT / "benchmarks" / "results").glob("*.png"):
-        assert f"](../benchmarks/results/{picture.name})" in gallery, f"docs/gallery.md does not show {picture.name}"
+        assert f"](../benchmarks/results/{picture.name})" in evidence, f"docs/evidence.md does not show {picture.name}"
 
 
 def test_what_builds_the_site_is_pinned() -> None:
