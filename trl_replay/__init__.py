@@ -63,8 +63,6 @@ _LAZY = {
     "Session": "session",
 }
 
-_RENAMED = {"draw": "weighted_sample", "last_whole_checkpoint": "last_complete_checkpoint"}
-"""Public names of 0.1, which warn for one release."""
 
 __all__ = [
     "Agreement",
@@ -119,16 +117,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is first asked for; a renamed name warns."""
-    if name in _RENAMED:
-        import warnings
-
-        warnings.warn(
-            f"trl_replay.{name} is now trl_replay.{_RENAMED[name]}; the old name goes with the next release.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return globals()[_RENAMED[name]]
+    """Imports what needs torch when it is first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

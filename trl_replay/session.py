@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -147,18 +146,6 @@ class Session:
     def plugins(self) -> list[str]:
         """Names of the plugins whose hooks take part."""
         return self.components.plugins
-
-    @property
-    def parts(self) -> Components:
-        """The former name of `components`."""
-        _warn_of_rename("parts", "components")
-        return self.components
-
-    @property
-    def progress(self) -> StepCarry:
-        """The former name of `carry`."""
-        _warn_of_rename("progress", "carry")
-        return self.carry
 
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
@@ -578,11 +565,3 @@ def _room(scope: Scope, size: int, ranks: int) -> str:
     if division is not None and division.replicated:
         return f"{each} in all, on every process"
     return f"{each} a process, {size * ranks} in all"
-
-
-def _warn_of_rename(old: str, new: str) -> None:
-    warnings.warn(
-        f"session.{old} is now session.{new}; the old name goes with the next release.",
-        DeprecationWarning,
-        stacklevel=3,
-    )

@@ -118,16 +118,6 @@ def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_pat
     trainer.train()
 
 
-def test_renamed_names_of_session_and_buffer_still_work_and_warn(trainer: Any) -> None:
-    session = trl_replay.attach(trainer)
-    with pytest.warns(DeprecationWarning, match="session.parts is now session.components"):
-        assert session.parts is session.components
-    with pytest.warns(DeprecationWarning, match="session.progress is now session.carry"):
-        assert session.progress is session.carry
-    with pytest.warns(DeprecationWarning, match="add\\(short=…\\) is now add\\(incomplete=…\\)"):
-        assert session.buffer.add([], short="resample") == 0
-
-
 def test_the_summary_names_the_cause_where_no_live_group_has_come(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
     session = trl_replay.attach(trainer)

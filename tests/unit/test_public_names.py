@@ -22,11 +22,3 @@ def test_every_public_name_can_be_imported_and_is_listed():
     assert public - {"annotations", "TYPE_CHECKING", "Any"} == set(trl_replay.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         trl_replay.no_such_name  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("draw", "weighted_sample"), ("last_whole_checkpoint", "last_complete_checkpoint")]
-)
-def test_a_renamed_public_name_still_works_and_warns(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"trl_replay.{old} is now trl_replay.{new}"):
-        assert getattr(trl_replay, old) is getattr(trl_replay, new)

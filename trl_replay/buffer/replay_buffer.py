@@ -139,7 +139,7 @@ class ReplayBuffer:
         rows = len(self.table) * self.table.row_bytes
         return self.storage.nbytes + overflow + rows
 
-    def add(self, source: Any, incomplete: str = "refuse", short: str | None = None) -> int:
+    def add(self, source: Any, incomplete: str = "refuse") -> int:
         """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
 
         Args:
@@ -147,7 +147,6 @@ class ReplayBuffer:
                 `completion` and `reward`: docs/files.md lists all columns. All processes get the same.
             incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
                 `"resample"` fills them up with rows of their own.
-            short (`str`, *optional*): The former name of `incomplete`.
 
         Returns:
             How many groups are in the buffer now that were not before.
@@ -157,13 +156,6 @@ class ReplayBuffer:
         """
         if self.adder is None:
             raise ReplayError("Groups can be added to the buffer of a session only: attach(trainer).buffer.add(…).")
-        if short is not None:
-            warnings.warn(
-                "add(short=…) is now add(incomplete=…); the old name goes with the next release.",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            incomplete = short
         return self.adder(source, incomplete)
 
     def clear(self) -> None:
