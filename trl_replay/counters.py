@@ -151,10 +151,10 @@ class Totals:
         self.reasons = Counter()
         self.of_all_ranks = Counter()
         for state in states:
-            self.counters.update(_with_generated(state["counters"]))
+            self.counters.update(state["counters"])
             self.reasons.update(state["reasons"])
         for state in states[:1]:  # every rank has the same
-            self.of_all_ranks.update(_with_generated(state.get("of_all_ranks", state["counters"])))
+            self.of_all_ranks.update(state["of_all_ranks"])
 
     def explain_without_buffer(self) -> str:
         """What was generated and shaped, where nothing is stored, on all processes; in plain words."""
@@ -202,11 +202,6 @@ def _without_buffer(count: Mapping[str, float]) -> str:
         f"{live:.0%} of the groups trained on were live",
     )
     return ", ".join(parts)
-
-
-def _with_generated(counters: Mapping[str, float]) -> Mapping[str, float]:
-    """Counters of a checkpoint; of a release that generated every group once."""
-    return {"generated": counters.get("groups", 0.0), **counters}
 
 
 def _facts(count: Mapping[str, float], dry_run: bool) -> str:

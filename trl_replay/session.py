@@ -429,8 +429,8 @@ class Session:
     def load_rounds(
         self, states: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, NDArray[Any]] | None]
     ) -> None:
-        """Takes what is known about generating: of this rank, or of several that it follows. Earlier releases, and
-        runs that generated nothing again, have left nothing.
+        """Takes what is known about generating, of this rank or of several that it follows; runs that generated
+        nothing again have left nothing.
 
         Args:
             states (`Sequence[Mapping]`): What `state_dict` gave.
@@ -438,7 +438,7 @@ class Session:
         """
         if self.rounds is None:
             return
-        known = [state["rounds"] for state in states if state.get("rounds")]
+        known = [state["rounds"] for state in states if state["rounds"]]
         if known:
             self.rounds.load_state_dict(*known)
         seen = [table for table in tables if table]
@@ -453,18 +453,8 @@ class Session:
             pending ([`PendingGroups`], *optional*): The candidates, on the training device.
         """
         self.carry.pending_groups = pending
-        self.carry.drawn = self._drawn(state)
+        self.carry.drawn = dict(state["drawn"])
         self.tap.stats.load_state_dict(state["measured"])
-
-    def _drawn(self, state: Mapping[str, Any]) -> dict[int, list[int]]:
-        """The rows that each replayed entry took; of releases that replayed whole groups alone, from their slots."""
-        if "drawn_rows" not in state:
-            size = self.components.num_generations
-            return {serial: list(range(slot * size, (slot + 1) * size)) for slot, serial in state["drawn"]}
-        drawn: dict[int, list[int]] = {}
-        for place, serial in state["drawn_rows"]:
-            drawn.setdefault(serial, []).append(place)
-        return drawn
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""

@@ -38,20 +38,13 @@ COLUMNS: dict[str, Any] = {
 ROW_COLUMNS: dict[str, Any] = {
     "row_rewards": np.float32,  # (n, G, functions): raw reward of each function, NaN where None
     "row_other_reward": np.float32,  # weighted reward in a file that does not name its functions, else NaN
-    "row_advantage": np.float32,  # as it was trained on; NaN in entries of releases that had no row columns
+    "row_advantage": np.float32,  # as it was trained on
     "row_logp": np.float32,  # mean log-prob a trainable token under the generating policy
     "row_length": np.int32,  # completion tokens
     "row_items": np.int32,  # tokens in num_items_in_batch, unless the row is masked
     "row_masked": np.bool_,  # whether the row trains nothing
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
-UNKNOWN: dict[str, float] = {
-    "row_rewards": np.nan,
-    "row_other_reward": np.nan,
-    "row_advantage": np.nan,
-    "row_logp": np.nan,
-}
-"""What row columns hold where nothing is known; 0 in the others."""
 NEVER = -1
 """In `last_used` before the first use."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
@@ -86,7 +79,7 @@ class Table:
         self, columns: Mapping[str, NDArray[Any]], length: int, reward_weights: NDArray[np.float64] | None = None
     ) -> None:
         self._columns = dict(columns)
-        self._fills: dict[str, float] = {"last_used": NEVER, **UNKNOWN}
+        self._fills: dict[str, float] = {"last_used": NEVER, "row_other_reward": np.nan}
         self._length = length
         self._row_of: dict[int, int] | None = None  # by serial number, from the first question on
         self._fingerprint: int | None = None  # likewise
@@ -106,7 +99,7 @@ class Table:
         columns = {name: np.zeros(room, dtype) for name, dtype in COLUMNS.items()}
         for name, dtype in ROW_COLUMNS.items():
             shape = (room, size, functions) if name == "row_rewards" else (room, size)
-            columns[name] = np.full(shape, UNKNOWN.get(name, 0), dtype)
+            columns[name] = np.zeros(shape, dtype)
         return cls(columns, 0, np.ones(functions))
 
     def __len__(self) -> int:

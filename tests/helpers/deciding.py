@@ -57,7 +57,12 @@ class Deciding:
     def store(self, scores: list[float], **columns: Any) -> None:
         """Entries with these scores, serials 0, 1, …, of which the buffer keeps what its capacity allows."""
         count = len(scores)
-        made = {"serial": np.arange(count), "score": np.asarray(scores, float), "update": np.zeros(count, np.int64)}
+        made = {
+            "serial": np.arange(count),
+            "score": np.asarray(scores, float),
+            "update": np.zeros(count, np.int64),
+            "row_advantage": np.ones((count, SIZE)),
+        }
         made |= {name: np.asarray(column) for name, column in columns.items()}
         keys = [self.buffer.keyset(NO_KEYS)] * count
         stored, _ = self.buffer.offer(

@@ -139,8 +139,8 @@ def state(session: Any) -> dict[str, Any]:
         "update": session.update,
         "verified": session.tap.verified,
         "serial": carry.serial,
-        "noted_at": carry.collected_at,
-        "pending": carry.unfinished,
+        "collected_at": carry.collected_at,
+        "unfinished": carry.unfinished,
         "drawn": carry.drawn,
         "measured": {
             name: values.tolist()

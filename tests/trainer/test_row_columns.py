@@ -216,23 +216,6 @@ def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None
     assert "its file does not name its reward functions" in session.explain()
 
 
-def test_entries_of_releases_without_row_columns_take_whole_slots_only(tmp_path: Path) -> None:
-    def resumed(**settings: Any) -> Any:
-        trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2)
-        session = trl_replay.attach(trainer, **settings)
-        session.buffer.add(unnamed())
-        for name in ("row_rewards", "row_other_reward", "row_advantage", "row_logp"):  # as such a checkpoint has them
-            session.buffer.table.writable(name)[:] = np.nan
-        trainer.train()
-        return session
-
-    mixed = resumed(**MIXED)
-    assert mixed.totals.counters["rows"] == 0
-    assert "stored by a release without row columns" in mixed.explain()
-    whole = resumed(replay_selector="always", replay_selector_kwargs={"share": 1.0}, replay_start=0)
-    assert whole.totals.counters["replaced"] > 0
-
-
 def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([DEAD] * 3))
     session = trl_replay.attach(trainer)

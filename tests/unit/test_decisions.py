@@ -308,7 +308,9 @@ def test_masked_rows_count_as_no_tokens() -> None:
 
 def test_what_is_drawn_is_told_and_counted() -> None:
     deciding = Deciding(update=10, replay_sampler="top")
-    deciding.store([1.0, 4.0, 2.0], update=[9, 7, 4], items=[50, 11, 13], uses=[0, 3, 1])
+    deciding.store(
+        [1.0, 4.0, 2.0], update=[9, 7, 4], row_items=[[50, 0, 0, 0], [5, 6, 0, 0], [13, 0, 0, 0]], uses=[0, 3, 1]
+    )
     drawn, tally = sampled(deciding, [1, 0])
     told = [(taken.slot, taken.serial, taken.row, taken.age, taken.priority) for taken in drawn.taken]
     assert told == [(1, 1, 1, 3, 1.0), (0, 2, 2, 6, 1.0)]
@@ -435,7 +437,7 @@ def test_groups_without_a_trainable_token_and_of_solved_prompts_are_not_noted() 
 
 def test_a_dry_run_counts_what_it_would_have_replaced_and_replaces_nothing() -> None:
     deciding = Deciding(update=1, replay_dry_run=True, replay_unfilled="exclude")
-    deciding.store([1.0], items=[3])
+    deciding.store([1.0], row_items=[[0, 1, 1, 1]])
     plan = filled(deciding, [DEAD, DEAD, LIVE])
     assert plan.sampled.slots == []
     assert (plan.tally.replaced, plan.tally.items_delta, plan.tally.excluded) == (1, 0.0, 0)
@@ -453,7 +455,7 @@ def test_excluded_groups_and_their_tokens_are_counted() -> None:
 
 def test_copies_of_live_groups_fill_what_replay_left_and_are_counted() -> None:
     deciding = Deciding(update=1, replay_unfilled="intra_batch")
-    deciding.store([1.0], items=[30])
+    deciding.store([1.0], row_items=[[10, 0, 10, 10]])
     tokens = np.repeat([[1], [2], [4], [8]], SIZE, axis=1)
     plan = filled(deciding, [DEAD, DEAD, LIVE, DEAD], items=tokens)
     assert plan.sampled.slots == [0]

@@ -101,7 +101,7 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
             assert_same_row(row_of(composed, row), expected)
 
 
-def test_rows_of_other_prompts_and_of_entries_without_row_columns_are_left_out() -> None:
+def test_rows_of_other_prompts_and_of_files_with_unnamed_rewards_are_left_out() -> None:
     table = table_of(2)
     table.writable("prompt")[:] = [7, 8]
     slots = replace(make_groups([[0.0] * SIZE] * 2), prompt=np.array([7, 7]))
@@ -109,17 +109,12 @@ def test_rows_of_other_prompts_and_of_entries_without_row_columns_are_left_out()
     assert mixed.leave_other_prompts(np.array([True, False])) == 0, "only where advantages are computed"
     assert mixed.leave_other_prompts(np.array([True, True])) == 2
     assert mixed.stored.tolist() == [[True, False, True], [False] * 3]
-    table.writable("row_advantage")[0] = np.nan
-    mixed = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, -1, 2], [0, 1, -1]]))
+    table.writable("row_other_reward")[1] = 1.0
     nowhere = np.zeros(2, bool)
-    assert mixed.leave_unknown(nowhere, each_function=False) == 2
     whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
     assert whole.leave_unknown(nowhere, each_function=True) == 0, "they can still take a whole slot"
-    assert whole.leave_unknown(~nowhere, each_function=False) == 3, "but not where advantages are computed"
-    table.writable("row_advantage")[0] = 1.0
-    table.writable("row_other_reward")[1] = 1.0
-    whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
-    assert whole.leave_unknown(~nowhere, each_function=True) == 3
+    assert whole.leave_unknown(~nowhere, each_function=False) == 0
+    assert whole.leave_unknown(~nowhere, each_function=True) == 3, "but not where each function's reward counts"
     assert whole.stored.all(axis=1).tolist() == [True, False]
 
 

@@ -105,12 +105,6 @@ def test_the_figures_go_through_json_and_add_to_those_of_micro_batches_to_come()
     assert other.columns(6)["seen"].sum() == 0
 
 
-def test_figures_of_earlier_releases_are_read_by_their_former_name() -> None:
-    stats = OffPolicyStats()
-    stats.load_state_dict({"seen": [1.0], "ratio": [1.0], "squares": [1.0], "drift": [0.0], "mass": [2.5]})
-    assert stats.columns(1)["remaining_signal"].tolist() == [2.5]
-
-
 def test_the_effective_share_is_one_for_equal_ratios_and_falls_with_their_spread() -> None:
     assert effective_share({"seen": [2, 2], "ratio": [3, 3], "squares": [4.5, 4.5]}) == 1.0
     assert effective_share({"seen": [1, 1], "ratio": [3, 1], "squares": [9, 1]}) == pytest.approx(16 / 20)

@@ -197,17 +197,17 @@ class StepCarry:
         """What a checkpoint keeps, candidates apart."""
         return {
             "serial": self.serial,
-            "noted_at": self.collected_at,
-            "pending": self.unfinished,
+            "collected_at": self.collected_at,
+            "unfinished": self.unfinished,
             "warmed": self.warmed,
-            "drawn_rows": sorted((place, serial) for serial, places in self.drawn.items() for place in places),
+            "drawn": list(self.drawn.items()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave, without candidates and what was drawn: these are of one rank's last batch."""
         self.serial = state["serial"]
-        self.collected_at = state["noted_at"]
-        self.unfinished = state["pending"]
+        self.collected_at = state["collected_at"]
+        self.unfinished = state["unfinished"]
         self.warmed = state["warmed"]
         self.pending_groups = None
         self.drawn = {}

@@ -141,7 +141,7 @@ class RateLimiter:
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
         return {
-            "share": self.fraction,
+            "fraction": self.fraction,
             "pass_rate": self._pass_rate,
             "inserted": self._inserted,
             "drawn": self._drawn,
@@ -153,14 +153,14 @@ class RateLimiter:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-        self.fraction = state["share"]
+        self.fraction = state["fraction"]
         self._pass_rate = state["pass_rate"]
         self._inserted = state["inserted"]
         self._drawn = state["drawn"]
         self._seen = state["seen"]
         self._live = state["live"]
         self._seen_at_live = state["seen_at_live"]
-        self._prefilled = state.get("prefilled", False)  # checkpoints of 0.1 don't say
+        self._prefilled = state["prefilled"]
 
 
 def _share(fraction: float, groups: int) -> int:

@@ -15,7 +15,7 @@ from ..errors import ReplayError, StorageFullError
 from ..fields import PIXELS
 from ..protocols import Storage
 from ..sizes import format_bytes
-from ..table import Table, among_lowest, lowest
+from ..table import CORE, Table, among_lowest, lowest
 from ..transfer import fetch
 from ..types import Bools, Group, Ints
 
@@ -279,13 +279,16 @@ class ReplayBuffer:
         `receive`.
 
         Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+
+        Raises:
+            KeyError: One of the table's own columns is missing.
         """
         self.clear()
         self.unrestored = []
         columns = state["columns"]
         renumbered = [self.keyset(keys) for keys in state["keysets"]]
         numbers = np.array(renumbered, np.int64)
-        known = {name: columns[name] for name in self.table.names if name in columns}
+        known = {name: columns[name] for name in self.table.names if name in CORE or name in columns}
         known["keys"] = numbers[columns["keys"]]
         self.table.append(known, len(columns["serial"]))
         self.table.count_peers(self.table.prompt)

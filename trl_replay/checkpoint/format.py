@@ -168,7 +168,7 @@ def write(
         "payload_rank": saved.payload_rank,
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
-        "noted": saved.pending and _description(saved.pending),
+        "pending": saved.pending and _description(saved.pending),
         "beside": saved.beside,
         "log": saved.log,
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
@@ -201,7 +201,7 @@ def read(folder: Path, rank: int) -> RankState:
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
             log=content["log"],
-            pending=_read_pending(content["noted"], mine),
+            pending=_read_pending(content["pending"], mine),
             prompts=load_arrays(mine / PROMPTS) if PROMPTS in content["files"] else None,
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
@@ -314,8 +314,7 @@ def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGrou
     if not description:
         return None
     tensors = load_file(mine / CANDIDATES)
-    names = [name for name in (*VIEWS, "items", "masked") if name in tensors]  # releases before rows had no masks
-    views = {name: tensors[name].numpy() for name in names}
+    views = {name: tensors[name].numpy() for name in (*VIEWS, "items", "masked")}
     candidates = [_read_candidate(described, tensors) for described in description["candidates"]]
     return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
 

@@ -94,9 +94,9 @@ def _strategy_names(session: Session) -> dict[str, str]:
 
 def _for_these_strategies(session: Session, state: dict[str, Any]) -> dict[str, Any]:
     """The state without what other strategies than today's have written."""
-    then = state.get("strategy_names", {})  # checkpoints of 0.1 don't say
+    then = state["strategy_names"]
     now = _strategy_names(session)
-    others = {kind for kind in state["strategies"] if kind in then and then[kind] != now.get(kind)}
+    others = {kind for kind in state["strategies"] if then[kind] != now.get(kind)}
     for kind in sorted(others):
         today = repr(now[kind]) if kind in now else "today's"
         warnings.warn(
@@ -214,17 +214,14 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
 def _with_named_rewards(columns: Columns, then: RankState, session: Session) -> Columns:
     """The table's columns with `row_rewards` in the order of today's reward functions."""
     names_now = list(session.trainer.reward_func_names)
-    rewards = columns.get("row_rewards")
-    if rewards is None:
-        return columns
-    return {**columns, "row_rewards": named_rewards(rewards, then.session["reward_functions"], names_now)}
+    rewards = named_rewards(columns["row_rewards"], then.session["reward_functions"], names_now)
+    return {**columns, "row_rewards": rewards}
 
 
 def _forget_other_reference(session: Session, mine: RankState) -> None:
     """The trainer does not save its reference model: it resumes with the one that it was made with, whatever
-    `sync_ref_model` had made of it. Checkpoints of earlier releases do not tell."""
-    unknown = None if compat.syncs_reference(session.trainer) else ""
-    if mine.session.get("reference", unknown) != session.reference:
+    `sync_ref_model` had made of it."""
+    if mine.session["reference"] != session.reference:
         session.forget_reference()
 
 

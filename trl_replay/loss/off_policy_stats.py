@@ -13,8 +13,6 @@ from ..types import LOG_RATIO_LIMIT, Floats, ReplayedRows
 
 STATS = ("seen", "ratio", "squares", "drift", "remaining_signal")
 """Sums over a replayed row's trained tokens: of 1, r, r², |log r| and min(r, 1) |A|, with r the importance ratio."""
-RENAMED = {"mass": "remaining_signal"}
-"""Names in checkpoints of earlier releases."""
 
 
 class OffPolicyStats:
@@ -102,8 +100,7 @@ class OffPolicyStats:
         """Takes what `state_dict` gave."""
         self.clear()
         for name, column in state.items():
-            today = RENAMED.get(name, name)
-            self._restored[today] = np.asarray(column, np.float64)
+            self._restored[name] = np.asarray(column, np.float64)
 
 
 def effective_share(columns: Mapping[str, Any]) -> float | None:

@@ -225,7 +225,6 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     reward = tensors.get(STORED_REWARD)
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
-    masked = entry.columns.get("row_masked", [False] * size)  # checkpoints of earlier releases have none
     reward_names = reward_columns(source.reward_functions)
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=False))
@@ -237,7 +236,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             **{column: None if np.isnan(value) else value for column, value in named.items()},
             "reward": None if reward is None else float(reward[row]),
             "advantage": float(tensors["advantages"][row]),
-            "masked": masked[row],
+            "masked": entry.columns["row_masked"][row],
             "update": entry.columns["update"],
             "uses": entry.columns["uses"],
             "score": entry.columns["score"],

@@ -315,12 +315,6 @@ class Decisions:
         stored_items = table.row_items
         for taken in sampled.taken:
             items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
-        known = ~np.isnan(table.row_advantage[[taken.row for taken in sampled.taken], 0])
-        if not known.all():  # entries of a release without row columns: all of their rows
-            for number in np.flatnonzero(~known).tolist():
-                taken = sampled.taken[number]
-                items[taken.slot] = 0
-                items[taken.slot, 0] = table.items[taken.row]
         items[outcome.masked] = 0
         return float(items.sum() - unmasked.sum())
 
@@ -375,14 +369,12 @@ class Decisions:
     def _unfit(self, plan: Plan) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
         setting = self._config.replay_advantages
-        if not self._mixes_rows and setting not in ("joint", "split"):
-            return {}
-        table = self._buffer.table
-        unfit = {"stored by a release without row columns": np.isnan(table.row_advantage[:, 0])}
         rule = plan.rule
-        if setting != "stored" and rule is not None and rule.takes_functions_apart:
-            unfit["its file does not name its reward functions"] = ~np.isnan(table.row_other_reward).all(axis=1)
-        return unfit
+        computes = setting in ("joint", "split") or (setting == "auto" and self._mixes_rows)
+        if not computes or rule is None or not rule.takes_functions_apart:
+            return {}
+        unnamed = ~np.isnan(self._buffer.table.row_other_reward).all(axis=1)
+        return {"its file does not name its reward functions": unnamed}
 
     def _shortage(self, held_back: Mapping[str, int]) -> str:
         """Why fewer entries were drawn than there were slots."""

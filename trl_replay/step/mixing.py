@@ -118,24 +118,16 @@ class MixedGroups:
         """Takes rows out of which too little is known; returns how many.
 
         Args:
-            computed (`(n,)` bool): Slots whose advantages are computed anew, by the rewards of their rows. Elsewhere
-                an entry that a release without row columns has stored can still take a whole slot.
+            computed (`(n,)` bool): Slots whose advantages are computed anew, by the rewards of their rows.
             each_function (`bool`): Whether each function's reward counts, which a file that does not name its
                 functions does not tell.
         """
-        if not len(self.used):
+        if not len(self.used) or not computed.any():
             return 0
-        mixed = computed | ~self.is_whole
-        if not mixed.any():
-            return 0
-        without_columns = np.isnan(self.table.row_advantage[:, 0])[self.entries]
-        unnamed = ~np.isnan(self.table.row_other_reward).all(axis=1)[self.entries]
-        scored = np.asarray((~np.isnan(self.table.row_reward)).sum(axis=1))
-        unscored = scored[self.entries] == 0  # by functions of another run
-        unknown = (without_columns & mixed[:, None]) | (unscored & computed[:, None])
+        unknown = np.asarray(np.isnan(self.table.row_reward).all(axis=1))  # scored by functions of another run
         if each_function:
-            unknown |= unnamed & computed[:, None]
-        return self._leave(unknown)
+            unknown |= ~np.isnan(self.table.row_other_reward).all(axis=1)
+        return self._leave(unknown[self.entries] & computed[:, None])
 
     def _leave(self, rows: Bools) -> int:
         """Lets the fresh rows stay where stored ones would take these, `(n, G)`; returns how many stored ones."""
