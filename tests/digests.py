@@ -161,7 +161,7 @@ def summary(trainer: Any, session: Any) -> dict[str, Any]:
     parameters = sorted(trainer.model.named_parameters(), key=lambda named: named[0])
     weights = [tensor.detach().contiguous().view(torch.uint8).numpy().tobytes() for _, tensor in parameters]
     table = session.buffer.table
-    columns = [np.ascontiguousarray(getattr(table, name)).tobytes() for name in COLUMNS]
+    columns = [_bytes_of(name, getattr(table, name)) for name in COLUMNS]
     wanted = {*STOCK_METRICS, *(f"replay/{name}" for name in METRICS)}
     added = sum(getattr(table, name)[:1].nbytes for name in set(table.names) - set(COLUMNS)) if len(table) else 0
     if session.config.replay_scope != "process":
@@ -178,6 +178,15 @@ def summary(trainer: Any, session: Any) -> dict[str, Any]:
         "replaced": int(session.totals.counters["replaced"]),
         "new": len(set(table.names) - set(COLUMNS)) + len(logged - wanted - {"replay/seconds"}),
     }
+
+
+def _bytes_of(name: str, column: np.ndarray) -> bytes:
+    """What enters the digest of a table. Prompts are hashes, of which only equality counts: each is told by where it
+    first stands."""
+    if name == "prompt":
+        _, first, of_row = np.unique(column, return_index=True, return_inverse=True)
+        column = first[of_row]
+    return np.ascontiguousarray(column).tobytes()
 
 
 def run(name: str, folder: Path) -> dict[str, Any]:
