@@ -41,7 +41,8 @@ from trl_replay.fields import FieldTable
 from trl_replay.hooks import SessionHooks
 from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.gates import Gates
-from trl_replay.loss.off_policy_stats import STATS
+from trl_replay.loss.handshake import Handshake
+from trl_replay.loss.off_policy_stats import STATS, OffPolicyStats
 from trl_replay.plan import Plan
 from trl_replay.registry import registry
 from trl_replay.serialization.wire import packed_size
@@ -315,9 +316,11 @@ class SimulatedRank:
             forward=False,
             processes=ranks,
         )
-        self.tap = SimpleNamespace(update=0, verified=True)
-        self.decide = Decisions(self.components, self.tap, self._context, config)
-        self.communicator = Communicator(self.components, self.tap, rank)
+        self.clock = self.components.clock
+        handshake = Handshake(forward=False)
+        handshake.verified = True
+        self.decide = Decisions(self.components, handshake, self._context, config)
+        self.communicator = Communicator(self.components, OffPolicyStats(), rank)
         self.carry = StepCarry()
         self.sizes: dict[int, Size] = {}
         self.last = np.zeros(ranks * source.rows, np.int64)
@@ -332,7 +335,7 @@ class SimulatedRank:
 
     def _context(self, slots: Groups | None = None) -> Context:
         return Context(
-            update=self.tap.update,
+            update=self.clock.update,
             rng=self.components.rng,
             capacity=self.buffer.capacity,
             num_generations=self.source.size,
@@ -344,8 +347,8 @@ class SimulatedRank:
         """Fills the buffer from earlier generations, whose live groups all ranks offered; not timed."""
         source = self.source
         while len(self.buffer) < self.buffer.capacity:
-            generation = source.generation(self.tap.update)
-            fresh = view(generation.described, generation.scored, SETUP, source.size, self.tap.update)
+            generation = source.generation(self.clock.update)
+            fresh = view(generation.described, generation.scored, SETUP, source.size, self.clock.update)
             live = np.flatnonzero(~fresh.dead)
             serials = range(self.carry.serial, self.carry.serial + len(live))
             keys = FIELDS.stored_keys(source.batch(0, 0))
@@ -365,11 +368,11 @@ class SimulatedRank:
             mine = [serial for serial, rank in zip(serials, born, strict=True) if replicated or rank == self.rank]
             self.buffer.receive({serial: PAYLOAD for serial in mine if serial in stored})
             self.carry.serial = serials.stop
-            self.tap.update += 1
+            self.clock.update += 1
 
     def step(self) -> Plan:
         """What `Session.step` does with columns, in its order."""
-        source, components, update = self.source, self.components, self.tap.update
+        source, components, update = self.source, self.components, self.clock.update
         generation = source.generation(update)
         pending, drawn = self.carry.take()
         self.others.columns = self._columns(generation, drawn)
@@ -408,7 +411,7 @@ class SimulatedRank:
             collect(batch, plan, plan.fresh, rows, components, self.carry, update)
         self._keep_sizes(serial, (rows.columns["row"][:: rows.size] // rows.size)[plan.candidates], generation)
         self.last = generation.part_bytes
-        self.tap.update += 1
+        self.clock.update += 1
         return plan
 
     def _keep_sizes(self, serial: int, slots: np.ndarray, generation: Generation) -> None:

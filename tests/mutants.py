@@ -80,7 +80,7 @@ NAMED = (
     ),
     Named(
         "nothing retires entries when a batch settles", "step/decisions.py",
-        "        self._buffer.retire(self._tap.update)", "        pass",
+        "        self._buffer.retire(self._clock.update)", "        pass",
     ),
     Named(
         "trim forgets the capacity where bytes are too many", "buffer/replay_buffer.py",

@@ -15,6 +15,7 @@ from .fields import FieldTable
 from .hooks import SessionHooks
 from .loss.bounds import Bounds
 from .loss.gates import Gates
+from .progress import Clock, KeptErrors
 from .protocols import Scope, Stateful, division_of
 from .table import Table
 from .types import Context
@@ -45,6 +46,8 @@ class Components:
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
         stateful (`dict[str, Stateful]`): Strategies and limits whose running state travels with checkpoints, by name.
         local_rng (`numpy.random.Generator`): This process's own, drawn from as often as its rows need.
+        clock ([`Clock`]): Counts updates.
+        errors ([`KeptErrors`]): What failed here, until all processes hear of it.
     """
 
     buffer: ReplayBuffer
@@ -66,8 +69,11 @@ class Components:
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None
     stateful: dict[str, Stateful] = field(default_factory=dict)
     local_rng: np.random.Generator = field(init=False)
+    clock: Clock = field(init=False, default_factory=Clock)
+    errors: KeptErrors = field(init=False)
 
     def __post_init__(self) -> None:
+        self.errors = KeptErrors(alone=self.processes == 1)
         self.local_rng = self.rng.spawn(1)[0]
 
     @property

@@ -27,6 +27,7 @@ from .distributed.row_layout import MODES, RowLayout
 from .errors import ReplayError
 from .generation.merging import Generated
 from .generation.rounds import Rounds, Score
+from .loss.handshake import Handshake
 from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.tap import Tap
@@ -81,20 +82,22 @@ class Session:
         self.chosen_scope = ""
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
+        self.handshake = Handshake(components.forward)
         self.tap = Tap(
             self._correct,
             components.num_generations,
             components.token_weights,
             components.forward,
-            components.processes > 1,
+            self.handshake,
+            components.errors,
             components.bounds,
             self._control_entropy,
         )
         self.communicator = Communicator(
-            components, self.tap, int(trainer.accelerator.process_index) if enabled else 0
+            components, self.tap.stats, int(trainer.accelerator.process_index) if enabled else 0
         )
         self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
-        self.decide = Decisions(components, self.tap, self.context, config)
+        self.decide = Decisions(components, self.handshake, self.context, config)
         self.rounds = self._rounds() if enabled else None
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
@@ -134,7 +137,12 @@ class Session:
     @property
     def update(self) -> int:
         """Optimizer updates since attach. (`trainer.state.global_step` starts at 0 again with every `train()`.)"""
-        return self.tap.update
+        return self.components.clock.update
+
+    def updated(self) -> None:
+        """The optimizer has made an update: rows that have had no forward yet can't be recorded any more."""
+        self.components.clock.update += 1
+        self.tap.forget()
 
     @property
     def prompts(self) -> PromptTable | None:
@@ -283,7 +291,7 @@ class Session:
             self.decide.settle_last_batch(plan, rows, pending, replayed)
         total = self.communicator.agree(rows, plan)
         self.communicator.move(rows, plan)
-        self.communicator.agree(rows, Plan(error=self.tap.take_error()))
+        self.communicator.agree(rows, Plan(error=self.components.errors.take()))
         self.totals.add(plan.tally, batches=0, of_all_ranks=total)
 
     def _generate_again(self, plan: Plan, batch: Batch, rows: RowLayout, score: Score | None) -> Generated | None:
@@ -379,7 +387,7 @@ class Session:
             self.totals.add(plan.tally, of_all_ranks=total)
             self._log(composed, total, started)
         except Exception as caught:
-            self.communicator.keep(caught)
+            self.components.errors.keep(caught)
             return batch
         return {**composed, ROWS: ids}
 
@@ -402,7 +410,8 @@ class Session:
         """What a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         rows = compat.local_rows(self.trainer)
         return {
-            **self.tap.state_dict(),
+            "update": self.update,
+            "verified": self.handshake.verified,
             **self.carry.state_dict(),
             "measured": self.tap.stats.state_dict(rows) if self.carry.drawn else {},
             "metrics": self.metrics,
@@ -421,7 +430,8 @@ class Session:
             own (`bool`): Whether this rank existed then; if not, it keeps the generators that it was made with.
             shared (`bool`): Whether ranks that share a buffer draw alike.
         """
-        self.tap.load_state_dict(state)
+        self.components.clock.update = state["update"]
+        self.handshake.verified = state["verified"]
         self.carry.load_state_dict(state)
         self.metrics = dict(state["metrics"])
         self.components.load_state_dict(state, shared=own or shared, local=own)

@@ -14,7 +14,9 @@ from trl_replay.buffer.rate_limiter import RateLimiter
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.hooks import SessionHooks
+from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.off_policy_stats import STATS
+from trl_replay.progress import Clock
 from trl_replay.registry import registry
 from trl_replay.step.decisions import Decisions
 from trl_replay.testing import make_context
@@ -30,7 +32,7 @@ class Deciding:
     """`Decisions` of a session that is at an update, and what they work on.
 
     `settings` are those of `ReplayConfig`; strategies may be functions. What the loss is said to have shown stands in
-    `tap`, and `weigh` gives the chances of being drawn.
+    `handshake`, and `weigh` gives the chances of being drawn.
     """
 
     def __init__(self, capacity: int = 50, update: int = 0, weigh: Any = None, **settings: Any) -> None:
@@ -38,7 +40,9 @@ class Deciding:
         found = {kind: registry().resolve(kind, getattr(self.config, f"replay_{kind}"), kind) for kind in KINDS}
         limits = Limits(self.config.replay_min_size, self.config.replay_max_age, self.config.replay_max_uses)
         self.buffer = ReplayBuffer(capacity, Ledger(), limits, size=SIZE)
-        self.tap = SimpleNamespace(update=update, verified=True, forward=False)
+        self.clock = Clock(update)
+        self.handshake = Handshake(forward=False)
+        self.handshake.verified = True
         self.rng = np.random.default_rng(0)
         components: Any = SimpleNamespace(
             buffer=self.buffer,
@@ -47,12 +51,14 @@ class Deciding:
             weigh=weigh,
             mixes_rows=self.config.replay_mixer != "whole",
             processes=1,
+            clock=self.clock,
+            forward=False,
         )
         self.rate_limiter = components.rate_limiter
-        self.decide = Decisions(components, self.tap, self.context, self.config)
+        self.decide = Decisions(components, self.handshake, self.context, self.config)
 
     def context(self, slots: Groups | None = None) -> Any:
-        return make_context(self.buffer.table, update=self.tap.update, num_generations=SIZE, slots=slots)
+        return make_context(self.buffer.table, update=self.clock.update, num_generations=SIZE, slots=slots)
 
     def store(self, scores: list[float], **columns: Any) -> None:
         """Entries with these scores, serials 0, 1, …, of which the buffer keeps what its capacity allows."""

@@ -149,7 +149,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
     trainer.args.steps_per_generation = 1
     trainer.num_generations = pattern.size
     session = attach(trainer, **pattern.settings)
-    session.tap.verified = True  # as it is after the first loss
+    session.handshake.verified = True  # as it is after the first loss
     steps = []
     fetch, drawn = session.scope.fetch, []
 
@@ -162,7 +162,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
         session.rewards = [pattern.scored(update)]
         out = session.step(pattern.batch(update, rank))
         session.rewards = None
-        session.tap.update += 1
+        session.updated()
         steps.append(
             {
                 "made": (out["completion_ids"][:, :MARKS] - 1).tolist(),

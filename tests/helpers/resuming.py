@@ -137,7 +137,7 @@ def state(session: Any) -> dict[str, Any]:
         "payload": {serial: group_hash(buffer.storage.get(serial)) for serial in buffer.held()},
         "generators": [str(components.rng.bit_generator.state), str(components.local_rng.bit_generator.state)],
         "update": session.update,
-        "verified": session.tap.verified,
+        "verified": session.handshake.verified,
         "serial": carry.serial,
         "collected_at": carry.collected_at,
         "unfinished": carry.unfinished,

@@ -112,7 +112,7 @@ def test_training_again_keeps_the_session_and_detach_is_not_undone(make: Any) ->
     session = session_of(trainer)
     trainer.train()
     assert session_of(trainer) is session
-    assert session.tap.update == 4
+    assert session.update == 4
     trl_replay.detach(trainer)
     trainer.train()
     assert not is_attached(trainer)

@@ -217,7 +217,7 @@ def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage
     PerToken.weights = torch.zeros(16)  # by hand, the replayed rows weigh nothing
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=PerToken)
     session = trl_replay.attach(trainer, replay_correction=Failing())
-    session.tap._keep_errors = True
+    session.components.errors.alone = False
     watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
     trainer.watch, trainer.compared = watch, []
     with pytest.raises(trl_replay.HookError, match="no"):

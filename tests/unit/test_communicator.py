@@ -21,6 +21,7 @@ from trl_replay.distributed.row_layout import MISSING
 from trl_replay.fields import FieldTable
 from trl_replay.loss.off_policy_stats import OffPolicyStats
 from trl_replay.plan import Admitted, Plan
+from trl_replay.progress import Clock, KeptErrors
 from trl_replay.protocols import Agreement, Arrival
 from trl_replay.strategies.storages import CpuStorage
 
@@ -65,15 +66,17 @@ class Speaking:
         self.buffer = ReplayBuffer(50, storage or CpuStorage(), Limits())
         offer(self.buffer, 0, 1)
         self.buffer.receive({serial: group_of(100) for serial in (0, 1)})
-        self.tap = SimpleNamespace(error=None, update=0, stats=OffPolicyStats(), take_error=self.take_error)
+        self.errors = KeptErrors(alone=ranks == 1)
         components: Any = SimpleNamespace(
-            buffer=self.buffer, scope=self.scope, fields=FIELDS, num_generations=SIZE, processes=ranks
+            buffer=self.buffer,
+            scope=self.scope,
+            fields=FIELDS,
+            num_generations=SIZE,
+            processes=ranks,
+            clock=Clock(),
+            errors=self.errors,
         )
-        self.say = Communicator(components, self.tap, rank)
-
-    def take_error(self) -> Any:
-        error, self.tap.error = self.tap.error, None
-        return error
+        self.say = Communicator(components, OffPolicyStats(), rank)
 
 
 def offer(buffer: ReplayBuffer, *serials: int) -> None:
@@ -87,10 +90,10 @@ def batch() -> dict[str, Any]:
 
 def test_a_batch_is_described_from_this_processs_first_row_on() -> None:
     speaking = Speaking(ranks=2, rank=1)
-    speaking.tap.error = first = OSError("kept")
+    speaking.errors.first = first = OSError("kept")
     rows, error = speaking.say.share(batch(), 9, None)
     assert error is first
-    assert speaking.tap.error is None
+    assert speaking.errors.first is None
     assert (rows.first, rows.count, rows.size) == (9, 9, SIZE)
     assert rows.columns["lengths"].tolist() == [3, 1, 2] * 6
 
@@ -187,16 +190,16 @@ def test_a_storage_that_fails_stops_one_process_at_once_and_leaves_no_entry_with
 def test_on_several_processes_it_is_kept_for_the_next_batch_and_nobody_waits() -> None:
     speaking = Speaking(ranks=2, storage=Refusing())
     _, fetched = moved(speaking)
-    assert isinstance(speaking.tap.error, OSError)
+    assert isinstance(speaking.errors.first, OSError)
     assert speaking.buffer.table.serial.tolist() == [0, 1, 2], "the table stays the same on all"
     assert fetched[1].nbytes == 100
 
     def lost(serial: int) -> Any:
         raise KeyError(serial)
 
-    first = speaking.tap.error
+    first = speaking.errors.first
     speaking.buffer.load = lost  # type: ignore[method-assign]
     rows, _ = Speaking(ranks=2).say.share(batch(), 9, None)
     fetched = speaking.say.move(rows, Plan(sampled=whole([0], [1], [1], [1], [1.0], size=1)))
     assert fetched == {1: MISSING}
-    assert speaking.tap.error is first, "the first error counts"
+    assert speaking.errors.first is first, "the first error counts"

@@ -371,13 +371,13 @@ def test_only_eligible_entries_are_drawn_and_at_their_own_rows() -> None:
 def test_nothing_is_drawn_before_the_loss_has_run() -> None:
     deciding = Deciding(update=3)
     deciding.store([1.0])
-    deciding.tap.verified = False
+    deciding.handshake.verified = False
     for collected_at in (None, 3):
         drawn, tally = sampled(deciding, [0], collected_at=collected_at)
         assert drawn.slots == []
         assert list(tally.reasons) == [TOO_EARLY], "a warm start filled it"
     empty = Deciding()
-    empty.tap.verified = False
+    empty.handshake.verified = False
     assert list(sampled(empty, [0])[1].reasons) == ["the buffer was empty: no live group has been stored yet"]
     with pytest.raises(SeamError, match="goes around the seam"):
         sampled(deciding, [0], collected_at=2)

@@ -13,9 +13,11 @@ from trl_replay import Corrected, ReplayedRows, ResultError, SeamError
 from trl_replay.buffer import candidates
 from trl_replay.buffer.candidates import Candidate
 from trl_replay.loss.bounds import Bounds
+from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.loss.row_mask import RowMask
 from trl_replay.loss.tap import Tap
+from trl_replay.progress import KeptErrors
 from trl_replay.types import Group, Placement
 
 SIZE = 2
@@ -30,13 +32,15 @@ def ratio(rows: ReplayedRows) -> Corrected:
 
 
 def make_tap(correct: Callable[[ReplayedRows], Corrected] = ratio, **settings: Any) -> Tap:
-    made = {"num_generations": SIZE, "token_weights": True, "forward": False, "keep_errors": False, **settings}
+    made = {"num_generations": SIZE, "token_weights": True, "forward": False, "errors": KeptErrors(alone=True)}
+    made |= settings
+    made.setdefault("handshake", Handshake(made["forward"]))
     return Tap(correct, **made, bounds=Bounds(), control_entropy=lambda entropies, mask, replayed: None)
 
 
-def candidate(serial: int, first_row: int, update: int = 0) -> Candidate:
+def candidate(serial: int, first_row: int) -> Candidate:
     rows = slice(first_row, first_row + SIZE)
-    return Candidate(serial, first_row // SIZE, None, frozenset(), rows, update)
+    return Candidate(serial, first_row // SIZE, None, frozenset(), rows, update=0)
 
 
 def placement(first_row: int, logps: list[float], advantages: tuple[float, float] = (1.5, -0.5), **told: Any) -> Any:
@@ -93,18 +97,17 @@ def test_a_candidates_rows_are_recorded_wherever_the_shuffle_put_them() -> None:
     assert [record.tolist() for record in first.records] == [logps[1].tolist(), logps[4].tolist()]
     assert [record.tolist() for record in second.records] == [logps[3].tolist(), logps[0].tolist()]
     assert not any(record.requires_grad for record in first.records)
-    assert tap.verified
+    assert tap.handshake.verified
 
 
 def test_the_first_forward_counts_and_one_after_an_update_does_not() -> None:
     tap = make_tap()
-    tap.update = 7
-    early, late = candidate(0, 0, update=7), candidate(1, 2, update=7)
+    early, late = candidate(0, 0), candidate(1, 2)
     ids = tap.expect(4, [early, late], [], composed=False)
     run(tap, batch(ids[:2]), logps_of(2))
     run(tap, batch(ids[:2]), logps_of(2, start=-50.0))
     assert torch.equal(torch.stack(early.records), logps_of(2))
-    tap.update = 8
+    tap.forget()  # as the session does at an update
     run(tap, batch(ids[2:]), logps_of(2))
     assert late.records == [None, None]
 
@@ -346,9 +349,9 @@ def test_a_loss_that_goes_around_the_tap_is_refused() -> None:
 
     with pytest.raises(SeamError, match="did not read 'old_per_token_logps'"):
         tap.loss(early, batch(ids))
-    assert not tap.verified
+    assert not tap.handshake.verified
     assert run(tap, batch(ids), logps_of(2)).seen
-    assert tap.verified
+    assert tap.handshake.verified
 
 
 def test_where_every_batch_gets_a_forward_the_loss_need_only_read() -> None:
@@ -356,7 +359,7 @@ def test_where_every_batch_gets_a_forward_the_loss_need_only_read() -> None:
     ids = tap.expect(2, [], [], composed=False)
     read = {"old_per_token_logps": torch.zeros(2, WIDTH)}
     tap.loss(lambda micro: micro["old_per_token_logps"].sum(), batch(ids, **read))
-    assert tap.verified
+    assert tap.handshake.verified
 
 
 def broken(rows: ReplayedRows) -> Corrected:
@@ -368,15 +371,16 @@ def test_an_error_is_raised_at_once_on_one_process_and_kept_on_several() -> None
     ids = tap.expect(3, [], [placement(0, [-5.0] * 5)], composed=True)
     with pytest.raises(ZeroDivisionError):
         run(tap, batch(ids), logps_of(3))
-    tap = make_tap(broken, keep_errors=True)
+    errors = KeptErrors(alone=False)
+    tap = make_tap(broken, errors=errors)
     ids = tap.expect(3, [], [placement(0, [-5.0] * 5)], composed=True)
     loss = run(tap, batch(ids), logps_of(3))
     assert loss.seen["advantages"].tolist() == [0.0, 0.0, 1.0], "until all have heard of it the rows train nothing"
-    first = tap.error
+    first = errors.first
     run(tap, batch(ids), logps_of(3))
-    assert tap.error is first, "the first one counts"
-    assert tap.take_error() is first
-    assert tap.take_error() is None
+    assert errors.first is first, "the first one counts"
+    assert errors.take() is first
+    assert errors.take() is None
 
 
 def test_the_tap_is_closed_again_after_a_loss_that_failed() -> None:
@@ -391,13 +395,6 @@ def test_the_tap_is_closed_again_after_a_loss_that_failed() -> None:
         tap.loss(failing, batch(ids))
     tap.logps((logps_of(2).requires_grad_(), None))
     assert late.records == [None, None]
-
-
-def test_what_the_tap_counts_goes_into_checkpoints_and_comes_back() -> None:
-    tap, other = make_tap(), make_tap()
-    tap.update, tap.verified = 5, True
-    other.load_state_dict(tap.state_dict())
-    assert (other.update, other.verified) == (5, True)
 
 
 def test_what_fails_on_completing_a_group_is_left_to_the_step_where_all_ranks_hear_of_it(monkeypatch: Any) -> None:

@@ -10,7 +10,7 @@ from ..buffer.candidates import PendingGroups
 from ..components import Components
 from ..counters import COUNTERS, Tally
 from ..errors import SeamError
-from ..loss.tap import Tap
+from ..loss.off_policy_stats import OffPolicyStats
 from ..plan import Plan, Taken
 from ..protocols import Agreement, Columns
 from ..types import Batch, Floats, Group
@@ -40,13 +40,14 @@ class Communicator:
 
     Args:
         components ([`Components`]): Scope, buffer and fields.
-        tap ([`Tap`]): Keeps the errors that no other process can have heard of.
+        stats ([`OffPolicyStats`]): What the loss showed of the last batch's replayed rows.
         rank (`int`): This process.
     """
 
-    def __init__(self, components: Components, tap: Tap, rank: int) -> None:
+    def __init__(self, components: Components, stats: OffPolicyStats, rank: int) -> None:
         self._components = components
-        self._tap = tap
+        self._stats = stats
+        self._errors = components.errors
         self.rank = rank
         self.ranks = components.processes
         self.replaced: list[bool] = []
@@ -70,9 +71,9 @@ class Communicator:
         components = self._components
         fields = components.fields
         size = components.num_generations
-        error = self._tap.take_error()
+        error = self._errors.take()
         first = self.rank * count
-        local = blank(first, count) | self._tap.stats.columns(count)
+        local = blank(first, count) | self._stats.columns(count)
         for row, serial in enumerate(components.buffer.overflow[:count]):
             local["overflow"][row] = serial + 1
         try:
@@ -108,7 +109,7 @@ class Communicator:
         return RowLayout(self._share(local), local, size), error
 
     def _share(self, local: Columns) -> Columns:
-        with self._whereabouts.at("share", self._tap.update):
+        with self._whereabouts.at("share", self._components.clock.update):
             shared: Columns = self._components.scope.share(local)
         return shared
 
@@ -154,7 +155,7 @@ class Communicator:
         return agreement.vectors
 
     def _agree(self, vector: Floats, error: Exception | None) -> Agreement:
-        with self._whereabouts.at("agree", self._tap.update):
+        with self._whereabouts.at("agree", self._components.clock.update):
             agreement: Agreement = self._components.scope.agree(vector, _words(error))
         return agreement
 
@@ -176,7 +177,7 @@ class Communicator:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
         components = self._components
         buffer = components.buffer
-        with self._whereabouts.at("admit", self._tap.update):
+        with self._whereabouts.at("admit", self._components.clock.update):
             parts = components.scope.admit(buffer.table, plan.admitted.arrivals, plan.admitted.mine)
         try:
             groups = {serial: join(held, components.fields) for serial, held in parts.items()}
@@ -184,22 +185,16 @@ class Communicator:
         except Exception as caught:
             if components.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw_missing(list(parts))
-            self.keep(caught)
+            self._errors.keep(caught)
         requests = rows.requests(plan.sampled, buffer.table.owner)
         wanted = {taken.serial: taken for taken in plan.sampled.taken}
 
         def load(serial: int) -> Group:
             return self._load(wanted[serial])
 
-        with self._whereabouts.at("fetch", self._tap.update):
+        with self._whereabouts.at("fetch", self._components.clock.update):
             fetched: dict[int, Group] = components.scope.fetch(requests, load)
         return fetched
-
-    def keep(self, error: Exception) -> None:
-        """Raises an error that no other process can have heard of; if there are others, at the next `agree`."""
-        if self._components.processes == 1:
-            raise error
-        self._tap.error = self._tap.error or error
 
     def _load(self, taken: Taken) -> Group:
         """A copy of the entry's rows that are replayed: no other travels."""
@@ -210,7 +205,7 @@ class Communicator:
                 return group
             return take_rows(group, taken.sources.tolist(), components.fields)
         except Exception as caught:
-            self.keep(caught)
+            self._errors.keep(caught)
             return MISSING
 
 

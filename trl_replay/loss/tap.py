@@ -8,7 +8,7 @@ micro-batch before the loss reads them. Rows that shall train nothing lose their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -18,11 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..batch.compose import loss_mask
 from ..buffer.candidates import Candidate
-from ..compat import LOGPS, LOSS, OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..errors import ResultError, SeamError
+from ..progress import KeptErrors
 from ..types import Batch, Corrected, Placement, ReplayedRows
 from .bounds import Bounds
 from .fresh_stats import FreshStats
+from .handshake import Handshake
 from .micro_batch import COMPOSED, EXCLUDED, MASKED, ROWS, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
 from .row_mask import NOTHING_MASKED, RowMask
@@ -35,9 +37,7 @@ class Tap:
     """Wraps one trainer's loss and log-prob method.
 
     Attributes:
-        verified (`bool`): Whether the loss has been seen to call the tap and then to read the old log-probs.
-        update (`int`): Optimizer updates so far; the session's callback counts it up.
-        error (`Exception`, *optional*): What failed since the last `agree`, on several processes: all raise it there.
+        handshake ([`Handshake`]): Whether the loss has been seen to read what the tap supplies.
         stats ([`OffPolicyStats`]): What was seen of replayed rows.
         fresh ([`FreshStats`]): What the loss computes, of the other rows.
     """
@@ -48,17 +48,19 @@ class Tap:
         num_generations: int,
         token_weights: bool,
         forward: bool,
-        keep_errors: bool,
+        handshake: Handshake,
+        errors: KeptErrors,
         bounds: Bounds | None = None,
         control_entropy: EntropyControl | None = None,
     ) -> None:
         self._correct = correct
         self._generations = num_generations
         self._token_weights = token_weights
-        self._keep_errors = keep_errors
+        self.handshake = handshake
+        self._errors = errors
         self._bounds = bounds or Bounds()
         self._control_entropy = control_entropy
-        self.forward = forward
+        self._forward = forward
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
         self._placed: list[PlacedRow] = []
@@ -66,9 +68,6 @@ class Tap:
         self._row_mask = NOTHING_MASKED
         self.stats = OffPolicyStats()
         self.fresh = FreshStats(self._bounds.form)
-        self.verified = False
-        self.update = 0
-        self.error: Exception | None = None
 
     def expect(
         self,
@@ -121,21 +120,13 @@ class Tap:
         if ROWS not in inputs:
             return stock(inputs)
         micro = MicroBatch(inputs)
-        micro.watched = self.forward  # another loss path may not call the tap: its batch holds everything already
+        micro.watched = self._forward  # another loss path may not call the tap: its batch holds everything already
         self._current = micro
         try:
             loss = stock(micro)
         finally:
             self._current = None
-        if not micro.tapped and not self.forward:
-            raise SeamError(
-                f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1."
-            )
-        if not micro.read:
-            raise SeamError(
-                f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
-            )
-        self.verified = True
+        self.handshake.check(micro)
         scale = self._row_mask.scale(micro, micro.rows[:, 1])
         return loss if scale is None else loss * scale
 
@@ -167,22 +158,8 @@ class Tap:
         return self._row_mask.returned(result, masked, scale)
 
     def forget(self) -> None:
-        """Records nothing more of the present generation batch; what is recorded already stays."""
+        """Records nothing more of the present generation batch, as after an update; what is recorded already stays."""
         self._candidates = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {"update": self.update, "verified": self.verified}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
-        self.update = state["update"]
-        self.verified = state["verified"]
-
-    def take_error(self) -> Exception | None:
-        """The kept error, which is forgotten."""
-        error, self.error = self.error, None
-        return error
 
     def _record(self, ids: list[int], logps: torch.Tensor) -> None:
         for position, row in enumerate(ids):
@@ -190,7 +167,7 @@ class Tap:
                 continue
             serial, index = divmod(row - 1, self._generations)
             candidate = self._candidates.get(serial)
-            if candidate is None or candidate.update != self.update:
+            if candidate is None:
                 continue
             if candidate.records[index] is None:
                 # a view would keep the other rows of its micro-batch until the next generation batch
@@ -219,9 +196,7 @@ class Tap:
         try:
             return self._supply(micro, logps)
         except Exception as error:
-            if not self._keep_errors:
-                raise
-            self.error = self.error or error
+            self._errors.keep(error)
             self._mask_rows(micro, micro.replayed.to(logps.device), logps)
             return None
 

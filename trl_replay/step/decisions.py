@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import compat
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry
 from ..components import Components
 from ..config import ReplayConfig
 from ..counters import NO_ROOM, Tally
 from ..distributed.row_layout import RowLayout
-from ..errors import SeamError
+from ..loss.handshake import Handshake
 from ..loss.off_policy_stats import effective_share
-from ..loss.tap import Tap
 from ..plan import Admitted, Plan, RowOutcome, Sampled
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
@@ -38,13 +36,13 @@ class Decisions:
 
     Args:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
-        tap ([`Tap`]): Counts updates, and knows whether the seam has been seen to work.
+        handshake ([`Handshake`]): Whether the seam has been seen to work.
         context (`Callable`): Gives what strategies may know at this moment, with the slots that are given to it.
         config ([`ReplayConfig`]): Limits, and how scores change.
     """
 
     def __init__(
-        self, components: Components, tap: Tap, context: Callable[..., Context], config: ReplayConfig
+        self, components: Components, handshake: Handshake, context: Callable[..., Context], config: ReplayConfig
     ) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
@@ -52,8 +50,9 @@ class Decisions:
         self._weigh = components.weigh
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
-        self._mixing = Mixing(components, tap, context, config)
-        self._tap = tap
+        self._mixing = Mixing(components, context, config)
+        self._clock = components.clock
+        self._handshake = handshake
         self._context = context
         self._config = config
 
@@ -72,7 +71,7 @@ class Decisions:
         self.record_replay_stats(replayed, rows.columns, tally)
         solved = self.solve(plan.generated, tally)
         tally.refuse(self._buffer.withdraw(rows.overflowed()), NO_ROOM)
-        self._buffer.retire(self._tap.update)  # not counted: these limits are the entries' ordinary end
+        self._buffer.retire(self._clock.update)  # not counted: these limits are the entries' ordinary end
         if pending is not None:
             plan.admitted = self._settle(pending, rows, solved, tally)
 
@@ -253,7 +252,7 @@ class Decisions:
         groups = len(fresh)
         tally.groups = groups
         slots: list[int] = self._hooks.select(fresh, self._context()).tolist()
-        most, limit = self._rate_limiter.slots_allowed(groups, self._tap.update)
+        most, limit = self._rate_limiter.slots_allowed(groups, self._clock.update)
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
         elif not slots:
@@ -279,7 +278,7 @@ class Decisions:
         """
         sampled = Sampled()
         if slots and most and self._buffer.capacity:
-            if self._seam_has_run(collected_at):
+            if self._handshake.has_run(self._clock.update, collected_at):
                 sampled = self._draw(plan, slots, most, keys)
             else:
                 plan.tally.reasons[TOO_EARLY if len(self._buffer) else self._shortage({})] += 1
@@ -297,7 +296,7 @@ class Decisions:
         entries = np.array([taken.row for taken in sampled.taken], np.int64)
         filled = sampled.slots
         self._rate_limiter.drawn(len(entries))
-        self._buffer.use(entries, self._tap.update)
+        self._buffer.use(entries, self._clock.update)
         tally.replaced = len(filled)
         tally.entries = len(entries)
         tally.rows = sum(len(taken.targets) for taken in sampled.taken)
@@ -318,17 +317,6 @@ class Decisions:
         items[outcome.masked] = 0
         return float(items.sum() - unmasked.sum())
 
-    def _seam_has_run(self, collected_at: int | None) -> bool:
-        """Whether replayed rows would be corrected: nothing is drawn before the loss has been seen to do so."""
-        if self._tap.verified:
-            return True
-        if collected_at is not None and self._tap.update > collected_at:
-            raise SeamError(
-                f"The model was updated, but {compat.LOSS} and {compat.LOGPS} were not seen to run: the loss of "
-                "this trainer goes around the seam, so that replayed rows could not be corrected."
-            )
-        return False
-
     def _draw(self, plan: Plan, slots: list[int], most: int, keys: frozenset[str]) -> Sampled:
         """Stored rows for up to `most` slots."""
         fresh = plan.fresh
@@ -338,7 +326,7 @@ class Decisions:
         buffer = self._buffer
         tally = plan.tally
         wanted = min(len(slots), most)
-        rows, held_back = buffer.eligible(self._tap.update, keys, self._unfit(plan))
+        rows, held_back = buffer.eligible(self._clock.update, keys, self._unfit(plan))
         if not len(rows):
             tally.reasons[self._shortage(held_back)] += 1
             return Sampled()
@@ -363,7 +351,7 @@ class Decisions:
         filling = filling.within(most, self._rate_limiter.entries_left)
         filling.write(outcome)
         priorities = self._priorities(table, filling.mixed.used)
-        taken = filling.taken(rows, self._tap.update, priorities)
+        taken = filling.taken(rows, self._clock.update, priorities)
         return Sampled(taken)
 
     def _unfit(self, plan: Plan) -> dict[str, Bools]:
@@ -407,7 +395,7 @@ class Decisions:
         half_life = self._config.replay_half_life
         if half_life is None:
             return table
-        age = np.maximum(self._tap.update - table.update, 0)
+        age = np.maximum(self._clock.update - table.update, 0)
         decay = np.exp2(-age / half_life)
         divisor = np.maximum(decay, np.finfo(np.float64).tiny)
         with np.errstate(over="ignore"):  # a score below 0 may end at -inf, which ranks lowest

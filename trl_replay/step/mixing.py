@@ -14,7 +14,6 @@ from ..batch.group_view import TINY, AdvantageRule, reward_noise
 from ..components import Components
 from ..config import ReplayConfig
 from ..errors import ConfigurationError, SeamError
-from ..loss.tap import Tap
 from ..plan import Plan, RowOutcome, Taken
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
@@ -292,15 +291,14 @@ class Mixing:
     with.
 
     Args:
-        components ([`Components`]): The hooks.
-        tap ([`Tap`]): Knows whether the loss can go around it.
+        components ([`Components`]): The hooks, and whether the loss may go around the tap.
         context (`Callable`): Gives what strategies may know at this moment.
         config ([`ReplayConfig`]): How advantages of mixed groups are made.
     """
 
-    def __init__(self, components: Components, tap: Tap, context: Callable[[], Context], config: ReplayConfig) -> None:
+    def __init__(self, components: Components, context: Callable[[], Context], config: ReplayConfig) -> None:
         self._hooks = components.hooks
-        self._tap = tap
+        self._forward = components.forward
         self._context = context
         self._config = config
 
@@ -314,7 +312,7 @@ class Mixing:
         return fresh
 
     def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
-        if masked.any() and self._tap.forward:
+        if masked.any() and self._forward:
             raise ConfigurationError(
                 "A plugin's trl_replay_advantages gave NaN, which masks rows inside the loss's log-prob method; "
                 "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."

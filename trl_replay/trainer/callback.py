@@ -63,7 +63,7 @@ class ReplayCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """One update more."""
-        self.session.tap.update += 1
+        self.session.updated()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

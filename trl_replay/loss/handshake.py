@@ -1,0 +1,55 @@
+"""The handshake with the trainer's loss: nothing is replayed before the loss was seen to go through the seam."""
+
+from __future__ import annotations
+
+from ..compat import LOGPS, LOSS, OLD_LOGPS
+from ..errors import SeamError
+from .micro_batch import MicroBatch
+
+
+class Handshake:
+    """Watches one trainer's losses.
+
+    Args:
+        forward (`bool`): Every batch holds its log-probs, so that the loss may go around the log-prob method.
+
+    Attributes:
+        verified (`bool`): Whether a loss has called the tap and then read the old log-probs.
+    """
+
+    def __init__(self, forward: bool) -> None:
+        self._forward = forward
+        self.verified = False
+
+    def check(self, micro: MicroBatch) -> None:
+        """Looks at what a loss has done with its micro-batch.
+
+        Raises:
+            SeamError: It did not call the log-prob method with gradients, or did not read the old log-probs after it.
+        """
+        if not micro.tapped and not self._forward:
+            raise SeamError(
+                f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1."
+            )
+        if not micro.read:
+            raise SeamError(
+                f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
+            )
+        self.verified = True
+
+    def has_run(self, update: int, collected_at: int | None) -> bool:
+        """Whether replayed rows would be corrected.
+
+        Args:
+            update (`int`): Updates done.
+            collected_at (`int`, *optional*): Those done when candidates were last collected.
+
+        Raises:
+            SeamError: The model was updated since, and no loss went through the seam.
+        """
+        if not self.verified and collected_at is not None and update > collected_at:
+            raise SeamError(
+                f"The model was updated, but {LOSS} and {LOGPS} were not seen to run: the loss of this trainer goes "
+                "around the seam, so that replayed rows could not be corrected."
+            )
+        return self.verified
