@@ -522,12 +522,6 @@ def files_beside(trainer: Any) -> list[str]:
     return names
 
 
-def log_digest(history: list[dict[str, Any]]) -> str:
-    """A hash that tells the trainer's log at one moment from that of another run."""
-    told = json.dumps([len(history), history[-1:]], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
 def vocabulary_size(trainer: Any) -> int:
     """Token ids that the model knows."""
     return int(trainer.model.config.get_text_config().vocab_size)

@@ -28,7 +28,9 @@ class Resumable:
     def __init__(self, folder: Path) -> None:
         _, _ = train(folder, max_steps=6)
         self.source = folder / "checkpoint-6" / "trl_replay"
-        self.copy = folder / "copy"
+        self.copy = folder / "copy" / "trl_replay"
+        self.copy.parent.mkdir()
+        shutil.copy(self.source.parent / "trainer_state.json", self.copy.parent)
         self.trainer = build(folder)
         self.session = trl_replay.attach(self.trainer, replay_buffer_size=5)
         self.fresh()

@@ -158,6 +158,37 @@ def test_a_buffer_that_a_run_without_replay_wrote_its_checkpoint_around_is_not_t
         assert resume(tmp_path, folder).totals.batches == 2
 
 
+UNLOGGED: list[dict[str, Any]] = [{"logging_strategy": "no"}, {"logging_strategy": "steps", "logging_steps": 50}]
+
+
+@pytest.mark.parametrize("logging", UNLOGGED)
+def test_61_a_buffer_of_another_run_is_told_without_a_log(tmp_path: Path, logging: dict[str, Any]) -> None:
+    """Before anything was logged, the trainer's states of two runs say the same."""
+    train(tmp_path, max_steps=6, **logging)
+    build(tmp_path, max_steps=6, seed=7, **logging).train()
+    with pytest.raises(MismatchError, match=r"checkpoint-6.trl_replay does not belong to the rest of the checkpoint"):
+        resume(tmp_path, tmp_path / "checkpoint-6", seed=7, **logging)
+
+
+def test_61_a_run_that_goes_on_without_replay_leaves_the_buffer_behind(tmp_path: Path) -> None:
+    """Resumed from the sixth update without replay, it writes over the twelfth; resumed from there, replay starts
+    empty, and its next checkpoints are its own again."""
+    train(tmp_path, logging_strategy="no")
+    build(tmp_path, logging_strategy="no").train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    with pytest.raises(MismatchError, match=r"checkpoint-12.trl_replay does not belong"):
+        resume(tmp_path, tmp_path / "checkpoint-12", max_steps=14)
+    with pytest.warns(UserWarning, match="does not belong"):
+        train(tmp_path, resume=str(tmp_path / "checkpoint-12"), max_steps=18, replay_on_mismatch="empty")
+    assert resume(tmp_path, tmp_path / "checkpoint-18", max_steps=20).totals.batches == 8
+
+
+def test_61_a_checkpoint_resumes_wherever_it_was_copied_to(tmp_path: Path) -> None:
+    whole = everything(*train(tmp_path / "here", logging_strategy="no"))
+    copy = shutil.copytree(tmp_path / "here" / "checkpoint-6", tmp_path / "there" / "checkpoint-6")
+    resumed = everything(*train(tmp_path / "there", resume=str(copy), logging_strategy="no"))
+    assert not differences(whole, resumed)
+
+
 def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     """Training is interrupted with candidates that have all their log-probs."""
     from transformers import TrainerCallback

@@ -142,6 +142,11 @@ def test_damage_on_one_rank_is_told_by_all(results: Results) -> None:
         assert rank["refused"]["batches"] == 1, "with leave, all went on with an empty buffer"
 
 
+def test_61_one_ranks_files_of_another_run_are_told_by_all(results: Results) -> None:
+    for rank in results[2]:
+        assert "does not belong to the rest of the checkpoint" in rank["mixed"]
+
+
 def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(results: Results) -> None:
     for rank in results[2]:
         assert "no room" in rank["unsaved"]["text"]

@@ -6,7 +6,8 @@ import json
 import zipfile
 from pathlib import Path
 
-TRAINER_STATE = "trainer_state.json"
+from .save_id import TRAINER_STATE
+
 UNFINISHED = "checkpoint-is-incomplete.txt"
 """Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 

@@ -104,6 +104,7 @@ class RankState:
 
     Attributes:
         identity ([`Identity`]): What the run was like.
+        save_id (`str`): Tells this saving from all others; the trainer's own files carry it too.
         rank (`int`): This rank.
         payload_rank (`int`): The rank in whose folder this rank's payload is.
         session (`dict[str, Any]`): Counters, generators and what else JSON holds.
@@ -111,12 +112,12 @@ class RankState:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         pending ([`PendingGroups`], *optional*): Candidates that have not settled.
         beside (`list[str]`): Files of the trainer's that belong to the checkpoint, though it does not wait for them.
-        log (`str`, *optional*): A hash of the trainer's log, on ranks that write it into the checkpoint.
         prompts (`dict[str, NDArray]`, *optional*): Columns of the prompts generated for.
         files (`list[Path]`): Where the payload that it holds was read from, verified.
     """
 
     identity: Identity
+    save_id: str
     rank: int
     payload_rank: int
     session: dict[str, Any]
@@ -124,7 +125,6 @@ class RankState:
     keysets: list[frozenset[str]]
     pending: PendingGroups | None = None
     beside: list[str] = field(default_factory=list)
-    log: str | None = None
     prompts: dict[str, NDArray[Any]] | None = None
     files: list[Path] = field(default_factory=list)
 
@@ -164,13 +164,13 @@ def write(
     files = sorted(path for path in mine.rglob("*") if path.is_file())
     content = {
         "identity": asdict(saved.identity),
+        "save_id": saved.save_id,
         "rank": saved.rank,
         "payload_rank": saved.payload_rank,
         "session": saved.session,
         "keysets": [sorted(keys) for keys in saved.keysets],
         "pending": saved.pending and _description(saved.pending),
         "beside": saved.beside,
-        "log": saved.log,
         "files": {path.relative_to(mine).as_posix(): _checksum(path) for path in files},
     }
     text = {"format": FORMAT, "checksum": _digest(content), "content": content}
@@ -194,13 +194,13 @@ def read(folder: Path, rank: int) -> RankState:
         payload = [mine / name for name in content["files"] if name.startswith("payload-")]
         return RankState(
             identity=Identity(**content["identity"]),
+            save_id=content["save_id"],
             rank=content["rank"],
             payload_rank=payload_rank,
             session=content["session"],
             columns=load_arrays(mine / TABLE),
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
-            log=content["log"],
             pending=_read_pending(content["pending"], mine),
             prompts=load_arrays(mine / PROMPTS) if PROMPTS in content["files"] else None,
             files=payload if payload_rank == rank else read(folder, payload_rank).files,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import uuid
 import warnings
 from collections.abc import Callable, Set
 from pathlib import Path
@@ -16,8 +17,8 @@ from ..distributed.all_ranks import join_errors, run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
 from . import session_state
-from .discovery import TRAINER_STATE
-from .format import FOLDER, RankState, rank_folder, scope_in
+from .format import FOLDER, RankState, rank_folder, ranks_in, scope_in
+from .save_id import TRAINER_STATE, put_save_id
 
 MISSING = "no buffer"
 
@@ -33,7 +34,9 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
         SeamError: Not all processes write, or replay is detached on some of them.
     """
     session.roll_call("checkpoint", "a checkpoint")
-    detached = gather_object([session.detached])
+    told = gather_object([(session.detached, uuid.uuid4().hex)])
+    detached = [is_detached for is_detached, _ in told]
+    save_id = told[0][1]
     if all(detached):
         return stock(model, trial, **kwargs)
     if any(detached):
@@ -54,9 +57,10 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
             rank = int(trainer.accelerator.process_index)
             present = {folder.name}.union(*(names or [] for names in listed))
             _rotate(folder.parent, rank, present)
-        session_state.write(session, folder / FOLDER)
+        session_state.write(session, folder / FOLDER, save_id)
 
     run_on_all_ranks(write, CheckpointError)
+    put_save_id(trainer.state, save_id, ranks_in(folder / FOLDER))
     return stock(model, trial, **kwargs)
 
 

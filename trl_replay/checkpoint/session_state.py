@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,9 +18,9 @@ from ..session import Session
 from ..strategies.scope_choice import SCOPES, scope_label
 from ..types import Group, Groups
 from . import format as files
-from .discovery import TRAINER_STATE
 from .format import Identity, RankState, plain
 from .reshard import RankShard, ReadyGroups, reshard
+from .save_id import read_save_id
 
 TOLD = {
     "tokenizer": "the tokenizer's fingerprint",
@@ -45,12 +44,13 @@ def identity(session: Session) -> Identity:
     )
 
 
-def write(session: Session, folder: Path) -> None:
+def write(session: Session, folder: Path, save_id: str) -> None:
     """Writes this rank's part of a checkpoint. Nothing settles and nothing of the session changes.
 
     Args:
         session ([`Session`]): Between two updates.
         folder (`Path`): The checkpoint's `trl_replay`.
+        save_id (`str`): What the trainer's own files are told to carry too.
     """
     buffer = session.buffer
     trainer = session.trainer
@@ -64,7 +64,7 @@ def write(session: Session, folder: Path) -> None:
         session=_json_state(session),
         pending=session.carry.pending_groups,
         beside=compat.files_beside(trainer),
-        log=compat.log_digest(trainer.state.log_history) if trainer.args.should_save else None,
+        save_id=save_id,
         prompts=None if session.rounds is None else session.rounds.table.state_dict(),
         **buffer.state_dict(),
     )
@@ -292,16 +292,12 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
 
 
 def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
-    """Ours must have been written with the rest: a run without replay leaves them where they were."""
-    path = folder.parent / TRAINER_STATE
-    logs = {state.log for state in states if state.log is not None}
-    if not logs or not path.is_file():
-        return
-    history = json.loads(path.read_text())["log_history"]
-    if {compat.log_digest(history)} != logs:
+    """Ours must have been saved together, and with the rest: a run without replay leaves them where they were."""
+    told = read_save_id(folder.parent)
+    if told is None or {state.save_id for state in states} != {told.save_id}:
         raise MismatchError(
-            f"{folder} does not belong to the rest of the checkpoint: another run, without replay, has written over "
-            "it. Delete that folder, or set replay_on_mismatch='empty', to go on with an empty buffer."
+            f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them. "
+            "Delete that folder, or set replay_on_mismatch='empty', to go on with an empty buffer."
         )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import format as saved
-from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
+from ..checkpoint.discovery import last_complete_checkpoint
+from ..checkpoint.save_id import TRAINER_STATE
 from ..errors import ReplayError
 from ..strategies.scope_choice import choose_scope
 from ..table import Table

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 from ..checkpoint import format as saved
-from ..checkpoint.discovery import TRAINER_STATE, last_complete_checkpoint
+from ..checkpoint.discovery import last_complete_checkpoint
+from ..checkpoint.save_id import TRAINER_STATE
 from ..config import ReplayConfig
 from ..errors import ReplayError
 from ..sizes import counted, format_bytes

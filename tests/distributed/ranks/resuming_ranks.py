@@ -11,6 +11,7 @@ import contextlib
 import gc
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,22 @@ def refused(folder: Path) -> dict[str, Any]:
         text = str(error)
     _, session = train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no", replay_on_mismatch="empty")
     return {"text": text, "batches": session.totals.batches}
+
+
+def mixed(folder: Path) -> str:
+    """One rank's files are those of another run, which differs in nothing but its seed."""
+    for seed in (1, 2):
+        train(folder / str(seed), max_steps=2, save_steps=2, seed=seed)
+    ours = folder / "1" / "checkpoint-2" / "trl_replay" / "rank-00001"
+    if RANK == 1:
+        shutil.rmtree(ours)
+        shutil.copytree(folder / "2" / "checkpoint-2" / "trl_replay" / "rank-00001", ours)
+    torch.distributed.barrier()
+    try:
+        train(folder / "1", resume=str(folder / "1" / "checkpoint-2"), max_steps=3, save_strategy="no", seed=1)
+    except trl_replay.CheckpointError as error:
+        return str(error)
+    return "nothing was raised"
 
 
 class Unlucky:
@@ -168,6 +185,7 @@ def main(folder: Path) -> None:
         for scope in SCOPES:
             results[f"files {scope}"] = files(folder / "files", scope)
         results["refused"] = refused(folder / "refused")
+        results["mixed"] = mixed(folder / "mixed")
         results["unsaved"] = unsaved(folder / "unsaved")
     (folder / f"results-{WORLD}-{RANK}.json").write_text(json.dumps(results))
 

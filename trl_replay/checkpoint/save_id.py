@@ -1,0 +1,47 @@
+"""The identity of one saving: ours and the trainer's own files carry it, so that neither is taken for the other's.
+
+Another run that trains without replay in the same folder writes over the trainer's files, and leaves ours behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+TRAINER_STATE = "trainer_state.json"
+KEY = "trl_replay"
+"""Where it stands among the states of callbacks, which the trainer saves in `TRAINER_STATE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveId:
+    """What the trainer's state says of our part of its checkpoint.
+
+    Attributes:
+        save_id (`str`): Random; the same on all ranks.
+        update (`int`): `global_step` of the checkpoint. A run without replay keeps what it was resumed with.
+        ranks (`Sequence[int]`): Ranks whose files lie on the same disk.
+    """
+
+    save_id: str
+    update: int
+    ranks: Sequence[int]
+
+
+def put_save_id(state: Any, save_id: str, ranks: Sequence[int]) -> None:
+    """Has the trainer save an identity with its `state`."""
+    told = SaveId(save_id, state.global_step, ranks)
+    state.stateful_callbacks[KEY] = {"args": {}, "attributes": asdict(told)}
+
+
+def read_save_id(checkpoint: Path) -> SaveId | None:
+    """The identity in a checkpoint's trainer state; None where it was saved without replay, or can't be read."""
+    try:
+        state = json.loads((checkpoint / TRAINER_STATE).read_bytes())
+        told = SaveId(**state["stateful_callbacks"][KEY]["attributes"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return told if told.update == state.get("global_step") else None
