@@ -320,7 +320,7 @@ class SessionHooks:
             except Exception as error:
                 self._blame(error, label, hook)
                 raise
-            inner = self._who_gave().removesuffix(f", in {hook},")
+            inner = self.giver.removesuffix(f", in {hook},")
             self._giver = f"{label(hook)}, as a wrapper of {inner} in {hook},"
             return result
 
@@ -335,7 +335,9 @@ class SessionHooks:
             f"{label(hook)} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
         ) from error
 
-    def _who_gave(self) -> str:
+    @property
+    def giver(self) -> str:
+        """Who gave the last result, in words."""
         return self._giver or self._strategy_label(self._hook)
 
     def _strategy_label(self, hook: str) -> str:
@@ -372,7 +374,7 @@ class SessionHooks:
             raise self._bad(f"a {type(result).__name__} ({error})", "what NumPy can make an array of") from error
 
     def _bad(self, shown: str, wanted: str) -> ResultError:
-        return ResultError(f"{self._who_gave()} returned {shown} at update {self._update}; it must return {wanted}.")
+        return ResultError(f"{self.giver} returned {shown} at update {self._update}; it must return {wanted}.")
 
 
 def _session_hooks() -> list[str]:

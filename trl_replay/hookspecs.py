@@ -155,8 +155,9 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_mix(self, table, drawn, slots, context):
+        ...         reward = np.where(table.row_trains, table.row_reward, -np.inf)[drawn[:, 0]]
         ...         rows = np.full(slots.advantages.shape, -1)
-        ...         rows[:, 0] = table.row_reward[drawn[:, 0]].argmax(axis=1)  # the best row in the place of the first
+        ...         rows[:, 0] = reward.argmax(axis=1)  # the best row in the place of the first
         ...         return rows
         """
 

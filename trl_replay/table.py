@@ -39,7 +39,7 @@ ROW_COLUMNS: dict[str, Any] = {
     "row_rewards": np.float32,  # (n, G, functions): raw reward of each function, NaN where None
     "row_other_reward": np.float32,  # weighted reward in a file that does not name its functions, else NaN
     "row_advantage": np.float32,  # as it was trained on
-    "row_logp": np.float32,  # mean log-prob a trainable token under the generating policy
+    "row_logp": np.float32,  # mean log-prob a trainable token under the generating policy; NaN without any
     "row_length": np.int32,  # completion tokens
     "row_items": np.int32,  # tokens in num_items_in_batch, unless the row is masked
     "row_masked": np.bool_,  # whether the row trains nothing
@@ -143,6 +143,17 @@ class Table:
         weighted = weighted_rewards(self.row_rewards.astype(np.float64), self.reward_weights)
         other = self.row_other_reward
         return np.where(np.isnan(other), weighted, other)
+
+    @property
+    def row_trainable(self) -> NDArray[np.int64]:
+        """`(n, G)`: trained tokens of each row, with those of tools in TRL before 1.9; 0 for a truncated row that is
+        left out of the loss (`mask_truncated_completions`)."""
+        return np.where(np.isnan(self.row_logp), 0, self.row_items)
+
+    @property
+    def row_trains(self) -> NDArray[np.bool_]:
+        """`(n, G)`: whether a row has a trained token and is not masked. A mixer may choose such rows alone."""
+        return np.asarray((self.row_trainable > 0) & ~self.row_masked)
 
     @property
     def names(self) -> list[str]:

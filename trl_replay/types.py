@@ -83,6 +83,11 @@ class Groups:
         return len(self.dead)
 
     @property
+    def trains(self) -> Bools:
+        """Whether a row has a trained token and is not masked, `(n, G)`."""
+        return (self.trainable > 0) & ~self.masked
+
+    @property
     def counted(self) -> Ints:
         """Tokens of each row in `num_items_in_batch`, `(n, G)`."""
         items = self.trainable if self.items is None else self.items

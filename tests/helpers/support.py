@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from trl_replay.batch.compose import loss_mask
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.session import Session
 from trl_replay.types import Batch
@@ -93,6 +94,16 @@ def replayed(steps: Sequence[tuple[Batch, Batch]], size: int = 4) -> list[int]:
     return [int((after[ROWS][:, 0] < 0).sum()) // size for _, after in steps]
 
 
+def tokens_of_replayed(steps: Sequence[tuple[Batch, Batch]]) -> list[int]:
+    """Trained tokens of every row that was replayed."""
+    return [
+        int(count)
+        for _, after in steps
+        for count, row in zip(loss_mask(after).sum(dim=1), after[ROWS][:, 0], strict=True)
+        if row < 0
+    ]
+
+
 class Interrupt(TrainerCallback):
     """Stops training inside a window, after a number of substeps."""
 
@@ -132,6 +143,26 @@ def masked_rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         "logprobs": [[-0.5 - position / 8 for position in range(len(row))] for row in ids],
         "env_mask": [[int(position != 1) for position in range(len(row))] for row in ids],
     }
+
+
+def truncating(rows: tuple[int, ...] = (0, 2), slots: tuple[int, ...] = (0, 1, 2)) -> Callable[..., dict[str, Any]]:
+    """A rollout function for three groups of 4 whose completions do not end in these rows of these groups."""
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        tokenizer = trainer.processing_class
+        completions = []
+        for number in range(len(prompts)):
+            slot, row = divmod(number, 4)
+            ids = tokenizer("abcdef"[: 2 + row])["input_ids"]
+            is_cut = slot % 3 in slots and row in rows
+            completions.append(ids if is_cut else [*ids, tokenizer.eos_token_id])
+        return {
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": completions,
+            "logprobs": [[-1.0] * len(ids) for ids in completions],
+        }
+
+    return rollout
 
 
 def weights_hash(trainer: Any) -> str:

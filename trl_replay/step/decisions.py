@@ -474,7 +474,7 @@ def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
         "row_rewards": rewards,
         "row_other_reward": np.where(unnamed, groups.reward, np.nan),
         "row_advantage": groups.advantages,
-        "row_logp": logps / np.maximum(groups.trainable, 1),
+        "row_logp": np.where(groups.trainable > 0, logps / np.maximum(groups.trainable, 1), np.nan),
         "row_length": groups.lengths,
         "row_items": groups.trainable if groups.items is None else groups.items,
         "row_masked": groups.masked,

@@ -105,6 +105,14 @@ class MixedGroups:
         sources = np.where(stored, chosen % size, FRESH)
         return cls(slots, used, table.take(used), entries, sources)
 
+    def leave_silent(self) -> int:
+        """Reverts stored rows that train nothing to fresh ones, but for groups that are replayed whole; returns their
+        number."""
+        if self.is_whole.all():
+            return 0
+        silent = self.column("row_trains", self.stored) == 0
+        return self._leave(silent & ~self.is_whole[:, None])
+
     def leave_other_prompts(self, chosen: Bools) -> int:
         """Takes stored rows of other prompts than the slot's out of the `chosen` slots, `(n,)`; returns how many."""
         if not len(self.used):
@@ -342,6 +350,9 @@ class Mixing:
         unknown = mixed.leave_unknown(computed, rule is not None and rule.takes_functions_apart)
         if unknown:
             reasons["a stored row can't be mixed: its rewards are not known, or not of each function"] += unknown
+        silent = mixed.leave_silent()
+        if silent:
+            reasons[f"{self._hooks.giver} chose a stored row that trains nothing: the fresh row stays"] += silent
         if computed.any():
             others = mixed.leave_other_prompts(computed)
             if others:

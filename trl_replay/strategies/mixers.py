@@ -54,10 +54,10 @@ def make_inject(rows: int = 1) -> Mixer:
 
 
 def _rewards(table: Table, drawn: Ints) -> Ints:
-    """`(n, k * G)`: the weighted rewards of all stored rows of each slot; -inf where none is, or a masked one."""
+    """`(n, k * G)`: the weighted rewards of all stored rows of each slot; -inf where none is, or it trains nothing."""
     entries = table.take(drawn.ravel())
-    unknown = np.isnan(entries.row_reward)
-    rewards = np.where(unknown | entries.row_masked, -np.inf, entries.row_reward)
+    usable = entries.row_trains & ~np.isnan(entries.row_reward)
+    rewards = np.where(usable, entries.row_reward, -np.inf)
     by_entry = rewards.reshape(*drawn.shape, -1)
     known = np.where(drawn[:, :, None] >= 0, by_entry, -np.inf)
     return np.asarray(known.reshape(len(drawn), -1))

@@ -36,14 +36,15 @@ def constant(groups: Groups, context: Context) -> Floats:
 
 
 def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
-    """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO)."""
+    """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO). A row
+    that trains nothing is no success."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise ConfigurationError(f"pass_rate: threshold={threshold!r} can't be used: give a reward.")
     if not 0 <= target <= 1:
         raise ConfigurationError(f"pass_rate: target={target!r} can't be used: give a pass rate between 0 and 1.")
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
-        passed = groups.reward >= threshold
+        passed = (groups.reward >= threshold) & groups.trains
         distance = np.abs(passed.mean(axis=1) - target)
         farthest = max(target, 1.0 - target)
         return np.asarray(1.0 - distance / farthest)

@@ -37,9 +37,9 @@ SETTINGS: dict[str, Any] = {
 
 
 def priorities(table: Table, alpha: float) -> Floats:
-    """(|A| + 1e-6)^alpha of each stored row, `(len(table), G)`; 0 for a masked one."""
+    """(|A| + 1e-6)^alpha of each stored row, `(len(table), G)`; 0 for one that trains nothing."""
     size = np.abs(np.nan_to_num(table.row_advantage.astype(np.float64)))
-    return np.where(table.row_masked, 0.0, (size + EPSILON) ** alpha)
+    return np.where(table.row_trains, (size + EPSILON) ** alpha, 0.0)
 
 
 class GroupsOfRows:

@@ -54,18 +54,19 @@ def make_one_success(reward: float = 0.1) -> Mixer:
     """One stored row, drawn evenly among those above `reward`, takes the place of the first fresh row.
 
     Args:
-        reward (`float`, *optional*, defaults to `0.1`): Its weighted reward is above this. A masked row is none.
+        reward (`float`, *optional*, defaults to `0.1`): Its weighted reward is above this, and it trains
+            something.
     """
     finite("one_success", "reward", reward)
 
     def one_success(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
-        row_reward = table.row_reward
+        is_success = (table.row_reward > reward) & table.row_trains
         for slot, entry in enumerate(drawn[:, 0].tolist()):
             if entry < 0:
                 continue
-            successes = np.flatnonzero((row_reward[entry] > reward) & ~table.row_masked[entry])
+            successes = np.flatnonzero(is_success[entry])
             if len(successes):
                 taken[slot, 0] = context.rng.choice(successes)
         return taken

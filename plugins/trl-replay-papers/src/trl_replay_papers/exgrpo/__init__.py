@@ -65,16 +65,17 @@ class ExGRPO:
         self.pass_reward = finite("ExGRPO", "pass_reward", pass_reward)
 
     def half_solved(self, groups: Groups, context: Context) -> Floats:
-        """exp(−(k − 4)² / 2) where k in eight passed; NaN, so that it is not stored, where none or all did."""
-        solved = (groups.reward >= self.pass_reward).mean(axis=1)
+        """exp(−(k − 4)² / 2) where k in eight passed; NaN, so that it is not stored, where none or all did. A row that
+        trains nothing did not."""
+        solved = ((groups.reward >= self.pass_reward) & groups.trains).mean(axis=1)
         worth = np.exp(-((8 * solved - 4) ** 2) / 2)
         return np.where((solved > 0) & (solved < 1), worth, np.nan)
 
     def surest(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         """The success with the highest mean log-prob takes the slot's last row."""
         count, size = slots.advantages.shape
-        passed = table.row_reward[drawn[:, 0]] >= self.pass_reward
-        passed &= ~table.row_masked[drawn[:, 0]] & (drawn[:, :1] >= 0)
+        passed = (table.row_reward >= self.pass_reward) & table.row_trains
+        passed = passed[drawn[:, 0]] & (drawn[:, :1] >= 0)
         logp = np.where(passed, table.row_logp[drawn[:, 0]], -np.inf)
         taken = np.full((count, size), -1)
         taken[:, -1] = np.where(passed.any(axis=1), logp.argmax(axis=1), -1)

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 def make_cached(rows: int | None = None, cached: int | None = None, by: str = "variance") -> Mixer:
     """Stored rows of the slot's prompt take the places of its last fresh rows. Those that no function scored, or that
-    are masked, are left out.
+    train nothing, are left out.
 
     Args:
         rows (`int`, *optional*): Stored rows a slot: half of a group if not given.
@@ -58,14 +58,15 @@ def make_cached(rows: int | None = None, cached: int | None = None, by: str = "v
         most = min(size // 2 if rows is None else rows, size)
         needed = drawn.shape[1] * size if cached is None else cached
         taken = np.full((count, size), -1)
+        trains = table.row_trains
         for slot in range(count):
             known = np.flatnonzero(np.repeat(drawn[slot] >= 0, size))
             if len(known) < needed:
                 continue
             entries = drawn[slot][known // size]
             reward = table.row_reward[entries, known % size]
-            trains = np.isfinite(reward) & ~table.row_masked[entries, known % size]
-            known, reward = known[trains], reward[trains]
+            usable = np.isfinite(reward) & trains[entries, known % size]
+            known, reward = known[usable], reward[usable]
             chosen = known[_order(reward, by, context)][:most]
             taken[slot, size - len(chosen) :] = chosen
         return taken
