@@ -43,7 +43,7 @@ def trainer(tmp_path_factory: Any) -> Any:
 
 def test_what_is_refused_is_in_the_documentation(trainer: Any, tmp_path: Any) -> None:
     samplers = set(built_in("sampler"))
-    named = PAGE.read_text().partition("## What does not go together")[2].partition("\n## ")[0]
+    named = PAGE.read_text().partition("## Incompatible combinations")[2].partition("\n## ")[0]
     assert set(refused(trainer, "sampler", "mixer")) == {(name, "inject") for name in samplers - {"same_prompt"}}
     assert set(refused(trainer, "sampler", "correction")) == {(name, "per") for name in WITHOUT_CHANCES}
     for kind in ("scorer", "evictor", "selector"):
