@@ -287,27 +287,23 @@ def told(line: dict[str, Any], verb: str) -> str:
 
 GROWING: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("columns of all rows (`share`)", "rows", lambda line: told(line, "share")),
-    ("`agree`, and the hash of what was decided", "ranks, drawn groups", lambda line: told(line, "agree")),
-    ("a view of all groups: which are dead", "rows", lambda line: spent(line, "look")),
+    ("`agree`, with the hash of the decisions", "ranks, sampled groups", lambda line: told(line, "agree")),
+    ("finding dead groups", "rows", lambda line: spent(line, "look")),
     (
-        "settling: scores, eviction, the drift of what was replayed",
+        "settling: scores, eviction, drift of replayed groups",
         "live groups, replayed groups",
         lambda line: spent(line, "settle"),
     ),
     ("selecting, sampling, mixing", "dead groups, entries", lambda line: spent(line, "fill")),
     (
-        "who sends what to whom (`admit`, `fetch`)",
-        "admitted groups × ranks, drawn groups",
+        "routing (`admit`, `fetch`)",
+        "admitted groups × ranks, sampled groups",
         lambda line: spent(line, "admit", "fetch"),
     ),
-    (
-        "what of that concerns this rank; candidates",
-        "drawn, live groups",
-        lambda line: spent(line, "place", "collect"),
-    ),
-    ("the table of all groups, on every rank", "entries", lambda line: format_bytes(line["table bytes"])),
-    ("a column of TRL's table of completions", "rows", lambda line: format_bytes(POINTER * rows_of(line))),
-    ("marks, all told to one process", "ranks", lambda line: format_bytes(MARKS * line["ranks"])),
+    ("this rank's rows and candidates", "sampled, live groups", lambda line: spent(line, "place", "collect")),
+    ("the buffer's table, on every rank", "entries", lambda line: format_bytes(line["table bytes"])),
+    ("the column of TRL's completions table", "rows", lambda line: format_bytes(POINTER * rows_of(line))),
+    ("positions, written to one process", "ranks", lambda line: format_bytes(MARKS * line["ranks"])),
 )
 """What, with what it grows, and its measured cost."""
 
