@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from .command import Command, add_json_option
 from .tables import make_console, make_table
@@ -23,13 +19,12 @@ def diagnosis() -> dict[str, Any]:
     versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
     problems = [f"{name} is not installed" for name, installed in versions.items() if installed is None]
     tested = None
-    drifted: list[str] = []
     if not problems:
         from .. import compat
 
         tested = str(compat.TESTED)
-        problems, drifted = _examine_trl()
-    return {"versions": versions, "tested": tested, "problems": problems, "drift": drifted, "usable": not problems}
+        problems = _problems_of_trl()
+    return {"versions": versions, "tested": tested, "problems": problems, "usable": not problems}
 
 
 def _version(name: str) -> str | None:
@@ -39,21 +34,18 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _examine_trl() -> tuple[list[str], list[str]]:
-    """`(problems, drift)` of the installed TRL: what makes it unusable, and what differs in its source."""
-    from .. import canary, compat
+def _problems_of_trl() -> list[str]:
+    """What makes the installed TRL unusable."""
+    from .. import compat
     from ..errors import ContractError
 
     try:
         compat.check_release()
-        import trl
         from trl import GRPOTrainer
 
-        problems = compat.contract_problems(GRPOTrainer)
-        folder = Path(trl.__path__[0])
-        return problems, canary.drift(folder)
+        return compat.contract_problems(GRPOTrainer)
     except (ContractError, ImportError, RuntimeError) as error:  # TRL's lazy modules raise RuntimeError
-        return [str(error)], []
+        return [str(error)]
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -70,25 +62,11 @@ def _check(options: argparse.Namespace) -> int:
             f"usable: trl_replay was tested with TRL {result['tested']}, and trl.GRPOTrainer has every method that it "
             "wraps, with the parameters that it expects"
         )
-        _show_drift(console, result["drift"])
     else:
         console.print("[bold]not usable:[/bold]")
-        _show_items(console, result["problems"])
+        for problem in result["problems"]:
+            console.print(f"  - {problem}", markup=False)
     return status
-
-
-def _show_drift(console: Console, drifted: Sequence[str]) -> None:
-    """What the drift canary says of the installed TRL's source."""
-    if not drifted:
-        console.print("its source: callers, batch keys and the order of reads in the loss are those that it relies on")
-        return
-    console.print("[bold]its source differs from what trl_replay relies on; run-time checks stay on:[/bold]")
-    _show_items(console, drifted)
-
-
-def _show_items(console: Console, items: Sequence[str]) -> None:
-    for words in items:
-        console.print(f"  - {words}", markup=False)
 
 
 CHECK = Command("check", "versions, and whether the installed TRL can be used", add_json_option, _check)
