@@ -15,8 +15,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
+
+from drift import drift
+
 from trl_replay import compat
-from trl_replay.canary import drift
 
 
 def main() -> int:

@@ -7,10 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from drift import CALLBACKS, TRAINER, drift, installed
 from packaging.version import Version
 
 import trl_replay
-from trl_replay.canary import CALLBACKS, TRAINER, drift, installed
 
 
 def test_the_installed_trl_is_what_the_seam_relies_on() -> None:

@@ -1,7 +1,6 @@
 """The drift canary: reads TRL's source, without importing it, and says in words what the seam could no longer rely on.
 
-`trl-replay check` runs it on the installed TRL. Point `drift` at any other: a checkout's `trl` folder or an unpacked
-wheel's.
+`make canary` points it at every release in range, a test at the installed one.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from . import compat
-from .fields import FIELDS
+from trl_replay import compat
+from trl_replay.fields import FIELDS
 
 TRAINER = Path("trainer") / "grpo_trainer.py"
 CALLBACKS = Path("trainer") / "callbacks.py"
