@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 	touch $@
 
 demo: .venv/.installed
-	$(BIN)/trl-replay demo
+	$(BIN)/python examples/combination_lock.py
 
 real: .venv/.installed # a real model on a real task; needs a package index and a quarter of an hour
 	$(BIN)/trl-replay example smollm2 --run --out out/smollm2-example

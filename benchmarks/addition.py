@@ -10,10 +10,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from combination_lock import Record, toy_trainer, train
 
-from trl_replay.demo.lock import toy_trainer
-from trl_replay.demo.record import Record
-from trl_replay.demo.training import train
 from trl_replay.testing import make_model, make_tokenizer
 
 HIDDEN_SIZE = 128

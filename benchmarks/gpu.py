@@ -41,7 +41,8 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
 from trl_replay import attach, compat
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
@@ -232,10 +233,9 @@ def idle(size: Size) -> dict[str, bool]:
 def learning(size: Size) -> dict[str, Any]:
     """The lock and addition, on the device: mean rewards of each 25 updates."""
     import addition
-
-    from trl_replay.demo import lock
-    from trl_replay.demo.record import Record
-    from trl_replay.demo.training import train as train_toy
+    import combination_lock as lock
+    from combination_lock import Record
+    from combination_lock import train as train_toy
 
     tasks = {"lock": (lock.make_trainer, 5e-4, size.lock), "addition": (addition.make_trainer, 1e-4, size.addition)}
     curves: dict[str, Any] = {}

@@ -32,7 +32,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
 Settings = dict[str, Any] | None  # of ReplayConfig; None is stock
 ARMS: dict[str, Settings] = {"stock": None, "corrected": {}, "uncorrected": {"replay_correction": "none"}}
@@ -81,7 +82,7 @@ def perform(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if job.task == "lock":
-        from trl_replay.demo import lock
+        import combination_lock as lock
 
         record = lock.run(job.arm, job.seed, job.learning_rate, job.steps, job.settings)
         extra: dict[str, Any] = {}

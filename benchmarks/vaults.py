@@ -19,9 +19,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from combination_lock import LETTERS, reward, toy_trainer
 
-from trl_replay.demo.lock import LETTERS, toy_trainer
-from trl_replay.demo.puzzle import reward
 from trl_replay.testing import make_model, make_tokenizer
 
 HIDDEN_SIZE = 64

@@ -26,10 +26,9 @@ import warnings
 from itertools import product
 from pathlib import Path
 
+import combination_lock as lock
 import torch
-
-from trl_replay.demo import lock
-from trl_replay.demo.record import Record
+from combination_lock import Record
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 import torch
 
-from trl_replay.demo import lock
-
 _, weights, *sys.argv = sys.argv
+sys.path.insert(0, str(Path(sys.argv[0]).parent))
+import combination_lock as lock
+
 taught = torch.load(weights)
 lock.taught = lambda seed: taught
 runpy.run_path(sys.argv[0], run_name="__main__")

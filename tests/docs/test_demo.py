@@ -11,15 +11,12 @@ import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import combination_lock as lock
 import pytest
 import torch
+from combination_lock import News, Record
 from forked import check, launch
 from rich.console import Console
-
-from trl_replay.cli.commands import main
-from trl_replay.demo import arms, lock, show
-from trl_replay.demo.arms import News
-from trl_replay.demo.record import Record
 
 HERE = Path(__file__).parent
 SEED = 3
@@ -36,8 +33,8 @@ def taught():
 def test_demo_trains_both_arms_and_leaves_a_table_a_picture_and_figures(taught, capsys, tmp_path, monkeypatch):
     """In forks of this process: that they can be processes which begin anew is the next test's."""
     fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(arms.multiprocessing, "get_context", lambda method: fork)
-    assert main(["demo", "--steps", "12", "--seeds", str(SEED), "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(lock.multiprocessing, "get_context", lambda method: fork)
+    assert lock.show(12, [SEED], tmp_path) == 0
     out = capsys.readouterr().out
     for words in ("side by side", "stock GRPO", "with replay", "Seeds 3", "benchmarks/learning.py", "demo.png"):
         assert words in out
@@ -52,16 +49,16 @@ def test_demo_trains_both_arms_and_leaves_a_table_a_picture_and_figures(taught, 
 
 def test_an_arm_trains_in_a_process_that_begins_anew(monkeypatch):
     """It imports everything, and finds no seed to train."""
-    monkeypatch.setattr(arms, "ARMS", {"stock": None})
+    monkeypatch.setattr(lock, "ARMS", {"stock": None})
     heard = []
-    assert arms.train_arms([], 2, heard.append) == []
+    assert lock.train_arms([], 2, heard.append) == []
     assert set(heard) == {None}, "no news for more than a second"
 
 
 def test_demo_without_matplotlib_says_how_to_get_the_picture(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(show, "_has_matplotlib", lambda: False)
-    monkeypatch.setattr(show, "train_arms", quickly)
-    assert main(["demo", "--seeds", "3", "4", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(lock, "_has_matplotlib", lambda: False)
+    monkeypatch.setattr(lock, "train_arms", quickly)
+    assert lock.show(400, [3, 4], tmp_path) == 0
     out = capsys.readouterr().out
     assert "pip install 'trl-replay[demo]'" in out
     assert "(0.10, 0.10)" in out, "each seed's value"
@@ -72,17 +69,17 @@ def quickly(seeds, steps, listen):
     """What two arms would give, without training them."""
     return [
         Record(arm, seed, 1e-3, None, [0.1] * steps, [0.9] * steps, [0.9] * steps, rollouts_at=[64] * steps)
-        for arm in show.ARMS
+        for arm in lock.ARMS
         for seed in seeds
     ]
 
 
 def test_in_a_file_a_line_comes_every_few_seconds_whether_or_not_there_are_news(monkeypatch):
-    assert show.EVERY < 10
+    assert lock.EVERY < 10
     clock = iter([0.0, 5.0, 9.0, 10.0, 18.0])
-    monkeypatch.setattr(show.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(lock.time, "monotonic", lambda: next(clock))
     written = io.StringIO()
-    with show.Lines(Console(file=written), 400, [0, 1]) as lines:
+    with lock.Lines(Console(file=written), 400, [0, 1]) as lines:
         for news in (None, None, News("replay", 1, 120, 0.25, 0.9, 0.1), None):
             lines.hear(news)
     assert written.getvalue().splitlines() == [
@@ -93,7 +90,7 @@ def test_in_a_file_a_line_comes_every_few_seconds_whether_or_not_there_are_news(
 
 def test_in_a_terminal_each_run_has_a_bar():
     written = io.StringIO()
-    with show.Bars(Console(file=written, width=150, force_terminal=True), 400, [0, 1]) as bars:
+    with lock.Bars(Console(file=written, width=150, force_terminal=True), 400, [0, 1]) as bars:
         bars.hear(None)
         bars.hear(News("replay", 1, 120, 0.25, 0.9, 0.1))
     for words in ("stock GRPO, seed 0", "with replay, seed 1", "120/400", "reward 0.25"):
@@ -102,11 +99,11 @@ def test_in_a_terminal_each_run_has_a_bar():
 
 def test_an_arm_that_fails_ends_the_demo(tmp_path, monkeypatch):
     """Threads stand in for the processes, which take seconds to begin."""
-    monkeypatch.setattr(arms, "ProcessPoolExecutor", lambda number, *process: ThreadPoolExecutor(number))
-    monkeypatch.setattr(arms, "train_arm", failing)
-    monkeypatch.setattr(arms, "PAUSE", 0.05)
+    monkeypatch.setattr(lock, "ProcessPoolExecutor", lambda number, *process: ThreadPoolExecutor(number))
+    monkeypatch.setattr(lock, "train_arm", failing)
+    monkeypatch.setattr(lock, "PAUSE", 0.05)
     with pytest.raises(RuntimeError, match="no luck"):
-        main(["demo", "--steps", "2", "--out", str(tmp_path)])
+        lock.show(2, [0], tmp_path)
 
 
 def failing(arm, seeds, steps):

@@ -33,7 +33,7 @@ def test_what_the_learning_benchmark_found_is_what_the_pages_say(report: Any, pa
 
 
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose() -> None:
-    from trl_replay.demo.lock import LEARNING_RATES
+    from combination_lock import LEARNING_RATES
 
     results = json.loads((ROOT / "benchmarks" / "results" / "learning.json").read_text())
     chosen = results["tasks"]["lock"]["chosen"]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import ReplayError
 from .checking import CHECK
-from .demo import DEMO
 from .estimating import ESTIMATE
 from .examples import EXAMPLE
 from .files import EXPORT, INSPECT, REPORT
@@ -19,7 +18,7 @@ from .planning import PLAN
 from .running import RUN
 from .tables import printable
 
-COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, PLAN, EXAMPLE, DEMO)
+COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, PLAN, EXAMPLE)
 
 
 def parser() -> argparse.ArgumentParser:

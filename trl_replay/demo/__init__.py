@@ -1,1 +1,0 @@
-"""The tiny task that `trl-replay demo` trains: a combination lock, with stock GRPO and with replay."""
