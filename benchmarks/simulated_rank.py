@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from patterns import SETUP, Pattern
 
 from trl_replay import Group, ReplayConfig, compat
-from trl_replay.assembly import _capacity, _limits
+from trl_replay.assembly import _capacity
 from trl_replay.batch.compose import cut, join
 from trl_replay.batch.group_view import blank, describe, rewards_of_batch, view
 from trl_replay.buffer.candidates import StepCarry, with_rewards
@@ -44,8 +44,8 @@ from trl_replay.loss.gates import Gates
 from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.off_policy_stats import STATS, OffPolicyStats
 from trl_replay.plan import Plan
-from trl_replay.registry import registry
 from trl_replay.serialization.wire import packed_size
+from trl_replay.settings import resolve
 from trl_replay.step.decisions import Decisions
 from trl_replay.step.training_batch import collect
 from trl_replay.strategies.scopes import Collectives, GatheredScope, ProcessScope, ShardedScope
@@ -292,23 +292,21 @@ class SimulatedRank:
 
     def __init__(self, source: Any, rank: int, **settings: Any) -> None:
         self.source, self.rank = source, rank
-        self.config = config = ReplayConfig(**settings)
+        self.settings = chosen = resolve(ReplayConfig(**settings))
         ranks, size = source.ranks, source.size
         accelerator = SimpleNamespace(process_index=rank, num_processes=ranks, device="cpu")
-        self.scope = SCOPES[config.replay_scope](accelerator, FIELDS.names)
+        self.scope = SCOPES[chosen.label("scope")](accelerator, FIELDS.names)
         self.others = self.scope._collectives = Others(accelerator, FIELDS.names)
-        found = {kind: registry().resolve(kind, getattr(config, f"replay_{kind}"), kind) for kind in KINDS}
         trainer = SimpleNamespace(accelerator=accelerator)
-        capacity, _ = _capacity(trainer, config, self.scope)
-        self.buffer = ReplayBuffer(capacity, Ledger(), _limits(config), size=size)
-        seed = config.replay_seed
+        capacity, _ = _capacity(trainer, chosen, self.scope)
+        self.buffer = ReplayBuffer(capacity, Ledger(), chosen.limits, size=size)
         self.components = Components(
             buffer=self.buffer,
             scope=self.scope,
-            hooks=SessionHooks([], found, {kind: strategy.make() for kind, strategy in found.items()}),
+            hooks=SessionHooks([], chosen.strategies, {kind: chosen.strategies[kind].make() for kind in KINDS}),
             fields=FIELDS,
-            rng=np.random.default_rng(seed),
-            rate_limiter=RateLimiter(config, capacity),
+            rng=np.random.default_rng(chosen.seed),
+            rate_limiter=RateLimiter(chosen.rate_limits, capacity),
             gates=Gates(),
             bounds=Bounds(),
             num_generations=size,
@@ -319,7 +317,7 @@ class SimulatedRank:
         self.clock = self.components.clock
         handshake = Handshake(forward=False)
         handshake.verified = True
-        self.decide = Decisions(self.components, handshake, self._context, config)
+        self.decide = Decisions(self.components, handshake, self._context, chosen)
         self.communicator = Communicator(self.components, OffPolicyStats(), rank)
         self.carry = StepCarry()
         self.sizes: dict[int, Size] = {}
@@ -364,7 +362,7 @@ class SimulatedRank:
             owners = self.buffer.table.writable("owner")
             newcomers = self.buffer.table.serial >= serials.start
             owners[newcomers] = born[self.buffer.table.serial[newcomers] - serials.start]
-            replicated = self.config.replay_scope == "gathered"
+            replicated = self.settings.label("scope") == "gathered"
             mine = [serial for serial, rank in zip(serials, born, strict=True) if replicated or rank == self.rank]
             self.buffer.receive({serial: PAYLOAD for serial in mine if serial in stored})
             self.carry.serial = serials.stop
@@ -434,7 +432,7 @@ class SimulatedRank:
 
     def _count(self, plan: Plan, requests: Sequence[Any]) -> None:
         """What admission and `fetch` bring to this rank, and to a rank on average: packed, and the tensors alone."""
-        ranks, scope = self.source.ranks, self.config.replay_scope
+        ranks, scope = self.source.ranks, self.settings.label("scope")
         fetched = [
             (self.sizes[serial], owner, [rank for rank in needed if rank != owner])
             for serial, owner, needed in requests

@@ -42,7 +42,6 @@ class Components:
         records (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are stored and
             never trained on.
         processes (`int`): Number of processes.
-        plugins (`list[str]`): Names of the plugins whose hooks take part.
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
         stateful (`dict[str, Stateful]`): Strategies and limits whose running state travels with checkpoints, by name.
         local_rng (`numpy.random.Generator`): This process's own, drawn from as often as its rows need.
@@ -65,7 +64,6 @@ class Components:
     draws_same_prompt: bool = False
     records: bool = False
     processes: int = 1
-    plugins: list[str] = field(default_factory=list)
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None
     stateful: dict[str, Stateful] = field(default_factory=dict)
     local_rng: np.random.Generator = field(init=False)

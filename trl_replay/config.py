@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import ConfigurationError
 from .plain import in_json
+from .registry import registry
+from .specs import Kind
 from .validation import ADAPTIVE, AUTO, STRATEGY_KINDS, unusable, validate
 
 
@@ -39,15 +41,6 @@ _MARKS: dict[type, Any] = {str: _DefaultText, int: _DefaultInt, float: _DefaultF
 _PLAIN: dict[type, Any] = {_DefaultText: str.__str__, _DefaultInt: int, _DefaultFloat: float}
 
 
-_CHECKS_OF_NAMES: list[Callable[[ReplayConfig], None]] = []
-"""What knows the names of strategies, once the registry has been imported."""
-
-
-def check_names_with(check: Callable[[ReplayConfig], None]) -> None:
-    """From now on, every new `ReplayConfig` is checked by this function, too."""
-    _CHECKS_OF_NAMES.append(check)
-
-
 def _unless_given(default: Any) -> Any:
     """A default that is told from the same value written down by the user: in Python, in YAML, as a flag.
 
@@ -59,12 +52,14 @@ def _unless_given(default: Any) -> Any:
     return _MARKS[type(default)](default)
 
 
-def _help(text: str) -> dict[str, str]:
-    return {"help": text}
+def _setting(default: Any, text: str) -> Any:
+    """A field with its help text."""
+    marked = default if isinstance(default, bool) else _unless_given(default)
+    return field(default=marked, metadata={"help": text})
 
 
-def _kwargs_help(kind: str) -> dict[str, str]:
-    return _help(f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
+def _arguments(kind: str) -> Any:
+    return _setting(None, f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
 
 
 @dataclass
@@ -195,171 +190,81 @@ class ReplayConfig:
             A plugin's bundle of settings, for all fields that are left at their defaults.
     """
 
-    use_replay: bool = field(
-        default=True, metadata=_help("Whether to replay. False leaves the trainer as TRL made it.")
+    use_replay: bool = _setting(True, "Whether to replay. False leaves the trainer as TRL made it.")
+    replay_buffer_size: int = _setting(
+        64, "Groups of num_generations completions that the buffer keeps, per process; gathered: in all."
     )
-    replay_buffer_size: int = field(
-        default=_unless_given(64),
-        metadata=_help("Groups of num_generations completions that the buffer keeps, per process; gathered: in all."),
+    replay_max_bytes: int | str | None = _setting(None, "Bytes that the buffer keeps, per process, for example 512MB.")
+    replay_logps_dtype: str = _setting("float32", "How log-probs are kept: float32 or bfloat16.")
+    replay_scorer: str = _setting("advantage_std", "What a group is worth.")
+    replay_scorer_kwargs: dict[str, Any] | str | None = _arguments("scorer")
+    replay_evictor: str = _setting("prompt_balanced", "Which entries leave a full buffer.")
+    replay_evictor_kwargs: dict[str, Any] | str | None = _arguments("evictor")
+    replay_sampler: str = _setting("prompt_balanced", "Which entries are replayed.")
+    replay_sampler_kwargs: dict[str, Any] | str | None = _arguments("sampler")
+    replay_selector: str = _setting("zero_std", "Which fresh groups may be replaced.")
+    replay_selector_kwargs: dict[str, Any] | str | None = _arguments("selector")
+    replay_mixer: str = _setting("whole", "Which rows of a slot stored rows take.")
+    replay_mixer_kwargs: dict[str, Any] | str | None = _arguments("mixer")
+    replay_scope: str = _setting(AUTO, "Which processes share a buffer.")
+    replay_scope_kwargs: dict[str, Any] | str | None = _arguments("scope")
+    replay_storage: str = _setting("cpu", "Where the tokens and log-probs are kept.")
+    replay_storage_kwargs: dict[str, Any] | str | None = _arguments("storage")
+    replay_correction: str = _setting("ratio", "How the loss corrects for replayed rows' policy.")
+    replay_correction_kwargs: dict[str, Any] | str | None = _arguments("correction")
+    replay_min_size: int = _setting(1, "Entries that the buffer must hold before anything is replayed.")
+    replay_max_age: int | None = _setting(None, "Oldest age, in optimizer updates, at which an entry is replayed.")
+    replay_max_uses: int | None = _setting(None, "How often one entry is replayed.")
+    replay_max_fraction: float = _setting(1.0, "Largest share of a generation batch's groups that replay may fill.")
+    replay_start: int | str | None = _setting(
+        ADAPTIVE, "Updates before anything is replayed; adaptive waits at first where rewards are sparse."
     )
-    replay_max_bytes: int | str | None = field(
-        default=_unless_given(None), metadata=_help("Bytes that the buffer keeps, per process, for example 512MB.")
+    replay_start_pass_rate: float | None = _setting(
+        None, "Running share of passing completions before anything is replayed."
     )
-    replay_logps_dtype: str = field(
-        default=_unless_given("float32"), metadata=_help("How log-probs are kept: float32 or bfloat16.")
+    replay_pass_reward: float = _setting(0.5, "A completion passes with a weighted reward of at least this.")
+    replay_retire_passes: int | None = _setting(
+        None, "Passing completions of a fresh group at which its prompt's entries leave."
     )
-    replay_scorer: str = field(default=_unless_given("advantage_std"), metadata=_help("What a group is worth."))
-    replay_scorer_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("scorer")
+    replay_samples_per_insert: float | None = _setting(
+        None, "Groups replayed for each group stored, at most, over the whole run."
     )
-    replay_evictor: str = field(
-        default=_unless_given("prompt_balanced"), metadata=_help("Which entries leave a full buffer.")
+    replay_min_ess: float | None = _setting(None, "Effective sample size, as a share, below which less is replayed.")
+    replay_max_log_ratio: float | None = _setting(
+        None, "Largest mean log ratio, in absolute value, of what is replayed."
     )
-    replay_evictor_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("evictor")
+    replay_max_weight: float | None = _setting(None, "Largest factor on a replayed token's policy term.")
+    replay_refresh: str | None = _setting(None, "How a score changes after a replay: ratio or advantage.")
+    replay_advantages: str = _setting("auto", "Advantages of a slot with stored rows: auto, stored, joint or split.")
+    replay_record: str = _setting("auto", "Where fresh groups' log-probs come from: auto, loss or forward.")
+    replay_unfilled: str = _setting("keep", "Dead groups that nothing fills: keep, mask, exclude or intra_batch.")
+    replay_refill_rounds: int = _setting(
+        0, "Rounds in which completions are generated again for dead groups, at most."
     )
-    replay_sampler: str = field(
-        default=_unless_given("prompt_balanced"), metadata=_help("Which entries are replayed.")
+    replay_refill_prompts: str = _setting("new", "What is generated for again: new prompts, or the same ones.")
+    replay_refill_until: float = _setting(1.0, "Share of live groups at which nothing more is generated again.")
+    replay_cooldown: int | None = _setting(None, "Updates that must pass between two uses of one entry.")
+    replay_half_life: float | None = _setting(
+        None, "Updates in which an entry's score falls to half, for eviction and drawing."
     )
-    replay_sampler_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("sampler")
+    replay_weight: float = _setting(1.0, "Weight of replayed rows in the policy loss, on top of the correction's.")
+    replay_dry_run: bool = _setting(
+        False, "Decide and measure everything but exchange nothing: training stays stock's."
     )
-    replay_selector: str = field(
-        default=_unless_given("zero_std"), metadata=_help("Which fresh groups may be replaced.")
+    replay_log: str = _setting("full", "What goes into the trainer's log: full, or brief, five metrics.")
+    replay_seed: int | None = _setting(None, "Seed of the private generator; the trainer's seed if not set.")
+    replay_plugins: list[str] | None = _setting(None, "Plugins whose hooks take part, by entry-point name.")
+    replay_plugins_kwargs: dict[str, Any] | str | None = _setting(
+        None, "By a plugin's name, its keyword arguments: a mapping, or on the command line a JSON string."
     )
-    replay_selector_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("selector")
+    replay_on_mismatch: str = _setting("refuse", "A checkpoint's buffer that does not fit: refuse, or go on empty.")
+    replay_warm_start: str | None = _setting(
+        None, "A Parquet or JSONL file that fills the buffer when training begins."
     )
-    replay_mixer: str = field(default=_unless_given("whole"), metadata=_help("Which rows of a slot stored rows take."))
-    replay_mixer_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("mixer")
+    replay_warm_start_short: str = _setting(
+        "refuse", "Its groups of too few rows: refuse, or resample rows of their own."
     )
-    replay_scope: str = field(default=_unless_given(AUTO), metadata=_help("Which processes share a buffer."))
-    replay_scope_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("scope")
-    )
-    replay_storage: str = field(
-        default=_unless_given("cpu"), metadata=_help("Where the tokens and log-probs are kept.")
-    )
-    replay_storage_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("storage")
-    )
-    replay_correction: str = field(
-        default=_unless_given("ratio"), metadata=_help("How the loss corrects for replayed rows' policy.")
-    )
-    replay_correction_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None), metadata=_kwargs_help("correction")
-    )
-    replay_min_size: int = field(
-        default=_unless_given(1), metadata=_help("Entries that the buffer must hold before anything is replayed.")
-    )
-    replay_max_age: int | None = field(
-        default=_unless_given(None), metadata=_help("Oldest age, in optimizer updates, at which an entry is replayed.")
-    )
-    replay_max_uses: int | None = field(
-        default=_unless_given(None), metadata=_help("How often one entry is replayed.")
-    )
-    replay_max_fraction: float = field(
-        default=_unless_given(1.0),
-        metadata=_help("Largest share of a generation batch's groups that replay may fill."),
-    )
-    replay_start: int | str | None = field(
-        default=_unless_given(ADAPTIVE),
-        metadata=_help("Updates before anything is replayed; adaptive waits at first where rewards are sparse."),
-    )
-    replay_start_pass_rate: float | None = field(
-        default=_unless_given(None),
-        metadata=_help("Running share of passing completions before anything is replayed."),
-    )
-    replay_pass_reward: float = field(
-        default=_unless_given(0.5), metadata=_help("A completion passes with a weighted reward of at least this.")
-    )
-    replay_retire_passes: int | None = field(
-        default=_unless_given(None),
-        metadata=_help("Passing completions of a fresh group at which its prompt's entries leave."),
-    )
-    replay_samples_per_insert: float | None = field(
-        default=_unless_given(None),
-        metadata=_help("Groups replayed for each group stored, at most, over the whole run."),
-    )
-    replay_min_ess: float | None = field(
-        default=_unless_given(None), metadata=_help("Effective sample size, as a share, below which less is replayed.")
-    )
-    replay_max_log_ratio: float | None = field(
-        default=_unless_given(None), metadata=_help("Largest mean log ratio, in absolute value, of what is replayed.")
-    )
-    replay_max_weight: float | None = field(
-        default=_unless_given(None), metadata=_help("Largest factor on a replayed token's policy term.")
-    )
-    replay_refresh: str | None = field(
-        default=_unless_given(None), metadata=_help("How a score changes after a replay: ratio or advantage.")
-    )
-    replay_advantages: str = field(
-        default=_unless_given("auto"),
-        metadata=_help("Advantages of a slot with stored rows: auto, stored, joint or split."),
-    )
-    replay_record: str = field(
-        default=_unless_given("auto"),
-        metadata=_help("Where fresh groups' log-probs come from: auto, loss or forward."),
-    )
-    replay_unfilled: str = field(
-        default=_unless_given("keep"),
-        metadata=_help("Dead groups that nothing fills: keep, mask, exclude or intra_batch."),
-    )
-    replay_refill_rounds: int = field(
-        default=_unless_given(0),
-        metadata=_help("Rounds in which completions are generated again for dead groups, at most."),
-    )
-    replay_refill_prompts: str = field(
-        default=_unless_given("new"), metadata=_help("What is generated for again: new prompts, or the same ones.")
-    )
-    replay_refill_until: float = field(
-        default=_unless_given(1.0), metadata=_help("Share of live groups at which nothing more is generated again.")
-    )
-    replay_cooldown: int | None = field(
-        default=_unless_given(None), metadata=_help("Updates that must pass between two uses of one entry.")
-    )
-    replay_half_life: float | None = field(
-        default=_unless_given(None),
-        metadata=_help("Updates in which an entry's score falls to half, for eviction and drawing."),
-    )
-    replay_weight: float = field(
-        default=_unless_given(1.0),
-        metadata=_help("Weight of replayed rows in the policy loss, on top of the correction's."),
-    )
-    replay_dry_run: bool = field(
-        default=False, metadata=_help("Decide and measure everything but exchange nothing: training stays stock's.")
-    )
-    replay_log: str = field(
-        default=_unless_given("full"),
-        metadata=_help("What goes into the trainer's log: full, or brief, five metrics."),
-    )
-    replay_seed: int | None = field(
-        default=_unless_given(None), metadata=_help("Seed of the private generator; the trainer's seed if not set.")
-    )
-    replay_plugins: list[str] | None = field(
-        default=_unless_given(None), metadata=_help("Plugins whose hooks take part, by entry-point name.")
-    )
-    replay_plugins_kwargs: dict[str, Any] | str | None = field(
-        default=_unless_given(None),
-        metadata=_help("By a plugin's name, its keyword arguments: a mapping, or on the command line a JSON string."),
-    )
-    replay_on_mismatch: str = field(
-        default=_unless_given("refuse"),
-        metadata=_help("A checkpoint's buffer that does not fit: refuse, or go on empty."),
-    )
-    replay_warm_start: str | None = field(
-        default=_unless_given(None),
-        metadata=_help("A Parquet or JSONL file that fills the buffer when training begins."),
-    )
-    replay_warm_start_short: str = field(
-        default=_unless_given("refuse"),
-        metadata=_help("Its groups of too few rows: refuse, or resample rows of their own."),
-    )
-    replay_preset: str | None = field(
-        default=_unless_given(None),
-        metadata=_help("A plugin's bundle of settings, for all fields left at their defaults."),
-    )
+    replay_preset: str | None = _setting(None, "A plugin's bundle of settings, for all fields left at their defaults.")
 
     def __post_init__(self) -> None:
         self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
@@ -371,8 +276,22 @@ class ReplayConfig:
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
         validate({spec.name: getattr(self, spec.name) for spec in fields(self)})
-        for check in _CHECKS_OF_NAMES:
-            check(self)
+        for kind in STRATEGY_KINDS:
+            self._refuse_unknown_name(kind)
+
+    def _refuse_unknown_name(self, kind: Kind) -> None:
+        """Refuses a strategy that nothing offers, and arguments that it does not take: before a model is loaded for
+        nothing.
+
+        What a plugin (`plugin/name`) or a module (`module:name`) has is looked up by `attach`: it may be registered
+        later. Beside a preset, the arguments may be for the strategy that the preset names.
+        """
+        name = getattr(self, f"replay_{kind}")
+        arguments = self.kwargs_of(kind)
+        if not isinstance(name, str) or "/" in name or ":" in name:
+            return
+        if arguments or name != getattr(ReplayConfig, f"replay_{kind}"):
+            registry().resolve(kind, name, arguments if self.replay_preset is None else {})
 
     def _take_plain(self, name: str) -> bool:
         """Puts a plain value in the place of a marked default; False if the user gave the value."""

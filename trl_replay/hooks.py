@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -23,7 +23,7 @@ from .errors import BatchError, HookError, PluginError, ResultError
 from .fields import IMAGE_KEYS
 from .hookspecs import PROJECT, hook_names, hookimpl
 from .protocols import SessionLike
-from .registry import Plugin, Resolved, new_manager
+from .registry import Plugin, Strategy, new_manager
 from .table import Table
 from .types import Batch, Context, Corrected, Floats, Groups, InputsContext, Ints, Placement, ReplayedRows, Row
 
@@ -35,25 +35,31 @@ LARGEST = 1e9
 """Largest advantage: a gradient's norm sums squares, and in float32 those of numbers above 1e19 are infinite."""
 WHOLE = "iu"
 """Kinds of NumPy's types of whole numbers."""
+Compose: TypeAlias = Callable[[Batch, Sequence[Placement]], Batch]
 NONE = -1
 """No entry in what a sampler returns, no stored row in what a mixer returns."""
 
 
 class SessionHooks:
-    """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`."""
+    """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`, as they
+    were `made`."""
 
     def __init__(
-        self, plugins: Iterable[Plugin], resolved: Mapping[Any, Resolved], strategies: Mapping[Any, Any]
+        self,
+        plugins: Iterable[Plugin],
+        strategies: Mapping[Any, Strategy],
+        made: Mapping[Any, Any],
+        compose: Compose | None = None,
     ) -> None:
         self._manager = new_manager()
-        self._resolved = resolved
+        self._strategies = strategies
         self._update = 0
         self._hook = ""
         self._giver = ""  # of the last result; empty: the configured strategy
         for plugin in plugins:
             self._manager.register(plugin.object, plugin.name)
             self._attribute(plugin.object, _plugin_label(plugin))
-        configured = _Configured(strategies)
+        configured = _Configured(made, compose)
         self._manager.register(configured, "configured strategies")
         self._attribute(configured, self._strategy_label)
         self._callers = {name: self._caller(name) for name in _session_hooks()}
@@ -343,12 +349,12 @@ class SessionHooks:
     def _strategy_label(self, hook: str) -> str:
         """Who is to blame where no plugin took a hook over: the configured strategy of its kind."""
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")
-        resolved = self._resolved.get(kind)
-        if resolved is None:
+        strategy = self._strategies.get(kind)
+        if strategy is None:
             return "trl_replay"
-        plugin = resolved.plugin
+        plugin = strategy.plugin
         origin = f" (plugin {plugin.name!r}, {plugin.distribution})" if plugin else ""
-        return f"The {kind} {resolved.label!r}{origin}"
+        return f"The {kind} {strategy.label!r}{origin}"
 
     def _numbers(self, result: Any, count: int) -> NDArray[Any]:
         numbers = self._array(result)
@@ -446,8 +452,9 @@ def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
 class _Configured:
     """The configured strategies as the last plugin of the firstresult hooks."""
 
-    def __init__(self, strategies: Mapping[Any, Any]) -> None:
+    def __init__(self, strategies: Mapping[Any, Any], compose: Compose | None) -> None:
         self._strategies = strategies
+        self._compose = compose
 
     @hookimpl(trylast=True)
     def trl_replay_select(self, groups: Groups, context: Context) -> Any:
@@ -475,4 +482,5 @@ class _Configured:
 
     @hookimpl(trylast=True)
     def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Any:
-        return self._strategies["composer"](batch, placements)
+        assert self._compose is not None  # rehearsals do not compose
+        return self._compose(batch, placements)

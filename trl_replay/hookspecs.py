@@ -19,7 +19,6 @@ from .specs import Preset, StrategySpec
 from .types import Batch, Context, Corrected, Groups, InputsContext, Ints, Placement, ReplayedRows, Row
 
 if TYPE_CHECKING:
-    from .config import ReplayConfig
     from .table import Table
 
 PROJECT = "trl_replay"
@@ -65,8 +64,10 @@ class SessionHooks(Protocol):
     """Takes part in one session. Only plugins that the configuration names are called."""
 
     @hookspec
-    def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterable[str] | None:
+    def trl_replay_preflight(self, trainer: Any, config: Any) -> Iterable[str] | None:
         """Reasons to refuse this trainer with this configuration, all reported at once before anything is patched.
+
+        `config` is the [`ReplayConfig`] in force, a preset's settings included.
 
         >>> class Plugin:
         ...     @hookimpl

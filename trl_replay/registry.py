@@ -13,8 +13,8 @@ import importlib
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 from urllib.parse import quote
@@ -22,12 +22,11 @@ from urllib.parse import quote
 import pluggy
 
 from .arguments import arguments_of, refuse_unknown_arguments, refuse_unknown_arguments_of_plugin
-from .config import ReplayConfig, check_names_with
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
-from .validation import STRATEGY_KINDS, unusable
+from .validation import unusable
 
 BUILTIN = "builtin"
 PLUGIN_ARGUMENTS = "replay_plugins_kwargs"
@@ -40,11 +39,13 @@ OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "field
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One registered plugin: its name, the object with its hooks, and the distribution that it came from."""
+    """One registered plugin: its name, the object with its hooks, the distribution that it came from, and the
+    arguments that a run made it with."""
 
     name: str
     object: Any
     distribution: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,38 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """A strategy's factory with the plugin that offers it (None for an object or import reference)."""
+class Strategy:
+    """A strategy that was chosen, and is yet to be made.
 
+    Attributes:
+        kind (`str`): Of which it is.
+        label (`str`): What it is called.
+        factory (`Callable`): Makes it.
+        arguments (`Mapping[str, Any]`): The user's, which the factory takes.
+        plugin ([`Plugin`], *optional*): Offers it; None for an object or import reference.
+    """
+
+    kind: Kind
     label: str
-    make: Any
+    factory: Callable[..., Any]
+    arguments: Mapping[str, Any]
     plugin: Plugin | None
+
+    def make(self, *given: Any) -> Any:
+        """Makes one, also of what a session gives.
+
+        Raises:
+            ConfigurationError: Names the setting and what the factory raised.
+        """
+        try:
+            return self.factory(*given, **self.arguments)
+        except ReplayError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"replay_{self.kind}={self.label!r} can't be made with replay_{self.kind}_kwargs="
+                f"{dict(self.arguments)!r}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -138,14 +165,12 @@ class Registry:
         """
         if not given:
             return self
-        made = {}
-        for name, arguments in given.items():
-            plugin = self.plugin(name, PLUGIN_ARGUMENTS)
-            made[name] = _made_with(plugin, arguments)
+        made = {name: _made_with(self.plugin(name, PLUGIN_ARGUMENTS), arguments) for name, arguments in given.items()}
         changed = Registry()
         changed.failures = dict(self.failures)
         for name, plugin in self.plugins.items():
             changed.register(made.get(name, plugin.object), name, plugin.distribution)
+            changed.plugins[name] = replace(changed.plugins[name], arguments=given.get(name, {}))
         return changed
 
     def unregister(self, name: str) -> None:
@@ -277,25 +302,32 @@ class Registry:
             raise UnknownNameError(self._unknown(setting, name, "plugin", names))
         return self.plugins[name]
 
-    def resolve(self, kind: Kind, name: Any, setting: str) -> Resolved:
-        """The strategy that a setting names.
+    def resolve(self, kind: Kind, name: Any, arguments: Mapping[str, Any] | None = None) -> Strategy:
+        """The strategy that `replay_<kind>` names.
 
         Args:
             kind (`str`): Kind of strategy.
             name: `"heap"`, `"plugin/name"`, `"package.module:Attribute"`, or in Python the strategy itself.
-            setting (`str`): The setting's name, for messages.
+            arguments (`Mapping[str, Any]`, *optional*): What it shall be made with.
 
         Raises:
             UnknownNameError: Nothing has that name; lists what exists, the nearest, and plugins that failed to load.
-            ConfigurationError: Several plugins offer the name, or it is a spec of another kind.
+            ConfigurationError: Several plugins offer the name, it is a spec of another kind, or it does not take
+                these arguments.
         """
-        if not isinstance(name, str):
-            return _given(name, setting)
-        if ":" in name:
-            return _imported(name, kind, setting)
-        offers = [(plugin, spec.name, spec.factory) for plugin, spec in self.strategies(kind)]
-        factory, plugin = self._find(name, setting, kind, offers)
-        return Resolved(name, factory, plugin)
+        setting = f"replay_{kind}"
+        plugin = None
+        label = name
+        if not isinstance(name, str):  # the strategy itself
+            label = getattr(name, "__qualname__", type(name).__qualname__)
+            factory = lambda *given: name  # noqa: E731
+        elif ":" in name:
+            factory = _imported(name, kind, setting)
+        else:
+            offers = [(plugin, spec.name, spec.factory) for plugin, spec in self.strategies(kind)]
+            factory, plugin = self._find(name, setting, kind, offers)
+        refuse_unknown_arguments(kind, label, factory, arguments or {})
+        return Strategy(kind, label, factory, dict(arguments or {}), plugin)
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
         """The preset that `replay_preset` names, and its plugin."""
@@ -353,20 +385,8 @@ class Registry:
         return kinds
 
 
-def _given(strategy: Any, setting: str) -> Resolved:
-    """A strategy that is an object already."""
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            raise ConfigurationError(f"{setting}_kwargs={kwargs!r} can't be used with an object: give it configured.")
-        return strategy
-
-    label = getattr(strategy, "__qualname__", type(strategy).__qualname__)
-    return Resolved(label, make, None)
-
-
-def _imported(reference: str, kind: Kind, setting: str) -> Resolved:
-    """What `package.module:Attribute` names."""
+def _imported(reference: str, kind: Kind, setting: str) -> Callable[..., Any]:
+    """A factory of what `package.module:Attribute` names."""
     target = _import(reference, setting)
     if isinstance(target, StrategySpec) and not isinstance(target, SPECS[kind]):
         raise ConfigurationError(
@@ -379,7 +399,7 @@ def _imported(reference: str, kind: Kind, setting: str) -> Resolved:
     factory = target.factory if isinstance(target, StrategySpec) else target
     if inspect.isroutine(factory) or inspect.isclass(factory):
         make = functools.wraps(factory)(make)  # its signature tells which arguments it takes
-    return Resolved(reference, make, None)
+    return make
 
 
 def _import(reference: str, setting: str) -> Any:
@@ -483,31 +503,6 @@ def registry() -> Registry:
         _registry.register(Builtin(), BUILTIN, "trl-replay")
     _registry.discover()
     return _registry
-
-
-def refuse_unknown_names(config: ReplayConfig) -> None:
-    """Refuses strategies that nothing offers, and arguments that they do not take: before a model is loaded for
-    nothing.
-
-    What a plugin (`plugin/name`) or a module (`module:name`) has is looked up by `attach`: it may be registered later.
-
-    Raises:
-        ConfigurationError: Names the setting, what it may be, and the nearest.
-    """
-    for kind in STRATEGY_KINDS:
-        setting = f"replay_{kind}"
-        name = getattr(config, setting)
-        arguments = config.kwargs_of(kind)
-        if not isinstance(name, str) or "/" in name or ":" in name:
-            continue
-        if name == getattr(ReplayConfig, setting) and not arguments:
-            continue
-        found = registry().resolve(kind, name, setting)
-        if config.replay_preset is None:  # which may name the strategy that the arguments are for
-            refuse_unknown_arguments(kind, name, found.make, arguments)
-
-
-check_names_with(refuse_unknown_names)
 
 
 def _refuse_unusable_name(name: str, distribution: str) -> None:

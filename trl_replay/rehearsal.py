@@ -18,7 +18,7 @@ import torch
 
 from .errors import ConfigurationError, HookError, ResultError
 from .hooks import NONE, SessionHooks
-from .registry import Resolved
+from .registry import Strategy
 from .specs import Kind
 from .table import Table
 from .testing import make_groups
@@ -148,20 +148,13 @@ class Rehearsal:
         }
 
 
-def rehearse(
-    stage: Rehearsal,
-    resolved: Mapping[Kind, Resolved],
-    strategies: Mapping[str, Any],
-    arguments: Callable[[str], dict[str, Any]],
-    lenient: bool,
-) -> None:
+def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mapping[Kind, Any], lenient: bool) -> None:
     """Tries every strategy that can be made a second time.
 
     Args:
         stage ([`Rehearsal`]): What they get.
-        resolved (`Mapping`): How each is made.
-        strategies (`Mapping`): The real ones, which are left alone.
-        arguments (`Callable`): Gives the arguments of a kind.
+        strategies (`Mapping`): How each is made.
+        made (`Mapping`): The real ones, which are left alone.
         lenient (`bool`): Whether a plugin takes part whose hooks may give strategies what is not here: columns of its
             own, a session. Then what raises may pass; what returns something wrong may not.
 
@@ -170,17 +163,16 @@ def rehearse(
     """
     with _global_generators_kept():
         for kind, act in stage.acts().items():
-            found = resolved[kind]
-            made = found.make(**arguments(kind))
-            if _is_the_real_one(made, strategies[kind]) and not _keeps_nothing(made):
+            second = strategies[kind].make()
+            if _is_the_real_one(second, made[kind]) and not _keeps_nothing(second):
                 continue
             try:
-                act(SessionHooks([], resolved, {kind: made}))
+                act(SessionHooks([], strategies, {kind: second}))
             except (HookError, ResultError) as error:
                 if lenient and isinstance(error, HookError):
                     continue
                 reason = str(error).replace(f" at update {stage.update}", "")
-                raise _refused(kind, found, reason) from (error.__cause__ or error)
+                raise _refused(strategies[kind], reason) from (error.__cause__ or error)
 
 
 def _is_the_real_one(made: Any, real: Any) -> bool:
@@ -194,9 +186,10 @@ def _keeps_nothing(strategy: Any) -> bool:
     return isinstance(strategy, FunctionType) and strategy.__closure__ is None
 
 
-def _refused(kind: Kind, found: Resolved, reason: str) -> ConfigurationError:
+def _refused(strategy: Strategy, reason: str) -> ConfigurationError:
+    kind = strategy.kind
     return ConfigurationError(
-        f"replay_{kind}={found.label!r} can't be used, as a trial on made-up groups before training shows. "
+        f"replay_{kind}={strategy.label!r} can't be used, as a trial on made-up groups before training shows. "
         f"{reason.removesuffix('.')}. Mend it, or name another {kind}: `trl-replay list` shows all."
     )
 

@@ -34,21 +34,25 @@ from .loss.tap import Tap
 from .plan import DETACHED, PAUSED, RUNS, Plan
 from .prompt_table import PromptTable
 from .protocols import Scope, division_of
+from .settings import Settings
 from .sizes import counted
+from .specs import Kind
 from .step.decisions import Decisions
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
-from .strategies.scope_choice import scope_label
 from .types import Batch, Context, Corrected, Group, Groups, ReplayedRows, Row
 
 MEETING = 120.0
 """Seconds that a process waits with its first batch for the others, which have just met in the trainer's scoring."""
+SHOWN: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "correction", "scope")
+"""Strategies that a session is shown with."""
 
 
 class Session:
     """One attachment. Made by `attach`.
 
     Attributes:
-        config ([`ReplayConfig`]): The settings in force, a preset's included.
+        settings ([`Settings`]): What the session goes by.
+        config ([`ReplayConfig`]): The same for its users: the settings in force, a preset's included.
         buffer ([`ReplayBuffer`]): `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`, `buffer.clear()`.
         scope ([`Scope`]): Who shares the buffer.
         chosen_scope (`str`): Why this scope, where `replay_scope="auto"` chose it; empty where the user named it.
@@ -70,16 +74,15 @@ class Session:
             was made with.
     """
 
-    def __init__(self, trainer: Any, config: ReplayConfig, components: Components, enabled: bool = True) -> None:
+    def __init__(self, trainer: Any, settings: Settings, components: Components, enabled: bool = True) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
-        self.config = config
+        self.settings = settings
         self.enabled = enabled
         self.paused = False
         self.detached = False
         self.met = False
         self.buffer = components.buffer
-        self.chosen_scope = ""
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.handshake = Handshake(components.forward)
@@ -96,8 +99,8 @@ class Session:
         self.communicator = Communicator(
             components, self.tap.stats, int(trainer.accelerator.process_index) if enabled else 0
         )
-        self.roll_call = _roll_call(trainer, config) if enabled else RollCall()
-        self.decide = Decisions(components, self.handshake, self.context, config)
+        self.roll_call = _roll_call(trainer, settings) if enabled else RollCall()
+        self.decide = Decisions(components, self.handshake, self.context, settings)
         self.rounds = self._rounds() if enabled else None
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
@@ -106,17 +109,27 @@ class Session:
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
 
     @property
+    def config(self) -> ReplayConfig:
+        """The settings in force, a preset's included."""
+        return self.settings.config
+
+    @property
+    def chosen_scope(self) -> str:
+        """Why this scope, where `replay_scope="auto"` chose it."""
+        return self.settings.chosen_scope
+
+    @property
     def scope(self) -> Scope:
         """Who shares the buffer."""
         return self.components.scope
 
     def __repr__(self) -> str:
-        state = MODES[self.mode] if self.enabled else "is off"
-        config = self.config
-        strategies = f"{config.replay_scorer}, {config.replay_evictor}, {config.replay_sampler}"
+        if not self.enabled:
+            return "<trl_replay.Session, which is off>"
+        scorer, evictor, sampler, correction, scope = map(self.settings.label, SHOWN)
         return (
-            f"<trl_replay.Session, which {state}: {len(self.buffer)} of {self.buffer.capacity} groups ({strategies}; "
-            f"{config.replay_correction}; {config.replay_scope}), update {self.update}>"
+            f"<trl_replay.Session, which {MODES[self.mode]}: {len(self.buffer)} of {self.buffer.capacity} groups "
+            f"({scorer}, {evictor}, {sampler}; {correction}; {scope}), update {self.update}>"
         )
 
     @property
@@ -153,7 +166,7 @@ class Session:
     @property
     def plugins(self) -> list[str]:
         """Names of the plugins whose hooks take part."""
-        return self.components.plugins
+        return [plugin.name for plugin in self.settings.plugins]
 
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
@@ -215,7 +228,7 @@ class Session:
         lines = [self._explain_replay()]
         if self.buffer.capacity and self.communicator.ranks > 1:
             lines.append(self._explain_scope(self.communicator.ranks))
-        if self.components.plugins:
+        if self.settings.plugins:
             lines.append(self._explain_plugins())
         return "\n".join(lines)
 
@@ -224,24 +237,23 @@ class Session:
             return self.totals.explain_without_buffer()
         rank = self.communicator.rank
         ranks = self.communicator.ranks
-        return self.totals.explain(len(self.buffer), self.config.replay_dry_run, rank, ranks)
+        return self.totals.explain(len(self.buffer), self.settings.dry_run, rank, ranks)
 
     def _explain_plugins(self) -> str:
         """Whose hooks take part, with the arguments that this run gives them."""
-        given = self.config.kwargs_of_plugins()
         told = []
-        for name in self.components.plugins:
-            arguments = ", ".join(f"{argument}={value!r}" for argument, value in given.get(name, {}).items())
-            told.append(f"{name}({arguments})" if arguments else name)
-        preset = self.config.replay_preset
+        for plugin in self.settings.plugins:
+            arguments = ", ".join(f"{name}={value!r}" for name, value in plugin.arguments.items())
+            told.append(f"{plugin.name}({arguments})" if arguments else plugin.name)
+        preset = self.settings.preset
         origin = f" (preset {preset!r})" if preset else ""
         return f"plugins that take part{origin}: {', '.join(told)}"
 
     def _explain_scope(self, ranks: int) -> str:
         """Which processes share a buffer, why, and how much it holds."""
-        label = scope_label(self.config.replay_scope)
+        label = self.settings.label("scope")
         why = f", chosen by replay_scope='auto': {self.chosen_scope}" if self.chosen_scope else ""
-        room = _room(self.scope, self.config.replay_buffer_size, ranks)
+        room = _room(self.scope, self.settings.capacity, ranks)
         return f"scope {label}{why}; {room}"
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
@@ -392,10 +404,10 @@ class Session:
         return {**composed, ROWS: ids}
 
     def _row_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> RowMask:
-        if self.config.replay_dry_run:
+        if self.settings.dry_run:
             return NOTHING_MASKED
         denominator = compat.denominator(self.trainer)
-        return mask_rows(plan, fresh, rows, total, self.config.replay_unfilled, denominator)
+        return mask_rows(plan, fresh, rows, total, self.settings.unfilled, denominator)
 
     def export(self, path: str | Path) -> Path:
         """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path.
@@ -509,11 +521,11 @@ class Session:
 
     def _rounds(self) -> Rounds | None:
         """Where something is to be generated again, or a plugin chooses prompts; not in a dry run."""
-        config = self.config
+        settings = self.settings
         asks = self.components.hooks.has_plugin_for("inputs")
-        if config.replay_dry_run or not (config.replay_refill_rounds or asks):
+        if settings.dry_run or not (settings.dynamic_sampling.rounds or asks):
             return None
-        return Rounds(lambda: self.trainer, config, self.components, self.communicator, self.context)
+        return Rounds(lambda: self.trainer, settings, self.components, self.communicator, self.context)
 
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
@@ -534,8 +546,9 @@ class Session:
     def _record(self, values: dict[str, float]) -> None:
         """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self.metrics = {**self.metrics, **values}
-        brief = self.config.replay_log == "brief"
-        logged = {key: value for key, value in values.items() if key in BRIEF} if brief else values
+        logged = values
+        if self.settings.brief:
+            logged = {key: value for key, value in values.items() if key in BRIEF}
         compat.log_metrics(self.trainer, logged)
 
     def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
@@ -547,9 +560,9 @@ class Session:
         return self.components.gates(rows, bounded)
 
 
-def _roll_call(trainer: Any, config: ReplayConfig) -> RollCall:
+def _roll_call(trainer: Any, settings: Settings) -> RollCall:
     """Those of other kinds than this process's do not count as present: their messages would not fit together."""
-    label = scope_label(config.replay_scope)
+    label = settings.label("scope")
     return RollCall(
         int(trainer.accelerator.process_index),
         int(trainer.accelerator.num_processes),

@@ -11,13 +11,13 @@ from buffers import Ledger
 from trl_replay import ReplayConfig
 from trl_replay.batch.group_view import blank
 from trl_replay.buffer.rate_limiter import RateLimiter
-from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
+from trl_replay.buffer.replay_buffer import ReplayBuffer
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.hooks import SessionHooks
 from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.off_policy_stats import STATS
 from trl_replay.progress import Clock
-from trl_replay.registry import registry
+from trl_replay.settings import Settings, resolve
 from trl_replay.step.decisions import Decisions
 from trl_replay.testing import make_context
 from trl_replay.types import Groups
@@ -28,6 +28,11 @@ KINDS = ("scorer", "evictor", "sampler", "selector", "mixer")
 NO_KEYS: frozenset[str] = frozenset()
 
 
+def settings_of(**settings: Any) -> Settings:
+    """What a session goes by with these settings of `ReplayConfig`."""
+    return resolve(ReplayConfig(**{"replay_start": 0, **settings}))
+
+
 class Deciding:
     """`Decisions` of a session that is at an update, and what they work on.
 
@@ -36,26 +41,25 @@ class Deciding:
     """
 
     def __init__(self, capacity: int = 50, update: int = 0, weigh: Any = None, **settings: Any) -> None:
-        self.config = ReplayConfig(**{"replay_start": 0, **settings})
-        found = {kind: registry().resolve(kind, getattr(self.config, f"replay_{kind}"), kind) for kind in KINDS}
-        limits = Limits(self.config.replay_min_size, self.config.replay_max_age, self.config.replay_max_uses)
-        self.buffer = ReplayBuffer(capacity, Ledger(), limits, size=SIZE)
+        self.settings = settings_of(**settings)
+        found = self.settings.strategies
+        self.buffer = ReplayBuffer(capacity, Ledger(), self.settings.limits, size=SIZE)
         self.clock = Clock(update)
         self.handshake = Handshake(forward=False)
         self.handshake.verified = True
         self.rng = np.random.default_rng(0)
         components: Any = SimpleNamespace(
             buffer=self.buffer,
-            hooks=SessionHooks([], found, {kind: strategy.make() for kind, strategy in found.items()}),
-            rate_limiter=RateLimiter(self.config, capacity),
+            hooks=SessionHooks([], found, {kind: found[kind].make() for kind in KINDS}),
+            rate_limiter=RateLimiter(self.settings.rate_limits, capacity),
             weigh=weigh,
-            mixes_rows=self.config.replay_mixer != "whole",
+            mixes_rows=self.settings.label("mixer") != "whole",
             processes=1,
             clock=self.clock,
             forward=False,
         )
         self.rate_limiter = components.rate_limiter
-        self.decide = Decisions(components, self.handshake, self.context, self.config)
+        self.decide = Decisions(components, self.handshake, self.context, self.settings)
 
     def context(self, slots: Groups | None = None) -> Any:
         return make_context(self.buffer.table, update=self.clock.update, num_generations=SIZE, slots=slots)

@@ -93,7 +93,7 @@ class LateBinding:
 
     def __init__(self) -> None:
         self.name = "ratio"
-        self.made = {name: registry().resolve("correction", name, "replay_correction").make() for name in CORRECTIONS}
+        self.made = {name: registry().resolve("correction", name).make() for name in CORRECTIONS}
 
     def __call__(self, rows: Any, context: Any) -> Any:
         return self.made[self.name](rows, context)

@@ -40,7 +40,7 @@ def rows_of(logs: list[list[float]], advantages: list[float], length: int = 4) -
 
 
 def made(name: str, **kwargs: Any) -> Any:
-    return registry().resolve("correction", name, "replay_correction").make(**kwargs)
+    return registry().resolve("correction", name, kwargs).make()
 
 
 def test_m2po_masks_the_largest_log_ratios_until_their_second_moment_is_small() -> None:

@@ -85,7 +85,7 @@ def test_prompt_balanced_keeps_the_newest_of_every_prompt() -> None:
 def test_prompt_balanced_ranks_by_what_is_newer_and_then_by_score(entries: list[tuple[int, float]]) -> None:
     prompts, scores = zip(*entries, strict=True)
     table = make_table(scores, prompt=prompts)
-    ranks = registry().resolve("evictor", "prompt_balanced", "replay_evictor").make()(table, make_context())
+    ranks = registry().resolve("evictor", "prompt_balanced").make()(table, make_context())
     for one in range(len(entries)):
         assert table.peers[one] == prompts.count(prompts[one])
         assert table.newer[one] == prompts[one + 1 :].count(prompts[one])

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from deciding import settings_of
 
-from trl_replay import ReplayConfig
 from trl_replay.buffer.rate_limiter import RateLimiter
 from trl_replay.testing import make_groups
 
@@ -16,12 +16,13 @@ DEAD = [0.0] * 4
 
 
 def limiter(capacity: int = 64, **settings: Any) -> RateLimiter:
-    return RateLimiter(ReplayConfig(**{"replay_start": 0, **settings}), capacity)
+    return RateLimiter(settings_of(**settings).rate_limits, capacity)
 
 
 def seen(limits: RateLimiter, *batches: list[list[float]]) -> None:
     for rewards in batches:
-        limits.observe(make_groups(rewards))
+        groups = make_groups(rewards)
+        limits.observe(groups, groups.reward >= 0.5)
 
 
 def test_without_limits_every_slot_may_be_filled() -> None:

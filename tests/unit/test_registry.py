@@ -14,7 +14,6 @@ import pytest
 
 import trl_replay
 from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, UnknownNameError, hookimpl
-from trl_replay.arguments import refuse_unknown_arguments
 from trl_replay.config import ReplayConfig
 from trl_replay.registry import BUILTIN, Registry
 from trl_replay.strategies import Builtin
@@ -85,7 +84,7 @@ def test_an_installed_plugin_is_found_with_its_distribution(registry, install):
     install("replay-cold", "cold", version="2.3")
     registry.discover()
     assert registry.plugins["cold"].distribution == "replay-cold 2.3"
-    assert registry.resolve("evictor", "cold/coldest", "replay_evictor").plugin.name == "cold"
+    assert registry.resolve("evictor", "cold/coldest").plugin.name == "cold"
     assert registry.preset("cold/young")[1].settings == {"replay_max_age": 3}
 
 
@@ -103,10 +102,10 @@ def test_a_broken_plugin_raises_with_its_reason_only_when_it_is_asked_for(regist
     install("replay-broken", "broken", BROKEN)
     with pytest.warns(RuntimeWarning):
         registry.discover()
-    registry.resolve("evictor", "heap", "replay_evictor")
+    registry.resolve("evictor", "heap")
     for ask in (
         lambda: registry.plugin("broken", "replay_plugins"),
-        lambda: registry.resolve("evictor", "broken/anything", "replay_evictor"),
+        lambda: registry.resolve("evictor", "broken/anything"),
         lambda: registry.preset("broken/anything"),
     ):
         with pytest.raises(PluginError, match=r"broken.*replay-broken 1\.0.*needs a library that is not here"):
@@ -119,9 +118,9 @@ def test_two_distributions_that_claim_one_name_are_both_named(registry, install)
     with pytest.warns(RuntimeWarning, match=r"replay-first 1\.0 and replay-second 2\.0"):
         registry.discover()
     with pytest.raises(PluginError, match=r"replay-first 1\.0 and replay-second 2\.0\. Uninstall one"):
-        registry.resolve("evictor", "cold/coldest", "replay_evictor")
+        registry.resolve("evictor", "cold/coldest")
     with pytest.raises(UnknownNameError, match="replay-second"):
-        registry.resolve("evictor", "coldest", "replay_evictor")
+        registry.resolve("evictor", "coldest")
 
 
 def test_a_plugin_installed_later_is_found_by_the_next_discovery(registry, install):
@@ -156,7 +155,7 @@ def test_no_distribution_can_take_the_built_in_plugins_name(registry, install):
     install("replay-impostor", BUILTIN)
     with pytest.warns(RuntimeWarning, match="trl-replay and replay-impostor"):
         registry.discover()
-    assert registry.resolve("evictor", "builtin/heap", "replay_evictor").plugin.distribution == "trl-replay"
+    assert registry.resolve("evictor", "builtin/heap").plugin.distribution == "trl-replay"
 
 
 # what is refused
@@ -291,7 +290,7 @@ def test_what_a_registry_hook_raises_names_the_plugin_and_its_distribution(regis
 
 def test_an_unknown_name_lists_what_exists_and_suggests_the_nearest(registry):
     with pytest.raises(UnknownNameError) as caught:
-        registry.resolve("evictor", "resevoir", "replay_evictor")
+        registry.resolve("evictor", "resevoir")
     message = str(caught.value)
     assert message.startswith("replay_evictor='resevoir': there is no evictor of that name. Did you mean 'reservoir'?")
     assert "fifo, " in message
@@ -312,7 +311,7 @@ def test_a_name_of_another_kind_says_which(registry, install, kind, name, words)
     install("replay-cold", "cold")
     registry.discover()
     with pytest.raises(UnknownNameError) as caught:
-        registry.resolve(kind, name, f"replay_{kind}")
+        registry.resolve(kind, name)
     assert f"replay_{kind}={name!r}: there is no {kind} of that name. {words} There are: " in str(caught.value)
 
 
@@ -332,9 +331,8 @@ def test_a_strategys_name_in_the_place_of_a_presets_says_so(registry):
 )
 def test_an_import_references_wrong_argument_is_answered_with_the_right_ones(registry, install, attribute, words):
     module = install("replay-references", "references", REFERENCES)
-    resolved = registry.resolve("evictor", f"{module}:{attribute}", "replay_evictor")
     with pytest.raises(ConfigurationError) as caught:
-        refuse_unknown_arguments("evictor", resolved.label, resolved.make, {"pwoer": 2})
+        registry.resolve("evictor", f"{module}:{attribute}", {"pwoer": 2})
     assert f"replay_evictor_kwargs={{'pwoer': 2}} can't be used: the evictor '{module}:{attribute}' {words}" in str(
         caught.value
     )
@@ -345,7 +343,9 @@ def test_what_takes_any_argument_or_does_not_tell_is_left_to_answer_itself(regis
         return options
 
     for factory in (open_to_all, dict):
-        refuse_unknown_arguments("evictor", "open", factory, {"anything": 1})
+        registry.register(offers(EvictorSpec("open", factory, "")), factory.__name__)
+        made = registry.resolve("evictor", f"{factory.__name__}/open", {"anything": 1}).make()
+        assert made == {"anything": 1}
 
 
 def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, install):
@@ -353,44 +353,44 @@ def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, insta
     with pytest.warns(RuntimeWarning):
         registry.discover()
     with pytest.raises(UnknownNameError, match=r"'broken' from replay-broken 1\.0 was not loaded: ImportError: needs"):
-        registry.resolve("sampler", "their_sampler", "replay_sampler")
+        registry.resolve("sampler", "their_sampler")
 
 
 def test_an_unknown_plugin_lists_the_plugins(registry):
     with pytest.raises(UnknownNameError, match=r"there is no plugin of that name.*There are: "):
-        registry.resolve("sampler", "nobody/sampler", "replay_sampler")
+        registry.resolve("sampler", "nobody/sampler")
 
 
 def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
     for owner in ("one", "two"):
         registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
     with pytest.raises(ConfigurationError, match="name one of one/shared, two/shared"):
-        registry.resolve("evictor", "shared", "replay_evictor")
-    assert registry.resolve("evictor", "two/shared", "replay_evictor").make() == "two"
+        registry.resolve("evictor", "shared")
+    assert registry.resolve("evictor", "two/shared").make() == "two"
 
 
 def test_of_several_plugins_the_one_of_that_name_is_meant(registry):
     for owner in ("one", "shared"):
         registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
-    assert registry.resolve("evictor", "shared", "replay_evictor").make() == "shared"
-    assert registry.resolve("evictor", "one/shared", "replay_evictor").make() == "one"
+    assert registry.resolve("evictor", "shared").make() == "shared"
+    assert registry.resolve("evictor", "one/shared").make() == "one"
 
 
 def test_a_name_that_only_one_plugin_offers_needs_no_qualifier(registry):
     registry.register(offers(EvictorSpec("single", lambda: "made", "")), "one")
-    assert registry.resolve("evictor", "single", "replay_evictor").make() == "made"
+    assert registry.resolve("evictor", "single").make() == "made"
 
 
 def test_a_built_in_name_can_not_be_shadowed(registry):
     registry.register(offers(EvictorSpec("heap", lambda: "impostor", "")), "one")
-    assert registry.resolve("evictor", "heap", "replay_evictor").plugin.name == BUILTIN
-    assert registry.resolve("evictor", "one/heap", "replay_evictor").make() == "impostor"
+    assert registry.resolve("evictor", "heap").plugin.name == BUILTIN
+    assert registry.resolve("evictor", "one/heap").make() == "impostor"
 
 
 def test_one_name_may_stand_for_strategies_of_two_kinds(registry):
     specs = (EvictorSpec("age", lambda: "evictor", ""), SamplerSpec("age", lambda: "sampler", ""))
     registry.register(offers(*specs), "one")
-    assert [registry.resolve(kind, "age", "").make() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
+    assert [registry.resolve(kind, "age").make() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
 
 
 REFERENCES = """
@@ -432,48 +432,48 @@ class Space:
 )
 def test_an_import_reference_may_name_a_strategy_a_factory_or_a_spec(registry, install, attribute, kwargs, expected):
     module = install("replay-references", "references", REFERENCES)
-    resolved = registry.resolve("evictor", f"{module}:{attribute}", "replay_evictor")
+    resolved = registry.resolve("evictor", f"{module}:{attribute}", kwargs)
     table = make_table([1.0, 1.0], uses=[3, 2])
-    np.testing.assert_array_equal(resolved.make(**kwargs)(table, make_context(table)), expected)
+    np.testing.assert_array_equal(resolved.make()(table, make_context(table)), expected)
     assert resolved.plugin is None
 
 
 def test_an_import_reference_to_a_spec_of_another_kind_is_refused(registry, install):
     module = install("replay-references", "references", REFERENCES)
     with pytest.raises(ConfigurationError, match="is a SamplerSpec, not a EvictorSpec"):
-        registry.resolve("evictor", f"{module}:other", "replay_evictor")
+        registry.resolve("evictor", f"{module}:other")
 
 
 @pytest.mark.parametrize("reference", ["no_such_module_here:thing", "trl_replay:no_such_thing", ":heap"])
 def test_an_import_reference_that_can_not_be_followed_is_quoted(registry, reference):
     with pytest.raises(UnknownNameError, match=f"replay_evictor='{reference}' can't be imported: "):
-        registry.resolve("evictor", reference, "replay_evictor")
+        registry.resolve("evictor", reference)
 
 
 def test_an_object_is_taken_as_it_is_and_takes_no_arguments(registry):
     def mine(table, context):
         return table.uses
 
-    resolved = registry.resolve("evictor", mine, "replay_evictor")
+    resolved = registry.resolve("evictor", mine)
     assert resolved.make() is mine
     assert resolved.label.endswith("mine")
-    with pytest.raises(ConfigurationError, match=r"replay_evictor_kwargs={'power': 2} can't be used with an object"):
-        resolved.make(power=2)
+    with pytest.raises(ConfigurationError, match=r"replay_evictor_kwargs={'power': 2} can't be used: .* no arguments"):
+        registry.resolve("evictor", mine, {"power": 2})
 
 
 def test_registering_for_the_process_and_taking_back():
     trl_replay.register(offers(EvictorSpec("passing", lambda: "made", "")), "passing_plugin")
     process = trl_replay.registry.registry()
-    assert process.resolve("evictor", "passing", "replay_evictor").make() == "made"
+    assert process.resolve("evictor", "passing").make() == "made"
     trl_replay.unregister("passing_plugin")
     with pytest.raises(UnknownNameError):
-        process.resolve("evictor", "passing", "replay_evictor")
+        process.resolve("evictor", "passing")
 
 
 def test_every_default_of_the_configuration_is_a_built_in(registry):
     config = ReplayConfig()
     for kind in ("scorer", "evictor", "sampler", "selector", "scope", "storage", "correction"):
-        assert registry.resolve(kind, getattr(config, f"replay_{kind}"), kind).plugin.name == BUILTIN
+        assert registry.resolve(kind, getattr(config, f"replay_{kind}")).plugin.name == BUILTIN
 
 
 # the package

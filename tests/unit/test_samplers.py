@@ -45,7 +45,7 @@ def test_a_negative_exponent_is_refused(alpha):
 
 def test_every_prompt_has_the_same_chance_to_be_drawn() -> None:
     table = make_table([1.0] * 10, prompt=[1] * 9 + [2])
-    sampler = registry().resolve("sampler", "prompt_balanced", "replay_sampler").make()
+    sampler = registry().resolve("sampler", "prompt_balanced").make()
     context = make_context()
     drawn = [int(sampler(table, 1, context)[0]) == 9 for _ in range(2000)]
     assert 0.45 < np.mean(drawn) < 0.55

@@ -19,7 +19,7 @@ def test_zero_std_selects_the_dead_groups():
 
 
 def select(name: str, rewards: list[list[float]], **kwargs: Any) -> list[int]:
-    selector = registry().resolve("selector", name, "replay_selector").make(**kwargs)
+    selector = registry().resolve("selector", name, kwargs).make()
     return np.asarray(selector(make_groups(rewards), make_context())).tolist()
 
 

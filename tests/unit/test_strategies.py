@@ -114,7 +114,7 @@ def built_in(kind):
 
 
 def make(kind, name):
-    return registry().resolve(kind, name, f"replay_{kind}").make()
+    return registry().resolve(kind, name).make()
 
 
 ROUNDS = [

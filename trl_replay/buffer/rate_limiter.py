@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ..config import ReplayConfig
-from ..types import Groups
+from ..types import Bools, Groups
 from ..validation import ADAPTIVE
 
 MEMORY = 32
@@ -20,12 +20,23 @@ than the run's updates divided by the last number, nor again once it has begun, 
 have left since count too: with a limit on age or bytes the buffer may never hold so many at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """The settings `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
+    `replay_min_ess`."""
+
+    start: int | str | None
+    start_pass_rate: float | None
+    max_fraction: float
+    samples_per_insert: float | None
+    min_ess: float | None
+
+
 class RateLimiter:
-    """The limits `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
-    `replay_min_ess`. On processes that share a buffer it sees the same and says the same.
+    """Applies the limits. On processes that share a buffer it sees the same and says the same.
 
     Args:
-        config ([`ReplayConfig`]): The limits.
+        limits ([`RateLimits`]): What may not be exceeded.
         capacity (`int`): Groups that the buffer may hold, on all processes that share it.
 
     Attributes:
@@ -35,8 +46,8 @@ class RateLimiter:
         planned (`int`): Updates of the run that is being trained; 0 if that is not known.
     """
 
-    def __init__(self, config: ReplayConfig, capacity: int) -> None:
-        self._config = config
+    def __init__(self, limits: RateLimits, capacity: int) -> None:
+        self._limits = limits
         self.capacity = capacity
         self.fraction = 1.0
         self.planned = 0
@@ -48,9 +59,8 @@ class RateLimiter:
         self._seen_at_live = 0
         self._prefilled = False
 
-    def observe(self, fresh: Groups) -> None:
-        """Takes note of how a fresh batch went."""
-        passed = fresh.reward >= self._config.replay_pass_reward
+    def observe(self, fresh: Groups, passed: Bools) -> None:
+        """Takes note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
         rate = int(passed.sum()) / passed.size
         if self._pass_rate is None:
             self._pass_rate = rate
@@ -64,7 +74,7 @@ class RateLimiter:
 
     def measured(self, effective_share: float | None) -> None:
         """Takes note of the last replay's effective sample size; None: nothing was replayed."""
-        floor = self._config.replay_min_ess
+        floor = self._limits.min_ess
         if floor is None or effective_share is None:
             return
         factor = 0.5 if effective_share < floor else 2.0
@@ -90,7 +100,7 @@ class RateLimiter:
     @property
     def entries_left(self) -> int:
         """How many more entries `replay_samples_per_insert` lets replay."""
-        per_insert = self._config.replay_samples_per_insert
+        per_insert = self._limits.samples_per_insert
         if per_insert is None:
             return sys.maxsize
         return max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
@@ -102,20 +112,19 @@ class RateLimiter:
             groups (`int`): Of the fresh batch.
             update (`int`): Updates done.
         """
-        config = self._config
-        if config.replay_start == ADAPTIVE:
+        rules = self._limits
+        if rules.start == ADAPTIVE:
             if self._waits(update):
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
-        elif update < int(config.replay_start or 0):
+        elif update < int(rules.start or 0):
             return 0, "replay_start"
-        start_rate = config.replay_start_pass_rate
+        start_rate = rules.start_pass_rate
         if start_rate is not None and (self._pass_rate or 0.0) < start_rate:
             return 0, "replay_start_pass_rate"
-        limits = [(_share(config.replay_max_fraction, groups), "replay_max_fraction")]
-        if config.replay_min_ess is not None:
+        limits = [(_share(rules.max_fraction, groups), "replay_max_fraction")]
+        if rules.min_ess is not None:
             limits.append((_share(self.fraction, groups), "replay_min_ess"))
-        per_insert = config.replay_samples_per_insert
-        if per_insert is not None:
+        if rules.samples_per_insert is not None:
             limits.append((self.entries_left, "replay_samples_per_insert"))
         return min(limits)
 

@@ -107,7 +107,7 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
 def _restore(session: Session, checkpoint: Path) -> None:
     """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
     folder = checkpoint / FOLDER
-    scope_at_attach = session.config.replay_scope, session.chosen_scope
+    scope_at_attach = session.settings.label("scope"), session.chosen_scope
     _keep_scope(session, folder)
     states: list[RankState] = []
     error: ReplayError | None = None
@@ -123,7 +123,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
         session_state.withdraw_unrestored(session, unrestored)
         return
     absent = all(text == MISSING for text in told)
-    if not absent and session.config.replay_on_mismatch == "refuse":
+    if not absent and not session.settings.goes_on_empty:
         raise error or CheckpointError(join_errors(told))
     problem = f"{checkpoint} holds no replay buffer: training resumes with an empty one."
     if not absent:

@@ -13,9 +13,8 @@ from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
 from ..protocols import Columns, division_of
-from ..registry import registry
 from ..session import Session
-from ..strategies.scope_choice import SCOPES, scope_label
+from ..strategies.scope_choice import SCOPES
 from ..types import Group, Groups
 from . import format as files
 from .format import Identity, RankState, plain
@@ -38,7 +37,7 @@ def identity(session: Session) -> Identity:
         tokenizer=compat.tokenizer_fingerprint(trainer),
         vocabulary=compat.vocabulary_size(trainer),
         num_generations=session.components.num_generations,
-        scope=scope_label(session.config.replay_scope),
+        scope=session.settings.label("scope"),
         processes=session.components.processes,
         rows=compat.local_rows(trainer),
     )
@@ -85,11 +84,8 @@ def _json_state(session: Session) -> dict[str, Any]:
 
 def _strategy_names(session: Session) -> dict[str, str]:
     """What each kind with running state is, so that no other strategy takes that state."""
-    names = {}
-    for kind in session.components.stateful:
-        chosen = getattr(session.config, f"replay_{kind}", kind)
-        names[kind] = chosen if isinstance(chosen, str) else type(chosen).__qualname__
-    return names
+    labels: dict[str, str] = {kind: strategy.label for kind, strategy in session.settings.strategies.items()}
+    return {name: labels.get(name, name) for name in session.components.stateful}
 
 
 def _for_these_strategies(session: Session, state: dict[str, Any]) -> dict[str, Any]:
@@ -132,13 +128,12 @@ def exchange_scope(session: Session, name: Any, reason: str) -> None:
         reason (`str`): Why this one.
     """
     straddling = compat.local_rows(session.trainer) % session.components.num_generations > 0
-    if name == session.config.replay_scope or name not in SCOPES or (name == "process" and straddling):
+    if name == session.settings.label("scope") or name not in SCOPES or (name == "process" and straddling):
         return
-    config = session.config.with_settings({"replay_scope": name}, "the checkpoint")
+    settings = session.settings.with_scope(name, reason)
     session.buffer.clear()
-    assembly.exchange_scope(session.trainer, config, session.components, registry())
-    session.config = config
-    session.chosen_scope = reason
+    assembly.exchange_scope(session.trainer, settings, session.components)
+    session.settings = settings
 
 
 def read(session: Session, folder: Path) -> list[RankState]:

@@ -17,12 +17,12 @@ import torch
 from .. import compat
 from ..batch.group_view import AdvantageRule
 from ..components import Components
-from ..config import ReplayConfig
 from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
 from ..plan import Plan
 from ..prompt_table import PromptTable
+from ..settings import Settings
 from ..types import Batch, Context, Groups, Ints, Row
 from .group_layout import GroupLayout
 from .merging import KEPT, Exchange, Generated, merged
@@ -64,7 +64,7 @@ class Rounds:
 
     Args:
         trainer (`Callable`): Gives the trainer.
-        config ([`ReplayConfig`]): The settings.
+        settings ([`Settings`]): How often, for what, and until when.
         components ([`Components`]): Hooks, fields, and how many processes there are.
         communicator ([`Communicator`]): Talks to the other processes.
         context (`Callable`): What strategies may know at this moment.
@@ -73,22 +73,22 @@ class Rounds:
     def __init__(
         self,
         trainer: Callable[[], Any],
-        config: ReplayConfig,
+        settings: Settings,
         components: Components,
         communicator: Communicator,
         context: Callable[[], Context],
     ) -> None:
         here = trainer()
         size = components.num_generations
-        seed = int(here.args.seed) if config.replay_seed is None else config.replay_seed
+        seed = int(here.args.seed) if settings.seed is None else settings.seed
         self._trainer = trainer
-        self._config = config
+        self._settings = settings
         self._fields = components.fields
         self._communicator = communicator
         self._context = context
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
-        again = config.replay_refill_prompts
+        again = settings.dynamic_sampling.prompts
         self._prompts = Prompts(trainer, self._layout, components.hooks, context, seed, again)
         self._course: _Course | None = None
         self.table = PromptTable()
@@ -179,7 +179,7 @@ class Rounds:
             assert latest is not None
             self._note(course, plan, told, latest)
             current = self._merge(course, plan, current, latest, told)
-            if self.done == self._config.replay_refill_rounds or self._is_enough(told):
+            if self.done == self._settings.dynamic_sampling.rounds or self._is_enough(told):
                 return current
             if not self.done:
                 course.log.first_round(len(current.scored))
@@ -209,7 +209,7 @@ class Rounds:
         return self._reports.read(vectors, count)
 
     def _is_enough(self, told: Told) -> bool:
-        target = self._config.replay_refill_until * self._layout.groups
+        target = self._settings.dynamic_sampling.until * self._layout.groups
         return told.needed == 0 or told.live >= target - 1e-9
 
     def _note(self, course: _Course, plan: Plan, told: Told, latest: Generated) -> None:
@@ -219,7 +219,7 @@ class Rounds:
         fresh = latest.fresh
         plan.generated.append(fresh)
         self._prompts.present.update(told.keys.tolist())
-        passed = fresh.reward >= self._config.replay_pass_reward
+        passed = fresh.reward >= self._settings.pass_reward
         update = self._context().update
         keys = told.keys[latest.groups]
         self.table.note(keys, fresh.prompt, passed, fresh.dead, update)

@@ -51,9 +51,9 @@ class Newcomer:
 
 def begin(session: Session) -> None:
     """Fills the buffer from `replay_warm_start`, once in the life of a run."""
-    path = session.config.replay_warm_start
+    path = session.settings.warm_start
     if path is not None and not session.carry.warmed:
-        add(session, path, session.config.replay_warm_start_short)
+        add(session, path, session.settings.warm_start_short)
         session.carry.warmed = True
 
 
@@ -63,7 +63,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
         raise ConfigurationError(f"incomplete={incomplete!r} can't be used: give 'refuse' or 'resample'.")
     division = division_of(session.scope)
     if division is None:
-        raise ReplayError(f"How replay_scope={session.config.replay_scope!r} divides a buffer is not known.")
+        raise ReplayError(f"How replay_scope={session.settings.label('scope')!r} divides a buffer is not known.")
     tally = Tally()
     session.roll_call("add", "adding groups to its buffer")
     groups, advantages = _read(session, source, incomplete, tally)
@@ -99,7 +99,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     """
     groups: list[OfflineGroup] = []
     advantages: list[Floats] = []
-    may_be_alike = session.components.mixes_rows and session.config.replay_advantages != "stored"
+    may_be_alike = session.components.mixes_rows and session.settings.advantages != "stored"
 
     def read() -> str:
         whole = read_groups(session, source, incomplete, tally)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry
 from ..components import Components
-from ..config import ReplayConfig
 from ..counters import NO_ROOM, Tally
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
 from ..loss.off_policy_stats import effective_share
 from ..plan import Admitted, Plan, RowOutcome, Sampled
+from ..settings import Settings
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
 from .dead_groups import copies, dead_slots
@@ -38,11 +38,11 @@ class Decisions:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         handshake ([`Handshake`]): Whether the seam has been seen to work.
         context (`Callable`): Gives what strategies may know at this moment, with the slots that are given to it.
-        config ([`ReplayConfig`]): Limits, and how scores change.
+        settings ([`Settings`]): Limits, and how scores change.
     """
 
     def __init__(
-        self, components: Components, handshake: Handshake, context: Callable[..., Context], config: ReplayConfig
+        self, components: Components, handshake: Handshake, context: Callable[..., Context], settings: Settings
     ) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
@@ -50,11 +50,11 @@ class Decisions:
         self._weigh = components.weigh
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
-        self._mixing = Mixing(components, context, config)
+        self._mixing = Mixing(components, context, settings)
         self._clock = components.clock
         self._handshake = handshake
         self._context = context
-        self._config = config
+        self._settings = settings
 
     def settle_last_batch(
         self, plan: Plan, rows: RowLayout, pending: PendingGroups | None, replayed: Mapping[int, Sequence[int]]
@@ -94,7 +94,7 @@ class Decisions:
         plan.outcome = untouched(fresh)
         slots, most = self.select(fresh, plan.tally)
         sampled = self.sample(plan, slots, most, keys, carry.collected_at)
-        if self._config.replay_dry_run:
+        if self._settings.dry_run:
             plan.tally.items_delta = 0.0
             plan.outcome = untouched(fresh)
         else:
@@ -114,7 +114,7 @@ class Decisions:
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
-        if self._config.replay_min_ess is not None:
+        if self._settings.rate_limits.min_ess is not None:
             self._rate_limiter.measured(effective_share(columns))
         if not replayed:
             return
@@ -127,12 +127,12 @@ class Decisions:
         seen, drift_sum, remaining_signal = sums[:, measured]
         drift = drift_sum / seen
         table.writable("drift")[rows] = drift
-        refresh = self._config.replay_refresh
+        refresh = self._settings.refresh
         if refresh == "ratio":
             table.writable("score")[rows] = table.first_score[rows] * np.exp(-drift)
         elif refresh == "advantage":
             table.writable("score")[rows] = remaining_signal / seen
-        limit = self._config.replay_max_log_ratio
+        limit = self._settings.max_log_ratio
         if limit is not None:
             too_far = table.serial[rows[drift > limit]]
             tally.retire(self._buffer.withdraw(too_far.tolist()), "its mean |log ratio| passed replay_max_log_ratio")
@@ -141,21 +141,22 @@ class Decisions:
         """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
         prompts = NO_PROMPTS
         for fresh in generated:
-            self._rate_limiter.observe(fresh)
+            self._rate_limiter.observe(fresh, self._passed(fresh))
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
-            if self._config.replay_retire_passes is not None:
-                prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
+            prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
         return prompts
 
+    def _passed(self, fresh: Groups) -> Bools:
+        return np.asarray(fresh.reward >= self._settings.pass_reward)
+
     def _solved(self, fresh: Groups) -> Bools:
-        needed = self._config.replay_retire_passes
+        needed = self._settings.retire_passes
         if needed is None:
             return np.zeros(len(fresh), bool)
-        passes = (fresh.reward >= self._config.replay_pass_reward).sum(axis=1)
-        return np.asarray(passes >= needed)
+        return np.asarray(self._passed(fresh).sum(axis=1) >= needed)
 
     def _settle(self, pending: PendingGroups, rows: RowLayout, solved: Ints, tally: Tally) -> Admitted:
         """The candidates have their log-probs now: scores them and offers them to the buffer."""
@@ -256,7 +257,7 @@ class Decisions:
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
         elif not slots:
-            asked_for_dead = self._config.replay_selector == "zero_std"
+            asked_for_dead = self._settings.label("selector") == "zero_std"
             tally.reasons[ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN] += 1
         return slots, most
 
@@ -356,7 +357,7 @@ class Decisions:
 
     def _unfit(self, plan: Plan) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
-        setting = self._config.replay_advantages
+        setting = self._settings.advantages
         rule = plan.rule
         computes = setting in ("joint", "split") or (setting == "auto" and self._mixes_rows)
         if not computes or rule is None or not rule.takes_functions_apart:
@@ -392,7 +393,7 @@ class Decisions:
 
     def _aged(self, table: Table) -> Table:
         """The table with its scores as they are worth by now."""
-        half_life = self._config.replay_half_life
+        half_life = self._settings.half_life
         if half_life is None:
             return table
         age = np.maximum(self._clock.update - table.update, 0)
@@ -423,7 +424,7 @@ class Decisions:
     def _copies(self, plan: Plan, fresh: Groups, rows: RowLayout) -> list[tuple[int, int]]:
         """What `replay_unfilled` makes of the dead groups that nothing fills; returns the pairs (slot, live slot that
         is copied there)."""
-        choice = self._config.replay_unfilled
+        choice = self._settings.unfilled
         tally = plan.tally
         outcome = plan.outcome
         assert outcome is not None

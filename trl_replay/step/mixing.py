@@ -12,9 +12,9 @@ import numpy as np
 
 from ..batch.group_view import TINY, AdvantageRule, reward_noise
 from ..components import Components
-from ..config import ReplayConfig
 from ..errors import ConfigurationError, SeamError
 from ..plan import Plan, RowOutcome, Taken
+from ..settings import Settings
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
 
@@ -301,18 +301,18 @@ class Mixing:
     Args:
         components ([`Components`]): The hooks, and whether the loss may go around the tap.
         context (`Callable`): Gives what strategies may know at this moment.
-        config ([`ReplayConfig`]): How advantages of mixed groups are made.
+        settings ([`Settings`]): How advantages of mixed groups are made.
     """
 
-    def __init__(self, components: Components, context: Callable[[], Context], config: ReplayConfig) -> None:
+    def __init__(self, components: Components, context: Callable[[], Context], settings: Settings) -> None:
         self._hooks = components.hooks
         self._forward = components.forward
         self._context = context
-        self._config = config
+        self._settings = settings
 
     def shape(self, fresh: Groups) -> Groups:
         """What a plugin makes of the advantages of fresh rows, before anything is decided by them."""
-        given = None if self._config.replay_dry_run else self._hooks.advantages(fresh, self._context())
+        given = None if self._settings.dry_run else self._hooks.advantages(fresh, self._context())
         if given is None:
             return fresh
         fresh = shaped(fresh, given)
@@ -344,7 +344,7 @@ class Mixing:
         chosen = self._hooks.mix(table, drawn, view, context)
         mixed = MixedGroups.of(view, table, drawn, chosen)
         reasons = plan.tally.reasons
-        setting = self._config.replay_advantages
+        setting = self._settings.advantages
         computed = ~mixed.is_whole if setting == "auto" else np.full(len(view), setting != "stored")
         rule = plan.rule
         unknown = mixed.leave_unknown(computed, rule is not None and rule.takes_functions_apart)
@@ -395,18 +395,18 @@ class Mixing:
         rule = plan.rule
         assert rule is not None
         if not rule.explains_batch:
-            if self._config.replay_dry_run:
+            if self._settings.dry_run:
                 return mixed.slots.advantages, masked, np.ones(len(masked), bool)
             raise SeamError(
-                f"replay_advantages={self._config.replay_advantages!r} computes the advantages of mixed groups by "
+                f"replay_advantages={self._settings.advantages!r} computes the advantages of mixed groups by "
                 "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
                 "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
             )
         train = ~masked
-        splits = self._config.replay_advantages == "split"
+        splits = self._settings.advantages == "split"
         advantages, dead = mixed.split(rule, train) if splits else mixed.joint(rule, train)
         view = mixed.as_groups(advantages, dead, masked)
-        given = None if self._config.replay_dry_run else self._hooks.advantages(view, self._context())
+        given = None if self._settings.dry_run else self._hooks.advantages(view, self._context())
         if given is not None:
             view = shaped(view, given)
         return view.advantages, view.masked, view.dead

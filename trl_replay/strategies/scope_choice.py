@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..sizes import counted
 
@@ -10,11 +10,6 @@ SCOPES = ("process", "gathered", "sharded")
 """The built-in ones."""
 FEW_GROUPS = 4
 """Groups a process and batch below which one buffer for all processes finds more to replay."""
-
-
-def scope_label(scope: Any) -> str:
-    """What a `replay_scope` is called: its name, or its class's if it is an object."""
-    return scope if isinstance(scope, str) else type(scope).__name__
 
 
 class ScopeChoice(NamedTuple):

@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, dropout_modules, idle_components, in_force, plugins_of, preflight, settle_scope
+from ..assembly import assemble, dropout_modules, idle_components, preflight
 from ..buffer.replay_buffer import Entry
-from ..components import Components
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
 from ..offline.export import export, read_entry
-from ..registry import Registry, registry
 from ..session import Session
+from ..settings import resolve, settle_scope
 from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
-WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
-"""Hooks of plugins that need no buffer."""
 _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
@@ -62,23 +59,22 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
             "as attach(trainer, replay_buffer_size=64)."
         )
     config = (config or ReplayConfig()).with_settings(settings, "attach()")
-    config = in_force(config, registry)
     present = _sessions.get(trainer)
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
-    if not config.use_replay or not _has_something_to_do(config):
-        session = Session(trainer, config, idle_components(), enabled=False)
+    in_force = resolve(config)
+    if not in_force.acts:
+        session = Session(trainer, in_force, idle_components(in_force), enabled=False)
         session.exporter = _exporter(weakref.ref(session))
         _sessions[trainer] = session
         return session
     compat.check_release()
     compat.check_contract(trainer)
     refuse_foreign_overrides(trainer)
-    config, chosen_scope = settle_scope(trainer, config)
-    components = assemble(trainer, config, _known(config))
-    preflight(trainer, config, components)
-    session = Session(trainer, config, components)
-    session.chosen_scope = chosen_scope
+    in_force = settle_scope(trainer, in_force)
+    components = assemble(trainer, in_force)
+    preflight(trainer, in_force, components)
+    session = Session(trainer, in_force, components)
     put_on(trainer, session)
     session.buffer.adder = _adder(weakref.ref(session))
     session.buffer.reader = _reader(weakref.ref(session))
@@ -87,7 +83,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     try:
         _warn_of_dropout(trainer)
         _warn_of_absolute_positions(trainer)
-        _warn_of_forward(trainer, config, components)
+        _warn_of_forward(trainer, session)
         session.notify("attached")
     except BaseException:
         session.let_go()
@@ -203,24 +199,10 @@ def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
     return read
 
 
-def _known(config: ReplayConfig) -> Registry:
-    """The registry with plugins as the settings want them."""
-    return registry().with_arguments(config.kwargs_of_plugins())
-
-
-def _has_something_to_do(config: ReplayConfig) -> bool:
-    """Whether there is a buffer, or what needs none: generating again, something to do about dead groups, or a plugin
-    that shapes advantages or chooses prompts."""
-    if config.replay_buffer_size or config.replay_refill_rounds or config.replay_unfilled != "keep":
-        return True
-    plugins = [plugin.object for plugin in plugins_of(config, _known(config))]
-    return any(hasattr(plugin, hook) for plugin in plugins for hook in WITHOUT_BUFFER)
-
-
-def _warn_of_forward(trainer: Any, config: ReplayConfig, components: Components) -> None:
+def _warn_of_forward(trainer: Any, session: Session) -> None:
     """Says once what `replay_record="auto"` costs."""
-    asked_for = config.replay_record == "forward"
-    if components.records and not asked_for and trainer.accelerator.is_main_process:
+    asked_for = session.settings.record == "forward"
+    if session.components.records and not asked_for and trainer.accelerator.is_main_process:
         warnings.warn(
             "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
             "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "

@@ -26,7 +26,7 @@ class ReplayCallback(TrainerCallback):
     def __init__(self, session: Session, take_off: Callable[[Any, Session], None]) -> None:
         self.session = session
         self._take_off = take_off
-        self._trackers = TrackerSettings(session.config)
+        self._trackers = TrackerSettings(session.config.to_dict())
         self._trackers_told = False
 
     def on_train_begin(

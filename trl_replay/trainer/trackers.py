@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..config import ReplayConfig
-
 Settings: TypeAlias = Mapping[str, Any]
 LONGEST_PARAMETER = 250
 """Characters of a value that every release of MLflow takes."""
@@ -25,25 +23,24 @@ class TrackerSettings:
     """Tells each tracker the settings, once a `train()`, and warns once of one that refuses.
 
     Args:
-        config ([`ReplayConfig`]): The settings in force.
+        settings (`Mapping`): The settings in force, by name.
     """
 
-    def __init__(self, config: ReplayConfig) -> None:
-        self._config = config
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._refused: set[str] = set()
 
     def write(self, callbacks: Sequence[Any]) -> None:
         """Writes the settings to the trackers of these trainer callbacks. Call it on the main process, when they
         have begun their runs."""
-        settings = self._config.to_dict()
         for callback in callbacks:
             for base in type(callback).__mro__:
                 if base.__name__ in _WRITERS:
-                    self._write_to(base.__name__, callback, settings)
+                    self._write_to(base.__name__, callback)
 
-    def _write_to(self, name: str, callback: Any, settings: Settings) -> None:
+    def _write_to(self, name: str, callback: Any) -> None:
         try:
-            _WRITERS[name](callback, settings)
+            _WRITERS[name](callback, self._settings)
         except Exception as error:  # a tracker may raise anything; training goes on without its note
             if name not in self._refused:
                 self._refused.add(name)

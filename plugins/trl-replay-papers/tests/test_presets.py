@@ -98,7 +98,7 @@ def test_a_preset_whose_plugin_gets_other_arguments_trains_and_resumes(
 ) -> None:
     settings = {**settings_of(name, pool), "replay_plugins_kwargs": {name: arguments}}
     trainer, session = train(tmp_path, **settings)
-    assert session.components.plugins == [name]
+    assert session.plugins == [name]
     whole = everything(trainer, session)
     trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **settings)
     assert differences(whole, everything(trainer, session)) == []

@@ -30,8 +30,9 @@ def test_weights_are_pers_with_a_growing_exponent() -> None:
 
     from trl_replay.types import ReplayedRows
 
-    made = registry().resolve("correction", SETTINGS["replay_correction"], "replay_correction")
-    correct = made.make(**SETTINGS["replay_correction_kwargs"])
+    correct = (
+        registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()
+    )
     logps, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
     ages, priorities = torch.zeros(2, dtype=torch.int64), torch.tensor([1.0, 4.0])
     rows = ReplayedRows(logps, logps, logps, mask, torch.ones(2), ages, priorities)

@@ -49,8 +49,9 @@ def test_its_weight_is_the_slope_of_the_shaped_ratio(tmp_path: Any) -> None:
     from trl_replay.types import ReplayedRows
     from trl_replay_papers.luffy import SETTINGS
 
-    made = registry().resolve("correction", SETTINGS["replay_correction"], "replay_correction")
-    correct = made.make(**SETTINGS["replay_correction_kwargs"])
+    correct = (
+        registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()
+    )
     behavior = torch.zeros(1, 3)  # a teacher whose probabilities count as 1
     logps = torch.tensor([[0.5, 0.1, 0.01]]).log()
     mask = torch.ones(1, 3, dtype=torch.bool)

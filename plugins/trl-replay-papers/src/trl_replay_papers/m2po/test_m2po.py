@@ -15,8 +15,9 @@ from trl_replay_papers.m2po import SETTINGS
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_tokens_farthest_off_are_masked_until_the_second_moment_is_small(seed: int) -> Any:
-    made = registry().resolve("correction", SETTINGS["replay_correction"], "replay_correction")
-    correct = made.make(**SETTINGS["replay_correction_kwargs"])
+    correct = (
+        registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()
+    )
     generator = torch.Generator().manual_seed(seed)
     drift = torch.randn(4, 8, generator=generator)
     behavior = torch.full((4, 8), -2.0)

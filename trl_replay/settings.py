@@ -1,0 +1,227 @@
+"""What a session is set to: one frozen value, made once at attach, which everything below takes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import compat
+from .buffer.rate_limiter import RateLimits
+from .buffer.replay_buffer import Limits
+from .config import ReplayConfig
+from .fields import FieldSpec
+from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
+from .sizes import parse_bytes
+from .specs import Kind
+from .strategies.scope_choice import choose_scope
+from .validation import AUTO, STRATEGY_KINDS, unusable
+
+WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
+"""Hooks of plugins that need no buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSampling:
+    """Generating again for dead groups.
+
+    Attributes:
+        rounds (`int`): How often, at most.
+        prompts (`str`): For what: `"new"` prompts, or the `"same"` ones.
+        until (`float`): Share of live groups at which no further round is begun.
+    """
+
+    rounds: int
+    prompts: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings in force, a preset's included, with every name looked up.
+
+    Attributes:
+        config ([`ReplayConfig`]): The same as users and plugins read it.
+        strategies (`Mapping[str, Strategy]`): By kind; none where replay is off.
+        preset (`str`, *optional*): Its name, if one is named.
+        plugins (`tuple[Plugin, ...]`): Those that take part.
+        fields (`tuple[FieldSpec, ...]`): The batch keys that these declare.
+        chosen_scope (`str`): Why this scope, where `replay_scope="auto"` chose it; empty where the user named it.
+        capacity (`int`): Groups that the buffer keeps, before it is multiplied by the processes that share it.
+        max_bytes (`int`, *optional*): Bytes that it keeps, likewise.
+        logps_dtype (`str`): How stored log-probs are kept.
+        limits ([`Limits`]): Which entries are eligible.
+        rate_limits ([`RateLimits`]): How much is replayed.
+        dynamic_sampling ([`DynamicSampling`]): Generating again for dead groups.
+        weight, max_weight, max_log_ratio: Of [`Gates`].
+        pass_reward (`float`): A completion passes with a weighted reward of at least this.
+        retire_passes (`int`, *optional*): Passing completions of a fresh group that solve its prompt.
+        refresh (`str`, *optional*): How a score changes after a replay.
+        half_life (`float`, *optional*): Updates in which a score falls to half.
+        advantages (`str`): Advantages of a slot with stored rows.
+        record (`str`): Where log-probs of fresh groups come from.
+        unfilled (`str`): What becomes of dead groups that nothing fills.
+        dry_run (`bool`): Decide and measure, but exchange nothing.
+        brief (`bool`): Log five metrics, not all.
+        seed (`int`, *optional*): Of the private generator, where the user gave one.
+        goes_on_empty (`bool`): With an empty buffer, if a checkpoint's does not fit.
+        warm_start (`str`, *optional*): A file that fills the buffer when training begins.
+        warm_start_short (`str`): What to do with its groups of too few rows.
+    """
+
+    config: ReplayConfig
+    strategies: Mapping[Kind, Strategy]
+    preset: str | None
+    plugins: tuple[Plugin, ...]
+    fields: tuple[FieldSpec, ...]
+    chosen_scope: str
+    capacity: int
+    max_bytes: int | None
+    logps_dtype: str
+    limits: Limits
+    rate_limits: RateLimits
+    dynamic_sampling: DynamicSampling
+    weight: float
+    max_weight: float | None
+    max_log_ratio: float | None
+    pass_reward: float
+    retire_passes: int | None
+    refresh: str | None
+    half_life: float | None
+    advantages: str
+    record: str
+    unfilled: str
+    dry_run: bool
+    brief: bool
+    seed: int | None
+    goes_on_empty: bool
+    warm_start: str | None
+    warm_start_short: str
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is a buffer, or what needs none: generating again, something to do about dead groups, or a
+        plugin that shapes advantages or chooses prompts."""
+        if not self.strategies:
+            return False
+        if self.capacity or self.dynamic_sampling.rounds or self.unfilled != "keep":
+            return True
+        return any(hasattr(plugin.object, hook) for plugin in self.plugins for hook in WITHOUT_BUFFER)
+
+    def label(self, kind: Kind) -> str:
+        """What the strategy of a kind is called."""
+        return self.strategies[kind].label
+
+    def plugins_with(self, hook: str) -> list[Plugin]:
+        """Those that implement a hook."""
+        return [plugin for plugin in self.plugins if hasattr(plugin.object, f"trl_replay_{hook}")]
+
+    def with_scope(self, name: str, reason: str) -> Settings:
+        """The same with a built-in scope that nobody named, and why this one."""
+        config = copy.copy(self.config)
+        config.replay_scope = name
+        scope = registry().resolve("scope", name)
+        return replace(self, config=config, strategies={**self.strategies, "scope": scope}, chosen_scope=reason)
+
+
+def resolve(config: ReplayConfig) -> Settings:
+    """Looks up every name of a configuration, once.
+
+    Args:
+        config ([`ReplayConfig`]): As the user gave it.
+
+    Raises:
+        ReplayError: A name or an argument can't be used.
+    """
+    owners, config = _with_preset(config)
+    if not config.use_replay:
+        return _settings(config)
+    known = registry().with_arguments(config.kwargs_of_plugins())
+    strategies: dict[Kind, Strategy] = {}
+    for kind in STRATEGY_KINDS:
+        strategies[kind] = known.resolve(kind, getattr(config, f"replay_{kind}"), config.kwargs_of(kind))
+    plugins = _plugins(config, known, owners, strategies)
+    fields = tuple(known.fields({plugin.name for plugin in plugins}))
+    return _settings(config, strategies, plugins, fields)
+
+
+def settle_scope(trainer: Any, settings: Settings) -> Settings:
+    """The settings with a scope in the place of `"auto"`, by how the trainer's groups lie on processes."""
+    if settings.label("scope") not in (AUTO, f"{BUILTIN}/{AUTO}"):
+        return settings
+    choice = choose_scope(trainer.accelerator.num_processes, compat.local_rows(trainer), trainer.num_generations)
+    return settings.with_scope(choice.name, choice.reason)
+
+
+def _with_preset(config: ReplayConfig) -> tuple[list[str], ReplayConfig]:
+    """The plugin whose preset is named, if one is, and the settings with the preset's for all that the user did not
+    give."""
+    name = config.replay_preset
+    if name is None:
+        return [], config
+    plugin, preset = registry().preset(name)
+    return [plugin.name], config.with_defaults(preset.settings, f"The preset {name!r}")
+
+
+def _plugins(
+    config: ReplayConfig, known: Registry, owners: list[str], strategies: Mapping[Kind, Strategy]
+) -> tuple[Plugin, ...]:
+    """The plugins that take part: by preset, in `replay_plugins`, and by their strategies."""
+    plugins = {name: known.plugins[name] for name in owners}
+    for name in config.replay_plugins or []:
+        plugins[name] = known.plugin(name, "replay_plugins")
+    for strategy in strategies.values():
+        if strategy.plugin is not None and strategy.plugin.name != BUILTIN:
+            plugins[strategy.plugin.name] = strategy.plugin
+    for name in config.kwargs_of_plugins():
+        if name not in plugins:
+            remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"
+            raise unusable(PLUGIN_ARGUMENTS, config.replay_plugins_kwargs, remedy)
+    return tuple(plugins.values())
+
+
+def _settings(
+    config: ReplayConfig,
+    strategies: Mapping[Kind, Strategy] | None = None,
+    plugins: tuple[Plugin, ...] = (),
+    fields: tuple[FieldSpec, ...] = (),
+) -> Settings:
+    return Settings(
+        config=config,
+        strategies=strategies or {},
+        preset=config.replay_preset,
+        plugins=plugins,
+        fields=fields,
+        chosen_scope="",
+        capacity=config.replay_buffer_size,
+        max_bytes=parse_bytes(config.replay_max_bytes),
+        logps_dtype=config.replay_logps_dtype,
+        limits=Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown),
+        rate_limits=RateLimits(
+            config.replay_start,
+            config.replay_start_pass_rate,
+            config.replay_max_fraction,
+            config.replay_samples_per_insert,
+            config.replay_min_ess,
+        ),
+        dynamic_sampling=DynamicSampling(
+            config.replay_refill_rounds, config.replay_refill_prompts, config.replay_refill_until
+        ),
+        weight=config.replay_weight,
+        max_weight=config.replay_max_weight,
+        max_log_ratio=config.replay_max_log_ratio,
+        pass_reward=config.replay_pass_reward,
+        retire_passes=config.replay_retire_passes,
+        refresh=config.replay_refresh,
+        half_life=config.replay_half_life,
+        advantages=config.replay_advantages,
+        record=config.replay_record,
+        unfilled=config.replay_unfilled,
+        dry_run=config.replay_dry_run,
+        brief=config.replay_log == "brief",
+        seed=config.replay_seed,
+        goes_on_empty=config.replay_on_mismatch == "empty",
+        warm_start=config.replay_warm_start,
+        warm_start_short=config.replay_warm_start_short,
+    )
