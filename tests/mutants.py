@@ -50,6 +50,8 @@ ALSO = {
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/training_batch.py": ("trainer/test_mixing.py",),
     "plan.py": ("trainer/test_mixing.py",),
+    "loss/handshake.py": ("unit/test_tap.py",),
+    "loss/supply.py": ("unit/test_tap.py", "trainer/test_methods.py"),
     "loss/tap.py": ("trainer/test_methods.py",),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
@@ -97,8 +99,8 @@ NAMED = (
         pass""",
     ),
     Named(
-        "rows of an earlier generation batch are not refused", "loss/tap.py",
-        "if not all(number in known for number in numbers):", "if False:",
+        "rows of an earlier generation batch are not refused", "loss/supply.py",
+        "if not all(number in range(len(self._rows)) for number in numbers):", "if False:",
     ),
     Named(
         "a resumed rate limiter has drawn nothing", "buffer/rate_limiter.py",

@@ -30,6 +30,7 @@ from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
 from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
+from .loss.supply import Supply
 from .loss.tap import Tap
 from .plan import DETACHED, PAUSED, RUNS, Plan
 from .prompt_table import PromptTable
@@ -86,18 +87,18 @@ class Session:
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
         self.handshake = Handshake(components.forward)
+        self.supply = Supply(self._correct, components.bounds, components.token_weights)
         self.tap = Tap(
-            self._correct,
+            self.supply,
             components.num_generations,
-            components.token_weights,
             components.forward,
             self.handshake,
             components.errors,
-            components.bounds,
+            components.bounds.form,
             self._control_entropy,
         )
         self.communicator = Communicator(
-            components, self.tap.stats, int(trainer.accelerator.process_index) if enabled else 0
+            components, self.supply.stats, int(trainer.accelerator.process_index) if enabled else 0
         )
         self.roll_call = _roll_call(trainer, settings) if enabled else RollCall()
         self.decide = Decisions(components, self.handshake, self.context, settings)
@@ -297,7 +298,7 @@ class Session:
             return
         pending, replayed = self.carry.take()
         rows, error = self.communicator.share(None, count, pending)
-        self.tap.stats.clear()
+        self.supply.stats.clear()
         plan = Plan(error=error)
         with plan.keeping_errors():
             self.decide.settle_last_batch(plan, rows, pending, replayed)
@@ -425,7 +426,7 @@ class Session:
             "update": self.update,
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
-            "measured": self.tap.stats.state_dict(rows) if self.carry.drawn else {},
+            "measured": self.supply.stats.state_dict(rows) if self.carry.drawn else {},
             "metrics": self.metrics,
             "reference": self.reference,
             "settings": self.config.to_dict(),
@@ -476,11 +477,11 @@ class Session:
         """
         self.carry.pending_groups = pending
         self.carry.drawn = dict(state["drawn"])
-        self.tap.stats.load_state_dict(state["measured"])
+        self.supply.stats.load_state_dict(state["measured"])
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
-        self._record(self.tap.stats.metrics())
+        self._record(self.supply.stats.metrics())
         self._record(self.components.gates.metrics())
         self._record(self.components.bounds.metrics())
         self._record(self.tap.fresh.metrics())

@@ -144,7 +144,7 @@ def state(session: Any) -> dict[str, Any]:
         "drawn": carry.drawn,
         "measured": {
             name: values.tolist()
-            for name, values in session.tap.stats.columns(compat.local_rows(session.trainer)).items()
+            for name, values in session.supply.stats.columns(compat.local_rows(session.trainer)).items()
         },
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
         "limits": dict(components.rate_limiter.state_dict()),

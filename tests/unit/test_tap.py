@@ -16,6 +16,7 @@ from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.loss.row_mask import RowMask
+from trl_replay.loss.supply import Supply
 from trl_replay.loss.tap import Tap
 from trl_replay.progress import KeptErrors
 from trl_replay.types import Group, Placement
@@ -31,11 +32,16 @@ def ratio(rows: ReplayedRows) -> Corrected:
     return Corrected(rows.behavior_logps)
 
 
-def make_tap(correct: Callable[[ReplayedRows], Corrected] = ratio, **settings: Any) -> Tap:
-    made = {"num_generations": SIZE, "token_weights": True, "forward": False, "errors": KeptErrors(alone=True)}
-    made |= settings
-    made.setdefault("handshake", Handshake(made["forward"]))
-    return Tap(correct, **made, bounds=Bounds(), control_entropy=lambda entropies, mask, replayed: None)
+def make_tap(
+    correct: Callable[[ReplayedRows], Corrected] = ratio,
+    token_weights: bool = True,
+    forward: bool = False,
+    errors: KeptErrors | None = None,
+) -> Tap:
+    bounds = Bounds()
+    supply = Supply(correct, bounds, token_weights)
+    errors = errors or KeptErrors(alone=True)
+    return Tap(supply, SIZE, forward, Handshake(forward), errors, bounds.form, lambda entropies, mask, replayed: None)
 
 
 def candidate(serial: int, first_row: int) -> Candidate:
@@ -211,7 +217,7 @@ def test_the_correction_sees_what_it_is_promised() -> None:
     assert rows.ages.tolist() == [9, 3]
     assert rows.priorities is not None
     assert rows.priorities.tolist() == [1.0, 4.0]
-    columns = tap.stats.columns(5)
+    columns = tap.supply.stats.columns(5)
     assert columns["seen"].tolist() == [0, 2, 1, 0, 0], "at the rows' places in the batch, not in the micro-batch"
 
 

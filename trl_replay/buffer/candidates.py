@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +52,17 @@ class Candidate:
     logps_dtype: torch.dtype = torch.float32
     leaves_device: bool = False
     copies: Copies[str] | None = None
+
+    def record(self, row: int, logps: torch.Tensor) -> bool:
+        """Keeps the log-probs, `(C,)`, of a row's first forward; returns whether all rows have theirs."""
+        if self.records[row] is None:
+            # a view would keep the other rows of its micro-batch until the next generation batch
+            self.records[row] = logps.clone()
+        if any(record is None for record in self.records):
+            return False
+        with suppress(Exception):  # it happens again in describe, for all ranks to hear
+            self.complete()
+        return True
 
     def complete(self) -> bool:
         """Fills in the recorded log-probs; False if any local row's are missing."""

@@ -32,7 +32,7 @@ class FreshStats:
             entropies (`(b, C)`, *optional*): As the log-prob method returned them.
             mask (`(b, C)` bool): Tokens of fresh rows that the loss trains on.
         """
-        old = dict.get(micro, OLD_LOGPS)
+        old = micro.peek(OLD_LOGPS)
         logs = torch.zeros_like(logps) if old is None else logps - old
         logs.masked_fill_(~mask, 0.0)
         if self._form.sequence_level:
@@ -40,7 +40,7 @@ class FreshStats:
         ratios = logs.exp()  # (b, C) or (b, 1)
         if torch.is_tensor(entropies):
             self._note("entropy", entropies.detach(), mask)
-        reference = dict.get(micro, REF_LOGPS)
+        reference = micro.peek(REF_LOGPS)
         if reference is not None:
             gap = reference - logps
             kl = gap.exp() - gap - 1

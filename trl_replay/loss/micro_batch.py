@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..compat import OLD_LOGPS
+from ..batch.compose import loss_mask
+from ..compat import OLD_LOGPS, REF_LOGPS
 
 ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
@@ -50,6 +51,26 @@ class MicroBatch(dict[str, Any]):
         """As `dict.get`."""
         self._note(key)
         return super().get(key, default)
+
+    def peek(self, key: str) -> Any:
+        """The value of a key, or None: not the loss's own reading."""
+        return super().get(key)
+
+    def keep(self, key: str, kept: torch.Tensor, logps: torch.Tensor) -> None:
+        """Keeps log-probs where `kept`, `(b, C)` bool, and puts `logps` elsewhere; nothing if it has no such key."""
+        value = self.peek(key)
+        if value is not None:
+            self[key] = torch.where(kept, value, logps.to(value.dtype))
+
+    def silence(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
+        """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient; `logps` are the
+        policy's, `(b, C)`."""
+        tokens = rows.unsqueeze(1)
+        advantages = self["advantages"]
+        self["advantages"] = advantages.masked_fill(rows if advantages.dim() == 1 else tokens, 0.0)
+        kept = loss_mask(self).bool() & ~tokens
+        self.keep(OLD_LOGPS, kept, logps)
+        self.keep(REF_LOGPS, kept, logps)
 
     def _note(self, key: str) -> None:
         if key == OLD_LOGPS and self.watched:

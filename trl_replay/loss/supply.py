@@ -1,0 +1,205 @@
+"""What the loss gets for replayed rows: their stored log-probs, as the correction decides, and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ..batch.compose import loss_mask
+from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from ..errors import ResultError, SeamError
+from ..types import Corrected, Placement, ReplayedRows
+from .bounds import Bounds
+from .micro_batch import MASKED, MicroBatch, PlacedRow
+from .off_policy_stats import OffPolicyStats
+
+
+class Supply:
+    """The replayed rows of one generation batch.
+
+    Args:
+        correct (`Callable`): What the correction decides for the replayed rows of a micro-batch.
+        bounds ([`Bounds`]): On the reference's log-probs.
+        token_weights (`bool`): Whether the correction may give one weight a token.
+
+    Attributes:
+        stats ([`OffPolicyStats`]): What was seen of them.
+    """
+
+    def __init__(self, correct: Callable[[ReplayedRows], Corrected], bounds: Bounds, token_weights: bool) -> None:
+        self._correct = correct
+        self._bounds = bounds
+        self._token_weights = token_weights
+        self.stats = OffPolicyStats()
+        self._rows: list[PlacedRow] = []
+        self._first = 0
+
+    def place(self, placements: Sequence[Placement], ids: torch.Tensor) -> None:
+        """Begins a generation batch.
+
+        Args:
+            placements (`Sequence[Placement]`): What was replayed on this process.
+            ids (`(B,)` int64): The first column of `ROWS`; gets the replayed rows' numbers.
+        """
+        self.stats.clear()
+        self._first += len(self._rows)
+        self._rows = []
+        for placed in placements:
+            first = self._first + len(self._rows)
+            ids[placed.rows] = -1 - torch.arange(first, first + placed.count)
+            self._rows += _placed_rows(placed)
+
+    def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor:
+        """Gives a composed micro-batch the replayed rows' log-probs and weights, and the policy's own log-probs where
+        the loss must not see stored ones.
+
+        Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
+        the ratio of a row without weight that is far off. A token without weight among others keeps its ratio, which
+        counts in its sequence's; its KL is that to the policy itself, 0 in value and gradient.
+
+        Args:
+            micro ([`MicroBatch`]): Changes.
+            logps (`(b, C)`): The policy's, detached.
+
+        Returns:
+            `(b, C)` bool, the replayed tokens whose weight is 0.
+        """
+        mask = loss_mask(micro).bool()
+        weightless = torch.zeros_like(mask)
+        if bool(micro.replayed.any()):
+            weightless = self._replace(micro, logps, mask)
+        silent = weightless.all(dim=1, keepdim=True)
+        micro.keep(OLD_LOGPS, mask & ~silent, logps)
+        micro.keep(REF_LOGPS, mask & ~weightless, logps)
+        return weightless
+
+    def _replace(self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Asks the correction about the replayed rows, and does as it says; returns the tokens without weight."""
+        places = micro.replayed.nonzero().flatten()  # (R,)
+        index = places.to(logps.device)
+        stored = self._stored(micro.ids[places].tolist())
+        trains = (micro.flags[places] & MASKED).eq(0).to(logps.device)
+        trained = mask[index] & trains.unsqueeze(1)
+        rows = _replayed_rows(stored, logps[index], trained, micro["advantages"][index])
+        corrected = self._correct(rows)
+        self.stats.add([row.position for row in stored], rows, corrected.weights)
+        weightless = torch.zeros_like(trained)
+        if corrected.weights is not None:
+            weightless |= corrected.weights.eq(0).view(len(stored), -1)
+            micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
+        self._write_logps(micro, index, logps, mask, rows, corrected.old_logps, weightless)
+        return _with_rows(torch.zeros_like(mask), index, weightless)
+
+    def _write_logps(
+        self,
+        micro: MicroBatch,
+        index: torch.Tensor,
+        logps: torch.Tensor,
+        mask: torch.Tensor,
+        rows: ReplayedRows,
+        old_logps: torch.Tensor,
+        weightless: torch.Tensor,
+    ) -> None:
+        """Writes the old, sampling and reference log-probs of the rows `index`.
+
+        Args:
+            micro ([`MicroBatch`]): Changes.
+            index (`(R,)` int64): The replayed rows.
+            logps, mask (`(b, C)`): The policy's log-probs, and the tokens that the loss trains on.
+            rows ([`ReplayedRows`]): The replayed rows.
+            old_logps (`(R, C)`): What the correction decided.
+            weightless (`(R, C)` bool): Their tokens without weight.
+        """
+        given = micro.peek(OLD_LOGPS)
+        old = logps if given is None else given
+        if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
+            micro[SAMPLING_LOGPS] = _with_rows(old, index, rows.behavior_logps)
+            micro.keep(SAMPLING_LOGPS, mask, logps)
+        micro[OLD_LOGPS] = _with_rows(old, index, old_logps)
+        reference = micro.peek(REF_LOGPS)
+        if reference is not None:
+            bounded = self._bounds.reference(rows, old_logps, reference[index], rows.mask & ~weightless)
+            micro[REF_LOGPS] = _with_rows(reference, index, bounded)
+
+    def _stored(self, ids: Sequence[int]) -> list[PlacedRow]:
+        numbers = [-1 - row - self._first for row in ids]
+        if not all(number in range(len(self._rows)) for number in numbers):
+            raise SeamError(
+                "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
+            )
+        return [self._rows[number] for number in numbers]
+
+    def _weighted(
+        self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
+        if weights.dim() == 2:
+            if not self._token_weights:
+                raise ResultError(
+                    "The correction gives token weights, which are exact only with importance_sampling_level='token'. "
+                    "Use a correction with one weight a row, or set importance_sampling_level='token'."
+                )
+            if advantages.dim() == 1:
+                advantages = advantages.unsqueeze(1).expand(-1, width)
+        elif advantages.dim() == 2:
+            weights = weights.unsqueeze(1)
+        return _with_rows(advantages, index, advantages[index] * weights.to(advantages))
+
+
+def _replayed_rows(
+    stored: Sequence[PlacedRow], logps: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor
+) -> ReplayedRows:
+    """What a correction sees.
+
+    Args:
+        stored (`Sequence[PlacedRow]`): The `R` replayed rows of a micro-batch.
+        logps, mask (`(R, C)`): The policy's log-probs, and the tokens that train.
+        advantages (`(R,)` or `(R, C)`): Those of the micro-batch.
+    """
+    device = logps.device
+    proximal = [row.keep_proximal(now) for row, now in zip(stored, logps, strict=True)]
+    padded = pad_sequence([row.logps for row in stored], batch_first=True)
+    missing = logps.size(1) - padded.size(1)
+    if missing:  # without, it would copy all the same
+        padded = functional.pad(padded, (0, missing))
+    padded = padded.to(device, torch.float32)
+    if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
+        advantages = torch.stack([row.advantage for row in stored]).to(advantages)
+    return ReplayedRows(
+        logps=logps,
+        behavior_logps=torch.where(mask, padded, logps.float()),
+        proximal_logps=torch.stack(proximal),
+        mask=mask,
+        advantages=advantages,
+        ages=torch.tensor([row.age for row in stored], device=device),
+        priorities=torch.tensor([row.priority for row in stored], device=device, dtype=torch.float32),
+    )
+
+
+def _placed_rows(placed: Placement) -> list[PlacedRow]:
+    """The replayed rows of a placement that lie on this process."""
+    tensors = placed.group.tensors
+    lengths = placed.group.completion_lengths.tolist()
+    logps = torch.split(tensors[OLD_LOGPS].float(), lengths)
+    advantages = tensors["advantages"][placed.part]
+    rows = []
+    for index, row_logps in enumerate(logps[placed.part]):
+        row = PlacedRow(
+            logps=row_logps,
+            age=placed.age,
+            advantage=advantages[index],
+            priority=placed.priority,
+            position=placed.start + index,
+        )
+        rows.append(row)
+    return rows
+
+
+def _with_rows(values: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """A copy of `values`, `(b, …)`, with `rows`, `(R, …)`, at the places `index`."""
+    copy = values.clone()
+    copy[index] = rows.to(copy.dtype)
+    return copy
