@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from resuming import build, train
 
 import trl_replay
+from trl_replay.checkpoint import discovery
 
 
 def test_a_half_written_checkpoint_is_never_taken_for_whole(tmp_path: Path, checkpoint: Path) -> None:
@@ -56,4 +58,66 @@ def test_what_trl_writes_after_the_trainers_state_is_waited_for(tmp_path: Path, 
 
 def test_a_checkpoint_of_the_model_alone_is_whole(tmp_path: Path) -> None:
     train(tmp_path, max_steps=6, save_only_model=True)
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")
+
+
+@pytest.mark.parametrize("name", ["checkpoint-best-99", "checkpoint-old-99", "checkpoint-99-old", "checkpoint-x99"])
+def test_63_a_copy_under_another_name_is_no_step_of_the_run(tmp_path: Path, checkpoint: Path, name: str) -> None:
+    for copy in (name, "checkpoint-5"):
+        shutil.copytree(checkpoint, tmp_path / copy)
+    assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
+
+
+def check_of_files(monkeypatch: Any, first: Any) -> None:
+    """Does something, once, when the scan comes to a file of tensors."""
+    look, done = discovery._has_its_end, []
+
+    def looking(path: Path) -> bool:
+        if path.suffix == ".safetensors" and not done:
+            done.append(path)
+            first()
+        return look(path)
+
+    monkeypatch.setattr(discovery, "_has_its_end", looking)
+
+
+def test_63_a_folder_that_is_rotated_during_the_scan_is_passed_over(copied: Path, monkeypatch: Any) -> None:
+    newer = Path(shutil.copytree(copied, copied.parent / "checkpoint-12"))
+    check_of_files(monkeypatch, lambda: shutil.rmtree(newer))
+    assert trl_replay.last_complete_checkpoint(copied.parent) == str(copied)
+
+
+def test_63_a_checkpoint_that_is_finished_during_the_scan_counts(copied: Path, monkeypatch: Any) -> None:
+    """The newer one gets its last file while the scan looks at the older one, which is rotated then."""
+    newer = Path(shutil.copytree(copied, copied.parent / "checkpoint-12"))
+    state = newer / "trainer_state.json"
+    state.rename(newer / "to come")
+
+    def finish() -> None:
+        (newer / "to come").rename(state)
+        shutil.rmtree(copied)
+
+    check_of_files(monkeypatch, finish)
+    assert trl_replay.last_complete_checkpoint(copied.parent) == str(newer)
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "[" * 200_000 + "]" * 200_000], ids=["cut", "whole"])
+def test_63_json_that_is_nested_too_deeply_to_be_read_is_not_whole(copied: Path, content: str) -> None:
+    (copied / "trainer_state.json").write_text(content)
+    assert trl_replay.last_complete_checkpoint(copied.parent) is None
+
+
+def test_63_a_checkpoint_without_its_ranks_files_is_not_whole(copied: Path) -> None:
+    shutil.rmtree(copied / "trl_replay" / "rank-00000")
+    assert trl_replay.last_complete_checkpoint(copied.parent) is None
+    os.rmdir(copied / "trl_replay")
+    assert trl_replay.last_complete_checkpoint(copied.parent) == str(copied), "it resumes with an empty buffer"
+
+
+def test_63_what_another_run_left_in_a_checkpoint_does_not_count(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=6)
+    build(tmp_path, max_steps=6, seed=7).train()
+    ours = tmp_path / "checkpoint-6" / "trl_replay" / "rank-00000"
+    (ours / "table.safetensors").unlink()
+    (ours / "payload-00000.safetensors").write_bytes(b"half")
     assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")

@@ -163,6 +163,15 @@ def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
     assert last_complete_checkpoint(tmp_path) is None
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_63_a_checkpoint_that_lacks_all_files_of_a_rank_is_not_whole(
+    results: Results, folder: Path, tmp_path: Path, rank: int
+) -> None:
+    copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
+    shutil.rmtree(copy / "trl_replay" / f"rank-0000{rank}")
+    assert last_complete_checkpoint(tmp_path) is None
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_what_all_ranks_export_all_ranks_take_back(results: Results, folder: Path, scope: str) -> None:
     ranks = [rank[f"files {scope}"] for rank in results[2]]

@@ -51,6 +51,13 @@ def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Results,
 
 
 @pytest.mark.parametrize("scope", SCOPES)
+def test_63_a_copy_under_another_name_is_not_rotated(nodes: Results, scope: str) -> None:
+    """By ours, that is: where the trainer rotates, it takes all that is called `checkpoint-`."""
+    _, other = of(nodes, f"{scope}, kept")
+    assert other["folders"]["checkpoint-best-6"] == ["rank-00001"]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
 def test_44_a_folder_that_all_ranks_share_is_rotated_by_the_trainer_alone(nodes: Results, scope: str) -> None:
     both = ["rank-00000", "rank-00001"]
     for found in of(nodes, f"{scope}, shared"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
-from .save_id import TRAINER_STATE
+from .save_id import FOLDER, TRAINER_STATE, SaveId, read_save_id
 
+NAME = re.compile(r"checkpoint-([0-9]+)")
+"""What the trainer calls a checkpoint, with its step."""
 UNFINISHED = "checkpoint-is-incomplete.txt"
 """Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 
@@ -29,35 +32,53 @@ def last_complete_checkpoint(output_dir: str | Path) -> str | None:
         trainer.train(resume_from_checkpoint=trl_replay.last_complete_checkpoint(trainer.args.output_dir))
         ```
     """
-    folders = [path for path in Path(output_dir).glob("checkpoint-*") if _number(path).isdecimal()]
-    newest_first = sorted(folders, key=lambda path: int(_number(path)), reverse=True)
-    for folder in newest_first:
-        if _is_complete(folder):
-            return str(folder)
-    return None
+    while True:
+        folders = numbered_checkpoints(output_dir)
+        for folder in reversed(folders):
+            if _is_complete(folder):
+                return str(folder)
+        if numbered_checkpoints(output_dir) == folders:  # else a run has saved and rotated in the meantime
+            return None
 
 
-def _number(folder: Path) -> str:
-    """What stands at the end of a checkpoint's name."""
-    return folder.name.rpartition("-")[2]
+def numbered_checkpoints(output_dir: str | Path) -> list[Path]:
+    """The folders of a run's checkpoints, by step. Copies under other names, like `checkpoint-best-12`, are none."""
+    found = {path: NAME.fullmatch(path.name) for path in Path(output_dir).glob("checkpoint-*")}
+    steps = {path: int(match[1]) for path, match in found.items() if match}
+    return sorted(steps, key=lambda path: steps[path])
 
 
 def _is_complete(folder: Path) -> bool:
     """Whether stock's last file is there, all files that ours know of are, and every file has its end."""
     if not (folder / TRAINER_STATE).is_file() or (folder / UNFINISHED).exists():
         return False
-    ours = (folder / "trl_replay").glob("rank-*")
-    if not all(_has_all_files(rank) for rank in ours):
+    saved = read_save_id(folder)
+    try:
+        return _has_all_ranks(folder, saved) and all(_has_its_end(path) for path in _files(folder, saved))
+    except FileNotFoundError:  # it is being rotated
         return False
-    return all(_has_its_end(path) for path in _files(folder))
 
 
-def _files(folder: Path) -> list[Path]:
-    """All files in a checkpoint, and in its folders, which may be links."""
-    paths = list(folder.iterdir())
+def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
+    """Whether our part of a checkpoint is whole, if it has one: what another run left behind is none."""
+    ours = folder / FOLDER
+    if saved is None or not ours.is_dir():
+        return True
+    named = {ours / name for name in saved.folders}
+    present = set(ours.glob("rank-*"))
+    if not present or (named & present and named - present):  # none of those named: another machine's disk
+        return False
+    return all(_has_all_files(rank) for rank in present)
+
+
+def _files(folder: Path, saved: SaveId | None) -> list[Path]:
+    """All files in a checkpoint, and in its folders, which may be links; without what another run left behind."""
+    paths: list[Path] = []
     for part in folder.iterdir():
-        if part.is_dir():
+        if part.is_dir() and not (saved is None and part.name == FOLDER):
             paths += part.rglob("*")
+        else:
+            paths.append(part)
     return [path for path in paths if path.is_file()]
 
 
@@ -68,7 +89,7 @@ def _has_all_files(rank: Path) -> bool:
         content = json.loads((rank / "state.json").read_bytes())["content"]
         paths = [rank / name for name in content["files"]]
         paths += [checkpoint / name for name in content["beside"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return all(path.is_file() for path in paths)
 
@@ -87,7 +108,7 @@ def _has_its_end(path: Path) -> bool:
 def _parses(path: Path) -> bool:
     try:
         json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -101,6 +122,6 @@ def _has_all_tensors(path: Path) -> bool:
             header = json.loads(file.read(min(header_length, size)))
             header.pop("__metadata__", None)
             ends = [tensor["data_offsets"][1] for tensor in header.values()]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return False
     return size == 8 + header_length + max(ends, default=0)

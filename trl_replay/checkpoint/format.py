@@ -32,7 +32,6 @@ from ..serialization import group_files
 from ..types import Group, Groups
 
 FORMAT = 1
-FOLDER = "trl_replay"
 STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
     "state.json",
     "table.safetensors",

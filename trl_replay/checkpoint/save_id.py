@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 TRAINER_STATE = "trainer_state.json"
-KEY = "trl_replay"
-"""Where it stands among the states of callbacks, which the trainer saves in `TRAINER_STATE`."""
+FOLDER = "trl_replay"
+"""Our part of a checkpoint; and where its identity stands among the states of callbacks in `TRAINER_STATE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +23,25 @@ class SaveId:
     Attributes:
         save_id (`str`): Random; the same on all ranks.
         update (`int`): `global_step` of the checkpoint. A run without replay keeps what it was resumed with.
-        ranks (`Sequence[int]`): Ranks whose files lie on the same disk.
+        folders (`Sequence[str]`): Ranks' folders that lie on the same disk.
     """
 
     save_id: str
     update: int
-    ranks: Sequence[int]
+    folders: Sequence[str]
 
 
-def put_save_id(state: Any, save_id: str, ranks: Sequence[int]) -> None:
+def put_save_id(state: Any, save_id: str, folders: Sequence[str]) -> None:
     """Has the trainer save an identity with its `state`."""
-    told = SaveId(save_id, state.global_step, ranks)
-    state.stateful_callbacks[KEY] = {"args": {}, "attributes": asdict(told)}
+    told = SaveId(save_id, state.global_step, folders)
+    state.stateful_callbacks[FOLDER] = {"args": {}, "attributes": asdict(told)}
 
 
 def read_save_id(checkpoint: Path) -> SaveId | None:
     """The identity in a checkpoint's trainer state; None where it was saved without replay, or can't be read."""
     try:
         state = json.loads((checkpoint / TRAINER_STATE).read_bytes())
-        told = SaveId(**state["stateful_callbacks"][KEY]["attributes"])
+        told = SaveId(**state["stateful_callbacks"][FOLDER]["attributes"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return told if told.update == state.get("global_step") else None

@@ -17,8 +17,9 @@ from ..distributed.all_ranks import join_errors, run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
 from . import session_state
-from .format import FOLDER, RankState, rank_folder, ranks_in, scope_in
-from .save_id import TRAINER_STATE, put_save_id
+from .discovery import numbered_checkpoints
+from .format import RankState, rank_folder, scope_in
+from .save_id import FOLDER, TRAINER_STATE, put_save_id
 
 MISSING = "no buffer"
 
@@ -48,7 +49,7 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
         if saves:
             (folder / TRAINER_STATE).unlink(missing_ok=True)
         _remove(folder / FOLDER)
-        return _checkpoints(folder.parent) if saves else []
+        return [path.name for path in numbered_checkpoints(folder.parent)] if saves else []
 
     listed = run_on_all_ranks(make_room, CheckpointError)
 
@@ -60,12 +61,9 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
         session_state.write(session, folder / FOLDER, save_id)
 
     run_on_all_ranks(write, CheckpointError)
-    put_save_id(trainer.state, save_id, ranks_in(folder / FOLDER))
+    written = sorted(path.name for path in (folder / FOLDER).glob("rank-*"))
+    put_save_id(trainer.state, save_id, written)
     return stock(model, trial, **kwargs)
-
-
-def _checkpoints(output_dir: Path) -> list[str]:
-    return [path.name for path in output_dir.glob("checkpoint-*")]
 
 
 def _rotate(output_dir: Path, rank: int, present: Set[str]) -> None:
@@ -73,7 +71,7 @@ def _rotate(output_dir: Path, rank: int, present: Set[str]) -> None:
 
     On another machine's disk it rotates nothing: of the little that it writes there, all stays.
     """
-    for path in output_dir.glob("checkpoint-*"):
+    for path in numbered_checkpoints(output_dir):
         if path.name not in present:
             _remove(rank_folder(path / FOLDER, rank))
             with contextlib.suppress(OSError):  # other ranks' parts are there still, or it is gone

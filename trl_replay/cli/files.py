@@ -21,7 +21,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def _in_run(folder: Path) -> Path:
     """The checkpoint itself, or the newest whole one of a run's folder."""
     from ..checkpoint.discovery import last_complete_checkpoint
-    from ..checkpoint.format import FOLDER
+    from ..checkpoint.save_id import FOLDER
 
     newest = None if (folder / FOLDER).is_dir() else last_complete_checkpoint(folder)
     return folder if newest is None else Path(newest)

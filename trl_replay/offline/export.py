@@ -12,6 +12,7 @@ import torch
 from .. import compat
 from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
+from ..checkpoint.save_id import FOLDER
 from ..components import Components
 from ..errors import CheckpointError, ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS
@@ -126,7 +127,7 @@ def of_checkpoint(folder: str | Path) -> Source:
     """
     from transformers import AutoTokenizer
 
-    ours = Path(folder) / saved.FOLDER
+    ours = Path(folder) / FOLDER
     states = [saved.read(ours, rank) for rank in saved.ranks_in(ours)]
     if not states:
         raise CheckpointError(f"{folder} holds no replay buffer.")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checkpoint import format as saved
 from ..checkpoint.discovery import last_complete_checkpoint
-from ..checkpoint.save_id import TRAINER_STATE
+from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
 from ..strategies.scope_choice import choose_scope
 from ..table import Table
@@ -225,7 +225,7 @@ def _newest(path: Path) -> Path:
 
 def _saved_generations(path: Path) -> int | None:
     """Completions of a group as a checkpoint's buffer has them; None where there is none that can be read."""
-    folder = (_newest(path) if path.is_dir() else path.parent) / saved.FOLDER
+    folder = (_newest(path) if path.is_dir() else path.parent) / FOLDER
     for rank in saved.ranks_in(folder)[:1]:
         try:
             text = json.loads((folder / f"rank-{rank:05d}" / saved.STATE).read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
+from ..checkpoint.save_id import FOLDER
 from ..errors import CheckpointError
 from ..offline.export import PORTION, Source, StoredEntry, of_checkpoint, rows_of
 from ..sizes import counted, format_bytes
@@ -37,7 +38,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
     Raises:
         CheckpointError: It holds no buffer, or a damaged one.
     """
-    folder = Path(checkpoint) / saved.FOLDER
+    folder = Path(checkpoint) / FOLDER
     states = [saved.read(folder, rank) for rank in saved.ranks_in(folder)]
     if not states:
         raise CheckpointError(f"{checkpoint} holds no replay buffer.")

@@ -11,9 +11,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
-from ..checkpoint import format as saved
 from ..checkpoint.discovery import last_complete_checkpoint
-from ..checkpoint.save_id import TRAINER_STATE
+from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..config import ReplayConfig
 from ..errors import ReplayError
 from ..sizes import counted, format_bytes
@@ -112,7 +111,7 @@ def _history(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _has_buffer(checkpoint: Path) -> bool:
-    return (checkpoint / saved.FOLDER).is_dir()
+    return (checkpoint / FOLDER).is_dir()
 
 
 def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:

@@ -51,6 +51,9 @@ def cases(root: Path) -> dict[str, Any]:
         results[f"{scope}, first"] = train(own, scope)
         results[f"{scope}, again"] = train(own, scope)
         results[f"{scope}, rotated"] = train(own, scope, save_total_limit=1)
+        kept = own / "checkpoint-best-6"
+        shutil.copytree(own / "checkpoint-6" / "trl_replay", kept / "trl_replay")
+        results[f"{scope}, kept"] = train(own, scope, save_total_limit=1)
         each = {"save_on_each_node": True, "save_total_limit": 1}
         own = root / scope / f"each{RANK}"
         results[f"{scope}, each"] = train(own, scope, **each)
