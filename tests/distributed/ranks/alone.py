@@ -1,4 +1,4 @@
-"""One of two ranks that run through the cases of test_attacked_ranks.py; results as JSON in a folder.
+"""One of two ranks that run through the cases of test_ranks_alone.py; results as JSON in a folder.
 
 In most cases one rank does something that the other does not. Every case has a process and a process group of its
 own, so that one that breaks does not spoil the next.
