@@ -14,7 +14,10 @@ import sys
 import sysconfig
 import traceback
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -93,3 +96,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # a trainer collects garbage when training ends: what the imports left need not be walked each time
     if "forked" in sys.modules:
         sys.modules["forked"].prepare()
+
+
+@pytest.fixture
+def plug() -> Iterator[Callable[..., str]]:
+    """Registers plugins until the test ends; returns the name of each."""
+    import trl_replay
+
+    names: list[str] = []
+
+    def register(plugin: Any, name: str = "") -> str:
+        names.append(name or f"plugin{len(names)}")
+        trl_replay.register(plugin, names[-1])
+        return names[-1]
+
+    yield register
+    for name in names:
+        trl_replay.unregister(name)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import doctest
 from collections import defaultdict
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import signature
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, record
+from support import DEAD, HALF, LIVE, Rewards, Spy, record
 from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay import (
     BatchError,
+    ConfigurationError,
     Context,
     Corrected,
     EvictorSpec,
@@ -30,6 +34,7 @@ from trl_replay import (
 )
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
+from trl_replay.table import COLUMNS
 from trl_replay.testing import make_trainer
 
 HOOKS = [*hookspecs.hook_names(hookspecs.RegistryHooks), *hookspecs.hook_names(hookspecs.SessionHooks)]
@@ -634,3 +639,185 @@ def test_a_correction_that_is_not_finite_is_an_error(tmp_path):
     with pytest.raises(ResultError, match="old_logps that are not finite"):
         trainer.train()
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+
+
+class Composer:
+    """Edits the list of placements, and so what the batch is checked against and which rows count as replayed."""
+
+    @trl_replay.hookimpl
+    def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> Any:
+        placements.clear()
+        return batch
+
+
+@pytest.fixture
+def _composer() -> Any:
+    trl_replay.register(Composer(), "composer")
+    yield
+    trl_replay.unregister("composer")
+
+
+@pytest.mark.usefixtures("_composer")
+def test_42_a_compose_hook_cant_edit_what_was_placed(tmp_path: Any) -> None:
+    """Else rows of the policy of today were flagged as replayed, with the log-probs of others."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), trainer_class=Spy, max_steps=2)
+    trl_replay.attach(trainer, replay_plugins=["composer"])
+    with pytest.raises(trl_replay.HookError, match=r"'composer'.*trl_replay_compose.*'tuple' object has no attribute"):
+        trainer.train()
+    assert len(trainer.losses) == 1
+
+
+def spoil(table: Any) -> None:
+    table.score[:] = 1.0
+
+
+def spoiling_sampler(table: Any, count: int, context: Any) -> Any:
+    spoil(table)
+    return list(range(count))
+
+
+def spoiling_evictor(table: Any, context: Any) -> Any:
+    spoil(table)
+    return table.serial
+
+
+def spoiling_scorer(groups: Any, context: Any) -> Any:
+    spoil(context.table)
+    return np.ones(len(groups))
+
+
+SPOILING = {"sampler": spoiling_sampler, "evictor": spoiling_evictor, "scorer": spoiling_scorer}
+
+
+@pytest.mark.parametrize("kind", SPOILING)
+def test_42_a_strategy_cant_write_to_a_core_column(tmp_path: Any, kind: str, monkeypatch: Any) -> None:
+    with pytest.raises(trl_replay.ConfigurationError, match="read-only"):  # as a trial before training shows
+        trl_replay.attach(make_trainer(tmp_path, Rewards([LIVE] * 3)), **{f"replay_{kind}": SPOILING[kind]})
+    monkeypatch.setattr("trl_replay.assembly.rehearse", lambda *given, **named: None)
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [LIVE, DEAD, DEAD]), max_steps=6)
+    session = trl_replay.attach(trainer, **{f"replay_{kind}": SPOILING[kind]}, replay_buffer_size=4, replay_cooldown=2)
+    with pytest.raises(trl_replay.HookError, match=f"The {kind} .*read-only"):
+        trainer.train()
+    assert 1.0 not in session.buffer.table.score.tolist()
+
+
+def test_42_sessions_and_subsets_give_core_columns_to_read_and_plugins_columns_to_write(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=3)
+    session = trl_replay.attach(trainer)
+    session.buffer.table.add_column("seen")
+    trainer.train()
+    for table in (session.buffer.table, session.buffer.table.take(np.array([0, 1]))):
+        for name in COLUMNS:
+            with pytest.raises(ValueError, match="read-only"):
+                getattr(table, name)[:] = 0
+    session.buffer.table.seen[:] = 5.0
+    assert session.buffer.table.seen.tolist() == [5.0] * 3
+    assert session.buffer.table.uses.tolist() == [2, 2, 2], "the buffer itself still writes"
+
+
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [LIVE, DEAD, DEAD])
+
+
+class InPlace:
+    @hookimpl
+    def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> Any:
+        for placed in placements:
+            batch["advantages"][placed.rows] = placed.group.tensors["advantages"][placed.part]
+        return batch
+
+
+class Meddling:
+    """Changes one key of a fresh row, or of a replayed one."""
+
+    def __init__(self, key: str, replayed: bool) -> None:
+        self.key = key
+        self.replayed = replayed
+
+    @hookimpl(wrapper=True)
+    def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> Any:
+        composed = yield
+        placed = {row for each in placements for row in range(each.start, each.start + each.count)}
+        row = next(row for row in range(12) if (row in placed) == self.replayed)
+        changed = composed[self.key].clone()
+        changed[row] += 1
+        return {**composed, self.key: changed}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"),
+    [
+        (InPlace(), "the batch itself"),
+        (Meddling("advantages", replayed=False), "'advantages' with changed values of fresh rows"),
+        (Meddling("prompt_ids", replayed=False), "'prompt_ids' with changed values of fresh rows"),
+        (Meddling("completion_mask", replayed=False), "'completion_mask' with changed values of fresh rows"),
+        (Meddling("advantages", replayed=True), "without the group placed there"),
+    ],
+)
+def test_53_a_compose_hook_leaves_fresh_rows_and_the_batch_as_they_are(
+    tmp_path: Path, plug: Any, plugin: Any, words: str
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+    trl_replay.attach(trainer, replay_plugins=[plug(plugin)], replay_start=0)
+    with pytest.raises(ResultError, match=words):
+        trainer.train()
+
+
+class Writing:
+    """Writes into what a selector is given."""
+
+    @hookimpl
+    def trl_replay_select(self, groups: Any, context: Any) -> None:
+        groups.rewards[:] = 777.0
+
+
+def test_54_what_scorers_and_selectors_see_can_only_be_read(tmp_path: Path, plug: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    trl_replay.attach(trainer, replay_plugins=[plug(Writing())])
+    with pytest.raises(trl_replay.HookError, match="read-only"):
+        trainer.train()
+
+
+class Unmasking:
+    """Empties the mask by which its own result is checked."""
+
+    @hookimpl
+    def trl_replay_correct(self, rows: Any, context: Any) -> Corrected:
+        rows.mask[:] = False
+        return Corrected(torch.full_like(rows.logps, float("nan")))
+
+
+class Heavy:
+    """Weights that float64 holds and float32 does not."""
+
+    @hookimpl
+    def trl_replay_correct(self, rows: Any, context: Any) -> Corrected:
+        return Corrected(rows.behavior_logps, torch.full((len(rows.ages),), 1e300, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "words"), [(Unmasking(), "old_logps that are not finite"), (Heavy(), "finite weights")]
+)
+def test_54_a_correction_is_checked_by_what_it_was_given_and_in_the_type_that_is_applied(
+    tmp_path: Path, plug: Any, plugin: Any, words: str
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+    trl_replay.attach(trainer, replay_plugins=[plug(plugin)], replay_start=0)
+    with pytest.raises(ResultError, match=words):
+        trainer.train()
+
+
+def test_56_a_column_of_objects_is_refused_when_it_is_added(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    session = trl_replay.attach(trainer)
+    with pytest.raises(ConfigurationError, match="is no type of numbers"):
+        session.buffer.table.add_column("mine", dtype=object)
+    session.buffer.table.add_column("mine", dtype=np.int32)
+
+
+def test_54_groups_stay_readable_when_they_are_replaced() -> None:
+    from trl_replay.testing import make_groups
+
+    groups = make_groups([[1.0, 0.0], [0.0, 0.0]])
+    assert replace(groups, update=np.array([1, 2])).update.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        groups.advantages[0] = 1.0

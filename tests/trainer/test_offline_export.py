@@ -247,3 +247,27 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, mon
         session.export(path)
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.glob("out*")] == ["out.parquet"]
+
+
+def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tmp_path: Path) -> None:
+    def scored(value: float) -> Any:
+        def score(completions: list[str], **_: Any) -> list[float]:
+            return [value * (row % 2) for row in range(len(completions))]
+
+        return score
+
+    functions = [scored(1.0), scored(10.0)]
+    trainer = make_trainer(tmp_path, functions, max_steps=3, reward_weights=[1.0, 0.25])
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    path = session.export(tmp_path / "out.parquet")
+    found = pd.read_parquet(path)
+    assert [name for name in found if name.startswith("reward/")] == ["reward/score", "reward/score#2"]
+    assert set(found["reward/score"]) == {0.0, 1.0}
+    assert set(found["reward/score#2"]) == {0.0, 10.0}
+    again = make_trainer(tmp_path / "again", functions, max_steps=1, reward_weights=[1.0, 0.25])
+    other = trl_replay.attach(again)
+    assert other.buffer.add(path) == len(session.buffer) > 0
+    assert other.buffer.table.reward_mean.tolist() == session.buffer.table.reward_mean.tolist()
+    pd.testing.assert_frame_equal(pd.read_parquet(other.export(tmp_path / "b.parquet"))[list(found)[4:7]],
+                                  found[list(found)[4:7]])  # fmt: skip

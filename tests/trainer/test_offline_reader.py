@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,121 +11,215 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from support import DEAD, Rewards
+from support import DEAD, Rewards, masked_rollout
 from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
-from trl_replay import ReplayError
-from trl_replay.testing import make_trainer
+from trl_replay import ConfigurationError, ReplayError
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
 def changed(**columns: Any) -> list[dict[str, Any]]:
-    """The same, with columns changed in the third row."""
+    """Four rows with token ids and log-probs; `columns` are changed in the third one."""
     made = rows(**IDS)
     made[2] |= columns
     return made
 
 
+def written(path: Path, made: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pd.DataFrame(made).to_parquet(path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in made))
+    return path
+
+
+def build(folder: Path, **settings: Any) -> Any:
+    return make_trainer(folder, Rewards([DEAD, DEAD, DEAD]), **{"max_steps": 3, **settings})
+
+
 @pytest.fixture
-def attached(tmp_path: Path) -> Any:
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
+def session(tmp_path: Path) -> Any:
+    trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
     session.its_trainer = trainer
     return session
 
 
-def reasons(session: Any) -> list[str]:
-    return list(session.totals.reasons)
+def check_training(session: Any) -> None:
+    """The one group that was added is replayed, and leaves no weight that is not finite."""
+    session.trainer.train()
+    assert session.totals.counters["replaced"] == 2
+    assert all(bool(parameter.isfinite().all()) for parameter in session.trainer.model.parameters())
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
-def test_what_is_right_is_taken(attached: Any, kind: Any) -> None:
-    assert attached.buffer.add(rows(**{name: kind(values) for name, values in IDS.items()})) == 1
-    stored = attached.buffer.load(0).tensors
+def test_what_is_right_is_taken(session: Any, kind: Any) -> None:
+    assert session.buffer.add(rows(**{name: kind(values) for name, values in IDS.items()})) == 1
+    stored = session.buffer.load(0).tensors
     assert stored["completion_ids"].tolist() == [6, 7] * 4
     assert stored["old_per_token_logps"].tolist() == [-1.0, -2.0] * 4
-    attached.trainer.train()
-    assert attached.totals.counters["replaced"] == 2
+    check_training(session)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_log_probs_that_are_no_numbers_never_reach_the_loss(attached: Any, value: float) -> None:
-    assert attached.buffer.add(changed(old_per_token_logps=[-1.0, value])) == 0
-    assert reasons(attached) == ["a group was refused: a trainable token's log-prob is not finite"]
+def test_38_values_at_the_stated_limits_are_taken_and_train(session: Any) -> None:
+    limits = {"importance_sampling_ratio": [0.0, 1000.0], "tool_mask": [True, True]}
+    made = changed(old_per_token_logps=[-1000.0, 1e-6], **limits)
+    made[3]["old_per_token_logps"] = [-0.0, 0.0]
+    assert session.buffer.add(made) == 1
+    check_training(session)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_advantages_that_are_no_numbers_never_reach_the_loss(attached: Any, value: float) -> None:
-    made = [{**row, "advantage": row["reward"] - 0.25} for row in rows()]
-    made[0]["advantage"] = value
-    assert attached.buffer.add(made) == 0
-    assert reasons(attached) == ["a group was refused: an advantage is not finite"]
+@pytest.mark.parametrize("value", [-9999.0, 5.0, float("nan")])
+def test_38_log_probs_of_tokens_that_are_not_trained_on_may_be_fillers(session: Any, value: float) -> None:
+    """The second token comes from a tool: files hold anything in its place."""
+    session.trainer.rollout_func = masked_rollout
+    assert session.buffer.add(rows(**IDS | {"old_per_token_logps": [-1.0, value], "tool_mask": [1, 0]})) == 1
+    check_training(session)
 
 
-def test_a_reward_that_is_no_number_is_not_trained_on(attached: Any) -> None:
-    with pytest.raises(ReplayError, match="Row 2 of the rows given has reward=nan, which is no number"):
-        attached.buffer.add(changed(reward=float("nan")))
-    assert attached.buffer.add(changed(reward=float("inf"))) == 0
-    assert reasons(attached) == ["a group was refused: an advantage is not finite"]
+# groups that are refused and counted
+
+NOT_FINITE = "a trainable token's log-prob is not finite"
+REFUSED = [
+    *((changed(old_per_token_logps=[-1.0, value]), NOT_FINITE) for value in (math.nan, math.inf, -math.inf)),
+    *((changed(advantage=value), "an advantage is not finite") for value in (math.nan, math.inf)),
+    (changed(reward=math.inf), "an advantage is not finite"),
+    ([{**row, "reward": 1e-300 * row["reward"]} for row in rows()], "its rewards do not differ"),
+    (rows(**IDS, tool_mask=[0, 0]), "it has no trainable token"),
+]
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"reward": "good"}, r"Row 2 of the rows given has reward='good', which is no number"),
-        ({"advantage": "high"}, r"Row 2 of the rows given has advantage='high', which is no number"),
-        ({"reward": [1, 2]}, r"Row 2 of the rows given has reward=\[1, 2\], which is no number"),
-        ({"completion_ids": [6, 44]}, r"Row 2 .*completion_ids=\[6, 44\], which are no token ids of this model"),
-        ({"prompt_ids": [-1]}, r"Row 2 .*prompt_ids=\[-1\], which are no token ids of this model"),
-        ({"completion_ids": "23"}, r"Row 2 .*completion_ids='23', which are no token ids of this model"),
-        ({"old_per_token_logps": [-1.0, None]}, r"Row 2 .*old_per_token_logps=\[-1.0, None\], which are no numbers"),
-        ({"old_per_token_logps": [-1.0]}, r"Row 2 of the rows given has 1 old_per_token_logps for 2 completion_ids"),
-        ({"completion": 5, "prompt_ids": None}, r"Row 2 .*completion=5, which is neither text nor messages"),
-        ({"prompt": 7, "prompt_ids": None, "group": 1}, r"Row 2 .*prompt=7, which is neither text nor messages"),
-        ({"prompt": {"a": 1}, "prompt_ids": None}, r"Row 2 .*prompt=\{'a': 1\}, which is neither text nor messages"),
-    ],
-)
-def test_a_value_that_cannot_be_used_is_named_with_its_row(attached: Any, columns: Any, words: str) -> None:
+@pytest.mark.parametrize(("made", "reason"), REFUSED)
+def test_55_groups_from_files_that_teach_nothing_are_refused_and_counted(
+    session: Any, made: list[dict[str, Any]], reason: str
+) -> None:
+    made = [{"advantage": row["reward"] - 0.25, **row} if "an advantage" in reason else row for row in made]
+    assert session.buffer.add(made) == 0
+    assert list(session.totals.reasons) == [f"a group was refused: {reason}"]
+
+
+def test_38_infinite_sampling_log_probs_are_refused_with_their_group(session: Any) -> None:
+    session.trainer.rollout_func = masked_rollout
+    made = rows(**IDS, sampling_per_token_logps=[-1.0, -1.0])
+    made[1]["sampling_per_token_logps"] = [-1.0, float("-inf")]
+    assert session.buffer.add(made) == 0
+    assert list(session.totals.reasons) == [f"a group was refused: {NOT_FINITE}"]
+
+
+def test_47_completions_longer_than_the_trainers_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    """One of 4000 tokens would have padded every row of its batch to 4000."""
+    long = rows()
+    long[1]["completion"] = "1" * 4000
+    path = written(tmp_path / "rows.jsonl", [*long, *({**row, "prompt": "2="} for row in rows())])
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer, replay_warm_start=path)
+    with pytest.warns(UserWarning, match=r"1 of the 2 groups of .*rows.jsonl were refused.*4000 tokens") as caught:
+        trainer.train()
+    assert sum("groups of" in str(warning.message) for warning in caught) == 1
+    reason = "a group was refused: a completion is longer than max_completion_length=6: the longest has 4000 tokens"
+    assert session.totals.reasons[reason] == 1
+    assert f"1 x {reason}" in session.explain()
+    assert session.totals.counters["replaced"] == 2, "the other group is replayed"
+
+
+def test_47_rows_longer_than_the_models_positions_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    trainer = build(tmp_path, model=make_model(make_tokenizer(), max_position_embeddings=16))
+    session = trl_replay.attach(trainer)
+    fits = rows(prompt_ids=[4] * 13, completion_ids=[6, 7, 8])
+    with pytest.warns(UserWarning, match="1 of the 2 groups of the rows given were refused.*16 positions.*17 tokens"):
+        assert session.buffer.add([*fits, *rows(prompt="2=", prompt_ids=[4] * 14, completion_ids=[6, 7, 8])]) == 1
+    reason = "a prompt with its completion is longer than the model's 16 positions: the longest has 17 tokens"
+    assert session.totals.reasons[f"a group was refused: {reason}"] == 1
+
+
+def test_47_a_completion_that_just_fits_is_taken_without_a_warning(session: Any) -> None:
+    assert session.buffer.add(rows(completion_ids=[6] * 6, prompt_ids=[4])) == 1
+
+
+# values that are named
+
+LOGP = "which is no log-prob: these lie between -1000 and 0"
+NO_IDS, NO_NUMBER, NO_TEXT = "which are no token ids of", "which is no number", "which is neither text nor messages"
+WRONG = [
+    ({"reward": "good"}, rf"reward='good', {NO_NUMBER}"),
+    ({"reward": [1, 2]}, rf"reward=\[1, 2\], {NO_NUMBER}"),
+    ({"reward": 10**400}, rf"reward=10+…, {NO_NUMBER}"),
+    *(({"reward": kind("nan")}, rf"reward=.*nan.*, {NO_NUMBER}") for kind in (float, np.float32, np.float64)),
+    ({"advantage": "high"}, rf"advantage='high', {NO_NUMBER}"),
+    ({"completion_ids": [6, 44]}, rf"completion_ids=\[6, 44\], {NO_IDS}"),
+    ({"prompt_ids": [-1]}, rf"prompt_ids=\[-1\], {NO_IDS}"),
+    ({"completion_ids": "23"}, rf"completion_ids='23', {NO_IDS}"),
+    ({"old_per_token_logps": [-1.0, None]}, r"old_per_token_logps=\[-1.0, None\], which are no numbers"),
+    ({"old_per_token_logps": [-1.0]}, "1 old_per_token_logps for 2 completion_ids"),
+    ({"completion": 5, "prompt_ids": None}, f"completion=5, {NO_TEXT}"),
+    ({"prompt": 7, "prompt_ids": None, "group": 1}, f"prompt=7, {NO_TEXT}"),
+    ({"prompt": {"a": 1}, "prompt_ids": None}, rf"prompt=\{{'a': 1\}}, {NO_TEXT}"),
+]
+NO_TOKEN_VALUE = [
+    ({"old_per_token_logps": [-1.0, -9999.0]}, rf"old_per_token_logps\[1\]=-9999\.0, {LOGP}"),
+    ({"old_per_token_logps": [5.0, -1.0]}, rf"old_per_token_logps\[0\]=5\.0, {LOGP}"),
+    ({"old_per_token_logps": [-1.0, 0.01]}, rf"old_per_token_logps\[1\]=0\.01, {LOGP}"),
+    ({"ref_per_token_logps": [-1.0, -9999.0]}, rf"ref_per_token_logps\[1\]=-9999\.0, {LOGP}"),
+    ({"sampling_per_token_logps": [3.0, -1.0]}, rf"sampling_per_token_logps\[0\]=3\.0, {LOGP}"),
+    ({"tool_mask": [1, 2]}, r"tool_mask\[1\]=2\.0, which is neither 0 nor 1"),
+    ({"completion_mask": [1, 0.5]}, r"completion_mask\[1\]=0\.5, which is neither 0 nor 1"),
+    ({"completion_mask": [1, math.nan]}, r"completion_mask\[1\]=nan, which is neither 0 nor 1"),
+    ({"importance_sampling_ratio": [1, -1]}, r"importance_sampling_ratio\[1\]=-1\.0, which is no ratio"),
+    ({"importance_sampling_ratio": [1, 1e30]}, r"importance_sampling_ratio\[1\]=1e\+30, which is no ratio"),
+    ({"importance_sampling_ratio": [math.inf, 1]}, r"importance_sampling_ratio\[0\]=inf, which"),
+    ({"importance_sampling_ratio": [math.nan, 1]}, r"importance_sampling_ratio\[0\]=nan, which"),
+]
+TOO_LARGE = [
+    ({"advantage": 1e30}, r"advantage=1e\+30, which is larger than 1e\+09"),
+    ({"advantage": -2e9}, r"advantage=-2000000000\.0, which is larger than 1e\+09"),
+    ({"reward": 1e39}, r"reward=1e\+39, which is larger than 1e\+09"),
+]
+
+
+def check_named(session: Any, columns: Any, words: str) -> None:
+    with pytest.raises(ReplayError, match=f"Row 2 of the rows given has {words}"):
+        session.buffer.add(changed(**columns))
+    assert len(session.buffer) == 0
+
+
+@pytest.mark.parametrize(("columns", "words"), WRONG)
+def test_a_value_that_cannot_be_used_is_named_with_its_row(session: Any, columns: Any, words: str) -> None:
+    check_named(session, columns, words)
+
+
+@pytest.mark.parametrize(("columns", "words"), TOO_LARGE)
+def test_38_rewards_and_advantages_that_no_gradient_bears_are_refused(session: Any, columns: Any, words: str) -> None:
+    check_named(session, columns, words)
+
+
+@pytest.mark.parametrize(("columns", "words"), NO_TOKEN_VALUE)
+def test_38_a_token_level_value_that_cannot_be_is_named_with_its_row(tmp_path: Path, columns: Any, words: str) -> None:
+    path = written(tmp_path / "rows.jsonl", changed(**columns))
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer, replay_warm_start=str(path))
+    with pytest.raises(ReplayError, match=f"Row 2 of .*rows.jsonl has {words}"):
+        trainer.train()
+    assert len(session.buffer) == 0
+    assert trainer.state.global_step == 0
+
+
+IN_PARQUET = [
+    ({"completion_ids": [6, 44]}, rf"Row 2 of .*rows.parquet has completion_ids=array\(\[ ?6, 44\]\), {NO_IDS}"),
+    ({"old_per_token_logps": [-1.0, None]}, r"Row 2 of .*old_per_token_logps=\[-1.0, None\], which are no numbers"),
+    ({"old_per_token_logps": [-1.0, -9999.0]}, r"Row 2 of .*rows.parquet has old_per_token_logps\[1\]=-9999\.0"),
+    ({"completion_ids": [], "old_per_token_logps": []}, "has no tokens"),
+    ({"reward": None}, "Row 2 of .*rows.parquet lacks reward"),
+]
+
+
+@pytest.mark.parametrize(("columns", "words"), IN_PARQUET)
+def test_38_so_is_one_in_a_parquet_file(session: Any, tmp_path: Path, columns: Any, words: str) -> None:
+    path = written(tmp_path / "rows.parquet", changed(**columns))
     with pytest.raises(ReplayError, match=words):
-        attached.buffer.add(changed(**columns))
-    assert len(attached.buffer) == 0
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        (
-            {"completion_ids": [6, 44]},
-            r"Row 2 of .*rows.parquet has completion_ids=array\(\[ ?6, 44\]\), which are no",
-        ),
-        (
-            {"old_per_token_logps": [-1.0, None]},
-            r"Row 2 of .*old_per_token_logps=\[-1.0, None\], which are no numbers",
-        ),
-        ({"completion_ids": [], "old_per_token_logps": []}, "has no tokens"),
-        ({"reward": None}, "Row 2 of .*rows.parquet lacks reward"),
-    ],
-)
-def test_so_is_one_in_a_parquet_file(attached: Any, tmp_path: Path, columns: Any, words: str) -> None:
-    pd.DataFrame(changed(**columns)).to_parquet(tmp_path / "rows.parquet")
-    with pytest.raises(ReplayError, match=words):
-        attached.buffer.add(tmp_path / "rows.parquet")
-    pd.DataFrame(changed()).to_parquet(tmp_path / "rows.parquet")
-    assert attached.buffer.add(tmp_path / "rows.parquet") == 1
-
-
-def test_a_row_that_is_no_mapping_is_named(attached: Any, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "1=", "completion": "2", "reward": 1}\n[1, 2]\n')
-    with pytest.raises(ReplayError, match=r"Row 1 of .*rows.jsonl is \[1, 2\], not a mapping"):
-        attached.buffer.add(path)
-
-
-@pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x1c", "é", "\r"])
-def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(attached: Any, tmp_path: Path, character: str) -> None:
-    lines = [json.dumps({**row, "note": f"a{character}b"}, ensure_ascii=False) for row in rows()]
-    (tmp_path / "rows.jsonl").write_bytes("\r\n".join(lines).encode())
-    assert attached.buffer.add(tmp_path / "rows.jsonl") == 1
+        session.buffer.add(path)
+    assert len(session.buffer) == 0
+    assert session.buffer.add(written(path, changed())) == 1
 
 
 @pytest.mark.parametrize(
@@ -132,16 +227,55 @@ def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(attached: Any, tmp
     [
         ([{"prompt": "1=", "reward": 1}], "Row 0 of the rows given lacks completion: it has prompt, reward"),
         ([*TEACHER, {"prompt": "1=", "completion": "2"}], "Row 8 of the rows given lacks reward"),
+        ([TEACHER[0], [1, 2]], r"Row 1 of the rows given is \[1, 2\], not a mapping"),
         (rows_of("", list("1234"), [1, 0, 0, 0]), "has no tokens"),
     ],
 )
-def test_rows_that_lack_something_are_named(attached: Any, rows: Any, words: str) -> None:
+def test_rows_that_lack_something_are_named(session: Any, rows: Any, words: str) -> None:
     with pytest.raises(ReplayError, match=words):
-        attached.buffer.add(rows)
-    assert len(attached.buffer) == 0
+        session.buffer.add(rows)
+    assert len(session.buffer) == 0
+
+
+def test_51_a_reward_of_nan_beside_rewards_of_functions_is_none(session: Any) -> None:
+    """As pandas gives what was null in a file."""
+    made = [{**row, "reward": float("nan"), "reward/other": row["reward"]} for row in rows()]
+    assert session.buffer.add(made) == 1
+
+
+# files and other sources
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x1c", "é", "\r"])
+def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session: Any, tmp_path: Path, character: str) -> None:
+    lines = [json.dumps({**row, "note": f"a{character}b"}, ensure_ascii=False) for row in rows()]
+    (tmp_path / "rows.jsonl").write_bytes("\r\n".join(lines).encode())
+    assert session.buffer.add(tmp_path / "rows.jsonl") == 1
 
 
 @pytest.mark.parametrize("name", ["missing.parquet", "missing.jsonl", "rows.csv"])
-def test_a_file_that_cannot_be_read_is_named(attached: Any, tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(session: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(ReplayError, match=f"{name} can't be read"):
-        attached.buffer.add(tmp_path / name)
+        session.buffer.add(tmp_path / name)
+
+
+@pytest.mark.parametrize("source", [None, 5])
+def test_55_a_source_that_holds_no_rows_is_named(session: Any, source: Any) -> None:
+    with pytest.raises(ReplayError, match=f"{source!r} can't be read: give a path, or rows"):
+        session.buffer.add(source)
+
+
+@pytest.mark.parametrize("value", [5, "", b"rows.jsonl", ["rows.jsonl"]])
+def test_51_a_warm_start_that_is_no_path_is_refused_by_name(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"replay_warm_start=.* can't be used: leave it out or give the path"):
+        trl_replay.attach(build(tmp_path), replay_warm_start=value)
+
+
+def test_51_a_warm_start_from_a_file_that_does_not_exist_is_refused_at_attach(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    words = r"replay_warm_start='.*missing.jsonl' can't be used: .*a file that exists"
+    with pytest.raises(ConfigurationError, match=words):
+        trl_replay.attach(trainer, replay_warm_start=str(tmp_path / "missing.jsonl"))
+    session = trl_replay.attach(trainer, replay_warm_start=written(tmp_path / "rows.jsonl", rows()))
+    trainer.train()
+    assert len(session.buffer) == 1

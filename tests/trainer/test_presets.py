@@ -1,4 +1,4 @@
-"""Failures 48 and 51 of docs/known-failures.md: what was given stays given, and names that can't be folders."""
+"""Presets fill in what was not given, and nothing else; plugins and strategies in checkpoints by name."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from resuming import LAYOUTS, differences, disk, everything, files, train
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
-from trl_replay import ConfigurationError
+from trl_replay import ConfigurationError, ReplayError
 from trl_replay.testing import make_trainer
 
 
@@ -78,3 +79,19 @@ def test_a_bounded_folder_never_grows_beyond_its_bound(tmp_path: Path, scope: st
         trainer.train()
     assert sum(path.stat().st_size for path in files(tmp_path / "payload")) == session.buffer.storage.nbytes <= 3000
     assert session.totals.counters["replaced"] > 0
+
+
+def test_56_a_storage_folder_that_was_deleted_is_named(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=4)
+    session = trl_replay.attach(
+        trainer, replay_storage="disk", replay_storage_kwargs={"folder": str(tmp_path / "payload")}, replay_start=0
+    )
+    trainer.args.max_steps = 1
+    trainer.train()
+    for folder in (tmp_path / "payload").glob("trl_replay-*/0"):
+        shutil.rmtree(folder)
+    trainer.args.max_steps = 4
+    with pytest.raises(ReplayError, match="is gone: something else has deleted"):
+        trainer.train()
+    session.buffer.clear()
+    assert session.buffer.nbytes == 0

@@ -15,7 +15,7 @@ from replaying import Checked, Watch, build, check_batches, check_losses, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
-from trl_replay.testing import make_model, make_tokenizer
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 KNOWN = {
@@ -224,3 +224,92 @@ def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage
         trainer.train()
     assert [replayed for _, _, replayed in trainer.compared] == [0, 8]
     check_losses(trainer)
+
+
+class Merging(Spy):
+    """Dynamic sampling as a subclass does it: scores twice, and puts groups of the second in dead ones' places."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        kept, other = (super(Merging, self)._generate_and_score_completions(inputs) for _ in range(2))
+        width = min(kept["completion_ids"].size(1), other["completion_ids"].size(1))
+        merged = {}
+        for key, value in kept.items():
+            second = other[key]
+            if value.dim() > 1 and key.startswith("completion"):
+                value, second = value[:, :width], second[:, :width]
+            merged[key] = torch.cat([value[:8], second[8:]]) if value.dim() else value
+        return merged
+
+
+class ScoringOthersToo(Spy):
+    """Computes rewards of something else, after those of its batch."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        texts = ["-"] * len(inputs)
+        self._calculate_rewards(inputs, texts, texts, [[1]] * len(inputs))
+        return batch
+
+
+class Retrying(Spy):
+    """Scores until a group is live, and returns what it scored last."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        for _ in range(3):
+            batch = super()._generate_and_score_completions(inputs)
+            if bool(batch["advantages"].any()):
+                break
+        return batch
+
+
+class ScoringItself(Spy):
+    """Scores through its own wrapped method."""
+
+    depth = 0
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        self.depth += 1
+        try:
+            if self.depth == 1:
+                return self._generate_and_score_completions(inputs)
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self.depth -= 1
+
+
+MANY = [3.0, 1.0, 0.0, 0.0]
+
+
+def test_40_a_trainer_that_merges_what_it_scored_twice_is_refused_before_anything_is_stored(tmp_path: Any) -> None:
+    script = Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, MANY])
+    trainer = make_trainer(tmp_path, script, trainer_class=Merging, max_steps=3)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match=r"_calculate_rewards 2 times.*those of 0 of the results.*detach"):
+        trainer.train()
+    assert len(session.buffer) == 0
+    assert session.totals.counters["stored"] == 0
+
+
+@pytest.mark.parametrize("trainer_class", [ScoringOthersToo, Retrying, ScoringItself])
+def test_40_of_several_rewards_those_of_the_batch_are_stored(tmp_path: Any, trainer_class: type) -> None:
+    """The batch is that of the second script for the one that tries again, and of the first for the others."""
+    first, second = [MANY, HALF, LIVE], [LIVE, LIVE, MANY]
+    script = {
+        ScoringOthersToo: Rewards(first, second),
+        Retrying: Rewards([DEAD, [1.0] * 4, DEAD], first),
+        ScoringItself: Rewards(first),
+    }[trainer_class]
+    trainer = make_trainer(tmp_path, script, trainer_class=trainer_class, max_steps=1)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.buffer.table.reward_mean.tolist() == [1.0, 0.5, 0.25]
+
+
+def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(tmp_path: Any) -> None:
+    """Of two all-dead batches nobody can tell which one was returned, and their pass rates differ."""
+    script = Rewards([DEAD, DEAD, DEAD], [[1.0] * 4, DEAD, DEAD])
+    trainer = make_trainer(tmp_path, script, trainer_class=ScoringOthersToo, max_steps=1)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="those of 2 of the results"):
+        trainer.train()
+    assert len(session.buffer) == 0

@@ -1,0 +1,122 @@
+"""Dead groups are told by the advantages that train, also those that a trainer shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEAD, HALF, LIVE, Rewards, Spy, record
+
+import trl_replay
+from trl_replay import compat
+from trl_replay.loss.tap import ROWS
+from trl_replay.testing import make_trainer
+
+
+class Shaped(Spy):
+    """Changes the advantages of the batch, as subclasses for reward shaping do."""
+
+    shape: Any = staticmethod(lambda advantages, rewards: advantages)
+    size = 4
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        self.raw = super()._calculate_rewards(*args, **kwargs)
+        return self.raw
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        shaped = self.shape(batch["advantages"].view(-1, self.size), self.raw[:, 0].view(-1, self.size))
+        return {**batch, "advantages": shaped.flatten()}
+
+
+ALL_RIGHT = [1.0, 1.0, 1.0, 1.0]
+SHAPED: dict[str, tuple[Any, list[list[float]], list[bool]]] = {
+    "a bonus for groups that are all right": (
+        lambda advantages, rewards: advantages + 0.5 * (rewards.amin(1, keepdim=True) > 0),
+        [ALL_RIGHT, DEAD, LIVE],
+        [True, False, True],
+    ),
+    "a malus for groups that are all wrong": (
+        lambda advantages, rewards: advantages - 0.01 * (rewards.amax(1, keepdim=True) <= 0),
+        [ALL_RIGHT, DEAD, LIVE],
+        [False, True, True],
+    ),
+    "a scale, under which noise stays noise": (
+        lambda advantages, rewards: advantages * 0.5,
+        [[0.7] * 4, [100.1] * 4, LIVE],
+        [False, False, True],
+    ),
+    "only the best groups are kept": (
+        lambda advantages, rewards: advantages * (rewards.sum(1, keepdim=True) > 1),
+        [LIVE, HALF, [1.0, 1.0, 1.0, 0.0]],
+        [False, True, True],
+    ),
+    "no scale, with noise of its own": (
+        lambda advantages, rewards: rewards - rewards.mean(1, keepdim=True) + 1e-8,
+        [ALL_RIGHT, DEAD, LIVE],
+        [False, False, True],
+    ),
+}
+"""What a trainer makes of TRL's advantages and the rewards; the rewards; and which groups are live then."""
+
+
+@pytest.mark.parametrize(("shape", "rewards", "live"), SHAPED.values(), ids=SHAPED)
+def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_are_0_are_dead(
+    tmp_path: Any, shape: Any, rewards: list[list[float]], live: list[bool]
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(rewards), trainer_class=Shaped, max_steps=1)
+    trainer.shape = shape
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert session.metrics["replay/dead_fraction"] == live.count(False) / 3
+    assert len(session.buffer) == live.count(True)
+
+
+def test_41_a_group_with_a_bonus_keeps_its_gradient(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [ALL_RIGHT, DEAD, DEAD]), trainer_class=Shaped, max_steps=2)
+    trainer.shape = SHAPED["a bonus for groups that are all right"][0]
+    session = trl_replay.attach(trainer)
+    steps = record(session)
+    trainer.train()
+    ids = steps[1][1][ROWS][:, 0].view(3, 4)
+    assert [bool((rows < 0).all()) for rows in ids] == [False, True, True]
+
+
+REWARDS = [
+    [[1, 0, None, 0.5], [0.7] * 4, [0, 0, 0, 0]],
+    [[0.2, None, None, 0.1], [100.1, 100.1, 100.0, 100.1], [0, 0, 0, 0]],
+]
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one function", "two functions"])
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_41_trls_rules_for_advantages_stand_in_compat_bit_for_bit(
+    tmp_path: Any, aggregation: str, scale: str, several: bool
+) -> None:
+    functions = [Rewards(rewards) for rewards in REWARDS[: 1 + several]]
+    for number, function in enumerate(functions):
+        function.__name__ = f"function{number}"
+    trainer = make_trainer(
+        tmp_path, functions, trainer_class=Shaped, max_steps=1, multi_objective_aggregation=aggregation,
+        scale_rewards=scale, reward_weights=[1.0, 0.3][: 1 + several],
+    )  # fmt: skip
+    trainer.train()
+    expected = compat.advantages(trainer.raw, compat.reward_setup(trainer), 4)
+    assert torch.equal(trainer.scored[-1]["advantages"], expected)
+
+
+def test_41_all_wrong_groups_are_dead_though_normalize_then_sum_gives_them_a_tiny_advantage(tmp_path: Any) -> None:
+    """Their advantages are -6e-9 in a batch with live groups, where the batch's mean is not exactly 0."""
+    generator = np.random.default_rng(0)
+    script = [[LIVE, [round(r, 1) for r in generator.random(4)], DEAD] for _ in range(20)]
+    trainer = make_trainer(
+        tmp_path, Rewards(*script), trainer_class=Spy, max_steps=20, multi_objective_aggregation="normalize_then_sum"
+    )
+    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
+    trainer.train()
+    tiny = [float(batch["advantages"][8:].abs().max()) for batch in trainer.scored]
+    assert any(value > 0 for value in tiny), "the case is there"
+    assert session.totals.counters["dead"] == 20

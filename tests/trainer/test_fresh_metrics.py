@@ -1,0 +1,165 @@
+"""What the loss logs, over fresh rows alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from releases import since
+from support import DEAD, HALF, LIVE, Rewards, Spy
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+
+class Told(Spy):
+    """Keeps the entropies that the loss was given, and what the adaptive control made of them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.controlled: list[float] = []
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        self.losses[-1]["entropies"] = self.entropies
+        self.controlled.append(getattr(self, "_last_world_entropy", 0.0))
+        return loss
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        self.entropies = result[1].detach() if result[1] is not None else None
+        return result
+
+
+def fresh_tokens(loss: dict[str, Any]) -> Any:
+    fresh = loss["inputs"].rows[:, 0] >= 0
+    return loss["inputs"]["completion_mask"].bool() & fresh.unsqueeze(1)
+
+
+def logged(trainer: Any, key: str) -> list[float]:
+    return [log[key] for log in trainer.state.log_history if key in log]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss", ["grpo", "cispo", "sapo"])
+def test_49_what_the_loss_computes_is_logged_of_fresh_rows_alone(tmp_path: Any, loss: str, level: str) -> None:
+    """With two iterations a fresh row's ratio is not 1 in the second, so that there is something to clip."""
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), trainer_class=Told, max_steps=4, num_iterations=2,
+        beta=0.1, epsilon=0.01, epsilon_high=1.02 if loss == "cispo" else 0.01, loss_type=loss,
+        importance_sampling_level=level, learning_rate=2e-2,
+    )  # fmt: skip
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 2
+    expected: dict[str, list[float]] = {"entropy": [], "kl": [], "clip_ratio": []}
+    for seen in trainer.losses:
+        inputs, new, mask = seen["inputs"], seen["logps"], fresh_tokens(seen)
+        rows = mask.any(dim=1)
+        logs = (new - inputs["old_per_token_logps"]) * mask
+        logs = logs if level == "token" else logs.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        gap = inputs["ref_per_token_logps"] - new
+        kl = (gap.exp() - gap - 1) * (logs.exp() if trainer.args.use_bias_correction_kl else 1.0)
+        signal = inputs["advantages"].unsqueeze(1)
+        low, high = (0.0, 1.02) if loss == "cispo" else (0.99, 1.01)
+        clipped = ((logs.exp() > high) & (signal > 0)) | ((logs.exp() < low) & (signal < 0))
+        expected["entropy"].append(float(seen["entropies"][mask].mean()))
+        expected["kl"].append(float(kl.expand_as(mask)[mask].mean()))
+        chosen = clipped[mask] if level == "token" else clipped[rows]
+        expected["clip_ratio"].append(float(chosen.float().mean()))
+    for name, values in expected.items():
+        if name == "clip_ratio" and loss == "sapo":
+            assert logged(trainer, "replay/fresh_clip_ratio") == []
+            continue
+        assert logged(trainer, f"replay/fresh_{name}") == pytest.approx(values, rel=1e-4, abs=1e-6), name
+    assert max(expected["clip_ratio"]) > 0
+
+
+def test_49_with_nothing_replayed_they_are_trls_own(tmp_path: Any) -> None:
+    trainer = make_trainer(
+        tmp_path,
+        Rewards([LIVE, HALF, DEAD]),
+        max_steps=4,
+        num_iterations=2,
+        beta=0.1,
+        epsilon=0.01,
+        learning_rate=2e-2,
+    )
+    trl_replay.attach(trainer, replay_dry_run=True)
+    trainer.train()
+    names = {"fresh_entropy": "entropy", "fresh_kl": "kl", "fresh_clip_ratio": "clip_ratio/region_mean"}
+    for ours, theirs in names.items():
+        assert logged(trainer, f"replay/{ours}") == pytest.approx(logged(trainer, theirs), rel=1e-4, abs=1e-6)
+        assert len(logged(trainer, theirs)) == 4
+
+
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 3.0, "entropy_coef_delta": 0.01}
+
+
+@since("1.8.0", "the adaptive entropy bonus")
+@pytest.mark.parametrize("quantile", [1.0, 0.5])
+@pytest.mark.parametrize("layout", [{}, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}], ids=str)
+def test_49_the_adaptive_entropy_bonus_goes_by_fresh_rows_alone(
+    tmp_path: Any, layout: dict[str, Any], quantile: float
+) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), trainer_class=Told, max_steps=3, learning_rate=5e-2,
+        top_entropy_quantile=quantile, **ADAPTIVE, **layout,
+    )  # fmt: skip
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 4
+    windows = len(trainer.losses) // 3
+    for number in range(3):
+        losses = trainer.losses[number * windows : (number + 1) * windows]
+        kept = []
+        for seen in losses:
+            mask = fresh_tokens(seen)
+            if quantile < 1.0:
+                all_tokens = seen["inputs"]["completion_mask"].bool()
+                mask &= seen["entropies"] >= torch.quantile(seen["entropies"][all_tokens], 1 - quantile)
+            kept.append(seen["entropies"][mask])
+        told = trainer.controlled[(number + 1) * windows - 1]
+        # a micro-batch without fresh tokens counts as one token of the last mean
+        last = trainer.controlled[number * windows - 1] if number else 0.0
+        tokens = torch.cat([part if len(part) else torch.tensor([last]) for part in kept])
+        assert told == pytest.approx(float(tokens.mean()), rel=1e-5)
+
+
+@since("1.8.0", "the adaptive entropy bonus")
+def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_reading(tmp_path: Any) -> None:
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), trainer_class=Told, max_steps=3, learning_rate=5e-2, **ADAPTIVE
+    )
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert trainer.controlled[1:] == pytest.approx([trainer.controlled[0]] * 2, rel=1e-4)
+    entropies = [float(seen["entropies"].mean()) for seen in trainer.losses]
+    assert abs(entropies[2] - entropies[0]) > 1e-3, "the policy's entropy has changed since"
+
+
+OF_THE_LOSS = {
+    "loss", "grad_norm", "policy_loss", "kl", "entropy", "entropy_coef", "aux_loss", "clip_ratio/low_mean",
+    "clip_ratio/low_min", "clip_ratio/high_mean", "clip_ratio/high_max", "clip_ratio/region_mean", "cispo_clip_ratio",
+    "vespo/phi_seq_mean",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", ["dapo", "cispo", "vespo"])
+def test_49_of_trls_own_keys_only_those_that_the_loss_computes_tell_of_replayed_rows(tmp_path: Any, loss: str) -> None:
+    logs = []
+    for dry in (True, False):
+        trainer = make_trainer(
+            tmp_path / str(dry), Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), max_steps=2, beta=0.1, epsilon=0.05,
+            loss_type=loss, learning_rate=2e-2,
+        )  # fmt: skip
+        trl_replay.attach(trainer, replay_start=0, replay_dry_run=dry)
+        trainer.train()
+        logs.append(trainer.state.log_history[1])
+    changed = {key for key, value in logs[0].items() if value != logs[1].get(key) and "time" not in key}
+    of_trl = {key for key in changed if not key.startswith("replay/")}
+    assert {"kl", "entropy"} <= of_trl <= OF_THE_LOSS
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert all(f"`{key}`" in page or f"`{key.partition('/')[0]}/*`" in page for key in OF_THE_LOSS)
