@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -109,15 +109,10 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, *
 
 
 def run(
-    arm: str,
-    seed: int,
-    learning_rate: float,
-    steps: int,
-    settings: dict[str, Any] | None = None,
-    on_window: Callable[[Record], None] | None = None,
+    arm: str, seed: int, learning_rate: float, steps: int, settings: dict[str, Any] | None = None
 ) -> tuple[Record, float]:
     """Trains one arm; returns its record and the accuracy afterwards. Arguments as for the lock."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(seed, learning_rate, steps, folder)
-        record = train(trainer, Record(arm, seed, learning_rate, settings), on_window)
+        record = train(trainer, Record(arm, seed, learning_rate, settings))
     return record, accuracy(trainer.model)

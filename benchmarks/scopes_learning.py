@@ -3,17 +3,16 @@
     python benchmarks/scopes_learning.py                     # about 25 minutes on two cores
     python benchmarks/scopes_learning.py --steps 60 --seeds 0,1 --out out/quick     # shows that it runs
 
-Runs examples/lock_two_processes.py: the combination lock with one process, and on two with each scope. An update has
+Runs examples/combination_lock.py: the combination lock with one process, and on two with each scope. An update has
 64 completions and 64 groups are kept over all processes everywhere. A seed is a lock of its own (codes, model, data
 order and completions), so arms are compared seed by seed. The final reward is the mean of the last 100 steps' rewards.
-Records go to runs.jsonl in --out, results to scopes_learning.json; what is there already is not run again.
+Records go to replay.jsonl in --out, results to scopes_learning.json; what is there already is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "lock_two_processes.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "combination_lock.py"
 ARMS = {
     "one process": (1, "gathered"),
     "process": (2, "process"),
@@ -33,18 +32,18 @@ CURVE = 50  # steps in a point of the curve
 
 
 def run(processes: int, scope: str, seeds: list[int], steps: int, out: Path) -> None:
-    """One launch that appends each seed's record to `out`."""
+    """One launch that appends each seed's record to replay.jsonl in `out`."""
     launcher = (
         ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
     )
-    command = [sys.executable, *launcher, str(EXAMPLE), "--scope", scope, "--steps", str(steps), "--json", str(out)]
-    subprocess.run([*command, "--seeds", ",".join(map(str, seeds))], check=True, env={**os.environ})
+    command = [sys.executable, *launcher, str(EXAMPLE), "--arm", "replay", "--scope", scope, "--steps", str(steps)]
+    subprocess.run([*command, "--seeds", *map(str, seeds), "--out", str(out)], check=True)
 
 
 def records(path: Path, steps: int) -> dict[tuple[int, str, int], dict[str, Any]]:
     """Runs of this length by (processes, scope, seed)."""
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(line["processes"], line["arm"], line["seed"]): line for line in lines if len(line["reward"]) == steps}
+    return {(line["processes"], line["scope"], line["seed"]): line for line in lines if len(line["reward"]) == steps}
 
 
 def summarize(runs: dict[tuple[int, str, int], dict[str, Any]], seeds: list[int]) -> dict[str, Any]:
@@ -75,11 +74,11 @@ def main() -> int:
     options = parser.parse_args()
     seeds = list(map(int, options.seeds.split(",")))
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "runs.jsonl"
+    path = options.out / "replay.jsonl"
     for processes, scope in ARMS.values():
         missing = [seed for seed in seeds if (processes, scope, seed) not in records(path, options.steps)]
         if missing:
-            run(processes, scope, missing, options.steps, path)
+            run(processes, scope, missing, options.steps, options.out)
     summary = summarize(records(path, options.steps), seeds)
     print(
         f"\nfinal reward (last {LAST} of {options.steps} steps), {len(seeds)} seeds; difference to one process, paired"

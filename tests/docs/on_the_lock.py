@@ -1,20 +1,22 @@
-"""Runs a script that trains on the lock, from weights that were taught before: `on_the_lock.py WEIGHTS SCRIPT …`.
+"""Runs the example of the lock from weights that were taught before: `on_the_lock.py WEIGHTS EXAMPLES OPTIONS…`.
 
 Teaching them takes eight seconds in each process.
 """
 
 from __future__ import annotations
 
-import runpy
+import os
 import sys
-from pathlib import Path
 
 import torch
 
-_, weights, *sys.argv = sys.argv
-sys.path.insert(0, str(Path(sys.argv[0]).parent))
+_, weights, examples, *options = sys.argv
+sys.path.insert(0, examples)
 import combination_lock as lock
 
 taught = torch.load(weights)
 lock.taught = lambda seed: taught
-runpy.run_path(sys.argv[0], run_name="__main__")
+lock.RANK, lock.WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])  # imported before this fork
+lock.main(options)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
