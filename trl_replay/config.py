@@ -325,6 +325,13 @@ class ReplayConfig:
         config._given = self._given | set(settings)
         return config
 
+    def with_preset(self) -> ReplayConfig:
+        """The same with the settings of the preset, if one is named."""
+        if self.replay_preset is None:
+            return self
+        _, preset = registry().preset(self.replay_preset)
+        return self.with_defaults(preset.settings, f"The preset {self.replay_preset!r}")
+
     def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """A validated copy where `settings` (a preset's) fill the fields that nobody gave."""
         unset = {name: value for name, value in settings.items() if name not in self._given}

@@ -42,6 +42,10 @@ class ContractError(AttachError):
 class RefusedError(AttachError):
     """Preflight checks gave reasons not to attach; all of them are in the message."""
 
+    def __str__(self) -> str:
+        (reasons,) = self.args
+        return "\n- ".join(["Replay was not attached:", *reasons])
+
 
 class PluginError(ReplayError, RuntimeError):
     """A plugin could not be loaded or conflicts with another."""

@@ -37,15 +37,28 @@ OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "field
 """The registry hooks, and what each yields."""
 
 
+INTERFACES: dict[Kind, tuple[str, ...]] = {
+    "scope": ("share", "admit", "fetch", "agree"),
+    "storage": ("put", "get", "remove", "nbytes"),
+}
+"""Methods of strategies that are not called as functions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One registered plugin: its name, the object with its hooks, the distribution that it came from, and the
-    arguments that a run made it with."""
+    """One registered plugin: its name, the object with its hooks, the distribution that it came from, the names of its
+    hooks, and the arguments that a run made it with."""
 
     name: str
     object: Any
     distribution: str
+    hooks: frozenset[str]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it has a hook that is called in a session."""
+        return not self.hooks.isdisjoint(hook_names(SessionHooks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +92,27 @@ class Strategy:
         """Makes one, also of what a session gives.
 
         Raises:
-            ConfigurationError: Names the setting and what the factory raised.
+            ConfigurationError: Names the setting and what the factory raised, or what is missing of that which it
+                made.
         """
+        setting = f"replay_{self.kind}={self.label!r}"
         try:
-            return self.factory(*given, **self.arguments)
+            made = self.factory(*given, **self.arguments)
         except ReplayError:
             raise
         except Exception as error:
             raise ConfigurationError(
-                f"replay_{self.kind}={self.label!r} can't be made with replay_{self.kind}_kwargs="
-                f"{dict(self.arguments)!r}: {type(error).__name__}: {error}"
+                f"{setting} can't be made with replay_{self.kind}_kwargs={dict(self.arguments)!r}: "
+                f"{type(error).__name__}: {error}"
             ) from error
+        missing = [name for name in INTERFACES.get(self.kind, ("__call__",)) if not hasattr(made, name)]
+        if isinstance(made, type) and not missing:
+            missing = ["an instance"]
+        if missing:
+            raise ConfigurationError(
+                f"{setting} gives {made!r}, which is no {self.kind}: it lacks {', '.join(missing)}."
+            )
+        return made
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -147,7 +170,8 @@ class Registry:
             if isinstance(error, PluginError):
                 raise
             raise PluginError(f"Plugin {name!r} ({distribution}): {type(error).__name__}: {error}") from error
-        self.plugins[name] = Plugin(name, plugin, distribution)
+        hooks = frozenset(caller.name for caller in self._manager.get_hookcallers(plugin) or ())
+        self.plugins[name] = Plugin(name, plugin, distribution, hooks)
         self.failures.pop(name, None)
 
     def with_arguments(self, given: Mapping[str, Mapping[str, Any]]) -> Registry:

@@ -21,7 +21,6 @@ from .hooks import NONE, SessionHooks
 from .registry import Strategy
 from .specs import Kind
 from .table import Table
-from .testing import make_groups
 from .types import Context, Groups, Ints, ReplayedRows
 
 ENTRIES, SLOTS = 6, 3
@@ -56,10 +55,20 @@ class Rehearsal:
 
     def _groups(self, *passing: int) -> Groups:
         """Groups of which the first so many rows pass, by every reward function."""
-        rewards = [[1.0] * count + [0.0] * (self._size - count) for count in passing]
-        groups = make_groups(rewards)
-        repeated = np.repeat(groups.rewards, self._functions, axis=2)
-        return replace(groups, rewards=repeated, reward_weights=np.full(self._functions, 1 / self._functions))
+        passes = np.arange(self._size) < np.array(passing)[:, None]
+        reward = passes.astype(np.float64)  # (n, G)
+        five = np.full(reward.shape, TOKENS)
+        return Groups(
+            rewards=np.repeat(reward[:, :, None], self._functions, axis=2),
+            reward_weights=np.full(self._functions, 1 / self._functions),
+            advantages=reward - reward.mean(axis=1, keepdims=True),
+            lengths=five,
+            trainable=five,
+            dead=np.ptp(reward, axis=1) == 0,
+            update=np.zeros(len(reward), np.int64),
+            prompt=np.arange(len(reward)),
+            behavior_logps=np.full(reward.shape, -3.0),
+        )
 
     def _stored(self, count: int) -> Table:
         """One row of each entry passes; each is an update younger than the one before it."""
@@ -172,7 +181,11 @@ def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mappin
                 if lenient and isinstance(error, HookError):
                     continue
                 reason = str(error).replace(f" at update {stage.update}", "")
-                raise _refused(strategies[kind], reason) from (error.__cause__ or error)
+                raise ConfigurationError(
+                    f"replay_{kind}={strategies[kind].label!r} can't be used, as a trial on made-up groups before "
+                    f"training shows. {reason.removesuffix('.')}. Mend it, or name another {kind}: `trl-replay list` "
+                    "shows all."
+                ) from (error.__cause__ or error)
 
 
 def _is_the_real_one(made: Any, real: Any) -> bool:
@@ -184,14 +197,6 @@ def _is_the_real_one(made: Any, real: Any) -> bool:
 def _keeps_nothing(strategy: Any) -> bool:
     """Whether it is a function without variables of an outer one."""
     return isinstance(strategy, FunctionType) and strategy.__closure__ is None
-
-
-def _refused(strategy: Strategy, reason: str) -> ConfigurationError:
-    kind = strategy.kind
-    return ConfigurationError(
-        f"replay_{kind}={strategy.label!r} can't be used, as a trial on made-up groups before training shows. "
-        f"{reason.removesuffix('.')}. Mend it, or name another {kind}: `trl-replay list` shows all."
-    )
 
 
 @contextmanager

@@ -75,11 +75,11 @@ class Session:
             was made with.
     """
 
-    def __init__(self, trainer: Any, settings: Settings, components: Components, enabled: bool = True) -> None:
+    def __init__(self, trainer: Any, settings: Settings, components: Components) -> None:
         self._trainer = weakref.ref(trainer)
         self.components = components
         self.settings = settings
-        self.enabled = enabled
+        self.enabled = enabled = settings.acts
         self.paused = False
         self.detached = False
         self.met = False
@@ -101,8 +101,8 @@ class Session:
             components, self.supply.stats, int(trainer.accelerator.process_index) if enabled else 0
         )
         self.roll_call = _roll_call(trainer, settings) if enabled else RollCall()
-        self.decide = Decisions(components, self.handshake, self.context, settings)
         self.rounds = self._rounds() if enabled else None
+        self.decide = Decisions(components, self.handshake, self.context, settings)
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from .buffer.rate_limiter import RateLimits
 from .buffer.replay_buffer import Limits
 from .config import ReplayConfig
 from .fields import FieldSpec
-from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
+from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Strategy, registry
 from .sizes import parse_bytes
 from .specs import Kind
 from .strategies.scope_choice import choose_scope
@@ -46,7 +46,7 @@ class Settings:
         strategies (`Mapping[str, Strategy]`): By kind; none where replay is off.
         preset (`str`, *optional*): Its name, if one is named.
         plugins (`tuple[Plugin, ...]`): Those that take part.
-        fields (`tuple[FieldSpec, ...]`): The batch keys that these declare.
+        fields (`Sequence[FieldSpec]`): The batch keys that these declare.
         chosen_scope (`str`): Why this scope, where `replay_scope="auto"` chose it; empty where the user named it.
         capacity (`int`): Groups that the buffer keeps, before it is multiplied by the processes that share it.
         max_bytes (`int`, *optional*): Bytes that it keeps, likewise.
@@ -74,7 +74,7 @@ class Settings:
     strategies: Mapping[Kind, Strategy]
     preset: str | None
     plugins: tuple[Plugin, ...]
-    fields: tuple[FieldSpec, ...]
+    fields: Sequence[FieldSpec]
     chosen_scope: str
     capacity: int
     max_bytes: int | None
@@ -107,15 +107,11 @@ class Settings:
             return False
         if self.capacity or self.dynamic_sampling.rounds or self.unfilled != "keep":
             return True
-        return any(hasattr(plugin.object, hook) for plugin in self.plugins for hook in WITHOUT_BUFFER)
+        return any(hook in plugin.hooks for plugin in self.plugins for hook in WITHOUT_BUFFER)
 
     def label(self, kind: Kind) -> str:
         """What the strategy of a kind is called."""
         return self.strategies[kind].label
-
-    def plugins_with(self, hook: str) -> list[Plugin]:
-        """Those that implement a hook."""
-        return [plugin for plugin in self.plugins if hasattr(plugin.object, f"trl_replay_{hook}")]
 
     def with_scope(self, name: str, reason: str) -> Settings:
         """The same with a built-in scope that nobody named, and why this one."""
@@ -129,21 +125,29 @@ def resolve(config: ReplayConfig) -> Settings:
     """Looks up every name of a configuration, once.
 
     Args:
-        config ([`ReplayConfig`]): As the user gave it.
+        config ([`ReplayConfig`]): In force.
 
     Raises:
         ReplayError: A name or an argument can't be used.
     """
-    owners, config = _with_preset(config)
     if not config.use_replay:
-        return _settings(config)
-    known = registry().with_arguments(config.kwargs_of_plugins())
+        return _settings(config, {}, (), ())
+    arguments = config.kwargs_of_plugins()
+    known = registry().with_arguments(arguments)
+    plugins = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
+    if config.replay_preset is not None:
+        plugins.insert(0, known.preset(config.replay_preset)[0])
     strategies: dict[Kind, Strategy] = {}
     for kind in STRATEGY_KINDS:
         strategies[kind] = known.resolve(kind, getattr(config, f"replay_{kind}"), config.kwargs_of(kind))
-    plugins = _plugins(config, known, owners, strategies)
-    fields = tuple(known.fields({plugin.name for plugin in plugins}))
-    return _settings(config, strategies, plugins, fields)
+    plugins += [strategy.plugin for strategy in strategies.values() if strategy.plugin is not None]
+    taking_part = {plugin.name: plugin for plugin in plugins if plugin.name != BUILTIN}
+    for name in arguments:
+        if name not in taking_part:
+            remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"
+            raise unusable(PLUGIN_ARGUMENTS, arguments, remedy)
+    fields = known.fields(set(taking_part))
+    return _settings(config, strategies, tuple(taking_part.values()), fields)
 
 
 def settle_scope(trainer: Any, settings: Settings) -> Settings:
@@ -154,42 +158,12 @@ def settle_scope(trainer: Any, settings: Settings) -> Settings:
     return settings.with_scope(choice.name, choice.reason)
 
 
-def _with_preset(config: ReplayConfig) -> tuple[list[str], ReplayConfig]:
-    """The plugin whose preset is named, if one is, and the settings with the preset's for all that the user did not
-    give."""
-    name = config.replay_preset
-    if name is None:
-        return [], config
-    plugin, preset = registry().preset(name)
-    return [plugin.name], config.with_defaults(preset.settings, f"The preset {name!r}")
-
-
-def _plugins(
-    config: ReplayConfig, known: Registry, owners: list[str], strategies: Mapping[Kind, Strategy]
-) -> tuple[Plugin, ...]:
-    """The plugins that take part: by preset, in `replay_plugins`, and by their strategies."""
-    plugins = {name: known.plugins[name] for name in owners}
-    for name in config.replay_plugins or []:
-        plugins[name] = known.plugin(name, "replay_plugins")
-    for strategy in strategies.values():
-        if strategy.plugin is not None and strategy.plugin.name != BUILTIN:
-            plugins[strategy.plugin.name] = strategy.plugin
-    for name in config.kwargs_of_plugins():
-        if name not in plugins:
-            remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"
-            raise unusable(PLUGIN_ARGUMENTS, config.replay_plugins_kwargs, remedy)
-    return tuple(plugins.values())
-
-
 def _settings(
-    config: ReplayConfig,
-    strategies: Mapping[Kind, Strategy] | None = None,
-    plugins: tuple[Plugin, ...] = (),
-    fields: tuple[FieldSpec, ...] = (),
+    config: ReplayConfig, strategies: Mapping[Kind, Strategy], plugins: tuple[Plugin, ...], fields: Sequence[FieldSpec]
 ) -> Settings:
     return Settings(
         config=config,
-        strategies=strategies or {},
+        strategies=strategies,
         preset=config.replay_preset,
         plugins=plugins,
         fields=fields,

@@ -344,8 +344,8 @@ def test_what_takes_any_argument_or_does_not_tell_is_left_to_answer_itself(regis
 
     for factory in (open_to_all, dict):
         registry.register(offers(EvictorSpec("open", factory, "")), factory.__name__)
-        made = registry.resolve("evictor", f"{factory.__name__}/open", {"anything": 1}).make()
-        assert made == {"anything": 1}
+        resolved = registry.resolve("evictor", f"{factory.__name__}/open", {"anything": 1})
+        assert resolved.arguments == {"anything": 1}
 
 
 def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, install):
@@ -366,31 +366,31 @@ def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
         registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
     with pytest.raises(ConfigurationError, match="name one of one/shared, two/shared"):
         registry.resolve("evictor", "shared")
-    assert registry.resolve("evictor", "two/shared").make() == "two"
+    assert registry.resolve("evictor", "two/shared").factory() == "two"
 
 
 def test_of_several_plugins_the_one_of_that_name_is_meant(registry):
     for owner in ("one", "shared"):
         registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
-    assert registry.resolve("evictor", "shared").make() == "shared"
-    assert registry.resolve("evictor", "one/shared").make() == "one"
+    assert registry.resolve("evictor", "shared").factory() == "shared"
+    assert registry.resolve("evictor", "one/shared").factory() == "one"
 
 
 def test_a_name_that_only_one_plugin_offers_needs_no_qualifier(registry):
     registry.register(offers(EvictorSpec("single", lambda: "made", "")), "one")
-    assert registry.resolve("evictor", "single").make() == "made"
+    assert registry.resolve("evictor", "single").factory() == "made"
 
 
 def test_a_built_in_name_can_not_be_shadowed(registry):
     registry.register(offers(EvictorSpec("heap", lambda: "impostor", "")), "one")
     assert registry.resolve("evictor", "heap").plugin.name == BUILTIN
-    assert registry.resolve("evictor", "one/heap").make() == "impostor"
+    assert registry.resolve("evictor", "one/heap").factory() == "impostor"
 
 
 def test_one_name_may_stand_for_strategies_of_two_kinds(registry):
     specs = (EvictorSpec("age", lambda: "evictor", ""), SamplerSpec("age", lambda: "sampler", ""))
     registry.register(offers(*specs), "one")
-    assert [registry.resolve(kind, "age").make() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
+    assert [registry.resolve(kind, "age").factory() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
 
 
 REFERENCES = """
@@ -464,7 +464,7 @@ def test_an_object_is_taken_as_it_is_and_takes_no_arguments(registry):
 def test_registering_for_the_process_and_taking_back():
     trl_replay.register(offers(EvictorSpec("passing", lambda: "made", "")), "passing_plugin")
     process = trl_replay.registry.registry()
-    assert process.resolve("evictor", "passing").make() == "made"
+    assert process.resolve("evictor", "passing").factory() == "made"
     trl_replay.unregister("passing_plugin")
     with pytest.raises(UnknownNameError):
         process.resolve("evictor", "passing")

@@ -25,11 +25,11 @@ class RateLimits:
     """The settings `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
     `replay_min_ess`."""
 
-    start: int | str | None
-    start_pass_rate: float | None
-    max_fraction: float
-    samples_per_insert: float | None
-    min_ess: float | None
+    start: int | str | None = None
+    start_pass_rate: float | None = None
+    max_fraction: float = 1.0
+    samples_per_insert: float | None = None
+    min_ess: float | None = None
 
 
 class RateLimiter:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, dropout_modules, idle_components, preflight
+from ..assembly import assemble, idle_components
 from ..buffer.replay_buffer import Entry
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
 from ..offline.export import export, read_entry
+from ..preflight import misgivings, preflight
 from ..session import Session
 from ..settings import resolve, settle_scope
 from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
@@ -58,39 +59,43 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
             f"attach() takes a ReplayConfig after the trainer, not {_in_words(config)}: give settings by name, such "
             "as attach(trainer, replay_buffer_size=64)."
         )
-    config = (config or ReplayConfig()).with_settings(settings, "attach()")
+    config = (config or ReplayConfig()).with_settings(settings, "attach()").with_preset()
     present = _sessions.get(trainer)
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     in_force = resolve(config)
-    if not in_force.acts:
-        session = Session(trainer, in_force, idle_components(in_force), enabled=False)
-        session.exporter = _exporter(weakref.ref(session))
-        _sessions[trainer] = session
-        return session
-    compat.check_release()
-    compat.check_contract(trainer)
-    refuse_foreign_overrides(trainer)
-    in_force = settle_scope(trainer, in_force)
-    components = assemble(trainer, in_force)
-    preflight(trainer, in_force, components)
+    components = idle_components()
+    if in_force.acts:
+        compat.check_release()
+        compat.check_contract(trainer)
+        refuse_foreign_overrides(trainer)
+        in_force = settle_scope(trainer, in_force)
+        components = assemble(trainer, in_force)
+        preflight(trainer, in_force, components)
+        for text in misgivings(trainer, in_force, components):
+            warnings.warn(text, stacklevel=2)
     session = Session(trainer, in_force, components)
-    put_on(trainer, session)
+    session.exporter = _exporter(weakref.ref(session))
+    if session.enabled:
+        _begin(trainer, session)
+    else:
+        _sessions[trainer] = session
+    return session
+
+
+def _begin(trainer: Any, session: Session) -> None:
+    """Puts the seam on, and tells the plugins; after an error the trainer is as it was."""
     session.buffer.adder = _adder(weakref.ref(session))
     session.buffer.reader = _reader(weakref.ref(session))
-    session.exporter = _exporter(weakref.ref(session))
+    put_on(trainer, session)
     _sessions[trainer] = session
     try:
-        _warn_of_dropout(trainer)
-        _warn_of_absolute_positions(trainer)
-        _warn_of_forward(trainer, session)
         session.notify("attached")
     except BaseException:
         session.let_go()
         take_off(trainer, session)
         del _sessions[trainer]
         raise
-    return session
 
 
 def is_attached(trainer: Any) -> bool:
@@ -197,38 +202,3 @@ def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
         return read_entry(serial, found.buffer, found.trainer)
 
     return read
-
-
-def _warn_of_forward(trainer: Any, session: Session) -> None:
-    """Says once what `replay_record="auto"` costs."""
-    asked_for = session.settings.record == "forward"
-    if session.components.records and not asked_for and trainer.accelerator.is_main_process:
-        warnings.warn(
-            "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
-            "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
-            "'loss' to go without such groups.",
-            stacklevel=3,
-        )
-
-
-def _warn_of_dropout(trainer: Any) -> None:
-    dropping = dropout_modules(trainer.model)
-    if not dropping:
-        return
-    more = ", …" if len(dropping) > 3 else ""
-    warnings.warn(
-        f"The model has dropout ({', '.join(dropping[:3])}{more}): the log-probs that replay corrects with carry one "
-        "draw of it, as TRL's own old log-probs do.",
-        stacklevel=3,
-    )
-
-
-def _warn_of_absolute_positions(trainer: Any) -> None:
-    if not any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
-        return
-    warnings.warn(
-        "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position ids: the "
-        "log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
-        "approximate. Prompts of one length, or a model with rotary positions, avoid this.",
-        stacklevel=3,
-    )

@@ -1,0 +1,133 @@
+"""Whether what was assembled fits the trainer: reasons to refuse, and warnings, before anything is patched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from . import compat
+from .components import Components
+from .errors import RefusedError
+from .protocols import Scope, division_of
+from .settings import Settings
+
+
+def preflight(trainer: Any, settings: Settings, components: Components) -> None:
+    """Refuses with all reasons at once: our own and those of the plugins that take part.
+
+    Raises:
+        RefusedError: There is at least one reason.
+    """
+    reasons = [*_misfits(trainer, settings, components.scope)]
+    reasons += _baselines_over_two_prompts(settings, components)
+    if components.forward:
+        reasons += _beside_the_tap(settings)
+    for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
+        reasons += [str(reason) for reason in result]
+    if reasons:
+        raise RefusedError(reasons)
+
+
+def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
+    """Settings that don't fit the trainer's numbers."""
+    rows = compat.local_rows(trainer)
+    size = trainer.num_generations
+    division = division_of(scope)
+    alone = division is not None and not division.one_buffer
+    if alone and rows % size:
+        yield (
+            f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
+            f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
+            "change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
+        )
+    generations = trainer.args.steps_per_generation * trainer.num_iterations
+    dataset = trainer.train_dataset
+    again = settings.dynamic_sampling
+    if again.rounds and again.prompts == "new" and compat.streams(dataset):
+        yield (
+            f"replay_refill_prompts='new' draws prompts by their numbers, and this trainer's dataset is a stream "
+            f"({type(dataset).__name__}), which has none: use replay_refill_prompts='same', or a dataset with a length"
+        )
+    window = generations / trainer.args.gradient_accumulation_steps
+    max_age = settings.limits.max_age
+    if max_age is not None and max_age < window:
+        yield (
+            f"replay_max_age={max_age} is less than the {window:g} updates between two generations, "
+            "so that every entry is too old when it is first offered: raise it, or generate more often"
+        )
+    if (settings.retire_passes or 0) > size:
+        yield (
+            f"replay_retire_passes={settings.retire_passes} is more than a group has rows (num_generations="
+            f"{size}), so that no prompt would ever count as solved: lower it"
+        )
+
+
+def _baselines_over_two_prompts(settings: Settings, components: Components) -> Iterator[str]:
+    """Advantages are computed over rows of one prompt only: the sampler must see to that."""
+    setting = settings.advantages
+    sampler = settings.label("sampler")
+    computes = setting in ("joint", "split") or (setting == "auto" and components.mixes_rows)
+    if not computes or components.draws_same_prompt or not settings.capacity:
+        return
+    yield (
+        f"replay_advantages={setting!r} computes the advantages of mixed groups anew, for which all rows must have "
+        f"the same prompt, and replay_sampler={sampler!r} does not say that it draws so (an attribute "
+        "same_prompt = True): use replay_sampler='same_prompt', or replay_advantages='stored'"
+    )
+
+
+def _beside_the_tap(settings: Settings) -> Iterator[str]:
+    """Settings that a loss which goes around the log-prob method leaves without effect."""
+    inside = {
+        "replay_unfilled": (settings.unfilled, ("keep", "intra_batch")),
+        "replay_weight": (settings.weight, (1.0,)),
+        "replay_max_weight": (settings.max_weight, (None,)),
+        "replay_max_log_ratio": (settings.max_log_ratio, (None,)),
+        "replay_min_ess": (settings.rate_limits.min_ess, (None,)),
+        "replay_refresh": (settings.refresh, (None,)),
+    }
+    for name, (value, outside) in inside.items():
+        if value not in outside:
+            yield (
+                f"{name}={value!r} acts inside {compat.LOGPS}, which use_liger_kernel=True goes "
+                "around: leave it out, or use use_liger_kernel=False"
+            )
+    correction = settings.label("correction")
+    if correction != "ratio":
+        yield (
+            f"replay_correction={correction!r} needs the loss to call {compat.LOGPS}, which "
+            "use_liger_kernel=True goes around: use replay_correction='ratio' or use_liger_kernel=False"
+        )
+
+
+def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
+    """What the user should know of this trainer, though it can be trained."""
+    dropping = [name for name, module in trainer.model.named_modules() if _drops(module)]
+    if dropping:
+        more = ", …" if len(dropping) > 3 else ""
+        yield (
+            f"The model has dropout ({', '.join(dropping[:3])}{more}): the log-probs that replay corrects with carry "
+            "one draw of it, as TRL's own old log-probs do."
+        )
+    if any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
+        yield (
+            "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position ids: "
+            "the log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
+            "approximate. Prompts of one length, or a model with rotary positions, avoid this."
+        )
+    if components.records and settings.record == "auto" and trainer.accelerator.is_main_process:
+        yield (
+            "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
+            "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
+            "'loss' to go without such groups."
+        )
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    """Whether it is a dropout, or keeps a rate for one (attention often applies it without a module)."""
+    if isinstance(module, torch.nn.Dropout):
+        return bool(module.p > 0)
+    rates = [rate for name, rate in vars(module).items() if "dropout" in name]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
