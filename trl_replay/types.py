@@ -38,7 +38,7 @@ class Groups:
         lengths (`(n, G)` int64): Completion tokens of each row.
         trainable (`(n, G)` int64): Completion tokens that the loss trains on (masks applied).
         dead (`(n,)` bool): Whether a group's advantages teach nothing: TRL's own do not differ beyond float noise, or
-            those that the trainer or a plugin shaped are all next to 0.
+            those that the trainer or a plugin shaped are all next to 0; or no row that has one trains a token.
         update (`(n,)` int64): Optimizer updates done when the group was generated.
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behavior_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that

@@ -65,13 +65,16 @@ class Deciding:
         return make_context(self.buffer.table, update=self.clock.update, num_generations=SIZE, slots=slots)
 
     def store(self, scores: list[float], **columns: Any) -> None:
-        """Entries with these scores, serials 0, 1, …, of which the buffer keeps what its capacity allows."""
+        """Entries with these scores, serials 0, 1, …, of which the buffer keeps what its capacity allows; their rows
+        train 5 tokens each and have advantages."""
         count = len(scores)
         made = {
             "serial": np.arange(count),
             "score": np.asarray(scores, float),
             "update": np.zeros(count, np.int64),
             "row_advantage": np.ones((count, SIZE)),
+            "row_logp": -np.ones((count, SIZE)),
+            "row_items": np.full((count, SIZE), 5),
         }
         made |= {name: np.asarray(column) for name, column in columns.items()}
         keys = [self.buffer.keyset(NO_KEYS)] * count

@@ -46,6 +46,13 @@ def is_dead(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) == 1
 
 
+def trained_rewards(groups: Sequence[Any], scored: Batch) -> list[Any]:
+    """The rewards of a call, all 0 for a group in which no row with an advantage trains a token."""
+    tokens = scored["completion_mask"].sum(dim=1)
+    trains = ((tokens > 0) & (scored["advantages"].abs() > 1e-3)).view(-1, SIZE).any(dim=1)
+    return [group if alive else DEAD[0] for group, alive in zip(groups, trains.tolist(), strict=True)]
+
+
 def rounds_of(calls: Sequence[Any], limit: int, slots: int = 3) -> list[list[int]]:
     """The calls of each batch: a batch begins with as many groups as it has slots, a round has what is needed."""
     batches: list[list[int]] = []
@@ -97,11 +104,12 @@ def watched(trainer: Any, rewards: Coins, limit: int, **settings: Any) -> tuple[
 
 def check_rounds(trainer: Any, rewards: Coins, watch: Watch, limit: int) -> None:
     """Each slot holds the very rows of the group that takes it, and the batch counts their tokens."""
-    batches = rounds_of(rewards.calls, limit)
+    calls = [trained_rewards(groups, scored) for groups, scored in zip(rewards.calls, trainer.scored, strict=True)]
+    batches = rounds_of(calls, limit)
     assert len(batches) == len(watch.steps)
     assert max(map(len, batches)) == limit + 1, "no batch needed all rounds: the test says little"
     for numbers, (merged, _) in zip(batches, watch.steps, strict=True):
-        held = by_hand([rewards.calls[number] for number in numbers])
+        held = by_hand([calls[number] for number in numbers])
         scored = [trainer.scored[number] for number in numbers]
         assert list(merged) == list(scored[0])
         for slot, (number, place) in enumerate(held):

@@ -310,7 +310,7 @@ def test_18_a_group_without_a_trainable_token_is_not_stored(tmp_path: Any) -> No
     assert any(truncated)
     assert len(session.buffer) == truncated.count(False)
     assert bool((session.buffer.table.tokens > 0).all())
-    assert "no trainable token" in session.explain()
+    assert "no row with an advantage trains a token" in session.explain()
 
 
 NOISE_CASES = [

@@ -472,7 +472,8 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> No
     rule = AdvantageRule(columns, scored, setup, 4)
     rewards = scored.double().numpy().reshape(2, 4, 1)
     for group in (0, 1):
-        _, dead = rule(rewards[[group]], rewards[[group], :, 0], np.ones((1, 4), bool))
+        everything = np.ones((1, 4), bool)
+        _, dead = rule(rewards[[group]], rewards[[group], :, 0], everything, everything)
         assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
 
 

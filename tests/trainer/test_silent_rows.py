@@ -1,4 +1,4 @@
-"""Failure 62 of docs/known-failures.md: rows that train no token."""
+"""Failures 62, 64 and 65 of docs/known-failures.md: rows and groups that train no token, and masks in mixed groups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 SIZE = 4
+MIDDLE = [1.0, 0.5, 0.0, 0.5]
+"""The rows that `truncated` leaves trained have an advantage of 0."""
 ALL_DEAD = [DEAD, DEAD, DEAD]
 ALL_HALF = [HALF, HALF, HALF]
 INJECT = {"replay_mixer": "inject", "replay_advantages": "joint", **EVERY_GROUP, **SAME_PROMPT}
+NOTHING_TRAINS = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 
 
 def trained(
@@ -77,3 +80,77 @@ def test_62_a_group_that_is_replayed_whole_keeps_its_truncated_rows(tmp_path: An
     for _, after in steps[1:]:
         tokens = after["completion_mask"].sum(dim=1).view(3, SIZE)
         assert (tokens > 0).tolist() == [[False, True, False, True]] * 3
+
+
+UNTRAINED = {
+    "rows with an advantage are truncated": (MIDDLE, truncating()),
+    "all rows are truncated": (HALF, truncating((0, 1, 2, 3), (0,))),
+}
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(tmp_path: Any, name: str) -> None:
+    rewards, rollout = UNTRAINED[name]
+    session, steps = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout)
+    assert session.totals.counters["dead"] == 3, "one of each batch"
+    assert session.totals.counters["stored"] == 6, "the live ones"
+    assert session.totals.counters["refused"] == 0
+    assert replayed(steps) == [0, 1, 1], "it is replaced"
+    assert session.totals.reasons[NOTHING_TRAINS] == 3
+    assert NOTHING_TRAINS in session.explain()
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_64_it_is_generated_again(tmp_path: Any, name: str) -> None:
+    rewards, rollout = UNTRAINED[name]
+    settings = {"replay_buffer_size": 0, "replay_refill_rounds": 1}
+    session, _ = trained(
+        tmp_path, [rewards, HALF, HALF], [HALF], rollout=rollout, training={"max_steps": 1}, **settings
+    )
+    assert session.totals.counters["generated"] == 4
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_64_it_is_not_copied_but_copied_over(tmp_path: Any, name: str) -> None:
+    rewards, rollout = UNTRAINED[name]
+    _, steps = trained(
+        tmp_path, [rewards, DEAD, HALF], rollout=rollout, replay_buffer_size=0, replay_unfilled="intra_batch"
+    )
+    for before, after in steps:
+        live = before["advantages"].view(3, SIZE)[2].tolist()
+        assert after["advantages"].view(3, SIZE).tolist() == [live] * 3
+
+
+class Doubling:
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return 2 * groups.advantages
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_64_so_is_a_group_whose_advantages_a_plugin_shapes(tmp_path: Any, name: str) -> None:
+    rewards, rollout = UNTRAINED[name]
+    trl_replay.register(Doubling(), "doubling")
+    try:
+        session, _ = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout, replay_plugins=["doubling"])
+    finally:
+        trl_replay.unregister("doubling")
+    assert session.totals.counters["dead"] == 3
+    assert session.totals.counters["stored"] == 6
+
+
+def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(tmp_path: Any) -> None:
+    """Two of four pass, and both rows that are left beside the stored ones have an advantage of 0."""
+
+    def middle(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+        return np.tile([-1, 1, -1, 3], (len(drawn), 1))
+
+    quarters = [1.0, 0.5, 0.0, 0.5]
+    session, steps = trained(
+        tmp_path, ALL_HALF, [quarters] * 3, **{**INJECT, "replay_mixer": middle}, rollout=truncating()
+    )
+    assert session.totals.counters["dead"] == 6
+    for _, after in steps[1:]:
+        advantages = after["advantages"].view(3, SIZE)
+        tokens = after["completion_mask"].sum(dim=1).view(3, SIZE)
+        assert bool(((advantages.abs() > 1e-6) & (tokens > 0)).any(dim=1).all())

@@ -424,14 +424,10 @@ def test_a_displaced_live_group_is_noted_only_where_its_log_probs_are_known(
     assert filled(deciding, [LIVE, DEAD, LIVE], known).candidates == candidates
 
 
-def test_groups_without_a_trainable_token_and_of_solved_prompts_are_not_noted() -> None:
+def test_groups_of_solved_prompts_are_not_noted() -> None:
     deciding = Deciding(replay_retire_passes=3, replay_pass_reward=1.0)
-    trainable = np.full((4, SIZE), 5)
-    trainable[0] = 0
-    trainable[1] = [0, 0, 0, 1]
-    plan = filled(deciding, [LIVE, LIVE, [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]], trainable=trainable)
-    assert plan.candidates == [1, 3]
-    assert plan.tally.reasons["a group was refused: it has no trainable token"] == 1
+    plan = filled(deciding, [LIVE, [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
+    assert plan.candidates == [0, 2]
     assert plan.tally.reasons["a group was refused: its prompt is solved (replay_retire_passes)"] == 1
 
 

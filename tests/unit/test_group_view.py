@@ -84,6 +84,18 @@ def test_trls_own_advantages_of_equal_rewards_are_dead_and_others_than_its_own_a
     assert view(columns, torch.from_numpy(rewards), setup(), 4, 0).dead.tolist() == [dead]
 
 
+def test_only_rows_with_a_trained_token_make_a_group_live() -> None:
+    rewards = np.array([[1.0], [0.5], [0.0], [0.5]] * 3)
+    advantages = np.tile(rewards[:4, 0] - 0.5, 3) / (np.std(rewards[:4], ddof=1) + 1e-4)
+    columns = {
+        **shared(list(range(12)), advantages.tolist()),
+        "trainable": np.array([0, 3, 0, 3, 0, 0, 1, 0] + [0] * 4),
+    }
+    assert view(columns, torch.from_numpy(rewards), setup(), 4, 0).dead.tolist() == [True, False, True]
+    shaped = {**columns, "advantages": 2 * advantages}
+    assert view(shaped, torch.from_numpy(rewards), setup(), 4, 0).dead.tolist() == [True, False, True]
+
+
 def test_the_noise_grows_with_rewards_and_their_weights_and_falls_with_their_deviation() -> None:
     rewards = np.array([[[2.0, -1.0], [2.0, 3.0]], [[1.0, np.nan], [0.0, 0.0]]])
     weighted = setup("none", "sum_then_normalize", 1.0, -2.0)

@@ -101,23 +101,38 @@ def view(
     own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
     shared = rows["row"][::size] // size
     advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
+    trainable = rows["trainable"].reshape(-1, size)
+    trains = trainable > 0
     noise = advantage_noise(rewards, setup)[shared]
-    equal = np.ptp(advantages, axis=1) <= noise
-    largest = np.abs(advantages).max(axis=1)
-    nothing = largest <= TINY * largest.max(initial=0.0)
+    equal = differ_by_noise(advantages, np.ones_like(trains), trains, noise)
+    nothing = teach_nothing(advantages, trains, TINY * np.abs(advantages).max(initial=0.0))
     same_rewards = have_equal_rewards(rewards[shared], setup.weights)
-    nothing |= same_rewards & (largest <= reward_noise(rewards[shared], setup.weights))
+    nothing |= same_rewards & teach_nothing(advantages, trains, reward_noise(rewards[shared], setup.weights))
     return Groups(
         rewards=rewards[shared],
         reward_weights=setup.weights,
         advantages=advantages,
         lengths=rows["lengths"].reshape(-1, size),
-        trainable=rows["trainable"].reshape(-1, size),
+        trainable=trainable,
         items=rows["items"].reshape(-1, size),
         dead=np.where(own, equal, nothing),
         update=np.full(len(advantages), update, np.int64),
         prompt=rows["prompt"][::size],
     )
+
+
+def teach_nothing(advantages: Floats, trains: Bools, least: Floats | float) -> Bools:
+    """Which groups are dead, `(n,)`: no row that `trains`, `(n, G)`, has an advantage above `least`."""
+    sizes = np.where(trains, np.abs(advantages), 0.0)
+    return np.asarray(sizes.max(axis=1, initial=0.0) <= least)
+
+
+def differ_by_noise(advantages: Floats, members: Bools, trains: Bools, noise: Floats) -> Bools:
+    """Which groups with advantages by TRL's rule are dead, `(n,)`: those of its `members` differ by no more than
+    `noise`, or no row that `trains` has one."""
+    lowest = np.where(members, advantages, np.inf).min(axis=1)
+    highest = np.where(members, advantages, -np.inf).max(axis=1)
+    return np.asarray(highest - lowest <= noise) | teach_nothing(advantages, trains, noise / 2)
 
 
 def rewards_of_batch(
@@ -206,7 +221,7 @@ class AdvantageRule:
         """Whether it needs each function's rewards, and not their weighted sum alone."""
         return self.setup.aggregation == "normalize_then_sum"
 
-    def __call__(self, rewards: Floats, totals: Floats, members: Bools) -> tuple[Floats, Bools]:
+    def __call__(self, rewards: Floats, totals: Floats, members: Bools, trains: Bools) -> tuple[Floats, Bools]:
         """Advantages of groups that were put together anew, by the batch's own mean and deviation where TRL takes them
         over the whole batch.
 
@@ -214,9 +229,10 @@ class AdvantageRule:
             rewards (`(n, G, functions)`): Raw rewards, NaN where None.
             totals (`(n, G)`): Their weighted sums; rows of a file that does not name its functions have these alone.
             members (`(n, G)` bool): Rows that count.
+            trains (`(n, G)` bool): Those of them that have a trained token.
 
         Returns:
-            `(n, G)` advantages, 0 for the others, and whether those of a group do not differ, `(n,)`.
+            `(n, G)` advantages, 0 for the others, and which groups are dead, `(n,)`.
         """
         setup = self.setup
         within = self.scored.detach().double().cpu()
@@ -235,9 +251,7 @@ class AdvantageRule:
         batch = within.numpy().reshape(-1, self.size, counted.shape[2])
         with np.errstate(invalid="ignore"):
             noise = advantage_noise(np.concatenate([counted, batch]), setup)[: len(counted)]
-        lowest = np.where(members, advantages, np.inf).min(axis=1)
-        highest = np.where(members, advantages, -np.inf).max(axis=1)
-        return advantages, np.asarray(highest - lowest <= noise)
+        return advantages, differ_by_noise(advantages, members, trains, noise)
 
 
 def _by_group(scored: torch.Tensor, size: int) -> Floats:

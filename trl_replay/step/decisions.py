@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..batch.group_view import have_equal_rewards
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry
 from ..components import Components
 from ..counters import NO_ROOM, Tally
@@ -24,6 +25,7 @@ from ..types import Bools, Context, Floats, Groups, Ints
 from .dead_groups import copies, dead_slots
 from .mixing import Mixing, untouched
 
+UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 SOLVED = "its prompt is solved (replay_retire_passes)"
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
@@ -144,6 +146,9 @@ class Decisions:
             self._rate_limiter.observe(fresh, self._passed(fresh))
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
+            untrained = _untrained(fresh)
+            if untrained:
+                tally.reasons[UNTRAINED] += untrained
             prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
@@ -414,11 +419,9 @@ class Decisions:
             seen = [slot for slot in live if slot not in filled]
             tally.lost = len(live) - len(seen)
             live = seen
-        trainable = [slot for slot in live if (fresh.trainable[slot] * ~fresh.masked[slot]).any()]
-        tally.refuse(len(live) - len(trainable), "it has no trainable token")
         solved = self._solved(fresh)
-        unsolved = [slot for slot in trainable if not solved[slot]]
-        tally.refuse(len(trainable) - len(unsolved), SOLVED)
+        unsolved = [slot for slot in live if not solved[slot]]
+        tally.refuse(len(live) - len(unsolved), SOLVED)
         return unsolved
 
     def _copies(self, plan: Plan, fresh: Groups, rows: RowLayout) -> list[tuple[int, int]]:
@@ -451,6 +454,12 @@ class Decisions:
         if plan.tally.excluded:
             masked[dead_slots(fresh, plan.sampled.slots)] = 0
         plan.tally.masked_apart = int(masked.sum())
+
+
+def _untrained(fresh: Groups) -> int:
+    """The number of groups that are dead for want of trained tokens alone."""
+    dead = fresh.dead & ~fresh.trains.all(axis=1)
+    return int((dead & ~have_equal_rewards(fresh.rewards, fresh.reward_weights)).sum()) if dead.any() else 0
 
 
 def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:

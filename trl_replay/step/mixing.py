@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..batch.group_view import TINY, AdvantageRule, reward_noise
+from ..batch.group_view import TINY, AdvantageRule, reward_noise, teach_nothing
 from ..components import Components
 from ..errors import ConfigurationError, SeamError
 from ..plan import Plan, RowOutcome, Taken
@@ -37,17 +37,12 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
     advantages = np.where(left, fresh.advantages, rounded)
     touched = (~left | masked).any(axis=1)
-    nothing = teaches_nothing(advantages, masked, np.abs(advantages).max(initial=0.0))
+    given_groups = replace(fresh, advantages=advantages, masked=masked)
+    trains = given_groups.trains
+    nothing = teach_nothing(advantages, trains, TINY * np.abs(advantages).max(initial=0.0))
     noise = reward_noise(fresh.rewards, fresh.reward_weights)
-    nothing |= fresh.dead & (np.abs(advantages).max(axis=1, initial=0.0, where=~masked) <= noise)
-    dead = np.where(touched, nothing, fresh.dead)
-    return replace(fresh, advantages=advantages, masked=masked, dead=dead)
-
-
-def teaches_nothing(advantages: Floats, masked: Bools, largest: float) -> Bools:
-    """`(n,)`: whether all unmasked advantages of a group, `(n, G)`, are next to 0 beside the batch's `largest`."""
-    sizes = np.where(masked, 0.0, np.abs(advantages))
-    return np.asarray(sizes.max(axis=1, initial=0.0) <= TINY * largest)
+    nothing |= fresh.dead & teach_nothing(advantages, trains, noise)
+    return replace(given_groups, dead=np.where(touched, nothing, fresh.dead))
 
 
 def untouched(fresh: Groups) -> RowOutcome:
@@ -159,6 +154,11 @@ class MixedGroups:
         masked = self.column("row_masked", self.slots.masked).astype(bool, copy=False)
         return advantages, masked
 
+    @property
+    def trainable(self) -> Ints:
+        """Trained tokens of each row, `(n, G)`."""
+        return self.column("row_trainable", self.slots.trainable).astype(np.int64)
+
     def joint(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
         """Advantages over all rows of each mixed group that `train`, `(n, G)`, and which groups are dead, `(n,)`."""
         return self._computed(rule, train)
@@ -173,7 +173,7 @@ class MixedGroups:
     def _computed(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
         rewards = self.column("row_rewards", self.slots.rewards)
         totals = self.column("row_reward", self.slots.reward)
-        return rule(rewards, totals, members)
+        return rule(rewards, totals, members, members & (self.trainable > 0))
 
     def _named_rewards(self) -> Floats:
         """`(n, G, functions)`: raw rewards. That of a file which does not name its functions stands in the place of
@@ -196,7 +196,7 @@ class MixedGroups:
             rewards=self._named_rewards(),
             advantages=advantages,
             lengths=self.column("row_length", self.slots.lengths).astype(np.int64),
-            trainable=self.column("row_items", self.slots.trainable).astype(np.int64),
+            trainable=self.trainable,
             items=self.column("row_items", items).astype(np.int64),
             dead=dead,
             behavior_logps=None,
@@ -373,13 +373,13 @@ class Mixing:
         fresh = plan.fresh
         assert fresh is not None
         advantages, masked = mixed.kept()
-        trains = (advantages != 0) & mixed.stored & ~masked
-        dead = ~(mixed.is_whole & trains.any(axis=1))  # no row trains in a file's groups that are all right
+        trains = (mixed.trainable > 0) & ~masked
+        taught = trains & (advantages != 0)
+        dead = ~(mixed.is_whole & taught.any(axis=1))  # no row trains in a file's groups that are all right
         if dead.any():
-            dead &= mixed.slots.dead | mixed.stored.all(axis=1)
-            stored = np.where(mixed.stored, advantages, 0.0)
-            sizes = np.abs(np.concatenate([fresh.advantages, stored]))
-            dead &= teaches_nothing(stored, masked, sizes.max(initial=0.0))
+            counted = np.where(mixed.stored | ~mixed.slots.dead[:, None], advantages, 0.0)
+            largest = np.abs(np.concatenate([fresh.advantages, counted])).max(initial=0.0)
+            dead &= teach_nothing(counted, trains, TINY * largest)
         if computed.any():
             some = np.flatnonzero(computed)
             anew = self._computed(plan, mixed.take(some), masked[some])
