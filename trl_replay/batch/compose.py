@@ -426,24 +426,29 @@ def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths
     group = placed.group
     if spec.name not in group.keys and spec.name not in TOKEN_TYPES:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
-    stored = group.tensors.get(spec.name)
-    if spec.layout == "row" and stored is not None:
-        out[placed.rows] = _row_block(stored, spec, out)[placed.part]
-        return
-    out[placed.rows] = pad if spec.layout != "row" else spec.implied or 0
+    rows = out[placed.rows]
     if spec.layout == "row":
+        stored = group.tensors.get(spec.name)
+        rows[:] = spec.implied or 0 if stored is None else _row_block(stored, spec, out)[placed.part]
         return
-    prompts = _prompt_lengths(group).tolist()
-    completions = group.completion_lengths.tolist()
-    once = spec.layout == "prompt" and _has_one_prompt(group)
-    flat = None if stored is None else stored.to(out.device)  # one transfer, whatever the number of rows
-    ends = np.cumsum(_value_counts(group, spec)).tolist()
-    rows = range(placed.rows.start, placed.rows.stop)
-    for row, number in zip(rows, range(len(completions))[placed.part], strict=True):
-        span = _span(spec, prompts[number], completions[number], widths)
-        count = span.stop - span.start
-        end = count if once else ends[number]
-        out[row, span] = spec.implied or 0 if flat is None else flat[end - count : end]
+    rows.fill_(pad)
+    prompts = _prompt_lengths(group)[placed.part].tolist()
+    completions = group.completion_lengths[placed.part].tolist()
+    values = _values_by_row(group, spec, out.device)[placed.part]
+    for row, prompt, completion, value in zip(rows, prompts, completions, values, strict=True):
+        row[_span(spec, prompt, completion, widths)] = value
+
+
+def _values_by_row(group: Group, spec: FieldSpec, device: torch.device) -> Sequence[torch.Tensor | int]:
+    """One padded field's real values of each row, or the one number that all of them are."""
+    count = len(group.completion_lengths)
+    stored = group.tensors.get(spec.name)
+    if stored is None:
+        return [spec.implied or 0] * count
+    here = stored.to(device)  # one transfer, whatever the number of rows
+    if spec.layout == "prompt" and _has_one_prompt(group):
+        return [here] * count
+    return torch.split(here, _value_counts(group, spec).tolist())
 
 
 def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
