@@ -132,36 +132,36 @@ def test_a_capacity_that_just_suffices_evicts_nobody() -> None:
 # eligible
 
 
-def eligible(buffer: ReplayBuffer, update: int, keys: frozenset[str] = TEXT) -> tuple[list[int], dict[str, int]]:
-    rows, held_back = buffer.eligible(update, keys)
-    return buffer.table.serial[rows].tolist(), held_back
+def eligible(buffer: ReplayBuffer, update: int, keys: frozenset[str] = TEXT) -> tuple[list[int], list[str]]:
+    rows, reasons = buffer.eligible(update, keys)
+    return buffer.table.serial[rows].tolist(), reasons
 
 
 def test_an_entry_is_eligible_one_update_after_its_generation() -> None:
     buffer = stored(update=[3, 4, 5, 6])
-    assert eligible(buffer, 5) == ([0, 1], {"too new": 2})
+    assert eligible(buffer, 5) == ([0, 1], ["too new"])
 
 
-def test_the_limits_include_their_value_and_are_counted() -> None:
+def test_the_limits_include_their_value_and_are_named() -> None:
     steps, uses, last = [0, 6, 7, 7], [0, 0, 2, 3], [-1, -1, 7, 8]
     buffer = stored(limits=Limits(max_age=4, max_uses=3), update=steps, uses=uses)
-    assert eligible(buffer, 10) == ([1, 2], {"replay_max_age": 1, "replay_max_uses": 1})
+    assert eligible(buffer, 10) == ([1, 2], ["replay_max_age", "replay_max_uses"])
     buffer = stored(limits=Limits(cooldown=3), update=[0] * 4, uses=uses, last_used=last)
-    assert eligible(buffer, 10) == ([0, 1, 2], {"replay_cooldown": 1})
-    assert eligible(stored(update=[0] * 4), 10) == ([0, 1, 2, 3], {})
+    assert eligible(buffer, 10) == ([0, 1, 2], ["replay_cooldown"])
+    assert eligible(stored(update=[0] * 4), 10) == ([0, 1, 2, 3], [])
 
 
 def test_a_buffer_below_its_least_size_gives_nothing() -> None:
-    assert eligible(stored(limits=Limits(min_size=5), update=[0] * 4), 9) == ([], {"replay_min_size": 4})
+    assert eligible(stored(limits=Limits(min_size=5), update=[0] * 4), 9) == ([], ["replay_min_size"])
     assert eligible(stored(limits=Limits(min_size=4), update=[0] * 4), 9)[0] == [0, 1, 2, 3]
 
 
 def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit() -> None:
     reference, pictured = TEXT | {"ref_per_token_logps"}, TEXT | {PIXELS}
     buffer = stored(update=[0] * 4, keysets=[TEXT, reference, pictured, TEXT])
-    assert eligible(buffer, 9) == ([0, 1, 3], {"has images, the batch none": 1})
+    assert eligible(buffer, 9) == ([0, 1, 3], ["has images, the batch none"])
     assert eligible(buffer, 9, TEXT | {PIXELS})[0] == [0, 1, 2, 3], "those without images fit in any batch"
-    told = {"lacks a tensor": 3, "has images, the batch none": 1}
+    told = ["lacks a tensor", "has images, the batch none"]
     assert eligible(buffer, 9, reference) == ([1], told)
 
 

@@ -327,8 +327,8 @@ class ReplayBuffer:
 
     def eligible(
         self, update: int, keys: frozenset[str], unfit: Mapping[str, Bools] | None = None
-    ) -> tuple[Ints, dict[str, int]]:
-        """Rows that may be replayed now, and how many entries each limit holds back.
+    ) -> tuple[Ints, list[str]]:
+        """Rows that may be replayed now, and what holds others back.
 
         Args:
             update (`int`): Updates done so far. An entry is eligible only after one update since its generation.
@@ -337,33 +337,45 @@ class ReplayBuffer:
             unfit (`Mapping[str, NDArray]`, *optional*): Further reasons, each with the entries that it excludes.
 
         Returns:
-            `(rows, held_back)`: row indices, and per reason the number of entries that it alone or with others
-            excludes.
+            `(rows, reasons)`: row indices, and the reasons that exclude some entry.
         """
-        table, limits = self.table, self.limits
-        if len(table) < limits.min_size:
-            return np.empty(0, np.int64), {"replay_min_size": len(table)}
-        reasons: dict[str, Bools] = {"too new": table.update >= update, **(unfit or {})}
-        if limits.max_age is not None:
-            reasons["replay_max_age"] = update - table.update > limits.max_age
-        if limits.max_uses is not None:
-            reasons["replay_max_uses"] = table.uses >= limits.max_uses
-        if limits.cooldown is not None:
+        if len(self.table) < self.limits.min_size:
+            return np.empty(0, np.int64), ["replay_min_size"]
+        excluded = self._held_back(update) | self._unrestorable(keys) | dict(unfit or {})
+        reasons = [reason for reason, entries in excluded.items() if entries.any()]
+        eligible = np.ones(len(self.table), bool)
+        for reason in reasons:
+            eligible &= ~excluded[reason]
+        return np.flatnonzero(eligible), reasons
+
+    def _held_back(self, update: int) -> dict[str, Bools]:
+        """The entries that each limit holds back for now, or for good."""
+        table = self.table
+        excluded = {"too new": table.update >= update, **self._spent(update)}
+        cooldown = self.limits.cooldown
+        if cooldown is not None:
             used = table.last_used >= 0
-            reasons["replay_cooldown"] = used & (update - table.last_used < limits.cooldown)
+            excluded["replay_cooldown"] = used & (update - table.last_used < cooldown)
+        return excluded
+
+    def _spent(self, update: int) -> dict[str, Bools]:
+        """The entries that a limit will never let through again."""
+        limits = self.limits
+        excluded = {}
+        if limits.max_age is not None:
+            excluded["replay_max_age"] = update - self.table.update > limits.max_age
+        if limits.max_uses is not None:
+            excluded["replay_max_uses"] = self.table.uses >= limits.max_uses
+        return excluded
+
+    def _unrestorable(self, keys: frozenset[str]) -> dict[str, Bools]:
+        """The entries that a batch with these keys can't take."""
         needed = keys - {PIXELS}
-        lacking = [number for number, have in enumerate(self._keysets) if not needed <= have]
-        if lacking:
-            reasons["lacks a tensor"] = np.isin(table.keys, lacking)
-        with_images = self._with(PIXELS)
-        if with_images and PIXELS not in keys:
-            reasons["has images, the batch none"] = np.isin(table.keys, with_images)
-        counts = {name: int(np.count_nonzero(mask)) for name, mask in reasons.items()}
-        held_back = {name: count for name, count in counts.items() if count}
-        if not held_back:
-            return np.arange(len(table)), {}
-        excluded = np.logical_or.reduce([reasons[name] for name in held_back])
-        return np.flatnonzero(~excluded), held_back
+        unfit = {
+            "lacks a tensor": [number for number, have in enumerate(self._keysets) if not needed <= have],
+            "has images, the batch none": [] if PIXELS in keys else self._with(PIXELS),
+        }
+        return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
 
     def forget_with(self, key: str) -> int:
         """Drops the entries that hold the batch key `key`; returns their number."""
@@ -383,14 +395,9 @@ class ReplayBuffer:
 
     def retire(self, update: int) -> int:
         """Drops the entries that no limit will ever let through again; returns their number."""
-        table, limits = self.table, self.limits
-        if limits.max_age is None and limits.max_uses is None:
-            return 0
-        gone = np.zeros(len(table), bool)
-        if limits.max_age is not None:
-            gone |= update - table.update > limits.max_age
-        if limits.max_uses is not None:
-            gone |= table.uses >= limits.max_uses
+        gone = np.zeros(len(self.table), bool)
+        for spent in self._spent(update).values():
+            gone |= spent
         return self._forget_where(gone)
 
     def _forget_where(self, gone: Bools) -> int:

@@ -287,7 +287,7 @@ class Decisions:
             if self._handshake.has_run(self._clock.update, collected_at):
                 sampled = self._draw(plan, slots, most, keys)
             else:
-                plan.tally.reasons[TOO_EARLY if len(self._buffer) else self._shortage({})] += 1
+                plan.tally.reasons[TOO_EARLY if len(self._buffer) else self._shortage([])] += 1
         self._book(plan, sampled)
         return sampled
 
@@ -370,7 +370,7 @@ class Decisions:
         unnamed = ~np.isnan(self._buffer.table.row_other_reward).all(axis=1)
         return {"its file does not name its reward functions": unnamed}
 
-    def _shortage(self, held_back: Mapping[str, int]) -> str:
+    def _shortage(self, held_back: Sequence[str]) -> str:
         """Why fewer entries were drawn than there were slots."""
         if len(self._buffer):
             reason = "the buffer held fewer eligible groups than slots"
@@ -378,10 +378,9 @@ class Decisions:
             reason = "the buffer was empty"
         else:
             reason = "the buffer was empty: no live group has been stored yet"
-        limits = sorted(held_back.keys() - {"replay_min_size"} if not len(self._buffer) else held_back)
-        if not limits:
+        if not len(self._buffer) or not held_back:
             return reason
-        return f"{reason} (held back: {', '.join(limits)})"
+        return f"{reason} (held back: {', '.join(sorted(held_back))})"
 
     def _priorities(self, table: Table, rows: Ints) -> Floats:
         """Of these entries, the chance of each to be drawn first relative to that of the table's least likely one."""
