@@ -91,8 +91,8 @@ class Step:
     def __call__(self) -> None:
         """Settles half of this rank's groups and fills the other half, with the payload's bound noted."""
         from trl_replay.batch.group_view import blank
-        from trl_replay.counters import COUNTERS
-        from trl_replay.distributed.row_layout import IDENTITY, MODE, RowLayout
+        from trl_replay.distributed.agreement import decision_message, packed_bits
+        from trl_replay.distributed.row_layout import RowLayout
         from trl_replay.loss.off_policy_stats import STATS
         from trl_replay.plan import Sampled, Taken
         from trl_replay.serialization.wire import packed_size
@@ -133,12 +133,8 @@ class Step:
                 for slot, row in zip(dead, drawn, strict=False)
             ]
         )
-        self.timed(
-            "agree",
-            self.scope.agree,
-            np.concatenate([np.zeros(len(COUNTERS) + MODE + IDENTITY), rows.filled(draw)]),
-            "",
-        )
+        vector = decision_message(rows.count).pack(filled=packed_bits(rows.filled(draw)))
+        self.timed("agree", self.scope.agree, np.append(0, vector), "")
         arrivals = rows.arrivals([serial for serial, _ in kept], [slot for _, slot in kept], ranks)
         parts = self.timed("admit", self.scope.admit, self.buffer.table, arrivals, held)
         self.buffer.receive({serial: held_parts[0] for serial, held_parts in parts.items()})

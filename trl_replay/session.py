@@ -21,9 +21,10 @@ from .buffer.candidates import STALE, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
 from .counters import BRIEF, Totals, metrics
+from .distributed.agreement import MODES
 from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
-from .distributed.row_layout import MODES, RowLayout
+from .distributed.row_layout import RowLayout
 from .errors import ReplayError
 from .generation.merging import Generated
 from .generation.rounds import Rounds, Score

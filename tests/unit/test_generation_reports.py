@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import SeamError
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.generation.group_layout import GroupLayout
-from trl_replay.generation.merging import KEPT
+from trl_replay.generation.merging import KEPT, Generated
+from trl_replay.generation.prompts import ANY
 from trl_replay.generation.reports import Reports
 
 KEYS = 2**62 + 12345
@@ -24,24 +26,15 @@ class Groups:
     dead: Any
 
 
-@dataclass
-class Known:
-    """What a report reads of a generated batch."""
-
-    fresh: Groups
-    rows: RowLayout
-    groups: Any
-
-
-def known(layout: GroupLayout, rank: int, dead: Any, rows: int, shared: bool) -> Known:
-    """A batch or a round, as rank `rank` sees it: all groups, or its own."""
+def generated(layout: GroupLayout, dead: Any, shared: bool) -> Generated:
+    """A batch or a round, as this rank sees it: all groups, or its own."""
     every = np.arange(len(dead) * layout.size)
-    mine = every if shared else every[rank * rows : (rank + 1) * rows]
-    items = (mine * 7) % 11
-    here = every[rank * rows : (rank + 1) * rows]
-    layout_of_rows = RowLayout({"row": mine, "items": items}, {"row": here}, layout.size)
-    groups = mine[:: layout.size] // layout.size
-    return Known(Groups(np.asarray(dead)[groups]), layout_of_rows, groups)
+    here = every[layout.rank * layout.rows : (layout.rank + 1) * layout.rows]
+    seen = every if shared else here
+    rows = RowLayout({"row": seen, "items": (seen * 7) % 11}, {"row": here}, layout.size)
+    groups = seen[:: layout.size] // layout.size
+    fresh: Any = Groups(np.asarray(dead)[groups])
+    return Generated({}, rows, fresh, torch.empty(0))
 
 
 @settings(deadline=None, max_examples=200)
@@ -61,7 +54,7 @@ def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data: Any) -> N
     dead = data.draw(st.lists(st.booleans(), min_size=groups, max_size=groups), label="dead")
 
     firsts = [tell(layout, dead, None, 0, shared) for layout in layouts]
-    told = [Reports(layout).read(np.stack(firsts), layout.here(layout.rank)) for layout in layouts]
+    told = [Reports(layout).read(np.stack(firsts), layout) for layout in layouts]
     assert {one.live for one in told} == {groups - sum(dead)}
     assert len({one.needed for one in told}) == 1, "the same number everywhere, so that nobody waits"
     assert (told[0].sources == KEPT).all()
@@ -94,28 +87,28 @@ def test_all_ranks_hear_the_same_and_live_groups_take_dead_slots(data: Any) -> N
     assert heard[0].items == sum(int(by_group[sources[slot]] - by_group[slot]) for slot in taken)
 
 
+def keys_of(layout: GroupLayout) -> list[int]:
+    return [KEYS + layout.mine_first + place for place in range(layout.mine_here)]
+
+
 def tell(layout: GroupLayout, dead: Any, of_round: Any, needed: int, shared: bool) -> Any:
     """One rank's vector, after the batch or after a round."""
-    current = known(layout, layout.rank, dead, layout.rows, shared)
+    current = generated(layout, dead, shared)
     if of_round is None:
-        count, latest = layout.here(layout.rank), None
-    else:
-        count = layout.of_round(needed)
-        rows = layout.rows if layout.straddles else needed * layout.size
-        latest = known(layout, layout.rank, of_round, rows, shared)
-    begin = layout.number(layout.rank, 0, count)
-    keys = [KEYS + begin + place for place in range(count)]
-    return Reports(layout).write(0, current, latest, count, keys)  # type: ignore[arg-type]
+        return Reports(layout).of_batch(current, keys_of(layout))
+    lying = layout.of_round(needed)
+    latest = generated(lying, of_round, shared)
+    return Reports(layout).of_round(current, latest, keys_of(lying), [ANY] * lying.mine_here)
 
 
 def test_two_ranks_with_different_prompts_for_one_group_are_told() -> None:
     layouts = [GroupLayout(6, 4, rank, 2) for rank in range(2)]
     vectors = np.stack([tell(layout, [False] * 3, None, 0, True) for layout in layouts])
-    assert Reports(layouts[0]).read(vectors, 2).keys.tolist() == [KEYS, KEYS + 1, KEYS + 2]
+    assert Reports(layouts[0]).read(vectors, layouts[0]).keys.tolist() == [KEYS, KEYS + 1, KEYS + 2]
     vectors[1, -2:] += 1  # another key
     vectors[1, -4:-2] += 1
     with pytest.raises(SeamError, match=r"Group 1 .* rank 0 and rank 1, with different prompts"):
-        Reports(layouts[0]).read(vectors, 2)
+        Reports(layouts[0]).read(vectors, layouts[0])
 
 
 def test_a_group_is_counted_where_it_begins() -> None:

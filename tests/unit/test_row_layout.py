@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from sampling import whole
 
 from trl_replay import BatchError, SeamError
 from trl_replay.batch.group_view import blank
-from trl_replay.distributed.row_layout import MISSING, RowLayout, reason_to_stop, unpacked
+from trl_replay.distributed.row_layout import MISSING, RowLayout
 from trl_replay.fields import PIXELS
 from trl_replay.plan import Admitted, Sampled, Taken
-from trl_replay.protocols import Agreement, Arrival, Request
+from trl_replay.protocols import Arrival, Request
 from trl_replay.testing import make_table
 from trl_replay.types import Group
 
@@ -115,26 +113,14 @@ def test_what_was_drawn_is_placed_on_the_rows_that_are_here() -> None:
         STRADDLING[1].placements(sampled, {**groups, 5: MISSING})
 
 
-@settings(deadline=None, database=None)
-@given(st.integers(1, 60), st.integers(1, 3), st.data())
-def test_which_rows_were_filled_travels_in_a_few_numbers(count: int, ranks: int, data: Any) -> None:
-    filled = data.draw(st.lists(st.integers(0, ranks * count - 1), unique=True))
-    words = []
-    for rank in range(ranks):
-        told = layout(count, 1, rank, ranks).filled(whole(filled, size=1))
-        assert len(told) == -(-count // 48)
-        words.append(told)
-    assert unpacked(np.array(words), count) == [row in filled for row in range(ranks * count)]
-
-
-def test_decisions_have_the_same_identity_where_they_are_the_same() -> None:
+def test_decisions_have_the_same_fingerprint_where_they_are_the_same() -> None:
     table = make_table([1.0, 2.0], serial=[3, 4])
     admitted, sampled = Admitted([Arrival(4, np.array([1]))]), whole([0], [3], [1], [0], [1.0])
-    told = STRADDLING[0].identity(table, admitted, sampled)
-    assert told.tolist() == STRADDLING[1].identity(table, admitted, sampled).tolist()
-    assert told[0] == 0
-    assert layout(8, 4, rank=2, ranks=3, alone=True).identity(table, admitted, sampled)[0] == 2
-    assert told[1] == int(told[1]) < 2**48
+    told = STRADDLING[0].fingerprint(table, admitted, sampled)
+    assert told == STRADDLING[1].fingerprint(table, admitted, sampled) < 2**48
+    alone = layout(8, 4, rank=2, ranks=3, alone=True)
+    assert (STRADDLING[1].leader, alone.leader) == (0, 2)
+    assert alone.fingerprint(table, admitted, sampled) == 0
     others = [
         (make_table([1.0, 2.0], serial=[3, 5]), admitted, sampled),
         (table, Admitted(), sampled),
@@ -144,7 +130,7 @@ def test_decisions_have_the_same_identity_where_they_are_the_same() -> None:
         (table, admitted, Sampled([replace(sampled.taken[0], targets=np.arange(3), sources=np.arange(3))])),
         (table, admitted, Sampled([replace(sampled.taken[0], sources=np.array([0, 1, 3, 2]))])),
     ]
-    assert len({STRADDLING[0].identity(*decided)[1] for decided in others} | {told[1]}) == 8
+    assert len({STRADDLING[0].fingerprint(*decided) for decided in others} | {told}) == 8
 
 
 def test_single_rows_are_asked_for_and_placed_where_they_are_taken() -> None:
@@ -158,33 +144,6 @@ def test_single_rows_are_asked_for_and_placed_where_they_are_taken() -> None:
     assert (second.rows, second.part) == (slice(0, 2), slice(1, 3))
     whole_slot = layout(8, 4)
     assert [one.rows for one in whole_slot.placements(sampled, groups)] == [slice(4, 5), slice(6, 8)]
-    assert unpacked(whole_slot.filled(sampled)[None], 8) == [False] * 4 + [True, False, True, True]
+    assert whole_slot.filled(sampled).tolist() == [False] * 4 + [True, False, True, True]
     only_here = Sampled([replace(taken, targets=np.array([0, 1]), sources=np.array([0, 1]))])
     assert STRADDLING[0].requests(only_here, np.array([0, 0, 0, 1])) == [Request(7, 1, (0,))], "no other needs it"
-
-
-def agreement(
-    identities: list[tuple[float, float]], errors: list[str], modes: tuple[int, ...] = (0,) * 9
-) -> Agreement:
-    """Three counters first, and one number after."""
-    ranks = zip(modes, identities, strict=False)
-    rows = [[1.0, 2.0, 3.0 + rank, mode, *one, 9.0 * rank] for rank, (mode, one) in enumerate(ranks)]
-    return Agreement(np.array(rows), errors)
-
-
-def test_all_stop_for_an_error_of_any_or_for_decisions_that_differ() -> None:
-    assert reason_to_stop(agreement([(0, 5), (0, 5)], ["", ""]), 3) == ""
-    assert reason_to_stop(agreement([(0, 5), (1, 6)], ["", ""]), 3) == "", "buffers of their own"
-    assert reason_to_stop(agreement([(0, 5), (0, 6)], ["", "OSError: x"]), 3) == "rank 1: OSError: x"
-    assert reason_to_stop(agreement([(0, 5), (0, 5)], ["a", "b"]), 3) == "rank 0: a; rank 1: b"
-    for identities in ([(0, 5), (0, 6)], [(0, 5), (0, 5), (2, 5), (2, 7)]):
-        assert "decided differently" in reason_to_stop(agreement(identities, [""] * len(identities)), 3)
-
-
-def test_all_stop_where_some_have_paused_or_detached() -> None:
-    same = [(0.0, 5.0)] * 3
-    assert reason_to_stop(agreement(same, [""] * 3, (1, 1, 1)), 3) == ""
-    words = "It runs on rank 0, 2 and is paused on rank 1: pause, resume and detach on all processes"
-    assert reason_to_stop(agreement(same, [""] * 3, (0, 1, 0)), 3).startswith(words)
-    assert "runs on rank 1 and is detached on rank 0" in reason_to_stop(agreement(same[:2], ["", ""], (2, 0)), 3)
-    assert reason_to_stop(agreement(same[:2], ["", "OSError: x"], (0, 1)), 3) == "rank 1: OSError: x"

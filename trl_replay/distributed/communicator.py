@@ -14,16 +14,15 @@ from ..loss.off_policy_stats import OffPolicyStats
 from ..plan import Plan, Taken
 from ..protocols import Agreement, Columns
 from ..types import Batch, Floats, Group
-from .row_layout import (
-    IDENTITY,
-    MISSING,
-    MODE,
-    RowLayout,
+from .agreement import (
+    decision_message,
+    packed_bits,
+    reason_of_decisions,
     reason_of_failure,
     reason_of_modes,
-    reason_to_stop,
-    unpacked,
+    unpacked_bits,
 )
+from .row_layout import MISSING, RowLayout
 from .whereabouts import Whereabouts
 
 
@@ -124,45 +123,44 @@ class Communicator:
         tally.size = len(buffer)
         tally.bytes = buffer.nbytes
         counted = tally if rows.leads else Tally(bytes=tally.bytes)
-        counters = counted.vector()
-        identity = rows.identity(buffer.table, plan.admitted, plan.sampled, plan.outcome)
-        vector = np.concatenate([counters, [plan.mode], identity, rows.filled(plan.sampled)])
-        agreement = self._agree(vector, plan.error)
-        reason = reason_to_stop(agreement, len(counters))
-        if reason:
-            self._stop(plan, reason)
-        end = len(counters) + MODE + IDENTITY
-        summed, _, filled = np.split(agreement.vectors, [len(counters), end], axis=1)
-        self.replaced = unpacked(filled, rows.count)
-        return dict(zip(COUNTERS, summed.sum(axis=0).tolist(), strict=True))
+        message = decision_message(rows.count)
+        vector = message.pack(
+            counters=counted.vector(),
+            leader=rows.leader,
+            decided=rows.fingerprint(buffer.table, plan.admitted, plan.sampled, plan.outcome),
+            filled=packed_bits(rows.filled(plan.sampled)),
+        )
+        try:
+            told = message.unpack(self.tell(plan.mode, vector, plan.error))
+            reason = reason_of_decisions(told["leader"], told["decided"])
+            if reason:
+                raise self._stopping(None, reason)
+        except Exception:
+            buffer.withdraw(plan.admitted.serials)  # their payload will not come
+            raise
+        self.replaced = unpacked_bits(told["filled"], rows.count)
+        total = told["counters"].sum(axis=0)
+        return dict(zip(COUNTERS, total.tolist(), strict=True))
 
-    def tell(self, vector: Floats, mode: int, error: Exception | None) -> Floats:
+    def tell(self, mode: int, vector: Floats, error: Exception | None) -> Floats:
         """Tells the other processes some numbers, and returns those of all of them, `(ranks, numbers)`.
 
         Args:
+            mode (`int`): What replay does here: `RUNS`, `PAUSED` or `DETACHED`.
             vector (`(numbers,)`): As many on each.
-            mode (`int`): Which of them is [`Plan.mode`].
             error (`Exception`, *optional*): What failed here.
 
         Raises:
             SeamError: Something failed on one of them, or replay does not do the same on all; this process's own
                 error, if it has one.
         """
-        agreement = self._agree(vector, error)
-        reason = reason_of_failure(agreement) or reason_of_modes(agreement.vectors[:, mode])
+        with self._whereabouts.at("agree", self._components.clock.update):
+            agreement: Agreement = self._components.scope.agree(np.append(mode, vector), _words(error))
+        modes = agreement.vectors[:, 0]
+        reason = reason_of_failure(agreement) or reason_of_modes(modes)
         if reason:
             raise self._stopping(error, reason)
-        return agreement.vectors
-
-    def _agree(self, vector: Floats, error: Exception | None) -> Agreement:
-        with self._whereabouts.at("agree", self._components.clock.update):
-            agreement: Agreement = self._components.scope.agree(vector, _words(error))
-        return agreement
-
-    def _stop(self, plan: Plan, reason: str) -> None:
-        """Takes back what was admitted, whose payload will not come, and raises."""
-        self._components.buffer.withdraw(plan.admitted.serials)
-        raise self._stopping(plan.error, reason)
+        return agreement.vectors[:, 1:]
 
     def _stopping(self, error: Exception | None, reason: str) -> Exception:
         """What this process raises: its own error, or that others have one."""

@@ -12,23 +12,14 @@ from numpy.typing import NDArray
 from ..errors import BatchError, SeamError
 from ..fields import PIXELS
 from ..plan import Admitted, RowOutcome, Sampled, Taken
-from ..protocols import Agreement, Arrival, Request
+from ..protocols import Arrival, Request
 from ..table import Table
-from ..types import Floats, Group, Ints, Placement
+from ..types import Bools, Group, Ints, Placement
 
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
 
-
-WORD = 48
-"""Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
-BITS = 2.0 ** np.arange(WORD)
-MODE = 1
-"""Numbers of [`Plan.mode`]."""
-MODES = ("runs", "is paused", "is detached")
-IDENTITY = 2
-"""Numbers of [`RowLayout.identity`]."""
 LENGTHS_BYTES = 2 * 8
 """What a stored row's prompt length and completion length take."""
 
@@ -91,15 +82,15 @@ class RowLayout:
         first_of_group = groups[:, :1] // self.size * self.size
         return bool((groups == first_of_group + np.arange(self.size)).all())
 
-    def identity(
+    def fingerprint(
         self, table: Table, admitted: Admitted, sampled: Sampled, outcome: RowOutcome | None = None
-    ) -> Floats:
-        """`(2,)`: the first of the processes that share this buffer, and a 48-bit hash of what was decided for it.
+    ) -> int:
+        """A 48-bit hash of what was decided for the buffer; 0 where this process shares it with none.
 
-        Equal on all processes that share a buffer, or payload would go astray; 0 where this one shares it with none.
+        Equal on all processes that share a buffer, or payload would go astray.
         """
         if len(self.columns["row"]) == self.count:
-            return np.array([self.leader, 0.0])
+            return 0
         hashed = hashlib.blake2b(digest_size=6)
         hashed.update(table.fingerprint.to_bytes(8, "little"))
         decided: list[Any] = [admitted.serials, sampled.slots, sampled.serials]
@@ -110,8 +101,7 @@ class RowLayout:
         for numbers in decided:
             with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
             hashed.update(with_length.tobytes())
-        digest = int.from_bytes(hashed.digest(), "little")
-        return np.array([self.leader, digest], np.float64)
+        return int.from_bytes(hashed.digest(), "little")
 
     def takes(self, keys: frozenset[str]) -> frozenset[str]:
         """`keys`, and that of images if the batches of all processes hold some."""
@@ -205,19 +195,23 @@ class RowLayout:
             requests.append(Request(taken.serial, int(owners[taken.row]), ranks))
         return requests
 
-    def filled(self, sampled: Sampled) -> Floats:
-        """Which rows of this process something was drawn for, as numbers of `WORD` bits each: see `unpacked`."""
-        words = -(-self.count // WORD)
-        bits = np.zeros(words * WORD)
+    def filled(self, sampled: Sampled) -> Bools:
+        """Which rows of this process something was drawn for, `(count,)`."""
+        mask = np.zeros(self.count, bool)
         for taken in self._reaching_here(sampled):
             rows, _ = self._local_targets(taken)
-            bits[rows] = 1
-        return np.asarray(bits.reshape(words, WORD) @ BITS)
+            mask[rows] = True
+        return mask
+
+    @property
+    def slots_here(self) -> slice:
+        """The slots that have rows on this process."""
+        return slice(self.here.start // self.size, -(-self.here.stop // self.size))
 
     def _reaching_here(self, sampled: Sampled) -> list[Taken]:
         """What was drawn for slots that have rows on this process: of many, a few."""
-        slots = range(self.here.start // self.size, -(-self.here.stop // self.size))
-        return [taken for taken in sampled.taken if taken.slot in slots]
+        here = self.slots_here
+        return [taken for taken in sampled.taken if here.start <= taken.slot < here.stop]
 
     def _local_targets(self, taken: Taken) -> tuple[Ints, Ints]:
         """The taken rows in this process's batch, and the numbers of the stored rows among `taken.sources`."""
@@ -257,59 +251,3 @@ class RowLayout:
                 )
                 placements.append(placed)
         return placements
-
-
-def unpacked(words: Floats, count: int) -> list[bool]:
-    """Which rows of all processes something was drawn for, in their order.
-
-    Args:
-        words (`(ranks, numbers)`): Every rank's [`RowLayout.filled`].
-        count (`int`): Rows of each process.
-    """
-    numbers = words.astype(np.int64)
-    powers = BITS.astype(np.int64)
-    bits = numbers[:, :, None] // powers % 2
-    by_rank = bits.reshape(len(words), -1)
-    mask: list[bool] = by_rank[:, :count].ravel().astype(bool).tolist()
-    return mask
-
-
-def reason_to_stop(agreement: Agreement, counters: int) -> str:
-    """Why all processes must stop, in words that are the same on all of them; empty if they need not.
-
-    Args:
-        agreement ([`Agreement`]): Of vectors that hold `counters` numbers, then [`Plan.mode`], then
-            [`RowLayout.identity`], and then others.
-        counters (`int`): How many numbers come first.
-    """
-    reason = reason_of_failure(agreement) or reason_of_modes(agreement.vectors[:, counters])
-    if reason:
-        return reason
-    first = counters + MODE
-    identities = agreement.vectors[:, first : first + IDENTITY]
-    buffers = np.unique(identities[:, 0])
-    if len(np.unique(identities, axis=0)) == len(buffers):
-        return ""
-    return (
-        "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
-        "context.rng only; clear and pause a session on all ranks."
-    )
-
-
-def reason_of_failure(agreement: Agreement) -> str:
-    """What failed on which process; empty if nothing did."""
-    failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
-    return "; ".join(failures)
-
-
-def reason_of_modes(told_modes: Floats) -> str:
-    """What replay does on each process, in words, from [`Plan.mode`] of each; empty if it does the same on all."""
-    modes = told_modes.astype(int).tolist()
-    if len(set(modes)) == 1:
-        return ""
-    told = []
-    for mode, words in enumerate(MODES):
-        ranks = [str(rank) for rank, found in enumerate(modes) if found == mode]
-        if ranks:
-            told.append(f"{words} on rank {', '.join(ranks)}")
-    return f"It {' and '.join(told)}: pause, resume and detach on all processes, after the same update."

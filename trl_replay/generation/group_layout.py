@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
 from ..types import Bools, Ints
 
+_Rank = TypeVar("_Rank", int, Ints)
+
 
 class GroupLayout:
-    """Where the groups of a batch lie, and those of a further round.
+    """Where the groups of a batch lie, or those of a further round.
 
     Whole groups: a round has as many groups on each process as the process that needs most. Groups that straddle
     processes: a round is a whole batch, laid out as the batch itself.
@@ -34,12 +38,12 @@ class GroupLayout:
         self.straddles = rows % size != 0
         self.width = max(self.here(rank) for rank in range(ranks))
 
-    def first(self, rank: int) -> int:
-        """The first group with rows on a process."""
+    def first(self, rank: _Rank) -> _Rank:
+        """The first group with rows on a process, or on each of several."""
         return rank * self.rows // self.size
 
-    def here(self, rank: int) -> int:
-        """How many groups have rows on a process."""
+    def here(self, rank: _Rank) -> _Rank:
+        """How many groups have rows on a process, or on each of several."""
         end = (rank + 1) * self.rows
         last = (end - 1) // self.size
         return last - self.first(rank) + 1
@@ -70,22 +74,8 @@ class GroupLayout:
         first_rows = groups * self.size
         return np.asarray(first_rows >= self.rank * self.rows)
 
-    def of_round(self, needed: int) -> int:
-        """How many groups have rows on this process in a round in which some process needs `needed`."""
-        return self.mine_here if self.straddles else needed
-
-    def mine(self, groups: Ints, count: int) -> Ints:
-        """Places of this process's groups.
-
-        Args:
-            groups (`(n,)` int64): Numbers of the groups that the scope shares, of the batch or of a round.
-            count (`int`): How many of them have rows on this process.
-        """
-        first = self.number(self.rank, 0, count)
-        within = groups - first
-        return np.flatnonzero((within >= 0) & (within < count))
-
-    def number(self, rank: int, place: int, count: int) -> int:
-        """The number, among those of all processes, of a group that is a process's `place`th in a round of `count`."""
-        first = self.first(rank) if self.straddles else rank * count
-        return first + place
+    def of_round(self, needed: int) -> GroupLayout:
+        """A round in which some process needs `needed` groups, and none more."""
+        if self.straddles:
+            return self
+        return GroupLayout(needed * self.size, self.size, self.rank, self.ranks)

@@ -15,7 +15,7 @@ from ..batch.images import images_per_row, with_blank_images, without_images
 from ..distributed.row_layout import RowLayout
 from ..errors import BatchError
 from ..fields import PIXELS, FieldTable
-from ..types import Batch, Groups, Ints, Placement
+from ..types import Batch, Bools, Floats, Groups, Ints, Placement
 
 NO_ENTRY = -1
 """Serial number of what comes from no buffer."""
@@ -47,6 +47,19 @@ class Generated:
         size = self.rows.size
         first_rows = self.rows.columns["row"][::size]
         return np.asarray(first_rows // size)
+
+    @property
+    def dead_here(self) -> Bools:
+        """Which of the groups with rows on this process are dead."""
+        return self.fresh.dead[self.rows.slots_here]
+
+    @property
+    def items_here(self) -> Floats:
+        """What their rows on this process add to `num_items_in_batch`."""
+        here = self.rows.here
+        groups = np.arange(here.start, here.stop) // self.rows.size
+        items = self.rows.columns["items"][here]
+        return np.asarray(np.bincount(groups - groups[0], items), np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What processes tell each other after a generation: one vector of fixed width, and what all of them make of it."""
+"""What processes tell each other after a generation, in one message, and what all of them make of it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..distributed.agreement import Message
 from ..errors import SeamError
-from ..types import Floats, Ints
+from ..types import Bools, Floats, Ints
 from .group_layout import GroupLayout
 from .merging import KEPT, Generated
 from .prompts import ANY
 
-MODE, NEEDED, LIVE, ITEMS = range(4)
-HEAD = 4
-"""Numbers that come before those of groups."""
 LOW = 2**32
 """A key of 63 bits travels as two numbers, which float64 holds exactly."""
-NO_PROMPT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,141 +38,130 @@ class Told:
 
 
 class Reports:
-    """Writes and reads the vectors.
+    """Writes and reads the messages about one batch and its rounds.
 
     Args:
-        layout ([`GroupLayout`]): Where groups lie.
+        layout ([`GroupLayout`]): Where the batch's groups lie.
     """
 
     def __init__(self, layout: GroupLayout) -> None:
         self._layout = layout
+        width = layout.width
+        self._message = Message(needed=(), live=(), items=(), takes=(width,), keys=(width, 2))
 
-    def blank(self, mode: int) -> Floats:
+    def blank(self) -> Floats:
         """The vector of a process that has nothing to tell."""
-        vector = np.zeros(HEAD + 3 * self._layout.width)
-        vector[MODE] = mode
-        return vector
+        return self._message.pack()
 
-    def write(
-        self,
-        mode: int,
-        current: Generated,
-        latest: Generated | None,
-        count: int,
-        keys: Sequence[int],
-        targets: Sequence[int] = (),
-    ) -> Floats:
-        """This process's vector.
+    def of_batch(self, batch: Generated, keys: Sequence[int]) -> Floats:
+        """This process's vector after the batch itself was generated.
 
         Args:
-            mode (`int`): [`Plan.mode`].
-            current ([`Generated`]): The batch as it was before the last round.
-            latest ([`Generated`], *optional*): The last round; None if the batch itself was generated last.
-            count (`int`): Groups with rows here that were generated last.
-            keys (`Sequence[int]`): Of their prompts.
-            targets (`Sequence[int]`): Of each of them, the slot with rows here that it was generated for; `ANY` if it
-                may take any, as all may if not given.
+            batch ([`Generated`]): The batch.
+            keys (`Sequence[int]`): Of the prompts of its groups with rows here.
         """
-        width = self._layout.width
-        vector = self.blank(mode)
-        takes = np.zeros(width, np.int64)
-        if latest is not None:
-            takes = self._takes(current, latest, count, targets)
-            vector[ITEMS] = self._items(current, latest, takes, count)
-        mine = self._mine(current)
-        dead = current.fresh.dead[mine]
-        dead = dead & (takes[: len(mine)] == 0)
+        none = np.full(len(batch.dead_here), KEPT)
+        return self._write(batch.dead_here, none, 0.0, keys)
+
+    def of_round(self, current: Generated, latest: Generated, keys: Sequence[int], targets: Sequence[int]) -> Floats:
+        """This process's vector after a further round.
+
+        Args:
+            current ([`Generated`]): The batch as it was before.
+            latest ([`Generated`]): The round.
+            keys (`Sequence[int]`): Of the prompts of the round's groups with rows here.
+            targets (`Sequence[int]`): Of each of these groups, the slot with rows here that it was generated for;
+                `ANY` if it may take any.
+        """
+        dead = current.dead_here
+        takes = self._takes(dead, ~latest.dead_here, targets)
+        taken = takes != KEPT
+        gained = latest.items_here[takes[taken]].sum()
+        lost = current.items_here[taken].sum()
+        return self._write(dead & ~taken, takes, gained - lost, keys)
+
+    def _write(self, dead: Bools, takes: Ints, items: float, keys: Sequence[int]) -> Floats:
+        """The vector; `dead` and `takes` are of the batch's groups with rows here."""
         counted = self._layout.begins()
-        vector[NEEDED] = (counted & dead).sum()
-        vector[LIVE] = (counted & ~dead).sum()
-        vector[HEAD : HEAD + width] = takes
-        of_keys = vector[HEAD + width :].reshape(width, 2)
+        all_takes = np.zeros(self._layout.width)
+        all_takes[: len(takes)] = takes + 1
+        all_keys = np.zeros((self._layout.width, 2))
         for place, key in enumerate(keys):
-            of_keys[place] = divmod(key, LOW)
-        return vector
+            all_keys[place] = divmod(key, LOW)
+        return self._message.pack(
+            needed=(counted & dead).sum(), live=(counted & ~dead).sum(), items=items, takes=all_takes, keys=all_keys
+        )
 
-    def _mine(self, current: Generated) -> Ints:
-        return self._layout.mine(current.groups, self._layout.mine_here)
+    def _takes(self, dead: Bools, live: Bools, targets: Sequence[int]) -> Ints:
+        """Which of the round's groups here takes each of the batch's; `KEPT` for none.
 
-    def _takes(self, current: Generated, latest: Generated, count: int, targets: Sequence[int]) -> Ints:
-        """Of each group with rows here, the generated one that takes its place, counted from 1; 0 for none."""
-        takes = np.zeros(self._layout.width, np.int64)
-        dead = current.fresh.dead[self._mine(current)]
-        generated = self._layout.mine(latest.groups, count)
-        live = ~latest.fresh.dead[generated]
+        Args:
+            dead (`(groups here,)`): Of the batch's.
+            live (`(groups of the round here,)`): Of the round's.
+            targets (`Sequence[int]`): Of the round's.
+        """
         if self._layout.straddles:  # a slot takes the group of its own number
-            slots = np.flatnonzero(dead & live)
-            takes[slots] = slots + 1
-            return takes
+            return np.where(dead & live, np.arange(len(dead)), KEPT)
+        takes = np.full(len(dead), KEPT)
         free: list[int] = []
         for source in np.flatnonzero(live).tolist():
-            slot = targets[source] if targets else ANY
+            slot = targets[source]
             if slot == ANY:
                 free.append(source)
-            elif not takes[slot]:
-                takes[slot] = source + 1
-        slots = np.flatnonzero(dead & (takes[: len(dead)] == 0))
-        pairs = min(len(slots), len(free))
-        takes[slots[:pairs]] = np.array(free[:pairs], np.int64) + 1
+            elif takes[slot] == KEPT:
+                takes[slot] = source
+        left = np.flatnonzero(dead & (takes == KEPT))
+        pairs = min(len(left), len(free))
+        takes[left[:pairs]] = free[:pairs]
         return takes
 
-    def _items(self, current: Generated, latest: Generated, takes: Ints, count: int) -> float:
-        """What the rows here add to `num_items_in_batch` more than before."""
-        mine = self._mine(current)
-        generated = self._layout.mine(latest.groups, count)
-        by_group = (-1, self._layout.size)
-        before = current.rows.columns["items"].reshape(by_group)
-        after = latest.rows.columns["items"].reshape(by_group)
-        change = 0.0
-        for place in np.flatnonzero(takes).tolist():
-            slot = int(mine[place])
-            source = int(generated[takes[place] - 1])
-            here, first = current.rows.local(slot)
-            part = slice(first, first + here.stop - here.start)
-            change += float(after[source, part].sum())
-            change -= float(before[slot, part].sum())
-        return change
-
-    def read(self, vectors: Floats, count: int) -> Told:
+    def read(self, vectors: Floats, generated: GroupLayout) -> Told:
         """What all processes told.
 
         Args:
             vectors (`(ranks, numbers)`): Of all of them.
-            count (`int`): Groups that each whose groups are whole has generated last.
+            generated ([`GroupLayout`]): Where the groups lie that were generated last.
 
         Raises:
             SeamError: Two processes with rows of one group have different prompts for it.
         """
-        layout = self._layout
-        numbers = vectors.astype(np.int64)
-        _, takes, of_keys = np.split(numbers, [HEAD, HEAD + layout.width], axis=1)
-        high, low = of_keys.reshape(layout.ranks, layout.width, 2).transpose(2, 0, 1)
-        of_ranks = high * LOW + low
-        sources = np.full(layout.groups, KEPT)
-        generated = layout.groups if layout.straddles else count * layout.ranks
-        keys = np.full(generated, NO_PROMPT)
-        for rank in range(layout.ranks):
-            for place in np.flatnonzero(takes[rank]).tolist():
-                slot = layout.first(rank) + place
-                source = int(takes[rank, place]) - 1
-                sources[slot] = layout.number(rank, source, count)
-            for place in range(layout.here(rank) if layout.straddles else count):
-                group = layout.number(rank, place, count)
-                if keys[group] not in (NO_PROMPT, of_ranks[rank, place]):
-                    raise SeamError(_different_prompts(group, rank))
-                keys[group] = of_ranks[rank, place]
+        told = self._message.unpack(vectors)
+        takes = told["takes"].astype(np.int64) - 1
+        keys = told["keys"].astype(np.int64)
         return Told(
-            needed=int(vectors[:, NEEDED].max()),
-            live=int(vectors[:, LIVE].sum()),
-            items=float(vectors[:, ITEMS].sum()),
-            sources=sources,
-            keys=keys,
+            needed=int(told["needed"].max()),
+            live=int(told["live"].sum()),
+            items=float(told["items"].sum()),
+            sources=self._sources(takes, generated),
+            keys=_keys(keys[..., 0] * LOW + keys[..., 1], generated),
         )
+
+    def _sources(self, takes: Ints, generated: GroupLayout) -> Ints:
+        """Over all processes, what each, `(ranks, width)`, tells of its own groups."""
+        sources = np.full(self._layout.groups, KEPT)
+        ranks, places = np.nonzero(takes != KEPT)
+        slots = self._layout.first(ranks) + places
+        sources[slots] = generated.first(ranks) + takes[ranks, places]
+        return sources
+
+
+def _keys(told: Ints, generated: GroupLayout) -> Ints:
+    """The key of each generated group, from what each process, `(ranks, width)`, tells of its own."""
+    here = generated.here(np.arange(len(told)))
+    ranks, places = np.nonzero(np.arange(told.shape[1]) < here[:, None])
+    groups = generated.first(ranks) + places
+    keys = np.empty(generated.groups, np.int64)
+    keys[groups] = told[ranks, places]
+    differing = np.flatnonzero(keys[groups] != told[ranks, places])
+    if len(differing):
+        last = differing[-1]
+        raise SeamError(_different_prompts(groups[last], ranks[last]))
+    return keys
 
 
 def _different_prompts(group: int, rank: int) -> str:
     return (
-        f"Group {group} of the batch has rows on rank {rank - 1} and rank {rank}, with different prompts for it: "
+        f"Group {group} of the batch has rows on rank {rank} and rank {rank + 1}, with different prompts for it: "
         "trl_replay_inputs must make the same of a row on every process. Draw from context.rng alone, and go by "
         "nothing that differs between processes."
     )

@@ -27,7 +27,7 @@ from ..types import Batch, Context, Groups, Ints, Row
 from .group_layout import GroupLayout
 from .merging import KEPT, Exchange, Generated, merged
 from .prompts import Prompts
-from .reports import MODE, Reports, Told
+from .reports import Reports, Told
 from .trainer_log import TrainerLog
 
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]
@@ -167,14 +167,14 @@ class Rounds:
         Args:
             mode (`int`): `PAUSED` or `DETACHED`.
         """
-        self._communicator.tell(self._reports.blank(mode), MODE, None)
+        self._communicator.tell(mode, self._reports.blank(), None)
 
     def _generate(self, course: _Course, plan: Plan, first: Generated | None, score: Score, look: Look) -> Generated:
         current = first
         latest = first
-        count = self._layout.mine_here
+        generated = self._layout
         while True:
-            told = self._tell(plan, current, latest, count)
+            told = self._tell(plan, current, latest, generated)
             assert current is not None  # tell has raised
             assert latest is not None
             self._note(course, plan, told, latest)
@@ -184,29 +184,29 @@ class Rounds:
             if not self.done:
                 course.log.first_round(len(current.scored))
             self.done += 1
-            count = self._layout.of_round(told.needed)
-            latest = look(score(self._inputs(plan, current, count)))
+            generated = self._layout.of_round(told.needed)
+            latest = look(score(self._inputs(plan, current, generated.mine_here)))
             if latest is not None:
                 course.log.further_round(len(latest.scored))
 
     def _inputs(self, plan: Plan, current: Generated, count: int) -> list[Row]:
         """This process's inputs of the next round, `count` groups; what fails is kept."""
-        mine = self._layout.mine(current.groups, self._layout.mine_here)
-        dead = np.flatnonzero(current.fresh.dead[mine])
+        dead = np.flatnonzero(current.dead_here)
         with plan.keeping_errors():
             return self._prompts.further(self.done, count, dead)
         return self._prompts.stand_ins(count)
 
-    def _tell(self, plan: Plan, current: Generated | None, latest: Generated | None, count: int) -> Told:
+    def _tell(self, plan: Plan, current: Generated | None, latest: Generated | None, generated: GroupLayout) -> Told:
         """Tells the other processes how the last generation went here, and hears how it went there."""
-        vector = self._reports.blank(plan.mode)
+        vector = self._reports.blank()
+        prompts = self._prompts
         with plan.keeping_errors():
-            if plan.error is None and current is not None:
-                taken_from = latest if self.done else None
-                prompts = self._prompts
-                vector = self._reports.write(plan.mode, current, taken_from, count, prompts.keys, prompts.targets)
-        vectors = self._communicator.tell(vector, MODE, plan.error)
-        return self._reports.read(vectors, count)
+            if plan.error is None and current is not None and latest is not None:
+                if self.done:
+                    vector = self._reports.of_round(current, latest, prompts.keys, prompts.targets)
+                else:
+                    vector = self._reports.of_batch(current, prompts.keys)
+        return self._reports.read(self._communicator.tell(plan.mode, vector, plan.error), generated)
 
     def _is_enough(self, told: Told) -> bool:
         target = self._settings.dynamic_sampling.until * self._layout.groups

@@ -16,8 +16,7 @@ import torch
 from ..batch.compose import cut
 from ..batch.group_view import blank
 from ..buffer.candidates import with_rewards
-from ..counters import COUNTERS
-from ..distributed.row_layout import IDENTITY, MODE, WORD
+from ..distributed.agreement import decision_message
 from ..errors import ConfigurationError
 from ..fields import LOGPS_KEYS, FieldTable
 from ..loss.off_policy_stats import STATS
@@ -135,9 +134,8 @@ def columns_of(rows: int) -> int:
 
 
 def agreement_of(rows: int) -> int:
-    """Bytes that it tells in `agree`: counters, mode, identity, a bit a row, and the length of an error's text."""
-    words = math.ceil(rows / WORD)
-    return NUMBER * (len(COUNTERS) + MODE + IDENTITY + words + 1)
+    """Bytes that it tells in `agree`: its mode, the message, and the length of an error's text."""
+    return NUMBER * (1 + decision_message(rows).width + 1)
 
 
 def needs(run: Run) -> list[Needs]:

@@ -1,0 +1,110 @@
+"""What processes tell each other in one all-gather, and why all of them stop then."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..counters import COUNTERS
+from ..protocols import Agreement
+from ..types import Bools, Floats
+
+MODES = ("runs", "is paused", "is detached")
+"""What replay does on a process, in words, by mode."""
+WORD = 48
+"""Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
+POWERS = 2 ** np.arange(WORD)
+
+
+class Message:
+    """Numbers with names, which travel as one vector of float64.
+
+    Args:
+        **shapes (`tuple[int, ...]`): Of each field, in order; `()` for one number.
+    """
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        self._dtype = np.dtype([(name, np.float64, shape) for name, shape in shapes.items()])
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self._dtype.itemsize // np.dtype(np.float64).itemsize
+
+    def pack(self, **values: ArrayLike) -> Floats:
+        """The vector, `(width,)`; fields that are not given hold 0."""
+        record = np.zeros(1, self._dtype)
+        for name, value in values.items():
+            record[name] = value
+        return record.view(np.float64)
+
+    def unpack(self, vectors: Floats) -> NDArray[np.void]:
+        """`(ranks,)` records, one field a name, of `(ranks, width)` vectors."""
+        return np.ascontiguousarray(vectors).view(self._dtype)[:, 0]
+
+
+def decision_message(rows: int) -> Message:
+    """What a process with so many rows tells once it has decided: its counters, the first of the processes that share
+    its buffer, a hash of what was decided for that buffer, and which of its rows were filled."""
+    words = -(-rows // WORD)
+    return Message(counters=(len(COUNTERS),), leader=(), decided=(), filled=(words,))
+
+
+def packed_bits(mask: Bools) -> Floats:
+    """A mask, `(rows,)`, as numbers of `WORD` bits each."""
+    words = -(-len(mask) // WORD)
+    bits = np.zeros(words * WORD, np.int64)
+    bits[: len(mask)] = mask
+    return np.asarray(bits.reshape(words, WORD) @ POWERS, np.float64)
+
+
+def unpacked_bits(words: Floats, rows: int) -> list[bool]:
+    """The masks of all processes, one after the other.
+
+    Args:
+        words (`(ranks, numbers)`): Of each, [`packed_bits`].
+        rows (`int`): Of each.
+    """
+    bits = words.astype(np.int64)[:, :, None] // POWERS % 2
+    by_rank = bits.reshape(len(words), -1)[:, :rows]
+    mask: list[bool] = by_rank.ravel().astype(bool).tolist()
+    return mask
+
+
+def reason_of_failure(agreement: Agreement) -> str:
+    """What failed on which process; empty if nothing did."""
+    failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
+    return "; ".join(failures)
+
+
+def reason_of_modes(told: Floats) -> str:
+    """What replay does on each process, in words; empty if it does the same on all.
+
+    Args:
+        told (`(ranks,)`): The mode of each.
+    """
+    modes = told.astype(int).tolist()
+    if len(set(modes)) == 1:
+        return ""
+    parts = []
+    for mode, words in enumerate(MODES):
+        ranks = [str(rank) for rank, found in enumerate(modes) if found == mode]
+        if ranks:
+            parts.append(f"{words} on rank {', '.join(ranks)}")
+    return f"It {' and '.join(parts)}: pause, resume and detach on all processes, after the same update."
+
+
+def reason_of_decisions(leaders: Floats, decided: Floats) -> str:
+    """Why processes that share a buffer can't go on; empty if they decided the same.
+
+    Args:
+        leaders (`(ranks,)`): Of each process, the first of those that share its buffer.
+        decided (`(ranks,)`): Of each, a hash of what it decided.
+    """
+    differing = np.unique(np.stack([leaders, decided]), axis=1)
+    if differing.shape[1] == len(np.unique(leaders)):
+        return ""
+    return (
+        "Processes that share a buffer decided differently. Strategies must do the same on every rank and draw from "
+        "context.rng only; clear and pause a session on all ranks."
+    )
