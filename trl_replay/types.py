@@ -260,6 +260,10 @@ class Group:
         return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
 
 
+NO_ENTRY = -1
+"""Serial number of what comes from no buffer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Stored rows of one entry that take adjacent rows of one slot on this process: a whole group, as a rule.

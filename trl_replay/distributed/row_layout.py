@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from ..fields import PIXELS
 from ..plan import Admitted, RowOutcome, Sampled, Taken
 from ..protocols import Arrival, Request
 from ..table import Table
-from ..types import Bools, Group, Ints, Placement
+from ..types import NO_ENTRY, Bools, Group, Ints, Placement
 
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
@@ -22,6 +22,22 @@ MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 
 LENGTHS_BYTES = 2 * 8
 """What a stored row's prompt length and completion length take."""
+
+
+class Exchange(NamedTuple):
+    """A fresh group that takes another one's slot, with rows on this process."""
+
+    slot: int
+    """Among the groups that the scope shares."""
+    target: slice
+    """The slot's rows in this process's batch."""
+    source: slice
+    """The rows of the group that takes it, in the batch that it comes from."""
+
+    def placement(self, group: Group) -> Placement:
+        """The group, once it is cut out, in its slot."""
+        count = self.target.stop - self.target.start
+        return Placement(self.slot, group, NO_ENTRY, age=0, start=self.target.start, count=count)
 
 
 class RowLayout:
@@ -131,6 +147,16 @@ class RowLayout:
             return slice(0, 0), 0
         rows = slice(begin - self.first, end - self.first)
         return rows, begin - span.start
+
+    def exchanges(self, slots: Sequence[int], groups: Sequence[int], other: RowLayout) -> list[Exchange]:
+        """Groups of another batch, or of this one, that take slots: those with rows on this process."""
+        found = []
+        for slot, group in zip(slots, groups, strict=True):
+            target, _ = self.local(slot)
+            source, _ = other.local(group)
+            if target.stop:
+                found.append(Exchange(slot, target, source))
+        return found
 
     @property
     def here(self) -> slice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,8 @@ from ..batch.images import images_per_row, with_blank_images, without_images
 from ..distributed.row_layout import RowLayout
 from ..errors import BatchError
 from ..fields import PIXELS, FieldTable
-from ..types import Batch, Bools, Floats, Groups, Ints, Placement
+from ..types import Batch, Bools, Floats, Groups, Ints
 
-NO_ENTRY = -1
-"""Serial number of what comes from no buffer."""
 KEPT = -1
 """The slot keeps the group that it has."""
 OF_A_ROW = ("advantages", "lengths", "trainable", "items", "images", "prompt")
@@ -62,26 +60,8 @@ class Generated:
         return np.asarray(np.bincount(groups - groups[0], items), np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Which group of a round takes which slot, on all processes.
-
-    Attributes:
-        sources (`(groups of all processes,)` int64): The round's group, counted over all processes; `KEPT` for none.
-    """
-
-    sources: Ints
-
-    def of(self, current: Generated, other: Generated) -> tuple[Ints, Ints]:
-        """The shared slots that are taken, and the shared groups of the round that take them, as places in either's
-        `fresh`."""
-        sources = self.sources[current.groups]
-        slots = np.flatnonzero(sources != KEPT)
-        return slots, np.searchsorted(other.groups, sources[slots])
-
-
 def merged(
-    current: Generated, other: Generated, exchange: Exchange, fields: FieldTable, multiple_of: int | None
+    current: Generated, other: Generated, sources: Ints, fields: FieldTable, multiple_of: int | None
 ) -> Generated:
     """The batch with groups of a further round in the places of some of its own.
 
@@ -90,19 +70,26 @@ def merged(
     Args:
         current ([`Generated`]): The batch.
         other ([`Generated`]): The round.
-        exchange ([`Exchange`]): What takes what.
+        sources (`(groups of all processes,)` int64): Of each slot, the round's group that takes it; `KEPT` for none.
         fields ([`FieldTable`]): How to cut and pad each key.
         multiple_of (`int`, *optional*): The trainer's `pad_to_multiple_of`.
     """
-    slots, sources = exchange.of(current, other)
-    fresh = current.fresh
-    if len(slots):
-        index = np.arange(len(fresh))
-        index[slots] = len(fresh) + sources
-        fresh = Groups.concatenate([fresh, other.fresh]).take(index)
-    batch = _merged_batch(current, other, slots.tolist(), sources.tolist(), fields.exact(), multiple_of)
-    rows = _merged_rows(current.rows, other.rows, slots, sources)
-    return Generated(batch, rows, fresh, _merged_scores(current, other, exchange.sources))
+    scored = _merged_scores(current, other, sources)
+    of_shared = sources[current.groups]
+    slots = np.flatnonzero(of_shared != KEPT)
+    taken = np.searchsorted(other.groups, of_shared[slots])  # from here on, places among the shared groups
+    batch = _merged_batch(current, other, slots, taken, fields.exact(), multiple_of)
+    rows = _merged_rows(current.rows, other.rows, slots, taken)
+    return Generated(batch, rows, _merged_groups(current.fresh, other.fresh, slots, taken), scored)
+
+
+def _merged_groups(current: Groups, other: Groups, slots: Ints, sources: Ints) -> Groups:
+    """The view of the merged batch."""
+    if not len(slots):
+        return current
+    index = np.arange(len(current))
+    index[slots] = len(current) + sources
+    return Groups.concatenate([current, other]).take(index)
 
 
 def _merged_scores(current: Generated, other: Generated, sources: Ints) -> torch.Tensor:
@@ -141,31 +128,18 @@ def _images_of_batches(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _merged_batch(
-    current: Generated,
-    other: Generated,
-    slots: Sequence[int],
-    sources: Sequence[int],
-    fields: FieldTable,
-    multiple_of: int | None,
+    current: Generated, other: Generated, slots: Ints, sources: Ints, fields: FieldTable, multiple_of: int | None
 ) -> Batch:
     """This process's batch with the rows of the round in their slots."""
-    places = [current.rows.local(slot)[0] for slot in slots]
-    here = [number for number, place in enumerate(places) if place.stop]
-    if not here:
+    exchanges = current.rows.exchanges(slots.tolist(), sources.tolist(), other.rows)
+    if not exchanges:
         return current.batch
-    round_rows = [other.rows.local(source)[0] for source in sources]
-    batch, round_batch = _with_the_same_keys(current.batch, other.batch, fields)
-    groups = cut(round_batch, fields, [round_rows[number] for number in here])
+    batch, of_round = _with_the_same_keys(current.batch, other.batch, fields)
+    groups = cut(of_round, fields, [one.source for one in exchanges])
     pictured = [group.tensors for group in groups if PIXELS in group.tensors]
     if pictured and batch.get(PIXELS) is None:
         batch = with_blank_images(batch, pictured[0], fields)
-    placements = []
-    for number, group in zip(here, groups, strict=True):
-        place = places[number]
-        placed = Placement(
-            slot=slots[number], group=group, serial=NO_ENTRY, age=0, start=place.start, count=place.stop - place.start
-        )
-        placements.append(placed)
+    placements = [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
     composed = compose(batch, fields, placements, multiple_of)
     if composed.get(PIXELS) is not None and not images_per_row(composed).any():
         return without_images(composed, fields)

@@ -25,7 +25,7 @@ from ..prompt_table import PromptTable
 from ..settings import Settings
 from ..types import Batch, Context, Groups, Ints, Row
 from .group_layout import GroupLayout
-from .merging import KEPT, Exchange, Generated, merged
+from .merging import KEPT, Generated, merged
 from .prompts import Prompts
 from .reports import Reports, Told
 from .trainer_log import TrainerLog
@@ -229,10 +229,9 @@ class Rounds:
         course.origin[taken, 0] = self.done
         course.origin[taken, 1] = told.sources[taken]
         multiple_of = self._trainer().pad_to_multiple_of
-        exchange = Exchange(told.sources)
         with plan.keeping_errors():
             if len(taken):
-                current = merged(current, latest, exchange, self._fields, multiple_of)
+                current = merged(current, latest, told.sources, self._fields, multiple_of)
         return current
 
     def _final(self, course: _Course, current: Generated, see: See) -> Generated:

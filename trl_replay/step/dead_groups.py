@@ -15,8 +15,6 @@ from ..types import Batch, Groups, Placement
 
 Pair: TypeAlias = tuple[int, int]
 """A dead slot, and the live slot of the same batch that is copied there."""
-NO_ENTRY = -1
-"""Serial number of a copy."""
 
 
 def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
@@ -56,20 +54,6 @@ def place_copies(batch: Batch, rows: RowLayout, pairs: Sequence[Pair], fields: F
         pairs (`Sequence`): `(dead slot, live slot)` of all processes that share the buffer.
         fields ([`FieldTable`]): How to cut each key.
     """
-    slots = []
-    targets = []
-    sources = []
-    for dead, live in pairs:
-        target, _ = rows.local(dead)
-        source, _ = rows.local(live)
-        if target.stop:
-            slots.append(dead)
-            targets.append(target)
-            sources.append(source)
-    groups = cut(batch, fields.exact(), sources)
-    placements = []
-    for slot, target, group in zip(slots, targets, groups, strict=True):
-        count = target.stop - target.start
-        placed = Placement(slot, group, NO_ENTRY, age=0, start=target.start, first=0, count=count)
-        placements.append(placed)
-    return placements
+    exchanges = rows.exchanges([dead for dead, _ in pairs], [live for _, live in pairs], rows)
+    groups = cut(batch, fields.exact(), [one.source for one in exchanges])
+    return [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
