@@ -13,15 +13,13 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from ..compat import checkpoint_folder
-from ..distributed.all_ranks import join_errors, run_on_all_ranks
+from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import CheckpointError, ReplayError, SeamError
 from ..session import Session
 from . import session_state
 from .discovery import numbered_checkpoints
 from .format import RankState, rank_folder, scope_in
 from .save_id import FOLDER, TRAINER_STATE, put_save_id
-
-MISSING = "no buffer"
 
 
 def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
@@ -105,30 +103,25 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
 def _restore(session: Session, checkpoint: Path) -> None:
     """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
     folder = checkpoint / FOLDER
+    if not any(gather_object([folder.is_dir()])):
+        warnings.warn(f"{checkpoint} holds no replay buffer: training resumes with an empty one.", stacklevel=3)
+        session_state.empty(session)
+        return
     scope_at_attach = session.settings.label("scope"), session.chosen_scope
     _keep_scope(session, folder)
     states: list[RankState] = []
-    error: ReplayError | None = None
     try:
-        if folder.is_dir():
-            states = session_state.read(session, folder)
-    except CheckpointError as caught:
-        error = caught
-    told = gather_object([str(error or "") if folder.is_dir() else MISSING])
-    if not any(told):
-        run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
-        unrestored = gather_object([session.buffer.unrestored])
-        session_state.withdraw_unrestored(session, unrestored)
+        run_on_all_ranks(lambda: states.extend(session_state.read(session, folder)), CheckpointError)
+    except ReplayError as error:
+        if not session.settings.goes_on_empty:
+            raise
+        warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
+        session_state.exchange_scope(session, *scope_at_attach)
+        session_state.empty(session)
         return
-    absent = all(text == MISSING for text in told)
-    if not absent and not session.settings.goes_on_empty:
-        raise error or CheckpointError(join_errors(told))
-    problem = f"{checkpoint} holds no replay buffer: training resumes with an empty one."
-    if not absent:
-        problem = f"Training resumes with an empty replay buffer. {join_errors(told)}"
-    warnings.warn(problem, stacklevel=3)
-    session_state.exchange_scope(session, *scope_at_attach)
-    session_state.empty(session)
+    run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
+    unrestored = gather_object([session.buffer.unrestored])
+    session_state.withdraw_unrestored(session, unrestored)
 
 
 def _keep_scope(session: Session, folder: Path) -> None:
