@@ -10,6 +10,7 @@ from methods import EVERY_GROUP, SAME_PROMPT
 from support import DEAD, HALF, Rewards, record, replayed, tokens_of_replayed, truncating
 
 import trl_replay
+from trl_replay.loss.micro_batch import MASKED, ROWS
 from trl_replay.testing import make_trainer
 
 SIZE = 4
@@ -154,3 +155,51 @@ def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(
         advantages = after["advantages"].view(3, SIZE)
         tokens = after["completion_mask"].sum(dim=1).view(3, SIZE)
         assert bool(((advantages.abs() > 1e-6) & (tokens > 0)).any(dim=1).all())
+
+
+class LongestMasked:
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        shaped = groups.advantages.copy()
+        shaped[np.arange(len(groups)), groups.lengths.argmax(axis=1)] = np.nan
+        return shaped
+
+
+def second_row(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+    """A mixer that puts the second stored row in the place of the second fresh one."""
+    return np.tile([-1, 1, -1, -1], (len(drawn), 1))
+
+
+@pytest.mark.parametrize(("stored", "longest"), [(1, 3), (9, 1)])
+def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(
+    tmp_path: Any, stored: int, longest: int
+) -> None:
+    """Of the fresh rows the last is the longest, and masked; a stored one may be longer."""
+
+    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        tokenizer = trainer.processing_class
+        shortest = 2 if trainer.state.global_step else stored
+        ids = [tokenizer("a" * (shortest + number % SIZE))["input_ids"] for number in range(len(prompts))]
+        return {
+            "prompt_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
+            "completion_ids": [[*row, tokenizer.eos_token_id] for row in ids],
+            "logprobs": [[-1.0] * (len(row) + 1) for row in ids],
+        }
+
+    script = ([[0.0, 2.0, 0.0, 1.0]] * 3, [[0.0, 0.0, 1.0, 3.0]] * 3)
+    settings = {**INJECT, "replay_mixer": second_row, "replay_plugins": ["longest"]}
+    training = {"scale_rewards": "none", "max_steps": 2}
+    trl_replay.register(LongestMasked(), "longest")
+    try:
+        session, steps = trained(tmp_path, *script, rollout=rollout, training=training, **settings)
+    finally:
+        trl_replay.unregister("longest")
+    _, after = steps[1]
+    rows = after[ROWS].view(3, SIZE, 2)
+    assert (rows[:, :, 0] < 0).tolist() == [[False, True, False, False]] * 3
+    masked = (rows[:, :, 1] & MASKED).bool()
+    assert masked.tolist() == [[row == longest for row in range(SIZE)]] * 3
+    joint = np.array([0.0, 2.0, 1.0, 3.0]) - 1.5  # over all rows, as TRL's own before the hook
+    joint[longest] = 0.0
+    np.testing.assert_allclose(after["advantages"].view(3, SIZE).numpy(), [joint] * 3, atol=1e-6)
+    assert session.metrics["replay/masked_rows_fraction"] == 0.25

@@ -310,14 +310,15 @@ class Mixing:
         self._context = context
         self._settings = settings
 
-    def shape(self, fresh: Groups) -> Groups:
-        """What a plugin makes of the advantages of fresh rows, before anything is decided by them."""
-        given = None if self._settings.dry_run else self._hooks.advantages(fresh, self._context())
+    def shape(self, groups: Groups) -> Groups:
+        """What a plugin makes of the advantages of fresh rows, before anything is decided by them, and of those that
+        were computed for mixed groups."""
+        given = None if self._settings.dry_run else self._hooks.advantages(groups, self._context())
         if given is None:
-            return fresh
-        fresh = shaped(fresh, given)
-        self._refuse_masks_beside_the_tap(fresh.masked)
-        return fresh
+            return groups
+        groups = shaped(groups, given)
+        self._refuse_masks_beside_the_tap(groups.masked)
+        return groups
 
     def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
         if masked.any() and self._forward:
@@ -387,7 +388,7 @@ class Mixing:
         return advantages, masked, dead
 
     def _computed(self, plan: Plan, mixed: MixedGroups, masked: Bools) -> tuple[Floats, Bools, Bools]:
-        """The same, computed anew over the rows that train.
+        """The same, computed anew over all rows but stored ones that are masked: on fresh rows the hook decides again.
 
         Raises:
             SeamError: Those of the batch are not what TRL's rules make of its rewards.
@@ -402,11 +403,9 @@ class Mixing:
                 "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
                 "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
             )
+        masked = masked & mixed.stored
         train = ~masked
         splits = self._settings.advantages == "split"
         advantages, dead = mixed.split(rule, train) if splits else mixed.joint(rule, train)
-        view = mixed.as_groups(advantages, dead, masked)
-        given = None if self._settings.dry_run else self._hooks.advantages(view, self._context())
-        if given is not None:
-            view = shaped(view, given)
+        view = self.shape(mixed.as_groups(advantages, dead, masked))
         return view.advantages, view.masked, view.dead
