@@ -31,6 +31,7 @@ LOSS = "_compute_loss"  # gets the micro-batch that the log-prob tap writes old 
 LOGPS = "_get_per_token_logps_and_entropies"  # returns the new policy's log-probs, before the loss reads the old ones
 SAVE = "_save_checkpoint"  # writes a checkpoint: on_save is too late, since rotation and upload come before it
 LOAD = "_load_optimizer_and_scheduler"  # gets the resolved checkpoint on every rank: TRL's own way to restore state
+PREPARE = "_prepare_inputs"  # gives out micro-batches: where a further iteration gets a batch of its own
 
 SEAM: dict[str, tuple[str, ...]] = {
     SCORE: ("inputs",),
@@ -334,9 +335,32 @@ def has_other_loss_path(trainer: Any) -> bool:
     return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)
 
 
-def seam(trainer: Any) -> list[str]:
-    """The methods to wrap on this trainer."""
-    return [*SEAM, *([OTHER_LOSS] if has_other_loss_path(trainer) else [])]
+def seam(trainer: Any, iterates: bool) -> list[str]:
+    """The methods to wrap on this trainer; `iterates`: with `replay_iterations="replay"`."""
+    other = [OTHER_LOSS] if has_other_loss_path(trainer) else []
+    return [*SEAM, *other, *([PREPARE] if iterates else [])]
+
+
+def begins_iteration(trainer: Any) -> bool:
+    """Whether the next micro-batch begins an iteration 2 … `num_iterations` of the generation batch at hand."""
+    if not trainer.model.training or getattr(trainer, BUFFERED) is None:
+        return False
+    split = trainer.args.steps_per_generation
+    step = trainer._step
+    return bool(step % split == 0 and step % (split * trainer.num_iterations))
+
+
+def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+    """A generation batch as the trainer buffers it, rows permuted by `seed`: the global generator stays as it is."""
+    import torch
+    from trl.trainer import grpo_trainer as trl
+
+    batch = trl.split_pixel_values_by_grid(batch)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        batch = trl.shuffle_sequence_dict(batch)
+    parts = trl.split_tensor_dict(batch, trainer.args.steps_per_generation)
+    return [trl.unsplit_pixel_values_by_grid(part) for part in parts]
 
 
 def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch.Tensor) -> torch.Tensor:

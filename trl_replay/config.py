@@ -148,6 +148,13 @@ class ReplayConfig:
             What becomes of dead groups that nothing fills: `"keep"` leaves them as stock has them; `"mask"` takes
             their KL and entropy gradient; `"exclude"` takes them out of the loss's denominator too; `"intra_batch"`
             puts copies of the same batch's live groups in their place.
+        replay_kl (`str`, *optional*, defaults to `"all"`):
+            Rows whose KL term counts (`beta` ≠ 0): `"all"`, `"fresh"` (none of the replayed ones, which then store no
+            reference log-probs), or `"all_wrong"`: fresh rows of groups that are dead and in which no row passes.
+            These groups are never replaced.
+        replay_iterations (`str`, *optional*, defaults to `"same"`):
+            What iterations 2 … `num_iterations` train on: the `"same"` batch again, or with `"replay"` groups drawn
+            anew from the buffer at each iteration, without generating.
         replay_refill_rounds (`int`, *optional*, defaults to `0`):
             Dynamic sampling: for slots of dead groups, completions are generated again at most so many times, for as
             many groups as are needed. Then the buffer fills what is left, and then `replay_unfilled` decides.
@@ -237,6 +244,8 @@ class ReplayConfig:
     replay_refresh: str | None = _setting(None, "How a score changes after a replay: ratio or advantage.")
     replay_advantages: str = _setting("auto", "Advantages of a slot with stored rows: auto, stored, joint or split.")
     replay_record: str = _setting("auto", "Where fresh groups' log-probs come from: auto, loss or forward.")
+    replay_kl: str = _setting("all", "Rows whose KL term counts: all, fresh or all_wrong.")
+    replay_iterations: str = _setting("same", "What iterations 2 to num_iterations train on: same or replay.")
     replay_unfilled: str = _setting("keep", "Dead groups that nothing fills: keep, mask, exclude or intra_batch.")
     replay_refill_rounds: int = _setting(
         0, "Rounds in which completions are generated again for dead groups, at most."

@@ -32,6 +32,7 @@ class Tally:
         size, bytes (`float`): Entries and bytes of the buffer after this batch.
         entries, rows (`float`): Entries that gave a row; rows that they gave.
         masked, masked_apart (`float`): Rows that a plugin's advantages mask; those of them outside of excluded groups.
+        iterated (`float`): Groups drawn in iterations 2 and up.
         lost (`float`): Live groups that can't be stored, since the loss did not see all of their rows.
         age, uses, score (`float`): Sums over the entries that gave a row.
     """
@@ -54,6 +55,7 @@ class Tally:
     rows: float = 0
     masked: float = 0
     masked_apart: float = 0
+    iterated: float = 0
     lost: float = 0
     size: float = 0
     bytes: float = 0
@@ -73,6 +75,11 @@ class Tally:
         if count:
             self.retired += count
             self.reasons[f"an entry left: {reason}"] += count
+
+    def of_iteration(self) -> Tally:
+        """What a further iteration adds to a run's totals: nothing was generated, nothing of the batch replaced."""
+        settled = {name: getattr(self, name) for name in SETTLED}
+        return Tally(**settled, iterated=self.replaced, reasons=self.reasons)
 
     def vector(self) -> Floats:
         """All counters in the order of the fields."""
@@ -110,6 +117,10 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
             if np.isfinite(mean):
                 values[f"replay/{name}_mean"] = mean
     return values
+
+
+SETTLED = ("stored", "evicted", "refused", "retired")
+"""What changes where candidates settle, at a generation batch or at a further iteration."""
 
 
 class Totals:
@@ -180,7 +191,7 @@ class Totals:
         lines = [f"{who}: {self.batches} generation batches, {own}; {size} in the buffer"]
         if ranks > 1:
             lines.append(f"all ranks together: {_facts(self.of_all_ranks, dry_run)}")
-        if not self.counters["replaced"]:
+        if not (self.counters["replaced"] or self.counters["iterated"]):
             cause = ":" if self.reasons else ": the buffer has just begun"
             lines.append(f"nothing was replayed{cause}")
         elif self.reasons:
@@ -213,8 +224,9 @@ def _facts(count: Mapping[str, float], dry_run: bool) -> str:
     again = number["generated"] - number["groups"]
     if again:
         generated += f" ({again} of them in further rounds, which refilled {number['refilled']} slots)"
+    drawn_anew = f"; {number['iterated']} drawn in further iterations" if number["iterated"] else ""
     return (
         f"{generated}, {number['dead']} dead ({dead_share:.0%}), "
-        f"{number['replaced']} {replacing}; "
+        f"{number['replaced']} {replacing}{drawn_anew}; "
         f"{number['stored']} stored, {number['evicted']} evicted, {number['refused']} refused"
     )

@@ -22,6 +22,9 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     """
     reasons = [*_misfits(trainer, settings, components.scope)]
     reasons += _baselines_over_two_prompts(settings, components)
+    reasons += _without_effect_on_kl(trainer, settings)
+    if settings.iterates:
+        reasons += _without_iterations(trainer, settings, components)
     if components.forward:
         reasons += _beside_the_tap(settings)
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
@@ -64,6 +67,39 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
         )
 
 
+def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
+    """What `replay_kl` does not go with."""
+    name = f"replay_kl={settings.kl!r}"
+    if settings.kl == "all":
+        return
+    if not trainer.beta:
+        yield f"{name} needs a KL term, and this trainer has beta=0: set beta in GRPOConfig, or leave it out"
+    if settings.kl == "all_wrong" and settings.unfilled != "keep":
+        yield (
+            f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={settings.unfilled!r} takes "
+            "it away: use replay_unfilled='keep'"
+        )
+
+
+def _without_iterations(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
+    """What `replay_iterations="replay"` does not go with."""
+    name = "replay_iterations='replay'"
+    args = trainer.args
+    if trainer.num_iterations < 2:
+        yield f"{name} draws groups for iterations 2 and up, and num_iterations=1: set num_iterations=2 or more"
+    if args.steps_per_generation % args.gradient_accumulation_steps:
+        yield (
+            f"{name} needs whole updates in every iteration, and gradient_accumulation_steps="
+            f"{args.gradient_accumulation_steps} does not divide steps_per_generation={args.steps_per_generation}"
+        )
+    if components.mixes_rows:
+        yield f"{name} trains on whole stored groups: use replay_mixer='whole'"
+    if settings.unfilled == "intra_batch":
+        yield f"{name} leaves empty slots out of the loss: replay_unfilled='intra_batch' does not go with it"
+    if not settings.capacity:
+        yield f"{name} draws from the buffer, and replay_buffer_size=0: set a size"
+
+
 def _baselines_over_two_prompts(settings: Settings, components: Components) -> Iterator[str]:
     """Advantages are computed over rows of one prompt only: the sampler must see to that."""
     setting = settings.advantages
@@ -82,6 +118,8 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
     """Settings that a loss which goes around the log-prob method leaves without effect."""
     inside = {
         "replay_unfilled": (settings.unfilled, ("keep", "intra_batch")),
+        "replay_kl": (settings.kl, ("all",)),
+        "replay_iterations": ("replay" if settings.iterates else "same", ("same",)),
         "replay_weight": (settings.weight, (1.0,)),
         "replay_max_weight": (settings.max_weight, (None,)),
         "replay_max_log_ratio": (settings.max_log_ratio, (None,)),

@@ -20,7 +20,7 @@ from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
-from .counters import BRIEF, Totals, metrics
+from .counters import BRIEF, SETTLED, Totals, metrics
 from .distributed.agreement import MODES
 from .distributed.communicator import Communicator
 from .distributed.roll_call import RollCall
@@ -40,8 +40,18 @@ from .settings import Settings
 from .sizes import counted
 from .specs import Kind
 from .step.decisions import Decisions
-from .step.training_batch import collect, compose_batch, count_items, mask_rows, write_advantages
-from .types import Batch, Context, Corrected, Group, Groups, ReplayedRows, Row
+from .step.template import Template, all_slots_empty
+from .step.training_batch import (
+    collect,
+    compose_batch,
+    count_items,
+    mask_rows,
+    rows_without_kl,
+    split_reference,
+    with_reference,
+    write_advantages,
+)
+from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 
 MEETING = 120.0
 """Seconds that a process waits with its first batch for the others, which have just met in the trainer's scoring."""
@@ -107,6 +117,7 @@ class Session:
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
+        self.template: Template | None = None
         self.exporter: Callable[[str | Path], Path] | None = None
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
 
@@ -282,10 +293,71 @@ class Session:
         if generated is not None:  # else agree raises
             batch, rows = generated.batch, generated.rows
         batch, recorded = self._with_logps(plan, batch)
+        batch, reference = split_reference(batch, self.settings.kl)
         self._decide(plan, batch, rows, pending, replayed, recorded is not None)
         total = self.communicator.agree(rows, plan)
         groups = self.communicator.move(rows, plan)
-        return self._train_on(batch, rows, plan, groups, total, recorded, started)
+        return self._train_on(batch, reference, rows, plan, groups, total, recorded, started)
+
+    @property
+    def iterates(self) -> bool:
+        """Whether iterations 2 … `num_iterations` draw groups of their own."""
+        return self.enabled and self.settings.iterates
+
+    def iterate(self, template: Template) -> Batch | None:
+        """Begin a further iteration of a generation batch, on all processes together.
+
+        Args:
+            template ([`Template`]): The generation batch.
+
+        Returns:
+            A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
+            batch is trained on again.
+        """
+        if self.mode != RUNS:
+            self.abstain(template.rows.count, at_end=True)
+            self._expect_again(template)
+            return None
+        pending, replayed = self.carry.take()
+        rows, error = self.communicator.share(None, template.rows.count, pending)
+        plan = Plan(error=error, fresh=template.fresh, rule=template.rule)
+        with plan.keeping_errors():
+            self.decide.settle_last_batch(plan, rows, pending, replayed)
+            self.decide.fill_iteration(plan, template.keys, self.carry.collected_at)
+        total = self.communicator.agree(rows, plan)
+        groups = self.communicator.move(rows, plan)
+        settled = {name: total[name] for name in SETTLED}
+        self.totals.add(plan.tally.of_iteration(), batches=0, of_all_ranks={**settled, "iterated": total["replaced"]})
+        self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+        with self.components.errors.keeping():
+            if total["replaced"]:
+                return self._compose_iteration(template, plan, groups, total)
+        self._expect_again(template)
+        return None
+
+    def _compose_iteration(
+        self, template: Template, plan: Plan, groups: Mapping[int, Group], total: Mapping[str, float]
+    ) -> Batch:
+        """The batch of a further iteration: what was drawn, and empty slots that train nothing."""
+        rows = template.rows
+        row_mask = mask_rows(plan, template.fresh, rows, total, "exclude", compat.denominator(self.trainer))
+        composed, placements = compose_batch(
+            template.batch, rows, plan, groups, self.components, self._local_context()
+        )
+        composed = count_items(template.batch, composed, total)
+        without_kl = self._without_kl(template.fresh, rows, placements)
+        ids = self.tap.expect(rows.count, [], placements, True, row_mask, without_kl)
+        self.carry.drawn = plan.sampled.places(rows.size)
+        return {**with_reference(composed, template.reference), ROWS: ids}
+
+    def _expect_again(self, template: Template) -> None:
+        """The composed batch is trained on once more, as stock does."""
+        self.tap.expect_again(template.expected)
+        self.carry.drawn = template.drawn
+
+    def _without_kl(self, fresh: Groups, rows: RowLayout, placements: Sequence[Placement]) -> list[int]:
+        settings = self.settings
+        return rows_without_kl(settings.kl, fresh, rows, placements, settings.pass_reward)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
@@ -378,6 +450,7 @@ class Session:
     def _train_on(
         self,
         batch: Batch,
+        reference: torch.Tensor | None,
         rows: RowLayout,
         plan: Plan,
         groups: dict[int, Group],
@@ -397,13 +470,30 @@ class Session:
             composed, placements = compose_batch(shaped, rows, plan, groups, self.components, context)
             composed = count_items(batch, composed, total)
             waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, recorded)
-            ids = self.tap.expect(rows.count, waiting, placements, composed is not shaped, row_mask)
+            without_kl = [] if self.settings.dry_run else self._without_kl(fresh, rows, placements)
+            ids = self.tap.expect(rows.count, waiting, placements, composed is not shaped, row_mask, without_kl)
+            if self.iterates and not self.settings.dry_run:
+                self.template = self._template(shaped, reference, rows, plan, fresh)
             self.totals.add(plan.tally, of_all_ranks=total)
             self._log(composed, total, started)
         except Exception as caught:
             self.components.errors.keep(caught)
-            return batch
-        return {**composed, ROWS: ids}
+            return with_reference(batch, reference)
+        return {**with_reference(composed, reference), ROWS: ids}
+
+    def _template(
+        self, batch: Batch, reference: torch.Tensor | None, rows: RowLayout, plan: Plan, fresh: Groups
+    ) -> Template:
+        return Template(
+            batch,
+            reference,
+            rows,
+            all_slots_empty(fresh),
+            plan.rule,
+            rows.takes(self.components.fields.stored_keys(batch)),
+            self.tap.expected,
+            self.carry.drawn,
+        )
 
     def _row_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> RowMask:
         if self.settings.dry_run:
@@ -532,8 +622,12 @@ class Session:
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
         size = self.components.num_generations
-        self._record({**metrics(total, size), "replay/padding": padding(batch)})
+        since = {name: total[name] + count for name, count in self.carry.settled.items()}
+        self.carry.settled = {}
+        self._record({**metrics({**total, **since}, size), "replay/padding": padding(batch)})
         self._record({"replay/rollouts": self.totals.of_all_ranks["generated"] * size})
+        if self.iterates and self.totals.batches > 1:
+            self._record({"replay/replay_ratio": self.update / (self.totals.batches - 1)})
         if self.rounds is not None:
             self._record(
                 {

@@ -62,6 +62,8 @@ class Settings:
         advantages (`str`): Advantages of a slot with stored rows.
         record (`str`): Where log-probs of fresh groups come from.
         unfilled (`str`): What becomes of dead groups that nothing fills.
+        kl (`str`): Rows whose KL term counts.
+        iterates (`bool`): Iterations 2 … `num_iterations` train on groups drawn anew.
         dry_run (`bool`): Decide and measure, but exchange nothing.
         brief (`bool`): Log five metrics, not all.
         seed (`int`, *optional*): Of the private generator, where the user gave one.
@@ -92,6 +94,8 @@ class Settings:
     advantages: str
     record: str
     unfilled: str
+    kl: str
+    iterates: bool
     dry_run: bool
     brief: bool
     seed: int | None
@@ -105,7 +109,7 @@ class Settings:
         plugin that shapes advantages or chooses prompts."""
         if not self.strategies:
             return False
-        if self.capacity or self.dynamic_sampling.rounds or self.unfilled != "keep":
+        if self.capacity or self.dynamic_sampling.rounds or self.unfilled != "keep" or self.kl != "all":
             return True
         return any(hook in plugin.hooks for plugin in self.plugins for hook in WITHOUT_BUFFER)
 
@@ -192,6 +196,8 @@ def _settings(
         advantages=config.replay_advantages,
         record=config.replay_record,
         unfilled=config.replay_unfilled,
+        kl=config.replay_kl,
+        iterates=config.replay_iterations == "replay",
         dry_run=config.replay_dry_run,
         brief=config.replay_log == "brief",
         seed=config.replay_seed,

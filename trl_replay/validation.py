@@ -173,6 +173,8 @@ CHECKS: dict[str, Check] = {
     "replay_advantages": choice("auto", "stored", "joint", "split"),
     "replay_record": choice("auto", "loss", "forward"),
     "replay_unfilled": choice("keep", "mask", "exclude", "intra_batch"),
+    "replay_kl": choice("all", "fresh", "all_wrong"),
+    "replay_iterations": choice("same", "replay"),
     "replay_refill_rounds": whole(0),
     "replay_refill_prompts": choice("new", "same"),
     "replay_refill_until": number("a share above 0, at most 1", most=1.0, above=0.0),

@@ -31,6 +31,10 @@ class Checked(Spy):
     reference_kind: str | None = None  # where a subclass has another loss
     compared: list[tuple[float, float, int]]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.by_hand: list[list[Row]] = []  # of every training loss, the rows that count
+
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         asleep = setting(self, "use_adaptive_entropy") and self._last_world_entropy > self.args.entropy_target
         self.applied_entropy_coef = 0.0 if asleep else setting(self, "entropy_coef")
@@ -52,6 +56,7 @@ class Checked(Spy):
             expected = reference_loss(self, by_hand, self.watch.items(), aux)
             replayed = int((inputs.rows[:, 0] < 0).sum())
             self.compared.append((float(loss.detach()), float(expected), replayed))
+            self.by_hand.append(by_hand)
         return loss
 
     def complete(self, rows: list[dict[str, Any]], inputs: Any) -> None:
@@ -94,6 +99,9 @@ class Watch:
         self.policy: list[list[torch.Tensor]] = []  # per step and row, log-probs by the policy that generated it
         self.first: dict[tuple[int, int], torch.Tensor] = {}  # (serial, row) → log-probs of its first forward
         self.advantages: Callable[[int], torch.Tensor] | None = None  # by step, those that should be trained on
+        self.generated = 0  # the step that generated the batch at hand
+        self.iterations = 0
+        self.counts_kl: Callable[[bool, bool], bool] | None = None  # of a row: is it replayed, is its group all wrong
         self.follows = isinstance(session.trainer, Checked)
         self._session = session
         step, expect, move = session.step, session.tap.expect, session.communicator.move
@@ -121,6 +129,7 @@ class Watch:
 
         def watched_step(batch: Batch, score: Any = None) -> Batch:
             out = step(batch, score)
+            self.generated = len(self.steps)
             self.steps.append((complete[0], out))
             return out
 
@@ -134,7 +143,8 @@ class Watch:
 
         def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
             ids = expect(rows, candidates, placements, *others)
-            for candidate in session.carry.pending_groups.candidates:
+            pending = session.carry.pending_groups  # none in further iterations
+            for candidate in () if pending is None else pending.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             taken = {}
             for placed in placements:
@@ -146,6 +156,22 @@ class Watch:
             self.taken.append(taken)
             return ids
 
+        iterate = session.iterate
+
+        def watched_iterate(template: Any) -> Batch | None:
+            """A further iteration counts as a step of its own, of the same fresh batch."""
+            out = iterate(template)
+            composed = self.generated
+            before = self.steps[composed][0]
+            if out is None:
+                self.steps.append((before, self.steps[composed][1]))
+                self.taken.append(self.taken[composed])
+            else:
+                self.steps.append((before, out))
+            self.iterations += 1
+            return out
+
+        session.iterate = watched_iterate  # type: ignore[method-assign]
         loss = session.tap.loss
 
         def watched_loss(stock: Any, inputs: Any) -> torch.Tensor:
@@ -187,6 +213,16 @@ class Watch:
             return sum(int((torch.ones_like(row["ids"]) * row.get("tool_mask", 1)).sum()) for row in rows)
         return sum(int(row["mask"].sum()) for row in rows)
 
+    def is_all_wrong(self, row: dict[str, Any]) -> bool:
+        """Whether no row passes in the group of the fresh batch at hand that a row is from."""
+        before = self.steps[self.generated][0]
+        rewards = self.rewards[-1].nansum(dim=1).view(-1, self.size)
+        for number in range(len(before["advantages"])):
+            fresh = original(before, number, self.pad)
+            if torch.equal(fresh["prompt"], row["prompt"]) and torch.equal(fresh["ids"], row["ids"]):
+                return bool((rewards[number // self.size] < 0.5).all())
+        return False
+
     def rows(self, micro: Any, logps: torch.Tensor) -> list[dict[str, Any]]:
         """The rows of a micro-batch; replayed ones from the batch that they were generated in."""
         rows = []
@@ -208,6 +244,8 @@ class Watch:
                     row["old_per_token_logps"] = self.first[serial, part]
                 if self.advantages is not None:
                     row["advantage"] = float(self.advantages(len(self.steps) - 1)[target])
+            if self.counts_kl is not None and not self.counts_kl(identity < 0, self.is_all_wrong(row)):
+                row["ref_per_token_logps"] = logps[number, : len(row["ids"])]
             rows.append(row)
         return rows
 

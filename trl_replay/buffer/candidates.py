@@ -186,6 +186,8 @@ class StepCarry:
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
+        settled (`dict[str, float]`): What further iterations have counted since the batch was generated, on all
+            processes: the next batch's metrics tell it.
         drawn (`dict[int, list[int]]`): By the serial of each entry that was replayed, the places of the rows that it
             took, among those shared.
     """
@@ -195,6 +197,7 @@ class StepCarry:
     collected_at: int | None = None
     unfinished: bool = False
     warmed: bool = False
+    settled: dict[str, float] = field(default_factory=dict)
     drawn: dict[int, list[int]] = field(default_factory=dict)
 
     def take(self) -> tuple[PendingGroups | None, dict[int, list[int]]]:
@@ -212,6 +215,7 @@ class StepCarry:
             "collected_at": self.collected_at,
             "unfinished": self.unfinished,
             "warmed": self.warmed,
+            "settled": self.settled,
             "drawn": list(self.drawn.items()),
         }
 
@@ -221,6 +225,7 @@ class StepCarry:
         self.collected_at = state["collected_at"]
         self.unfinished = state["unfinished"]
         self.warmed = state["warmed"]
+        self.settled = dict(state["settled"])
         self.pending_groups = None
         self.drawn = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
@@ -15,6 +16,14 @@ from ..types import Corrected, Placement, ReplayedRows
 from .bounds import Bounds
 from .micro_batch import MASKED, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The replayed rows of one batch of this process, and the number of the first: see [`Supply.place_again`]."""
+
+    rows: list[PlacedRow]
+    first: int
 
 
 class Supply:
@@ -51,6 +60,17 @@ class Supply:
             first = self._first + len(self._rows)
             ids[placed.rows] = -1 - torch.arange(first, first + placed.count)
             self._rows += _placed_rows(placed)
+
+    @property
+    def placed(self) -> Placed:
+        """The batch at hand."""
+        return Placed(self._rows, self._first)
+
+    def place_again(self, placed: Placed) -> None:
+        """Go back to an earlier batch."""
+        self.stats.clear()
+        self._rows = placed.rows
+        self._first = placed.first
 
     def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor:
         """Gives a composed micro-batch the replayed rows' log-probs and weights, and the policy's own log-probs where

@@ -9,23 +9,32 @@ micro-batch before the loss reads them. Rows that shall train nothing lose their
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 
 from ..batch.compose import loss_mask
 from ..buffer.candidates import Candidate
-from ..compat import LossForm
+from ..compat import REF_LOGPS, LossForm
 from ..progress import KeptErrors
 from ..types import Batch, Placement
 from .fresh_stats import FreshStats
 from .handshake import Handshake
-from .micro_batch import COMPOSED, EXCLUDED, MASKED, ROWS, MicroBatch
+from .micro_batch import COMPOSED, EXCLUDED, MASKED, ROWS, WITHOUT_KL, MicroBatch
 from .row_mask import NOTHING_MASKED, RowMask
-from .supply import Supply
+from .supply import Placed, Supply
 
 EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Is told of each training loss the entropies `(b, C)`, the loss's mask `(b, C)`, and which rows are replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the tap does about one composed batch: see [`Tap.expect_again`]."""
+
+    placed: Placed
+    row_mask: RowMask
 
 
 class Tap:
@@ -72,6 +81,7 @@ class Tap:
         placements: Sequence[Placement],
         composed: bool,
         row_mask: RowMask = NOTHING_MASKED,
+        without_kl: Sequence[int] = (),
     ) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
@@ -81,6 +91,7 @@ class Tap:
             placements (`Sequence[Placement]`): What was replayed here.
             composed (`bool`): Whether any row was exchanged.
             row_mask ([`RowMask`], *optional*): Rows that train nothing.
+            without_kl (`Sequence[int]`): Rows without a KL term.
 
         Returns:
             `(rows, 2)` int64, see `ROWS`.
@@ -89,6 +100,7 @@ class Tap:
         ids[:, 1] = COMPOSED * composed
         ids[row_mask.masked, 1] |= MASKED
         ids[row_mask.excluded, 1] |= EXCLUDED
+        ids[list(without_kl), 1] |= WITHOUT_KL
         self._row_mask = row_mask
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
@@ -98,6 +110,17 @@ class Tap:
             ids[candidate.rows, 0] = torch.arange(first, first + count)
         self.supply.place(placements, ids[:, 0])
         return ids
+
+    @property
+    def expected(self) -> Expected:
+        """The batch at hand, to be trained on again after another one."""
+        return Expected(self.supply.placed, self._row_mask)
+
+    def expect_again(self, expected: Expected) -> None:
+        """Expect the micro-batches of an earlier batch again. Its candidates have settled: nothing is recorded."""
+        self.supply.place_again(expected.placed)
+        self._row_mask = expected.row_mask
+        self._candidates = {}
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
         """Runs the stock loss on a shallow copy of `inputs`, with the tap open.
@@ -133,6 +156,7 @@ class Tap:
         micro.watched = True
         logps = result[0].detach()
         self._record(micro.ids.tolist(), logps)
+        self._drop_kl(micro, logps)
         self._note_fresh(micro, result)
         masked: torch.Tensor | None = None  # (b, C) or (b, 1) bool
         if bool((micro.flags & COMPOSED).any()):
@@ -145,6 +169,12 @@ class Tap:
             masked = silent if masked is None else masked | silent
         scale = self._row_mask.scale(micro, micro.flags)
         return self._row_mask.returned(result, masked, scale)
+
+    def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
+        """Takes rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""
+        rows = (micro.flags & WITHOUT_KL).bool()
+        if bool(rows.any()):
+            micro.keep(REF_LOGPS, ~rows.to(logps.device).unsqueeze(1), logps)
 
     def forget(self) -> None:
         """Records nothing more of the present generation batch, as after an update; what is recorded already stays."""

@@ -11,7 +11,7 @@ from ..batch.compose import cut
 from ..distributed.row_layout import RowLayout
 from ..fields import FieldTable
 from ..plan import Sampled
-from ..types import Batch, Groups, Placement
+from ..types import Batch, Bools, Groups, Placement
 
 Pair: TypeAlias = tuple[int, int]
 """A dead slot, and the live slot of the same batch that is copied there."""
@@ -21,6 +21,12 @@ def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
     """The dead groups that replay did not fill."""
     dead = np.flatnonzero(fresh.dead).tolist()
     return [slot for slot in dead if slot not in set(filled)]
+
+
+def all_wrong(fresh: Groups, pass_reward: float) -> Bools:
+    """`(n,)`: the dead groups in which no row passes."""
+    passes = fresh.reward >= pass_reward
+    return np.asarray(fresh.dead & ~passes.any(axis=1))
 
 
 def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Generator) -> list[Pair]:

@@ -22,7 +22,7 @@ from ..plan import Admitted, Plan, RowOutcome, Sampled
 from ..settings import Settings
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
-from .dead_groups import copies, dead_slots
+from .dead_groups import all_wrong, copies, dead_slots
 from .mixing import Mixing, untouched
 
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
@@ -257,7 +257,7 @@ class Decisions:
         """The slots that replay may fill, most replaceable first, and how many of them the limits allow."""
         groups = len(fresh)
         tally.groups = groups
-        slots: list[int] = self._hooks.select(fresh, self._context()).tolist()
+        slots: list[int] = self._select(fresh).tolist()
         most, limit = self._rate_limiter.slots_allowed(groups, self._clock.update)
         if len(slots) > most:
             tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
@@ -265,6 +265,35 @@ class Decisions:
             asked_for_dead = self._settings.label("selector") == "zero_std"
             tally.reasons[ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN] += 1
         return slots, most
+
+    def _select(self, fresh: Groups) -> Ints:
+        """The selector's slots. Groups whose KL term is to count (`replay_kl="all_wrong"`) are not offered to it."""
+        if self._settings.kl != "all_wrong":
+            return self._hooks.select(fresh, self._context())
+        offered = np.flatnonzero(~all_wrong(fresh, self._settings.pass_reward))
+        if not len(offered):
+            return offered
+        return offered[self._hooks.select(fresh.take(offered), self._context())]
+
+    def fill_iteration(self, plan: Plan, keys: frozenset[str], collected_at: int | None) -> None:
+        """Draw groups for all slots of a further iteration; those that get none are left out of the loss.
+
+        Args:
+            plan ([`Plan`]): With `fresh`, all dead, and `rule`; gets `outcome` and `sampled`.
+            keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
+            collected_at (`int`, *optional*): Update at which candidates were last collected.
+        """
+        fresh = plan.fresh
+        assert fresh is not None
+        tally = plan.tally
+        plan.outcome = untouched(fresh)
+        tally.groups = len(fresh)
+        most, _ = self._rate_limiter.slots_allowed(len(fresh), self._clock.update)
+        plan.sampled = self.sample(plan, list(range(len(fresh))), most, keys, collected_at)
+        left = dead_slots(fresh, plan.sampled.slots)
+        tally.excluded = len(left)
+        tally.excluded_items = float(fresh.counted[left].sum())
+        self._count_masked(plan, fresh)
 
     def sample(
         self, plan: Plan, slots: list[int], most: int, keys: frozenset[str], collected_at: int | None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from .. import compat
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry, collect_candidates
@@ -15,7 +16,7 @@ from ..distributed.row_layout import RowLayout
 from ..loss.row_mask import NOTHING_MASKED, RowMask
 from ..plan import Plan, RowOutcome, Taken
 from ..types import Batch, Bools, Context, Floats, Group, Groups, Placement
-from .dead_groups import dead_slots, place_copies
+from .dead_groups import all_wrong, dead_slots, place_copies
 
 
 def write_advantages(batch: Batch, fresh: Groups, rows: RowLayout) -> Batch:
@@ -82,6 +83,43 @@ def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:
     values = torch.from_numpy(outcome.advantages[taken.slot, taken.targets])
     stored = group.tensors["advantages"]
     return replace(group, tensors={**group.tensors, "advantages": values.to(stored)})
+
+
+def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
+    """The batch without its reference log-probs, and these: only fresh rows have them unless all KL terms count."""
+    if kl == "all" or compat.REF_LOGPS not in batch:
+        return batch, None
+    rest = dict(batch)
+    return rest, rest.pop(compat.REF_LOGPS)
+
+
+def with_reference(batch: Batch, reference: torch.Tensor | None) -> Batch:
+    """The batch with the reference log-probs of its fresh rows, `(B, C)`, as wide as it has become."""
+    if reference is None:
+        return batch
+    wider = batch["completion_ids"].size(1) - reference.size(1)
+    return {**batch, compat.REF_LOGPS: functional.pad(reference, (0, wider))}
+
+
+def rows_without_kl(
+    kl: str, fresh: Groups, rows: RowLayout, placements: Sequence[Placement], pass_reward: float
+) -> list[int]:
+    """Rows of this process whose KL term does not count.
+
+    Args:
+        kl (`str`): `replay_kl`.
+        fresh ([`Groups`]): The fresh groups.
+        rows ([`RowLayout`]): Where their rows lie.
+        placements (`Sequence[Placement]`): What was exchanged here.
+        pass_reward (`float`): `replay_pass_reward`.
+    """
+    if kl == "all":
+        return []
+    counts = np.ones(len(fresh), bool) if kl == "fresh" else all_wrong(fresh, pass_reward)
+    here = np.repeat(counts, rows.size)[rows.here]
+    for placed in placements:
+        here[placed.rows] = False
+    return np.flatnonzero(~here).tolist()
 
 
 def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Batch:

@@ -50,7 +50,7 @@ def _refuse_copies() -> NoReturn:
 
 def put_on(trainer: Any, session: Session) -> None:
     """Puts the seam on: wrapped methods, a callback, and a column in the table of completions."""
-    for name in compat.seam(trainer):
+    for name in compat.seam(trainer, session.iterates):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.__dict__[COPIED] = _refuse_copies
     completions_table.begin(trainer)
@@ -73,7 +73,7 @@ def leave(trainer: Any, session: Session) -> None:
 def take_off(trainer: Any, session: Session) -> None:
     """Takes the seam off: the trainer's methods are its class's."""
     _forget_buffered(trainer, session.components.processes > 1)
-    for name in compat.seam(trainer):
+    for name in compat.seam(trainer, session.iterates):
         if _is_ours(trainer.__dict__.get(name), session):
             del trainer.__dict__[name]
     trainer.__dict__.pop(COPIED, None)
@@ -85,14 +85,18 @@ def take_off(trainer: Any, session: Session) -> None:
     ]
 
 
-def refuse_foreign_overrides(trainer: Any) -> None:
+def refuse_foreign_overrides(trainer: Any, iterates: bool) -> None:
     """Refuses a trainer on which something else stands in the place of a method. A seam that would have left at the
     next batch is taken off.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Before anything is attached.
+        iterates (`bool`): Whether further iterations draw groups of their own.
 
     Raises:
         AttachError: Names the method, and what replaced it.
     """
-    for name in compat.seam(trainer):
+    for name in compat.seam(trainer, iterates):
         found = trainer.__dict__.get(name)
         if isinstance(found, SeamFunction) and found.session.detached:
             take_off(trainer, found.session)
@@ -110,7 +114,7 @@ def refuse_patches_on_top(trainer: Any, session: Session) -> None:
     Raises:
         AttachError: Names the method, and what replaced it.
     """
-    for name in compat.seam(trainer):
+    for name in compat.seam(trainer, session.iterates):
         found = trainer.__dict__.get(name)
         if not _is_ours(found, session):
             raise AttachError(
@@ -125,6 +129,8 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         return _score_last(session, trainer, stock, inputs)
     session.replaced = []
     session.rewards = []
+    if trainer.model.training:
+        session.template = None
     paused = session.paused
     trains = trainer.model.training
     try:
@@ -177,11 +183,25 @@ def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any
     return session.tap.logps(stock(*args, **kwargs))
 
 
+def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
+    """Gives a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
+    template = session.template
+    if template is not None and compat.begins_iteration(trainer) and template.step != trainer._step:
+        template.step = trainer._step
+        template.micro_batches = template.micro_batches or getattr(trainer, compat.BUFFERED)
+        drawn = session.iterate(template)
+        seed = int(session.components.local_rng.integers(2**63))
+        again = template.micro_batches if drawn is None else compat.micro_batches(trainer, drawn, seed)
+        setattr(trainer, compat.BUFFERED, again)
+    return stock(inputs)
+
+
 _AROUND: dict[str, Callable[..., Any]] = {
     compat.SCORE: _score,
     compat.REWARDS: _rewards,
     compat.LOSS: _loss,
     compat.LOGPS: _logps,
+    compat.PREPARE: _prepare,
     compat.OTHER_LOSS: _loss,
     compat.SAVE: checkpoint_seam.save,
     compat.LOAD: checkpoint_seam.load,
