@@ -204,12 +204,12 @@ def test_what_a_batch_leaves_is_taken_once() -> None:
 
 
 def test_what_a_batch_leaves_goes_into_checkpoints_and_comes_back() -> None:
-    carry = StepCarry(8, pending(candidate()), 3, True, True, {9: [2, 3], 4: [0]})
+    carry = StepCarry(8, pending(candidate()), 3, True, True, {"stored": 2.0}, {9: [2, 3], 4: [0]})
     state = carry.state_dict()
     assert state["drawn"] == [(9, [2, 3]), (4, [0])]
-    other = StepCarry(1, pending(candidate()), None, False, False, {1: [1]})
+    other = StepCarry(1, pending(candidate()), None, False, False, {}, {1: [1]})
     other.load_state_dict(state)
-    assert other == StepCarry(8, None, 3, True, True, {}), "what belongs to one rank's last batch comes separately"
+    assert other == StepCarry(8, None, 3, True, True, {"stored": 2.0}), "what belongs to one rank's last batch comes separately"
 
 
 @pytest.mark.parametrize("first", [0, 1])
