@@ -341,6 +341,11 @@ def seam(trainer: Any, iterates: bool) -> list[str]:
     return [*SEAM, *other, *([PREPARE] if iterates else [])]
 
 
+def step(trainer: Any) -> int:
+    """Micro-batches trained on so far."""
+    return int(trainer._step)
+
+
 def begins_iteration(trainer: Any) -> bool:
     """Whether the next micro-batch begins an iteration 2 … `num_iterations` of the generation batch at hand."""
     if not trainer.model.training or getattr(trainer, BUFFERED) is None:

@@ -209,7 +209,7 @@ def test_what_a_batch_leaves_goes_into_checkpoints_and_comes_back() -> None:
     assert state["drawn"] == [(9, [2, 3]), (4, [0])]
     other = StepCarry(1, pending(candidate()), None, False, False, {}, {1: [1]})
     other.load_state_dict(state)
-    assert other == StepCarry(8, None, 3, True, True, {"stored": 2.0}), "what belongs to one rank's last batch comes separately"
+    assert other == StepCarry(8, None, 3, True, True, {"stored": 2.0}), "one rank's last batch comes separately"
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -186,8 +186,8 @@ def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any
 def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """Gives a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
     template = session.template
-    if template is not None and compat.begins_iteration(trainer) and template.step != trainer._step:
-        template.step = trainer._step
+    if template is not None and compat.begins_iteration(trainer) and template.step != compat.step(trainer):
+        template.step = compat.step(trainer)
         template.micro_batches = template.micro_batches or getattr(trainer, compat.BUFFERED)
         drawn = session.iterate(template)
         seed = int(session.components.local_rng.integers(2**63))
