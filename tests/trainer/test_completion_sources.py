@@ -11,6 +11,7 @@ from loss_by_hand import forward
 from releases import CLIPPED_RATIOS, SCORES_EVERY_TOKEN, since
 from replaying import build, replay
 from support import DEAD, HALF, LIVE, Rewards
+from tools import tool_tokenizer
 
 import trl_replay
 
@@ -123,29 +124,6 @@ def test_14_a_rollout_function_with_masked_tokens_and_its_own_prompts(tmp_path: 
         assert "tool_mask" in after
         assert int(after["num_items_in_batch"]) == int((after["completion_mask"] * after["tool_mask"]).sum())
         assert len({len(row.nonzero()) for row in before["prompt_mask"][:4]}) > 1, "prompts differ within a group"
-
-
-def tool_tokenizer() -> Any:
-    """A character tokenizer with Qwen3's chat template, whose tool calls TRL can parse."""
-    import string
-    from importlib.resources import files
-
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["<pad>", "<|im_end|>", "<unk>", "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>",
-               "</tool_response>", "<think>", "</think>"]  # fmt: skip
-    vocabulary = {token: number for number, token in enumerate([*special, *dict.fromkeys(string.printable)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special[:4]])
-    tokenizer.add_tokens([AddedToken(token, special=False) for token in special[4:]])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>", unk_token="<unk>", padding_side="left"
-    )
-    made.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text()
-    return made
 
 
 CALL = '<tool_call>\n{"name": "open", "arguments": {"guess": GUESS}}\n</tool_call><|im_end|>'
