@@ -49,6 +49,7 @@ from trl_replay.settings import resolve
 from trl_replay.step.decisions import Decisions
 from trl_replay.step.training_batch import collect
 from trl_replay.strategies.scopes import Collectives, GatheredScope, ProcessScope, ShardedScope
+from trl_replay.tasks import Tasks
 from trl_replay.types import Context, Groups
 
 SCOPES = {"process": ProcessScope, "gathered": GatheredScope, "sharded": ShardedScope}
@@ -93,7 +94,7 @@ class Played:
         """Everything is described, cut and packed as on the ranks."""
         pattern = self.pattern
         batches = [pattern.batch(update, rank) for rank in range(self.ranks)]
-        described = [describe(batch, rank * self.rows, self.size, FIELDS) for rank, batch in enumerate(batches)]
+        described = [self._described(batch, update, rank) for rank, batch in enumerate(batches)]
         rows = self.ranks * self.rows
         part_bytes = np.zeros(rows, np.int64)
         group_bytes, tensor_bytes = np.zeros((2, rows // self.size), np.int64)
@@ -111,6 +112,12 @@ class Played:
             group_bytes,
             tensor_bytes,
         )
+
+    def _described(self, batch: Any, update: int, rank: int) -> dict[str, np.ndarray]:
+        first = rank * self.rows
+        tasks = Tasks()
+        tasks.begin(self.pattern.inputs(update, rank), first, self.size)
+        return describe(batch, first, tasks.of_rows, FIELDS)
 
     def _parts(self, batches: Sequence[Any], slot: int) -> list[tuple[int, Group]]:
         """The parts of a group, each with its first row among those of all ranks."""
@@ -162,7 +169,7 @@ class MadeUp:
         scored = torch.from_numpy(rewards)[:, None]
         lengths = random.integers(self.tokens // 2, self.tokens * 3 // 2 + 1, rows)
         prompts = np.zeros(rows, np.int64)
-        prompts[:: self.size] = 1 + random.integers(0, 4 * groups, groups)
+        prompts[:] = np.repeat(1 + random.integers(0, 4 * groups, groups), self.size)
         described = {
             "row": np.arange(rows),
             "advantages": compat.advantages(scored, SETUP, self.size).double().numpy(),
@@ -305,6 +312,7 @@ class SimulatedRank:
             scope=self.scope,
             hooks=SessionHooks([], chosen.strategies, {kind: chosen.strategies[kind].make() for kind in KINDS}),
             fields=FIELDS,
+            tasks=Tasks(),
             rng=np.random.default_rng(chosen.seed),
             rate_limiter=RateLimiter(chosen.rate_limits, capacity),
             gates=Gates(),

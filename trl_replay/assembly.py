@@ -25,6 +25,7 @@ from .settings import Settings
 from .specs import Kind
 from .strategies.scopes import ProcessScope
 from .strategies.storages import CpuStorage
+from .tasks import Tasks
 
 CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
 """Kinds of strategies that are called as functions."""
@@ -84,6 +85,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         ),
         bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,
+        tasks=_tasks(trainer, settings),
         rng=np.random.default_rng(room.seed),
         num_generations=size,
         token_weights=compat.allows_token_weights(trainer),
@@ -105,6 +107,12 @@ def exchange_scope(trainer: Any, settings: Settings, components: Components) -> 
     components.buffer.capacity = components.rate_limiter.capacity = room.groups
     components.buffer.max_bytes = room.nbytes
     components.seed(room.seed)
+
+
+def _tasks(trainer: Any, settings: Settings) -> Tasks:
+    """What tells this trainer's tasks apart."""
+    alive = weakref.ref(trainer)
+    return Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
 
 
 def _scope(trainer: Any, settings: Settings, fields: FieldTable) -> Any:
@@ -166,6 +174,7 @@ def idle_components() -> Components:
         gates=Gates(),
         bounds=Bounds(),
         fields=FieldTable(0),
+        tasks=Tasks(),
         rng=np.random.default_rng(0),
         num_generations=1,
         token_weights=False,

@@ -470,6 +470,23 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     return loader.dataset, loader.collate_fn
 
 
+def environments(trainer: Any) -> list[Any]:
+    """The environment of each row that this process generated last; none if the trainer has no
+    `environment_factory`."""
+    return getattr(trainer, "environments", None) or []
+
+
+def has_environments(trainer: Any) -> bool:
+    """Whether the trainer's rows have environments, also before its first batch."""
+    return bool(getattr(trainer, "environment_factories", None) or environments(trainer))
+
+
+def task_id(environment: Any) -> Any:
+    """What an environment says that its present task is, by an attribute or a method; None if it does not."""
+    told = getattr(environment, "task_id", None)
+    return told() if callable(told) else told
+
+
 def streams(dataset: Any) -> bool:
     """Whether a dataset gives its rows one after the other, without numbers."""
     return not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))

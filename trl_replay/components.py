@@ -18,6 +18,7 @@ from .loss.gates import Gates
 from .progress import Clock, KeptErrors
 from .protocols import Scope, Stateful, division_of
 from .table import Table
+from .tasks import Tasks
 from .types import Context
 
 
@@ -30,6 +31,7 @@ class Components:
         scope ([`Scope`]): Who shares the buffer.
         hooks ([`SessionHooks`]): Plugins and strategies.
         fields ([`FieldTable`]): The batch keys that are known.
+        tasks ([`Tasks`]): What rows are generated for.
         rng (`numpy.random.Generator`): Private, and in the same state on all processes that share the buffer.
         rate_limiter ([`RateLimiter`]): How many slots replay may fill.
         gates ([`Gates`]): What replayed rows must pass in the loss.
@@ -53,6 +55,7 @@ class Components:
     scope: Scope
     hooks: SessionHooks
     fields: FieldTable
+    tasks: Tasks
     rng: np.random.Generator
     rate_limiter: RateLimiter
     gates: Gates

@@ -117,6 +117,10 @@ class ReplayConfig:
         replay_start_pass_rate (`float`, *optional*):
             Nothing is replayed before the running share of completions that pass has reached this (averaged over about
             32 batches). No such limit if not set.
+        replay_task_columns (`list[str]`, *optional*):
+            Columns of the dataset that tell tasks apart beside prompt and images: rows with one prompt and another
+            label, tests or seed are other tasks, and none takes completions of the other. All columns if not set. With
+            `[]` (on the command line `""`) the prompt alone.
         replay_pass_reward (`float`, *optional*, defaults to `0.5`):
             A completion passes with a weighted reward of at least this.
         replay_retire_passes (`int`, *optional*):
@@ -229,6 +233,9 @@ class ReplayConfig:
     replay_start_pass_rate: float | None = _setting(
         None, "Running share of passing completions before anything is replayed."
     )
+    replay_task_columns: list[str] | None = _setting(
+        None, "Columns that tell tasks apart beside the prompt; all if not set."
+    )
     replay_pass_reward: float = _setting(0.5, "A completion passes with a weighted reward of at least this.")
     replay_retire_passes: int | None = _setting(
         None, "Passing completions of a fresh group at which its prompt's entries leave."
@@ -282,6 +289,8 @@ class ReplayConfig:
         self._parse_kwargs("replay_plugins_kwargs")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
+        if self.replay_task_columns in ("", [""]):  # as the command line gives no column
+            self.replay_task_columns = []
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
         validate({spec.name: getattr(self, spec.name) for spec in fields(self)})

@@ -29,7 +29,7 @@ class Tally:
             admitted.
         retired (`float`): Entries that left because they had drifted off the policy or their prompt was solved.
         excluded, excluded_items (`float`): Dead groups taken out of the loss's denominator, and their tokens.
-        size, bytes (`float`): Entries and bytes of the buffer after this batch.
+        size, tasks, bytes (`float`): Entries of the buffer after this batch, the tasks that they are of, and bytes.
         entries, rows (`float`): Entries that gave a row; rows that they gave.
         masked, masked_apart (`float`): Rows that a plugin's advantages mask; those of them outside of excluded groups.
         iterated (`float`): Groups drawn in iterations 2 and up.
@@ -58,6 +58,7 @@ class Tally:
     iterated: float = 0
     lost: float = 0
     size: float = 0
+    tasks: float = 0
     bytes: float = 0
     age: float = 0
     uses: float = 0
@@ -99,6 +100,7 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
     rows = total["groups"] * size
     values = {
         "replay/size": total["size"],
+        "replay/tasks": total["tasks"],
         "replay/bytes": total["bytes"],
         "replay/stored": total["stored"],
         "replay/evicted": total["evicted"],

@@ -47,6 +47,12 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
         )
     generations = trainer.args.steps_per_generation * trainer.num_iterations
     dataset = trainer.train_dataset
+    known = getattr(dataset, "column_names", None) or []  # a stream need not know them
+    if known and not set(settings.task_columns or []) <= set(known):
+        yield (
+            f"replay_task_columns={settings.task_columns!r} must be columns of the trainer's dataset: it has "
+            f"{', '.join(map(repr, known))}"
+        )
     again = settings.dynamic_sampling
     if again.rounds and again.prompts == "new" and compat.streams(dataset):
         yield (

@@ -28,6 +28,10 @@ class PromptNumbers:
         self._marks: NDArray[np.int32] = np.zeros(FIRST_ROOM, np.int32)  # by number; all 0 between two questions
         self.append(prompts)
 
+    def __len__(self) -> int:
+        """How many prompts there are."""
+        return len(self._number_of)
+
     def append(self, prompts: NDArray[np.int64]) -> None:
         """Further rows at the end, of these prompts."""
         numbers = [self._numbered(prompt) for prompt in prompts.tolist()]

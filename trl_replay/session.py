@@ -271,7 +271,16 @@ class Session:
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """The rows to generate a batch for: the trainer's own, unless a plugin changes prompts."""
-        return inputs if self.rounds is None else self.rounds.begin(inputs)
+        if self.rounds is not None:
+            inputs = self.rounds.begin(inputs)
+        return self.note_tasks(inputs)
+
+    def note_tasks(self, inputs: Sequence[Row]) -> Sequence[Row]:
+        """Notes what tasks the rows are of that the trainer is about to generate for; returns them."""
+        first = self.communicator.rank * len(inputs)
+        with self.components.errors.keeping():
+            self.components.tasks.begin(inputs, first, self.components.num_generations)
+        return inputs
 
     def step(self, batch: Batch, score: Score | None = None) -> Batch:
         """One generation batch: what stock scored goes in, what is trained on comes out.

@@ -229,6 +229,11 @@ class Table:
             column[holes] = column[movers]
         self._length = left
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks the entries are of."""
+        return len(self._numbered_prompts())
+
     def count_peers(self, prompts: NDArray[np.int64]) -> None:
         """Counts the columns `peers` and `newer` anew for the entries of these prompts."""
         rows = self._numbered_prompts().rows_of(prompts.tolist())

@@ -123,11 +123,15 @@ def start(value: object) -> str | None:
     return f"give {ADAPTIVE!r} or a number of updates of at least 0"
 
 
-def plugin_names(value: object) -> str | None:
-    """A list of texts."""
-    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return None
-    return "give a list of plugin names"
+def names(of: str) -> Check:
+    """A list of texts, which name something."""
+
+    def checked(value: object) -> str | None:
+        if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+            return None
+        return f"give a list of {of} names"
+
+    return checked
 
 
 def arguments_of_plugins(value: object) -> str | None:
@@ -163,6 +167,7 @@ CHECKS: dict[str, Check] = {
     "replay_max_fraction": share,
     "replay_start": start,
     "replay_start_pass_rate": optional(share),
+    "replay_task_columns": optional(names("column")),
     "replay_pass_reward": number("a finite number"),
     "replay_retire_passes": optional(whole(1)),
     "replay_samples_per_insert": optional(number("a number above 0, at most 1,000,000", most=1e6, above=0.0)),
@@ -184,7 +189,7 @@ CHECKS: dict[str, Check] = {
     "replay_dry_run": true_or_false,
     "replay_log": choice("full", "brief"),
     "replay_seed": optional(whole(0)),
-    "replay_plugins": optional(plugin_names),
+    "replay_plugins": optional(names("plugin")),
     "replay_plugins_kwargs": optional(arguments_of_plugins),
     "replay_on_mismatch": choice("refuse", "empty"),
     "replay_warm_start": optional(readable_file),

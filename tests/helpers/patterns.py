@@ -94,13 +94,21 @@ class Pattern:
         """`(rows of all ranks, 1)`: what TRL's reward functions give."""
         return torch.tensor(self.rewards(update), dtype=torch.float32)[:, None]
 
+    def prompts(self, update: int, rank: int) -> np.ndarray:
+        """`(rows,)`: which prompt each of a rank's rows has."""
+        groups = np.arange(rank * self.rows, (rank + 1) * self.rows) // self.size
+        return random_of("prompts", self.seed, update).integers(0, PROMPTS, self.groups)[groups]
+
+    def inputs(self, update: int, rank: int) -> list[dict[str, str]]:
+        """The dataset rows that a rank generates for."""
+        return [{"prompt": f"{prompt}="} for prompt in self.prompts(update, rank).tolist()]
+
     def batch(self, update: int, rank: int) -> dict[str, torch.Tensor]:
         """What TRL's scoring would return on a rank, old log-probs included."""
         here = slice(rank * self.rows, (rank + 1) * self.rows)
         lengths = self.lengths(update)
         mask = np.arange(lengths[here].max()) < lengths[here, None]
-        groups = np.arange(here.start, here.stop) // self.size
-        prompts = random_of("prompts", self.seed, update).integers(0, PROMPTS, self.groups)[groups]
+        prompts = self.prompts(update, rank)
         prompt_mask = np.arange(PROMPT_TOKENS)[::-1] <= (prompts % PROMPT_TOKENS)[:, None]
         random = random_of("tokens", self.seed, update, rank)
         ids = random.integers(1, 9, mask.shape)
@@ -160,6 +168,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
     session.scope.fetch = fetching
     for update in range(pattern.updates):
         session.rewards = [pattern.scored(update)]
+        session.begin(pattern.inputs(update, rank))
         out = session.step(pattern.batch(update, rank))
         session.rewards = None
         session.updated()

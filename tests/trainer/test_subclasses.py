@@ -165,7 +165,7 @@ def test_a_trainer_that_drops_rows_after_scoring_is_refused(tmp_path: Any) -> No
     """Which rewards belong to which rows is not known any more."""
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=FewerRows)
     session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="8 rows a process, and rewards of 12 rows"):
+    with pytest.raises(trl_replay.SeamError, match="to generate for 12 rows, and its batch holds 8"):
         trainer.train()
     assert session.totals.counters["replaced"] == 0
 

@@ -24,6 +24,7 @@ from trl_replay.plan import Admitted, Plan
 from trl_replay.progress import Clock, KeptErrors
 from trl_replay.protocols import Agreement, Arrival
 from trl_replay.strategies.storages import CpuStorage
+from trl_replay.tasks import Tasks
 
 FIELDS = FieldTable(PAD)
 
@@ -67,10 +68,13 @@ class Speaking:
         offer(self.buffer, 0, 1)
         self.buffer.receive({serial: group_of(100) for serial in (0, 1)})
         self.errors = KeptErrors(alone=ranks == 1)
+        self.tasks = Tasks()
+        self.tasks.begin([{"prompt": f"{number // SIZE}="} for number in range(9)], 9 * rank, SIZE)
         components: Any = SimpleNamespace(
             buffer=self.buffer,
             scope=self.scope,
             fields=FIELDS,
+            tasks=self.tasks,
             num_generations=SIZE,
             processes=ranks,
             clock=Clock(),
@@ -96,6 +100,15 @@ def test_a_batch_is_described_from_this_processs_first_row_on() -> None:
     assert speaking.errors.first is None
     assert (rows.first, rows.count, rows.size) == (9, 9, SIZE)
     assert rows.columns["lengths"].tolist() == [3, 1, 2] * 6
+    assert len(set(rows.columns["prompt"].tolist())) == 3
+
+
+def test_a_batch_of_other_rows_than_were_asked_for_is_refused() -> None:
+    speaking = Speaking()
+    speaking.tasks.of_rows = speaking.tasks.of_rows[:6]
+    _, error = speaking.say.share(batch(), 9, None)
+    assert isinstance(error, SeamError)
+    assert "was to generate for 6 rows, and its batch holds 9" in str(error)
 
 
 def test_a_batch_that_can_not_be_described_is_shared_blank_with_its_error() -> None:

@@ -4,45 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import SeamError
 from trl_replay.generation import dataset_rows
-from trl_replay.generation.dataset_rows import Dataset, PromptSource, RowMemory, prompt_key, repeated
+from trl_replay.generation.dataset_rows import Dataset, PromptSource, RowMemory, repeated
+from trl_replay.tasks import Tasks
+
+prompt_key = Tasks([]).key
 
 
 def dataset(count: int, of: int | None = None) -> Dataset:
     """`count` rows with as many prompts, or with only `of`."""
     rows = [{"prompt": f"{number % (of or count)}=", "number": number} for number in range(count)]
-    return Dataset(lambda: (rows, lambda batch: batch))
+    return Dataset(lambda: (rows, lambda batch: batch), prompt_key)
 
 
 def numbers(rows: list[Any]) -> list[int]:
     return [row["number"] for row in rows]
-
-
-# keys
-
-
-def test_a_key_is_of_prompt_and_images_alone() -> None:
-    from PIL import Image
-
-    red, blue = (Image.new("RGB", (2, 2), color) for color in ((255, 0, 0), (0, 0, 255)))
-    one = prompt_key({"prompt": "1=", "answer": "1"})
-    assert one == prompt_key({"prompt": "1=", "answer": "2", "image": None})
-    assert one != prompt_key({"prompt": "2="})
-    messages = [{"role": "user", "content": "1="}]
-    assert prompt_key({"prompt": messages}) == prompt_key({"prompt": [dict(messages[0])]}) != one
-    pictured = [prompt_key({"prompt": "1=", "image": picture}) for picture in (red, blue, red.copy())]
-    assert pictured[0] == pictured[2] != pictured[1]
-    assert len({one, *pictured}) == 3
-    assert prompt_key({"prompt": "1=", "images": [red, blue]}) != prompt_key({"prompt": "1=", "images": [blue, red]})
-    assert prompt_key({"environment": "vault"}) != prompt_key({"environment": "maze"})
-    assert prompt_key({"prompt": np.arange(3)}) == prompt_key({"prompt": np.arange(3)})
-    assert 0 < one < 2**63
 
 
 # new prompts
@@ -90,7 +71,7 @@ def test_rows_that_are_not_wanted_come_only_where_there_are_no_others() -> None:
 
 
 def test_a_stream_says_that_it_gives_no_new_prompts() -> None:
-    stream = Dataset(lambda: (iter([{"prompt": "1="}]), lambda batch: batch))
+    stream = Dataset(lambda: (iter([{"prompt": "1="}]), lambda batch: batch), prompt_key)
     with pytest.raises(SeamError, match=r"is a stream \(list_iterator\).*no new prompts.*dataset with a length"):
         PromptSource(stream, seed=0).take(1)
 
@@ -122,7 +103,7 @@ def test_its_state_goes_on_where_it_was_and_begins_anew_with_another_number_of_p
 
 
 def test_a_collator_that_gives_no_rows_is_refused() -> None:
-    rows = Dataset(lambda: ([{"prompt": "1="}], lambda batch: {"prompt": ["1="]}))
+    rows = Dataset(lambda: ([{"prompt": "1="}], lambda batch: {"prompt": ["1="]}), prompt_key)
     with pytest.raises(SeamError, match=r"data_collator makes a dict .* replay_refill_prompts='same'"):
         rows.row(0)
 

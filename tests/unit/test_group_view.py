@@ -9,7 +9,15 @@ import pytest
 import torch
 from batches import PAD, make_batch
 
-from trl_replay.batch.group_view import advantage_noise, bessel_std, blank, describe, view, weighted_rewards
+from trl_replay.batch.group_view import (
+    advantage_noise,
+    bessel_std,
+    blank,
+    describe,
+    view,
+    weighted_rewards,
+    with_environments,
+)
 from trl_replay.compat import RewardSetup
 from trl_replay.fields import FieldTable
 
@@ -23,27 +31,40 @@ def setup(scale: str = "group", aggregation: str = "sum_then_normalize", *weight
 def test_rows_are_described_by_their_real_tokens() -> None:
     batch = make_batch([[(2, 3), (2, 1), (2, 2)], [(4, 2)] * 3], ["tool_mask"], 0, [True, True])
     batch["completion_mask"][1] = 0  # truncated: its tokens are there, and none is trained on
-    columns = describe(batch, 6, 3, FieldTable(PAD))
+    columns = describe(batch, 6, np.array([7, 7, 7, 9, 9, 9]), FieldTable(PAD))
     assert columns["row"].tolist() == [6, 7, 8, 9, 10, 11]
     assert columns["lengths"].tolist() == [3, 1, 2, 2, 2, 2]
     trained = (batch["completion_mask"] * batch["tool_mask"]).sum(dim=1)
     assert columns["trainable"].tolist() == trained.tolist()
     assert columns["advantages"].tolist() == batch["advantages"].double().tolist()
     assert columns["images"].tolist() == [-1] * 6
+    assert columns["prompt"].tolist() == [7, 7, 7, 9, 9, 9]
     assert all(column.dtype.itemsize == 8 for column in columns.values())
 
 
-def test_a_prompts_hash_is_that_of_its_tokens_whatever_the_padding() -> None:
-    first = make_batch([[(2, 1)] * 3, [(4, 1)] * 3], [], 0, [True, True])
-    hashes = describe(first, 0, 3, FieldTable(PAD))["prompt"]
-    assert [bool(number) for number in hashes] == [True, False, False, True, False, False], "once a group"
-    assert hashes[0] != hashes[3]
-    wider = {key: torch.nn.functional.pad(first[key], (2, 0)) for key in ("prompt_ids", "prompt_mask")}
-    again = describe({**first, **wider}, 0, 3, FieldTable(PAD))["prompt"]
-    assert again.tolist() == hashes.tolist()
-    assert (hashes >= 0).all()
-    shifted = describe(first, 2, 3, FieldTable(PAD))["prompt"]
-    assert [bool(number) for number in shifted] == [False, True, False, False, True, False], "a group's first row"
+class Vault:
+    """An environment that says which task it has."""
+
+    def __init__(self, task: Any) -> None:
+        self.task_id = task
+
+
+def test_a_rows_task_is_its_dataset_rows_with_its_environments_or_the_prompt_that_that_made() -> None:
+    batch = make_batch([[(2, 1)] * 3, [(4, 1)] * 3], [], 0, [True, True])
+    keys = np.full(6, 7)
+    fields = FieldTable(PAD)
+    assert with_environments(keys, [], batch, fields) is keys
+    told = with_environments(keys, [Vault(1), Vault(lambda: 1), Vault(2), *[Vault(None)] * 3], batch, fields).tolist()
+    assert told[0] == told[1] != told[2]
+    assert told[3] == told[4] == told[5], "one prompt"
+    assert len(set(told)) == 3
+    wider = {key: torch.nn.functional.pad(batch[key], (2, 0)) for key in ("prompt_ids", "prompt_mask")}
+    silent = [object()] * 6
+    shown = with_environments(keys, silent, batch, fields)
+    assert shown.tolist() == with_environments(keys, silent, {**batch, **wider}, fields).tolist()
+    assert shown[0] != shown[3], "another prompt"
+    assert shown[3] == told[3]
+    assert shown[0] != with_environments(keys + 1, silent, batch, fields)[0], "another dataset row"
 
 
 def test_blank_columns_hold_nothing_but_their_rows() -> None:

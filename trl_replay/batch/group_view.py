@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from ..compat import STD_EPSILON
 from ..errors import SeamError
 from ..fields import FieldTable
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
+from ..tasks import encoded, hashed
 from ..transfer import fetch
 from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
@@ -33,32 +33,21 @@ WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded"
 """Columns of whole numbers, shared by scopes."""
 
 
-def describe(batch: Batch, first_row: int, num_generations: int, fields: FieldTable) -> dict[str, NDArray[Any]]:
+def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> dict[str, NDArray[Any]]:
     """What scopes share of this process's `B` fresh rows, all on the CPU: 8-byte columns of shape `(B,)`.
 
     Args:
         batch (`dict`): As TRL returns it.
         first_row (`int`): Index of the first row among the rows of all processes.
-        num_generations (`int`): Rows of a group.
+        tasks (`(B,)` int64): What each row was generated for.
         fields ([`FieldTable`]): The batch keys that are known, and the pad token.
     """
     advantages = batch["advantages"].detach().double()
     rows = np.arange(first_row, first_row + len(advantages))
-    opens_group = rows % num_generations == 0
     _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
     items = compat.counted_items(batch, lengths, trainable)
-    firsts = torch.from_numpy(np.flatnonzero(opens_group)).to(advantages.device)
-    found = fetch(
-        {
-            "advantages": advantages,
-            "lengths": lengths,
-            "trainable": trainable,
-            "items": items,
-            "prompts": batch["prompt_ids"][firsts],
-            "masks": batch["prompt_mask"][firsts].ne(0),
-        }
-    )
+    found = fetch({"advantages": advantages, "lengths": lengths, "trainable": trainable, "items": items})
     return {
         "row": rows,
         "advantages": found["advantages"].numpy(),
@@ -66,8 +55,43 @@ def describe(batch: Batch, first_row: int, num_generations: int, fields: FieldTa
         "trainable": _whole(found["trainable"]),
         "items": _whole(found["items"]),
         "images": images_per_row(batch),
-        "prompt": _prompt_hashes(batch, opens_group, _whole(found["prompts"]), found["masks"].numpy(), fields),
+        "prompt": tasks,
     }
+
+
+def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fields: FieldTable) -> Ints:
+    """`(B,)`: what each row was generated for: its dataset row and, where it has an environment, the `task_id` of
+    that, or else the prompt and images that it made.
+
+    Args:
+        keys (`(B,)` int64): Of the dataset rows.
+        environments (`Sequence`): One a row, or none at all.
+        batch (`dict`): As TRL returns it.
+        fields ([`FieldTable`]): The batch keys that are known.
+
+    Raises:
+        SeamError: A `task_id` is an object without content.
+    """
+    if not environments:
+        return keys
+    told = [compat.task_id(environment) for environment in environments]
+    if None in told:
+        told = [shown if known is None else known for known, shown in zip(told, _prompts(batch, fields), strict=True)]
+    try:
+        found = [hashed(encoded(parts)) for parts in zip(keys.tolist(), told, strict=True)]
+    except TypeError as error:
+        raise SeamError(
+            f"An environment's task_id can't tell tasks apart: {error}. Give a text, a number, or a list of these."
+        ) from error
+    return np.array(found, np.int64)
+
+
+def _prompts(batch: Batch, fields: FieldTable) -> list[dict[str, Any]]:
+    """What the model was shown of each row: its tokens without padding, and what tells its images apart."""
+    found = fetch({"ids": batch["prompt_ids"], "mask": batch["prompt_mask"].ne(0)})
+    images = image_checksums(batch, fields, range(len(found["ids"])))
+    prompts = zip(found["ids"], found["mask"], strict=True)
+    return [{"tokens": ids[mask].numpy(), "images": images.get(row)} for row, (ids, mask) in enumerate(prompts)]
 
 
 def _whole(numbers: torch.Tensor) -> Ints:
@@ -321,19 +345,3 @@ def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats) -> Flo
     error = errors.sum(axis=1) + NOISE * np.abs(sums).max(axis=1)
     batch_std = bessel_std(sums.reshape(1, -1))
     return np.asarray(error / (batch_std + STD_EPSILON))
-
-
-def _prompt_hashes(batch: Batch, wanted: Bools, ids: Ints, masks: Bools, fields: FieldTable) -> Ints:
-    """Per row a 63-bit hash of its prompt tokens, padding left out, and of its images; 0 for rows that are not
-    wanted. `ids` and `masks`, `(wanted rows, P)`, are those of the others."""
-    rows = np.flatnonzero(wanted)
-    images = image_checksums(batch, fields, rows.tolist())
-    hashes = np.zeros(len(wanted), np.int64)
-    for row, tokens, mask in zip(rows.tolist(), ids, masks, strict=True):
-        hashes[row] = _hash(np.append(tokens[mask], images.get(row, [])).astype(np.int64))
-    return hashes
-
-
-def _hash(tokens: Ints) -> int:
-    digest = hashlib.blake2b(tokens.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

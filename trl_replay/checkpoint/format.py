@@ -53,6 +53,7 @@ class Identity:
         vocabulary (`int`): Token ids that the model knows.
         num_generations (`int`): Rows of a group.
         scope (`str`): `replay_scope`.
+        task_columns (`list[str]`, *optional*): `replay_task_columns`.
         processes (`int`): Number of ranks.
         rows (`int`): Rows of each rank's generation batch.
     """
@@ -61,6 +62,7 @@ class Identity:
     vocabulary: int
     num_generations: int
     scope: str
+    task_columns: list[str] | None
     processes: int
     rows: int
 

@@ -26,6 +26,7 @@ TOLD = {
     "vocabulary": "the model's vocabulary size",
     "num_generations": "num_generations",
     "scope": "replay_scope",
+    "task_columns": "replay_task_columns",
 }
 """Facts of [`Identity`] that must be the same, and what an error calls them."""
 
@@ -38,6 +39,7 @@ def identity(session: Session) -> Identity:
         vocabulary=compat.vocabulary_size(trainer),
         num_generations=session.components.num_generations,
         scope=session.settings.label("scope"),
+        task_columns=session.settings.task_columns,
         processes=session.components.processes,
         rows=compat.local_rows(trainer),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..batch.compose import check, join, take_rows
-from ..batch.group_view import blank, describe
+from ..batch.group_view import blank, describe, with_environments
 from ..buffer.candidates import PendingGroups
 from ..components import Components
 from ..counters import COUNTERS, Tally
@@ -13,6 +13,7 @@ from ..errors import SeamError
 from ..loss.off_policy_stats import OffPolicyStats
 from ..plan import Plan, Taken
 from ..protocols import Agreement, Columns
+from ..tasks import settled
 from ..types import Batch, Floats, Group
 from .agreement import (
     decision_message,
@@ -50,6 +51,7 @@ class Communicator:
         self.rank = rank
         self.ranks = components.processes
         self.replaced: list[bool] = []
+        self._shares = 0
         self._whereabouts = Whereabouts(rank, components.processes)
 
     def share(
@@ -68,22 +70,18 @@ class Communicator:
             Where the rows lie, and what failed on this process.
         """
         components = self._components
-        fields = components.fields
-        size = components.num_generations
         error = self._errors.take()
-        first = self.rank * count
-        local = blank(first, count) | self._stats.columns(count)
+        local = blank(self.rank * count, count) | self._stats.columns(count)
         for row, serial in enumerate(components.buffer.overflow[:count]):
             local["overflow"][row] = serial + 1
         try:
             if pending is not None:
-                local |= pending.describe(count, fields.names)
+                local |= pending.describe(count, components.fields.names)
             if batch is not None:
-                check(batch, fields)
-                local |= describe(batch, first, size, fields)
+                local |= self._described(batch)
         except Exception as caught:
             error = error or caught
-        return RowLayout(self._share(local), local, size), error
+        return self._share(local), error
 
     def share_round(self, batch: Batch) -> tuple[RowLayout, Exception | None]:
         """Row columns of a further round of a batch, from all processes: with the same number of rows on each.
@@ -94,23 +92,43 @@ class Communicator:
         Returns:
             Where the rows lie, and what failed on this process.
         """
-        components = self._components
-        size = components.num_generations
         count = batch["prompt_ids"].size(0)
-        first = self.rank * count
-        local = blank(first, count)
+        local = blank(self.rank * count, count)
         error: Exception | None = None
         try:
-            check(batch, components.fields)
-            local |= describe(batch, first, size, components.fields)
+            local |= self._described(batch)
         except Exception as caught:
             error = caught
-        return RowLayout(self._share(local), local, size), error
+        return self._share(local), error
 
-    def _share(self, local: Columns) -> Columns:
-        with self._whereabouts.at("share", self._components.clock.update):
+    def _described(self, batch: Batch) -> Columns:
+        """The columns of this process's rows.
+
+        Raises:
+            SeamError: The batch holds other rows than were to be generated for.
+        """
+        fields = self._components.fields
+        tasks = self._components.tasks
+        check(batch, fields)
+        count = batch["prompt_ids"].size(0)
+        asked = len(tasks.of_rows)
+        if asked != count:
+            raise SeamError(
+                f"The trainer was to generate for {asked} rows, and its batch holds {count}: a trainer that drops or "
+                "adds rows can't be replayed for."
+            )
+        of_rows = with_environments(tasks.of_rows, tasks.environments(), batch, fields)
+        return describe(batch, self.rank * count, of_rows, fields)
+
+    def _share(self, local: Columns) -> RowLayout:
+        """Where the rows of all processes lie, each with its group's task."""
+        size = self._components.num_generations
+        update = self._components.clock.update
+        with self._whereabouts.at("share", update):
             shared: Columns = self._components.scope.share(local)
-        return shared
+        self._shares += 1
+        prompt = settled(shared["prompt"], shared["row"], size, update, self._shares)
+        return RowLayout({**shared, "prompt": prompt}, local, size)
 
     def agree(self, rows: RowLayout, plan: Plan) -> dict[str, float]:
         """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions and
@@ -121,6 +139,7 @@ class Communicator:
         buffer = self._components.buffer
         tally = plan.tally
         tally.size = len(buffer)
+        tally.tasks = buffer.table.tasks
         tally.bytes = buffer.nbytes
         counted = tally if rows.leads else Tally(bytes=tally.bytes)
         message = decision_message(rows.count)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
-import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,33 +14,11 @@ from .. import compat
 from ..errors import SeamError
 from ..types import Ints, Row
 
-PROMPT_COLUMNS = ("prompt", "image", "images")
-"""What makes a row's prompt, in TRL's terms."""
 TRIES = 8
 LEAST_TRIES = 64
 """Rows that are looked at for each that is wanted, and at least: a dataset may repeat a few prompts many times."""
 MEMORY = 1024
 """Raw rows that are kept for `prompt_rows`; others are looked up in the dataset."""
-
-
-def prompt_key(row: Mapping[str, Any]) -> int:
-    """A 63-bit hash of a row's raw prompt and images; of all its columns where it has neither (environments own the
-    prompt then)."""
-    told = {name: row[name] for name in PROMPT_COLUMNS if row.get(name) is not None}
-    text = json.dumps(told or dict(row), sort_keys=True, default=_told)
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def _told(value: Any) -> Any:
-    """What JSON can hold of an image, an array or whatever else a dataset has."""
-    if hasattr(value, "tobytes"):
-        digest = hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
-        shape = getattr(value, "shape", None) or getattr(value, "size", None)
-        return [type(value).__name__, str(shape), digest]
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return repr(value)
 
 
 def repeated(rows: Sequence[Row], size: int) -> list[Row]:
@@ -59,10 +35,12 @@ class Dataset:
 
     Args:
         data (`Callable`): Gives the dataset and what makes a batch of its rows: both may change with every `train()`.
+        key (`Callable`): Tells rows apart.
     """
 
-    def __init__(self, data: Callable[[], Data]) -> None:
+    def __init__(self, data: Callable[[], Data], key: Callable[[Row], int]) -> None:
         self._data = data
+        self.key = key
         self._numbers: dict[int, int] = {}
         self._indexed: Any = None
 
@@ -85,6 +63,19 @@ class Dataset:
         """How many rows there are; None of a stream."""
         dataset, _ = self._data()
         return None if compat.streams(dataset) else len(dataset)
+
+    @property
+    def columns(self) -> set[str] | None:
+        """Names of its columns; None of a stream that does not tell them."""
+        dataset, _ = self._data()
+        names = getattr(dataset, "column_names", None)
+        if names is None and self.size:
+            names = self.row(0)
+        return None if names is None else set(names)
+
+    def __iter__(self) -> Iterator[Row]:
+        """All rows, as the trainer's collator gives them."""
+        return map(self.row, range(len(self)))
 
     def row(self, number: int) -> Row:
         """One row, as the trainer's collator gives it.
@@ -109,7 +100,7 @@ class Dataset:
             self._indexed = dataset
             self._numbers = {}
             for number in reversed(range(len(self))):
-                self._numbers[prompt_key(self.row(number))] = number
+                self._numbers[self.key(self.row(number))] = number
         return self._numbers.get(key)
 
 
@@ -153,7 +144,7 @@ class PromptSource:
         left = min(self._begin(), count * TRIES + LEAST_TRIES)
         while len(rows) < count and left:
             row = self._next()
-            key = prompt_key(row)
+            key = self._dataset.key(row)
             unwanted = key in taken or (skip is not None and skip(row))
             (others if unwanted else rows).append(row)
             taken.add(key)

@@ -14,7 +14,7 @@ from .. import compat
 from ..errors import SeamError
 from ..hooks import SessionHooks
 from ..types import Context, InputsContext, Ints, Row
-from .dataset_rows import Dataset, PromptSource, RowMemory, prompt_key, repeated
+from .dataset_rows import Dataset, PromptSource, RowMemory, repeated
 from .group_layout import GroupLayout
 
 _T = TypeVar("_T")
@@ -30,6 +30,7 @@ class Prompts:
         layout ([`GroupLayout`]): Where groups lie.
         hooks ([`SessionHooks`]): Plugins, which may change prompts.
         context (`Callable`): What strategies may know at this moment.
+        key (`Callable`): Tells rows apart.
         seed (`int`): The same on all processes.
         again (`str`): `replay_refill_prompts`.
 
@@ -48,6 +49,7 @@ class Prompts:
         layout: GroupLayout,
         hooks: SessionHooks,
         context: Callable[[], Context],
+        key: Callable[[Row], int],
         seed: int,
         again: str,
     ) -> None:
@@ -57,7 +59,8 @@ class Prompts:
         self._seed = seed
         self._again = again
         self._asks = hooks.has_plugin_for("inputs")
-        self._dataset = Dataset(lambda: compat.training_data(trainer()))
+        self._key = key
+        self._dataset = Dataset(lambda: compat.training_data(trainer()), key)
         self.source = self._source()
         streams = compat.streams(trainer().train_dataset)
         self._memory = RowMemory(None if streams else self._dataset)
@@ -111,7 +114,7 @@ class Prompts:
         changed = self._ask(rows, number)
         if changed is not None:
             for place, (meant, row) in enumerate(zip(rows, changed, strict=True)):
-                if prompt_key(row) != prompt_key(meant):
+                if self._key(row) != self._key(meant):
                     self.targets[place] = ANY
             rows = changed
         self._generate_for(rows)
@@ -136,7 +139,7 @@ class Prompts:
 
     def _generate_for(self, rows: Sequence[Row]) -> None:
         """Takes note of what is generated for."""
-        self.keys = [prompt_key(row) for row in rows]
+        self.keys = [self._key(row) for row in rows]
         if self._asks:
             for key, row in zip(self.keys, rows, strict=True):
                 self._memory.keep(key, row)
@@ -189,11 +192,11 @@ class Prompts:
         if self._layout.straddles:  # what was given out before differs between processes
             seed = int(rng.integers(2**32))
             source = PromptSource(self._dataset, seed)
-        present = self.present | {prompt_key(row) for row in rows}
+        present = self.present | {self._key(row) for row in rows}
 
         def new_prompts(count: int, skip: Callable[[Row], bool] | None = None) -> list[Row]:
             found = source.take(count, present, skip)
-            present.update(prompt_key(row) for row in found)
+            present.update(self._key(row) for row in found)
             return [copy.deepcopy(row) for row in found]
 
         base = self._context()
@@ -203,7 +206,7 @@ class Prompts:
             **known,
             round=number,
             batch=self._batch,
-            key=prompt_key,
+            key=self._key,
             new_prompts=new_prompts,
             prompt_rows=self._memory.find,
         )

@@ -89,7 +89,7 @@ class Rounds:
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
         again = settings.dynamic_sampling.prompts
-        self._prompts = Prompts(trainer, self._layout, components.hooks, context, seed, again)
+        self._prompts = Prompts(trainer, self._layout, components.hooks, context, components.tasks.key, seed, again)
         self._course: _Course | None = None
         self.table = PromptTable()
         self.batches = 0

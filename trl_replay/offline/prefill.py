@@ -24,8 +24,10 @@ from ..fields import STORED_REWARD, STORED_REWARDS, FieldTable
 from ..protocols import Division, division_of
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
+from ..tasks import own
 from ..types import Batch, Floats, Group, Groups
 from .export import PORTION
+from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, read_groups, source_name
 
 FROM_FILE, FROM_POLICY = 1, 2
@@ -114,6 +116,9 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
             elif not may_be_alike and not (trained if group.masked.any() else trained - trained[0]).any():
                 tally.refuse(1, "its rewards do not differ")
             else:
+                if group.task == UNKNOWN:
+                    tally.reasons[f"a group of a file counts as a task of its own: {AMBIGUOUS}"] += 1
+                    group = replace(group, task=own(session.carry.serial, len(groups)))
                 groups.append(group)
                 advantages.append(of_group)
         return _digest(groups)
@@ -139,6 +144,7 @@ def _digest(groups: Sequence[OfflineGroup]) -> str:
         for row in rows:
             digest.update(row.tobytes())
         digest.update(group.rewards.tobytes())
+        digest.update(b"%d" % max(group.task, UNKNOWN))
     return digest.hexdigest()
 
 
@@ -259,7 +265,7 @@ def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> 
     fill_missing(group.tensors)
     if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
         group = replace(group, keys=group.keys | {"tool_mask"})
-    columns = describe(batch, 0, size, fields)
+    columns = describe(batch, 0, np.full(size, offline.task), fields)
     view = Groups(
         rewards=offline.rewards[None],
         reward_weights=offline.weights,

@@ -18,6 +18,7 @@ from ..errors import ReplayError
 from ..session import Session
 from ..types import Bools, Floats
 from .export import PORTION
+from .file_tasks import UNKNOWN, FileTasks
 from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, reward_columns
 
 
@@ -33,6 +34,7 @@ class OfflineGroup:
         named (`bool`): Whether they are.
         advantages (`(G,)`, *optional*): The file's.
         masked (`(G,)` bool): Rows that train nothing, as the file says.
+        task (`int`): What it was generated for, as in the table; `UNKNOWN` if the file does not say.
         tokens (`dict[str, list[NDArray]]`): Token-level fields that the file has for every row, by batch key.
     """
 
@@ -43,6 +45,7 @@ class OfflineGroup:
     named: bool
     advantages: Floats | None
     masked: Bools
+    task: int
     tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
 
     @property
@@ -60,7 +63,7 @@ class OfflineGroup:
 def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) -> list[OfflineGroup]:
     """The groups of a file or of rows, each with the trainer's number of rows.
 
-    Rows belong together by the column `group` where there is one, and else by their prompt; a group of more rows than
+    Rows belong together by the column `group` where there is one, and else by their task; a group of more rows than
     `num_generations` gives several. Token ids and log-probs count only if the file's tokenizer is this one.
 
     Raises:
@@ -69,16 +72,17 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
     name = source_name(source)
     trainer = session.trainer
     rows, fingerprint = _read(source)
-    gathered = _gathered(rows, name, compat.vocabulary_size(trainer))
+    tasks = FileTasks(trainer, session.components.tasks)
+    gathered = _gathered(rows, name, compat.vocabulary_size(trainer), tasks)
     same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(trainer))
     groups: list[OfflineGroup] = []
     for part in _parts(session, gathered, name, incomplete, tally):
-        group = _group(trainer, part, same_tokenizer)
+        group = _group(trainer, part, same_tokenizer, tasks)
         groups.append(group)
     return _fitting(trainer, groups, name, tally)
 
 
-def _gathered(rows: Iterable[Any], source: str, vocabulary: int) -> list[list[Row]]:
+def _gathered(rows: Iterable[Any], source: str, vocabulary: int, tasks: FileTasks) -> list[list[Row]]:
     """Rows that belong together, if all of them can be used."""
     gathered: dict[str, list[Row]] = {}
     for number, given in enumerate(rows):
@@ -86,7 +90,7 @@ def _gathered(rows: Iterable[Any], source: str, vocabulary: int) -> list[list[Ro
         row = checked(given, label, vocabulary)
         key = row.get("group")
         if key is None:
-            key = row["prompt"]
+            key = [tasks.of(row), row["prompt"]]
         text = json.dumps(key, sort_keys=True, default=str)
         gathered.setdefault(text, []).append(row)
     return list(gathered.values())
@@ -186,7 +190,7 @@ def source_name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the rows given"
 
 
-def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGroup:
+def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool, tasks: FileTasks) -> OfflineGroup:
     with_ids = same_tokenizer and all(map(_has_ids, rows))
     if with_ids:
         prompts = [array(row["prompt_ids"], np.int32) for row in rows]
@@ -197,6 +201,7 @@ def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGr
     if not all(map(len, prompts)) or not all(map(len, completions)):
         raise ReplayError(f"A row with the prompt {rows[0]['prompt']!r} has no tokens.")
     rewards, weights, named = _rewards(trainer, rows)
+    of_rows = {tasks.of(row) for row in rows}
     return OfflineGroup(
         prompt_ids=prompts,
         completion_ids=completions,
@@ -205,6 +210,7 @@ def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool) -> OfflineGr
         named=named,
         advantages=_advantages(rows),
         masked=np.array([bool(row.get("masked")) for row in rows]),
+        task=of_rows.pop() if len(of_rows) == 1 else UNKNOWN,
         tokens=_token_fields(rows) if with_ids else {},
     )
 

@@ -27,6 +27,7 @@ from .mixing import Mixing, untouched
 
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 SOLVED = "its prompt is solved (replay_retire_passes)"
+OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
 TOO_EARLY = "nothing is replayed before the first loss: it shows whether replayed rows are corrected"
@@ -149,6 +150,9 @@ class Decisions:
             untrained = _untrained(fresh)
             if untrained:
                 tally.reasons[UNTRAINED] += untrained
+            alone = int((fresh.prompt < 0).sum())
+            if alone:
+                tally.reasons[OF_NO_TASK] += alone
             prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")

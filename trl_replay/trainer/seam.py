@@ -154,7 +154,7 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
 def _score_again(session: Session, stock: Callable[..., Any], inputs: Any) -> Any:
     """A further round of the batch at hand, with rewards of its own."""
     session.rewards = []
-    return stock(inputs)
+    return stock(session.note_tasks(inputs))
 
 
 def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:

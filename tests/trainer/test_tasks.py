@@ -1,0 +1,234 @@
+"""A group belongs to the dataset row that was asked for: one prompt with several labels is several tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from datasets import IterableDataset
+from following import build, crossed, follow
+from generating import Coins
+from methods import INJECTED
+from replaying import build as build_with
+from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
+from tools import tool_tokenizer
+
+import trl_replay
+from trl_replay.testing import make_model, make_trainer
+
+ONE_PROMPT = [{"prompt": "1=", "label": label} for label in "abcd"]
+"""Four tasks with one prompt. A batch has three groups."""
+ALL_RIGHT = [1.0, 1.0, 1.0, 1.0]
+SEVERAL = "ignore:Rows of the dataset with one prompt differ in 'label':UserWarning"
+
+pytestmark = pytest.mark.filterwarnings(SEVERAL)
+
+
+@pytest.mark.parametrize(
+    "replay",
+    [
+        INJECTED,
+        {"replay_preset": "arpo"},
+        {"replay_preset": "repo"},
+        {**INJECTED, "replay_advantages": "split"},
+        {"replay_sampler": "same_prompt"},
+        {**INJECTED, "replay_task_columns": ["label"]},
+    ],
+    ids=["inject", "arpo", "repo", "split", "whole", "chosen"],
+)
+def test_66_no_answer_to_one_task_is_trained_as_anothers(tmp_path: Any, replay: dict[str, Any]) -> None:
+    _, followed = follow(build(tmp_path, ONE_PROMPT), **replay)
+    assert len(followed.pairs) > 3
+    assert crossed(followed) == []
+
+
+def test_with_the_prompt_alone_they_are_one_task(tmp_path: Any) -> None:
+    session, followed = follow(build(tmp_path, ONE_PROMPT), **INJECTED, replay_task_columns=[])
+    assert crossed(followed)
+    assert session.metrics["replay/tasks"] == 1
+    assert set(session.buffer.table.peers.tolist()) == {len(session.buffer)}
+
+
+def test_66_a_solved_task_retires_its_own_entries_alone(tmp_path: Any) -> None:
+    rewards = Rewards([LIVE, LIVE, HALF], [HALF, DEAD, DEAD], [ALL_RIGHT, DEAD, DEAD], [DEAD, DEAD, DEAD])
+    session, followed = follow(
+        build(tmp_path, ONE_PROMPT, rewards, max_steps=4), replay_retire_passes=4, replay_max_fraction=0.0
+    )
+    left = [followed.born[serial] for serial in session.buffer.table.serial.tolist()]
+    assert sorted(left) == ["a", "b", "d"], "the third batch solved c"
+    assert session.totals.counters["retired"] == 1
+
+
+def test_entries_are_balanced_by_task(tmp_path: Any) -> None:
+    rewards = Rewards([LIVE, HALF, LIVE])
+    session, followed = follow(build(tmp_path, ONE_PROMPT, rewards, max_steps=5), replay_dry_run=True)
+    table = session.buffer.table
+    labels = [followed.born[serial] for serial in table.serial.tolist()]
+    assert table.peers.tolist() == [labels.count(label) for label in labels]
+    assert session.metrics["replay/tasks"] == len(set(labels)) == 4
+
+
+def test_a_group_that_is_generated_again_has_its_own_prompts_task(tmp_path: Any) -> None:
+    rows = [{"prompt": "1=", "label": f"{number}"} for number in range(30)]
+    seen: dict[int, set[str]] = {}
+
+    class Noted(Coins):
+        def __call__(self, completions: Any, label: Any, **columns: Any) -> list[float]:
+            told.append(label[::4])
+            return super().__call__(completions, **columns)
+
+    told: list[list[str]] = []
+    trainer = build(tmp_path, rows, Noted(0.15), max_steps=5)
+    session = trl_replay.attach(trainer, replay_refill_rounds=3, replay_start=0)
+    rounds = session.rounds
+    note = rounds.table.note
+
+    def noting(keys: Any, tasks: Any, *others: Any) -> None:
+        assert keys.tolist() == tasks.tolist(), "a curriculum knows a group by the task that the buffer has"
+        for key, label in zip(keys.tolist(), told[-1], strict=True):
+            seen.setdefault(key, set()).add(label)
+        note(keys, tasks, *others)
+
+    rounds.table.note = noting
+    trainer.train()
+    assert session.totals.counters["refilled"] > 0
+    assert all(len(labels) == 1 for labels in seen.values())
+    assert set(session.buffer.table.prompt.tolist()) <= set(seen)
+
+
+def test_a_resumed_run_knows_the_tasks_of_its_entries(tmp_path: Any) -> None:
+    def trained(folder: str, resume: str | None = None, born: Any = None) -> Any:
+        trainer = build(tmp_path / folder, ONE_PROMPT, max_steps=12, save_strategy="steps", save_steps=5)
+        if resume:
+            trainer.reward_funcs[0].calls = 5
+        session, followed = follow(trainer, resume, born, **INJECTED)
+        return weights_hash(trainer), session.buffer.table.prompt.tolist(), followed
+
+    whole, tasks, first = trained("whole")
+    resumed, again, followed = trained("again", str(tmp_path / "whole" / "checkpoint-5"), first.born)
+    assert (resumed, again) == (whole, tasks)
+    assert followed.pairs
+    assert crossed(followed) == []
+
+
+def test_other_task_columns_do_not_resume(tmp_path: Any) -> None:
+    follow(build(tmp_path, ONE_PROMPT, max_steps=2, save_strategy="steps", save_steps=2))
+    for columns, words in (([], r"was None and is \[\]"), (["label"], r"was None and is \['label'\]")):
+        with pytest.raises(trl_replay.MismatchError, match=f"replay_task_columns {words}"):
+            follow(build(tmp_path, ONE_PROMPT), str(tmp_path / "checkpoint-2"), replay_task_columns=columns)
+
+
+def test_what_tells_nothing_apart_changes_nothing(tmp_path: Any) -> None:
+    def trained(**replay: Any) -> tuple[str, list[int], int]:
+        trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=6)
+        session = trl_replay.attach(trainer, replay_start=0, **replay)
+        trainer.train()
+        return weights_hash(trainer), session.buffer.table.uses.tolist(), session.buffer.table.tasks
+
+    assert trained() == trained(replay_task_columns=[])
+
+
+# what is told
+
+
+@pytest.mark.filterwarnings(f"default{SEVERAL.removeprefix('ignore')}")
+def test_one_line_tells_what_splits_a_prompt(tmp_path: Any) -> None:
+    trainer = build(tmp_path, ONE_PROMPT, max_steps=3)
+    with pytest.warns(UserWarning, match=r"one prompt differ in 'label'.*set replay_task_columns") as told:
+        follow(trainer)
+    assert sum("one prompt" in str(each.message) for each in told) == 1
+
+
+def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Any) -> None:
+    with pytest.raises(trl_replay.RefusedError, match=r"replay_task_columns=\['labl'\].*it has 'prompt', 'label'"):
+        trl_replay.attach(build(tmp_path, ONE_PROMPT), replay_task_columns=["labl"])
+
+
+def test_columns_that_a_streams_rows_do_not_have_are_refused(tmp_path: Any) -> None:
+    stream = IterableDataset.from_generator(lambda: iter(ONE_PROMPT * 32))
+    assert stream.column_names is None
+    trainer = build_with(tmp_path, Rewards([LIVE, LIVE, LIVE]), arguments={"train_dataset": stream})
+    trainer.watch = None
+    trl_replay.attach(trainer, replay_task_columns=["labl"])
+    with pytest.raises(trl_replay.ConfigurationError, match=r"replay_task_columns=\['labl'\].*no column 'labl'"):
+        trainer.train()
+
+
+# environments
+
+
+class Riddle:
+    """Each group gets one of four riddles, and its text says which. The dataset's rows do not."""
+
+    resets = 0
+
+    def reset(self, **columns: Any) -> str:
+        self.secret = Riddle.resets // 4 % 4
+        Riddle.resets += 1
+        return self._text()
+
+    def _text(self) -> str:
+        return f" {self.secret}"
+
+
+class Told(Riddle):
+    """Its text says nothing, but the environment does."""
+
+    @property
+    def task_id(self) -> int:
+        return self.secret
+
+    def _text(self) -> str:
+        return f" {Riddle.resets}"
+
+
+class Secret(Riddle):
+    """Texts differ from rollout to rollout, and nothing says which riddle it is."""
+
+    def _text(self) -> str:
+        return f" {Riddle.resets}"
+
+
+class Odd(Riddle):
+    """What it says of itself can't be compared."""
+
+    task_id = object()
+
+
+def riddled(tmp_path: Any, environment: type, **replay: Any) -> Any:
+    """Trains on an environment that owns its data."""
+    tokenizer = tool_tokenizer()
+    Riddle.resets = 0
+    script = [[LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, LIVE], [DEAD, DEAD, LIVE], [LIVE, HALF, DEAD]]
+    trainer = build_with(
+        tmp_path, Rewards(*script * 2), (), tokenizer, make_model(tokenizer, max_position_embeddings=256), Spy,
+        arguments={"environment_factory": environment, "train_dataset": None}, max_steps=8,
+    )  # fmt: skip
+    return follow(trainer, **replay)
+
+
+@pytest.mark.parametrize("environment", [Riddle, Told])
+def test_an_environments_tasks_are_told_apart(tmp_path: Any, environment: type) -> None:
+    session, followed = riddled(tmp_path, environment, **INJECTED)
+    assert len(followed.pairs) > 3
+    assert crossed(followed) == []
+    assert session.metrics["replay/tasks"] == 4
+
+
+def test_66_groups_whose_task_nobody_tells_are_matched_by_none(tmp_path: Any) -> None:
+    session, followed = riddled(tmp_path, Secret, **INJECTED)
+    assert followed.pairs == []
+    stored = session.buffer.table.prompt.tolist()
+    assert len(stored) == len(set(stored)) > 4
+    assert max(stored) < 0
+    assert "24 x a group counts as a task of its own: its prompts differ, and its environment has no task_id" in (
+        session.explain()
+    )
+    session, _ = riddled(tmp_path, Secret, replay_retire_passes=2)
+    assert session.totals.counters["retired"] == 0
+    assert session.totals.counters["replaced"] > 0, "whole groups need no task"
+
+
+def test_a_task_id_without_content_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(trl_replay.SeamError, match=r"task_id can't tell tasks apart: it holds a object. Give a text"):
+        riddled(tmp_path, Odd)

@@ -1,0 +1,202 @@
+"""Tasks: the dataset row that a group was generated for, as a number made of its content. Imports no torch."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ConfigurationError
+
+PROMPT_COLUMNS = ("prompt", "image", "images")
+"""What makes a row's prompt, in TRL's terms."""
+PLAIN = (type(None), bool, int, float, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Decimal)
+"""Types of values whose `repr` is their content: of a float all bits, and of NaN always the same."""
+REMEMBERED = 10_000
+"""Prompts that are watched for rows that differ in other columns."""
+
+
+class Tasks:
+    """Tells tasks apart: rows of equal content have equal keys, on every process and machine.
+
+    Args:
+        columns (`Sequence[str]`, *optional*): `replay_task_columns`.
+        environments (`Callable`): Gives the environments of the rows generated last, if the trainer has any.
+        warns (`bool`): Whether this process tells what it finds.
+
+    Attributes:
+        of_rows (`(B,)` int64): The keys of this process's rows in the generation at hand.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        environments: Callable[[], Sequence[Any]] = tuple,
+        warns: bool = True,
+    ) -> None:
+        self.columns = columns
+        self.environments = environments
+        self.of_rows: NDArray[np.int64] = np.empty(0, np.int64)
+        self._warns = warns
+        self._left_out: set[str] = set()
+        self._met: dict[int, dict[str, bytes]] = {}  # by prompt, the digests of its first row
+        self._watches = columns is None
+
+    def key(self, row: Mapping[str, Any]) -> int:
+        """A 63-bit hash of a row's prompt, images and other columns, those that are None left out.
+
+        Raises:
+            ConfigurationError: The row lacks a column that `replay_task_columns` names.
+        """
+        digests: dict[str, bytes] = {}
+        for name in self._names(row):
+            digest = self._digest(name, row[name])
+            if digest is not None:
+                digests[name] = digest
+        if self._watches and not digests.keys().isdisjoint(PROMPT_COLUMNS):
+            self._watch(digests)
+        return _joined(digests)
+
+    def begin(self, inputs: Sequence[Mapping[str, Any]], first: int, size: int) -> None:
+        """Notes what this process generates for, before the trainer writes into its rows.
+
+        Args:
+            inputs (`Sequence[Mapping]`): Its rows.
+            first (`int`): Index of the first one among those of all processes.
+            size (`int`): Rows of a group, which are of one dataset row.
+        """
+        groups = (first + np.arange(len(inputs))) // size
+        _, starts, of_row = np.unique(groups, return_index=True, return_inverse=True)
+        keys = [self.key(inputs[start]) for start in starts.tolist()]
+        self.of_rows = np.array(keys, np.int64)[of_row]
+
+    def _names(self, row: Mapping[str, Any]) -> list[str]:
+        """The columns that count, in their order."""
+        present = {name for name, value in row.items() if value is not None}
+        if self.columns is None:
+            return sorted(present)
+        missing = sorted(set(self.columns) - row.keys())
+        if missing:
+            raise ConfigurationError(
+                f"replay_task_columns={list(self.columns)!r} can't be used: a row of the dataset has no column "
+                f"{missing[0]!r}, it has {', '.join(map(repr, row))}. Name columns that every row has."
+            )
+        return sorted(present & {*PROMPT_COLUMNS, *self.columns})
+
+    def _digest(self, name: str, value: Any) -> bytes | None:
+        """The column's content; None if it has none that could be compared. Such a prompt is like no other."""
+        try:
+            return hashlib.blake2b(encoded(value), digest_size=8).digest()
+        except (TypeError, RecursionError) as error:
+            is_prompt = name in PROMPT_COLUMNS
+            if name not in self._left_out:
+                self._left_out.add(name)
+                self._tell(
+                    f"The dataset's column {name!r} can't be told by its content ({error}): "
+                    + ("no two groups count as one task." if is_prompt else "it does not tell tasks apart.")
+                )
+            return os.urandom(8) if is_prompt else None
+
+    def _watch(self, digests: dict[str, bytes]) -> None:
+        """Tells once that rows with one prompt differ elsewhere, and in what."""
+        prompt = _joined({name: digests[name] for name in PROMPT_COLUMNS if name in digests})
+        if len(self._met) < REMEMBERED:
+            self._met.setdefault(prompt, digests)
+        known = self._met.get(prompt, digests)
+        if known == digests:
+            return
+        differing = sorted(name for name in known | digests if known.get(name) != digests.get(name))
+        self._watches = False
+        self._met = {}
+        self._tell(
+            f"Rows of the dataset with one prompt differ in {', '.join(map(repr, differing))}, and count as different "
+            "tasks: neither takes completions of the other. If that is not what tells tasks apart (an id, an index), "
+            "set replay_task_columns to the columns that do, or to [] for the prompt alone."
+        )
+
+    def _tell(self, text: str) -> None:
+        if self._warns:
+            warnings.warn(text, stacklevel=2)
+
+
+def hashed(*parts: bytes) -> int:
+    """A 63-bit hash of some bytes, in their order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(_framed(b"", part))
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def own(*numbers: int) -> int:
+    """The task of a group that no other can share: below 0, and of these numbers alone."""
+    return -1 - hashed(encoded(numbers))
+
+
+def settled(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, *moment: int) -> NDArray[np.int64]:
+    """Of each row its group's task: that of all its rows or, where they differ, the group's own.
+
+    Args:
+        tasks (`(B,)` int64): As each process knows them.
+        rows (`(B,)` int64): Their indices among the rows of all processes.
+        size (`int`): Rows of a group. Nothing is settled if these are not whole groups.
+        *moment (`int`): No other generation has these numbers.
+    """
+    if len(tasks) % size:
+        return tasks
+    by_group = tasks.reshape(-1, size).copy()
+    for group in np.flatnonzero((by_group != by_group[:, :1]).any(axis=1)).tolist():
+        by_group[group] = own(*moment, int(rows[group * size]))
+    return by_group.ravel()
+
+
+def encoded(value: Any) -> bytes:
+    """The content of a value: floats by their bits but for NaN, lists and mappings by what they hold, arrays as
+    lists, pictures by their pixels.
+
+    Raises:
+        TypeError: It is an object of which nothing is known.
+    """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, PLAIN):
+        return _framed(b"plain", repr(value).encode())
+    if isinstance(value, str):
+        return _framed(b"text", value.encode(errors="surrogatepass"))
+    if isinstance(value, bytes):
+        return _framed(b"bytes", value)
+    if isinstance(value, list | tuple):
+        if all(map(PLAIN.__contains__, map(type, value))):  # of many numbers, at once
+            return _framed(b"plain list", repr(list(value)).encode())
+        return _framed(b"list", *map(encoded, value))
+    if isinstance(value, Mapping):
+        items = sorted(_framed(b"item", encoded(key), encoded(held)) for key, held in value.items())
+        return _framed(b"mapping", *items)
+    if hasattr(value, "getpalette"):  # a picture of PIL
+        form = (value.mode, value.size, value.getpalette())
+        return _framed(b"picture", encoded(form), value.tobytes())
+    if hasattr(value, "tolist"):  # a tensor
+        return encoded(value.tolist())
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+def _framed(kind: bytes, *parts: bytes) -> bytes:
+    """The parts, so that no others give the same bytes."""
+    framed = [kind, b"%d:" % len(parts)]
+    for part in parts:
+        framed += [b"%d:" % len(part), part]
+    return b"".join(framed)
+
+
+def _joined(digests: Mapping[str, bytes]) -> int:
+    """One hash of columns, by their names."""
+    parts: list[bytes] = []
+    for name, digest in sorted(digests.items()):
+        parts += [name.encode(), digest]
+    return hashed(*parts)
