@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .buffer.rate_limiter import RateLimiter
 from .buffer.replay_buffer import ReplayBuffer
+from .errors import CheckpointError
 from .fields import FieldTable
 from .hooks import SessionHooks
 from .loss.bounds import Bounds
@@ -110,4 +111,19 @@ class Components:
             self.local_rng.bit_generator.state = state["generators"]["local"]
         for name, component in self.stateful.items():
             if name in state["strategies"]:
-                component.load_state_dict(state["strategies"][name])
+                _load(component, name, state["strategies"][name])
+
+
+def _load(component: Stateful, kind: str, state: Mapping[str, Any]) -> None:
+    """Has a strategy take its saved state.
+
+    Raises:
+        CheckpointError: It can't; names it.
+    """
+    try:
+        component.load_state_dict(state)
+    except Exception as error:
+        raise CheckpointError(
+            f"The {kind} ({type(component).__qualname__}) can't take the state that was saved of it: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -189,8 +189,8 @@ class ReplayConfig:
             By the name of a plugin that takes part, the keyword arguments that it is made with for this run, instead
             of its own; on the command line as a JSON string. `trl-replay list NAME` shows what it takes.
         replay_on_mismatch (`str`, *optional*, defaults to `"refuse"`):
-            What to do on resuming from a checkpoint whose buffer is damaged or does not fit: `"refuse"` raises,
-            `"empty"` warns and goes on with an empty buffer.
+            What to do on resuming from a checkpoint whose buffer is damaged, does not fit or can't be restored:
+            `"refuse"` raises, `"empty"` warns and goes on with an empty buffer.
         replay_warm_start (`str`, *optional*):
             A Parquet or JSONL file that fills the buffer when training begins: what `session.export` wrote, or prompt,
             completion and reward of any origin. Not read again when training resumes from a checkpoint.

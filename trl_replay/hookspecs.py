@@ -242,7 +242,8 @@ class SessionHooks(Protocol):
         >>> class Plugin:
         ...     @hookimpl
         ...     def trl_replay_load(self, session, directory):
-        ...         (directory / "my_plugin.json").read_text()
+        ...         if directory.is_dir():  # else the checkpoint is older than the plugin
+        ...             (directory / "my_plugin.json").read_text()
         """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,111 @@ def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path: Path, check
     with pytest.warns(UserWarning, match="an empty replay buffer.*num_generations was 4 and is 6"):
         session = resume(tmp_path, checkpoint, num_generations=6, replay_on_mismatch="empty")
     assert session.update == 2
+    assert session.totals.batches == 2
+
+
+class Versioned:
+    """A first in, first out evictor, whose running state is of one version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = self.known = version
+
+    def __call__(self, table: Any, context: Any) -> Any:
+        return table.serial
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": self.version}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.version = state["version"]
+        if self.version != self.known:
+            raise ValueError(f"version {self.version} is not known")
+
+
+def emptied(folder: Path, **settings: Any) -> dict[str, Any]:
+    """How a run ends that resumes from a checkpoint of which the replay files were deleted."""
+    copy = folder / "without" / "checkpoint-6"
+    shutil.copytree(folder / "checkpoint-6", copy)
+    shutil.rmtree(copy / "trl_replay")
+    with pytest.warns(UserWarning, match="holds no replay buffer"):
+        return everything(*train(folder / "without", resume=str(copy), **settings))
+
+
+def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, replay_evictor=Versioned(1), max_steps=6)
+    with pytest.raises(CheckpointError, match=r"checkpoint-6.*evictor.*Versioned.*version 1 is not known.*'empty'"):
+        train(tmp_path, replay_evictor=Versioned(2), resume=str(tmp_path / "checkpoint-6"))
+
+
+def test_67_a_strategy_that_cant_take_its_saved_state_may_leave_the_buffer_empty(tmp_path: Path) -> None:
+    train(tmp_path, replay_evictor=Versioned(1), max_steps=6, replay_refill_rounds=1)
+    evictor = Versioned(2)
+    settings: dict[str, Any] = {"replay_refill_rounds": 1, "replay_on_mismatch": "empty"}
+    with pytest.warns(UserWarning, match=r"an empty replay buffer.*Versioned.*version 1 is not known"):
+        found = train(tmp_path, replay_evictor=evictor, resume=str(tmp_path / "checkpoint-6"), **settings)
+    assert evictor.version == 2
+    assert not differences(emptied(tmp_path, replay_evictor=Versioned(2), **settings), everything(*found))
+
+
+class Remembering:
+    """A plugin whose one number travels with checkpoints."""
+
+    def __init__(self, number: int, fails: bool = False) -> None:
+        self.number = number
+        self.fails = fails
+
+    @hookimpl
+    def trl_replay_save(self, session: Any, directory: Path) -> None:
+        (directory / "number").write_text(str(self.number))
+
+    @hookimpl
+    def trl_replay_load(self, session: Any, directory: Path) -> None:
+        self.number = int((directory / "number").read_text())
+        if self.fails:
+            self.fails = False
+            raise ValueError("one number too many")
+
+
+@pytest.fixture
+def two_plugins() -> Iterator[tuple[Remembering, Remembering]]:
+    found = Remembering(1), Remembering(1)
+    for plugin, name in zip(found, ("first", "second"), strict=True):
+        trl_replay.register(plugin, name)
+    yield found
+    for name in ("first", "second"):
+        trl_replay.unregister(name)
+
+
+def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_or_leaves_everything_as_it_was(
+    tmp_path: Path, two_plugins: tuple[Remembering, Remembering]
+) -> None:
+    """The plugin before it has read its file by then."""
+    first, second = two_plugins
+    settings: dict[str, Any] = {"replay_plugins": ["first", "second"], "resume": str(tmp_path / "checkpoint-6")}
+    train(tmp_path, replay_plugins=["first", "second"], max_steps=6)
+    second.fails = True
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer, replay_plugins=["first", "second"])
+    with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'second'.*trl_replay_load.*too many"):
+        trainer.train(resume_from_checkpoint=settings["resume"])
+    assert len(session.buffer) == 0, "nothing half-restored is trained on, should it be called again"
+    first.number = second.number = 2
+    second.fails = True
+    with pytest.warns(UserWarning, match=r"an empty replay buffer.*Plugin 'second'.*too many"):
+        found = everything(*train(tmp_path, **settings, replay_on_mismatch="empty"))
+    assert (first.number, second.number) == (2, 2)
+    assert not differences(emptied(tmp_path, replay_plugins=["first", "second"]), found)
+
+
+def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, checkpoint: Path) -> None:
+    trl_replay.register(Remembering(1), "new")
+    try:
+        with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'new'.*FileNotFoundError"):
+            resume(tmp_path, checkpoint, replay_plugins=["new"])
+        with pytest.warns(UserWarning, match=r"an empty replay buffer.*Plugin 'new'"):
+            session = resume(tmp_path, checkpoint, replay_plugins=["new"], replay_on_mismatch="empty")
+    finally:
+        trl_replay.unregister("new")
     assert session.totals.batches == 2
 
 

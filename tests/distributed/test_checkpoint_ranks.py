@@ -6,6 +6,7 @@ As forks: torchrun itself is in tests/trainer/test_autoattach.py.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,14 @@ def test_damage_on_one_rank_is_told_by_all(results: Results) -> None:
 def test_61_one_ranks_files_of_another_run_are_told_by_all(results: Results) -> None:
     for rank in results[2]:
         assert "does not belong to the rest of the checkpoint" in rank["mixed"]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_67_what_one_rank_cant_apply_no_rank_keeps(results: Results, scope: str) -> None:
+    for rank in results[2]:
+        found = rank[f"unapplied, {scope}"]
+        assert re.search(r"checkpoint-2.*evictor.*Versioned.*not on this rank", found["text"])
+        assert (found["batches"], found["loaded"], found["update"]) == (2, 0, 2)
 
 
 def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(results: Results) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,8 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
 
     Raises:
         MismatchError: The checkpoint is of another run, and `replay_on_mismatch` is `"refuse"`.
-        CheckpointError: Its replay files are damaged, and `replay_on_mismatch` is `"refuse"`.
+        CheckpointError: Its replay files are damaged, or a strategy or plugin can't take what was saved of it, and
+            `replay_on_mismatch` is `"refuse"`.
     """
     result = stock(path)
     if path is None or session.detached:
@@ -101,7 +104,8 @@ def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | 
 
 
 def _restore(session: Session, checkpoint: Path) -> None:
-    """Every process reads, all tell each other how it went, and then all take what they read, or none does."""
+    """Every process reads, all tell each other how it went, and then all take what they read, or none does. Where
+    training is to go on without, generators, strategies and plugins are as they were."""
     folder = checkpoint / FOLDER
     if not any(gather_object([folder.is_dir()])):
         warnings.warn(f"{checkpoint} holds no replay buffer: training resumes with an empty one.", stacklevel=3)
@@ -110,16 +114,21 @@ def _restore(session: Session, checkpoint: Path) -> None:
     scope_at_attach = session.settings.label("scope"), session.chosen_scope
     _keep_scope(session, folder)
     states: list[RankState] = []
-    try:
-        run_on_all_ranks(lambda: states.extend(session_state.read(session, folder)), CheckpointError)
-    except ReplayError as error:
-        if not session.settings.goes_on_empty:
-            raise
-        warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
-        session_state.exchange_scope(session, *scope_at_attach)
-        session_state.empty(session)
-        return
-    run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
+    undo: list[Callable[[], None]] = [partial(session_state.empty, session)]
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            run_on_all_ranks(lambda: states.extend(session_state.read(session, folder)), CheckpointError)
+            if session.settings.goes_on_empty:
+                run_on_all_ranks(lambda: undo.append(session_state.remember(session, Path(scratch))), CheckpointError)
+            run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
+        except ReplayError as error:
+            run_on_all_ranks(undo[-1], CheckpointError)
+            if not session.settings.goes_on_empty:
+                raise
+            warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
+            session_state.exchange_scope(session, *scope_at_attach)
+            session_state.empty(session)
+            return
     unrestored = gather_object([session.buffer.unrestored])
     session_state.withdraw_unrestored(session, unrestored)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -53,25 +54,46 @@ def write(session: Session, folder: Path, save_id: str) -> None:
         folder (`Path`): The checkpoint's `trl_replay`.
         save_id (`str`): What the trainer's own files are told to carry too.
     """
-    buffer = session.buffer
+    state = _rank_state(session, save_id)
+    held = session.buffer.held() if state.payload_rank == state.rank else []
+    payload = ((serial, session.buffer.load(serial)) for serial in held)
+    hooks = session.components.hooks
+    files.write(folder, state, payload, lambda directory: hooks.save(session, directory))
+
+
+def remember(session: Session, scratch: Path) -> Callable[[], None]:
+    """Empties a session, and returns what puts it back there after `apply`: buffer, generators, strategies, plugins.
+
+    Args:
+        session ([`Session`]): Before `apply`.
+        scratch (`Path`): An empty folder, in which plugins keep theirs as long as it may be needed.
+    """
+    empty(session)
+    state = copy.deepcopy(_rank_state(session, save_id=""))
+    hooks = session.components.hooks
+    hooks.save(session, scratch)
+
+    def undo() -> None:
+        _apply_own(session, state)
+        hooks.load(session, scratch)
+
+    return undo
+
+
+def _rank_state(session: Session, save_id: str) -> RankState:
+    """This rank's session, without payload."""
     trainer = session.trainer
-    rank = _rank(session)
-    payload_rank = _payload_rank(session)
-    held = buffer.held() if payload_rank == rank else []
-    state = RankState(
+    return RankState(
         identity=identity(session),
-        rank=rank,
-        payload_rank=payload_rank,
+        rank=_rank(session),
+        payload_rank=_payload_rank(session),
         session=_json_state(session),
         pending=session.carry.pending_groups,
         beside=compat.files_beside(trainer),
         save_id=save_id,
         prompts=None if session.rounds is None else session.rounds.table.state_dict(),
-        **buffer.state_dict(),
+        **session.buffer.state_dict(),
     )
-    payload = ((serial, buffer.load(serial)) for serial in held)
-    hooks = session.components.hooks
-    files.write(folder, state, payload, lambda directory: hooks.save(session, directory))
 
 
 def _json_state(session: Session) -> dict[str, Any]:
@@ -163,7 +185,22 @@ def read(session: Session, folder: Path) -> list[RankState]:
 
 
 def apply(session: Session, states: list[RankState], folder: Path) -> None:
-    """Puts a session in the state that `read` found, in place of its own."""
+    """Puts a session in the state that `read` found, in place of its own.
+
+    Raises:
+        CheckpointError: A strategy or a plugin can't take what was saved of it. The session is half in that state.
+    """
+    try:
+        _apply(session, states, folder)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".removesuffix(".")
+        raise CheckpointError(
+            f"{folder.parent} can't be resumed from: {reason}. Mend that, or set replay_on_mismatch='empty' to go on "
+            "with an empty buffer."
+        ) from error
+
+
+def _apply(session: Session, states: list[RankState], folder: Path) -> None:
     mine = states[_rank(session) % len(states)]
     if mine.identity.layout == identity(session).layout:
         _apply_own(session, mine)

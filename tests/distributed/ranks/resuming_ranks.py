@@ -97,6 +97,42 @@ def mixed(folder: Path) -> str:
     return "nothing was raised"
 
 
+class Versioned:
+    """An evictor that can't take back its state on rank 1."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def __call__(self, table: Any, context: Any) -> Any:
+        return table.serial
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded}
+
+    def load_state_dict(self, state: Any) -> None:
+        fails = RANK == 1 and self.loaded == state["loaded"] - 1
+        self.loaded = state["loaded"]
+        if fails:
+            raise ValueError("not on this rank")
+
+
+def unapplied(folder: Path, scope: str) -> dict[str, Any]:
+    """One rank can't apply what it read: all raise, or all go on with an empty buffer and as attached."""
+    before = Versioned()
+    before.loaded = 1
+    settings = {"replay_scope": scope, "max_steps": 4, "save_steps": 2}
+    train(folder, replay_evictor=before, **settings)
+    settings["resume"] = str(folder / "checkpoint-2")
+    try:
+        train(folder, replay_evictor=Versioned(), **settings)
+        text = "nothing was raised"
+    except trl_replay.CheckpointError as error:
+        text = str(error)
+    evictor = Versioned()
+    _, session = train(folder, replay_evictor=evictor, **settings, replay_on_mismatch="empty")
+    return {"text": text, "batches": session.totals.batches, "loaded": evictor.loaded, "update": session.update}
+
+
 class Unlucky:
     """A plugin that fails to save on rank 1."""
 
@@ -186,6 +222,8 @@ def main(folder: Path) -> None:
             results[f"files {scope}"] = files(folder / "files", scope)
         results["refused"] = refused(folder / "refused")
         results["mixed"] = mixed(folder / "mixed")
+        for scope in SCOPES:
+            results[f"unapplied, {scope}"] = unapplied(folder / f"unapplied {scope}", scope)
         results["unsaved"] = unsaved(folder / "unsaved")
     (folder / f"results-{WORLD}-{RANK}.json").write_text(json.dumps(results))
 
