@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "ranks"))
 
 from forked import check, launch
-from mixing_ranks import LAYOUTS, cases, register, trained, unregister
+from mixing_ranks import ITERATIONS, LAYOUTS, cases, register, trained, unregister
 from scripted import read
 
 CASES = [(world, *case) for world in LAYOUTS for case in cases(world)]
@@ -62,7 +62,9 @@ def test_several_processes_do_what_one_does(
         assert together["advantages_out"] == pytest.approx(expected["advantages_out"], abs=1e-6), step
         assert [rank["steps"][step]["items"] for rank in ranks] == [expected["items"]] * world
         mixed += sum(expected["replayed"])
-    assert mixed > 1 or name == "zscore"
+    assert mixed > 1 or name in ("zscore", ITERATIONS)
+    assert len(one["gradients"]) == (18 if name == ITERATIONS else 6)
+    assert (one["counters"]["iterated"] > 10) == (name == ITERATIONS)
     for step, (gradient, by_one) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
         error = np.linalg.norm(np.subtract(gradient, by_one)) / max(float(np.linalg.norm(by_one)), 1e-9)
         assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"

@@ -25,6 +25,7 @@ MIX = {**INJECTED, "replay_seed": 3}
 MODES = ("stored", "joint", "split")
 METHODS = ("repo", "arpo", "gfpo", "zscore")
 """Presets of trl-replay-papers, and a plugin with running state."""
+ITERATIONS = "iterations"
 CAPACITY = 12
 
 
@@ -32,6 +33,8 @@ def settings_of(name: str) -> dict[str, Any]:
     """A mode of mixing, or a method."""
     if name in MODES:
         return {**MIX, "replay_advantages": name}
+    if name == ITERATIONS:
+        return {"replay_iterations": "replay", "replay_start": 0, "replay_seed": 3}
     if name in ("gfpo", "zscore"):  # beside a buffer
         return {"replay_plugins": [name], "replay_start": 0, "replay_seed": 3}
     return {"replay_preset": name, "replay_seed": 3}
@@ -49,7 +52,8 @@ def trained(folder: Path, name: str, scope: str, rows: int, size: int, rank: int
     """One training of 6 updates; what it stores is bounded alike on any number of processes."""
     capacity = CAPACITY // world if scope == "sharded" else CAPACITY
     replay = {**settings_of(name), "replay_scope": scope, "replay_buffer_size": capacity}
-    trainer = build(folder, rows, size, mixed, rank=rank, max_steps=6, learning_rate=0.1, gradient_checkpointing=False)
+    more = {"num_iterations": 3, "max_steps": 18} if name == ITERATIONS else {"max_steps": 6}
+    trainer = build(folder, rows, size, mixed, rank=rank, learning_rate=0.1, gradient_checkpointing=False, **more)
     return run(trainer, compared=True, **replay)
 
 
@@ -57,7 +61,7 @@ def cases(world: int) -> Iterator[tuple[str, str, str]]:
     """Name, scope and layout."""
     for layout in LAYOUTS[world]:
         for scope in ("gathered", "sharded"):
-            for mode in MODES:
+            for mode in (*MODES, ITERATIONS):
                 yield mode, scope, layout
     if world == 2:
         for method in METHODS:
