@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..sizes import counted, format_bytes
 from .command import Command, add_json_option, positive
 from .tables import make_console, make_table
+
+if TYPE_CHECKING:
+    from ..report.estimate import Estimate, Period
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +26,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=positive, default=1, help="processes")
     parser.add_argument("--groups", type=positive, default=8, help="groups of a generation batch, on each process")
     parser.add_argument("--tokens", type=positive, help="mean tokens of a completion, where the log does not tell")
-    parser.add_argument("--out", type=Path, help="HTML page to write")
     add_json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     from ..report.estimate import estimate
-    from ..report.estimate_page import HEAD, course, facts, write_page
 
     found = estimate(
         options.source,
@@ -37,19 +40,42 @@ def _run(options: argparse.Namespace) -> int:
         groups=options.groups,
         completion_tokens=options.tokens,
     )
-    if options.out is not None:
-        write_page(found, options.out)
     if options.json:
         print(json.dumps(found.as_dict(), indent=2))
         return 0
     console = make_console()
-    console.print(make_table(found.source, ("", ""), facts(found)))
-    console.print(make_table("Over the run", HEAD, course(found)))
+    console.print(make_table(found.source, ("", ""), _facts(found)))
+    columns = ("steps", "dead groups", "all wrong", "all right")
+    console.print(make_table("Over the run", columns, [_row(period) for period in found.periods]))
     for words in found.advice:
         console.print(f"- {words}", markup=False)
-    if options.out is not None:
-        console.print(f"written: {options.out}", markup=False)
     return 0
+
+
+def _facts(found: Estimate) -> list[tuple[str, str]]:
+    """The figures of the whole run, each with its name."""
+    bound = "none: every group was dead" if found.bound is None else f"{found.bound:.2f} times the live groups a batch"
+    rows = [("dead groups", _percent(found.dead)), ("most that filling them gives", bound)]
+    if found.completion_tokens is not None:
+        rows.append(("mean tokens of a completion", f"{found.completion_tokens:.0f}"))
+    if found.group_bytes is not None and found.buffer_bytes is not None:
+        group = f"a stored group of {counted(found.num_generations, 'completion')}"
+        rows += [
+            (group, format_bytes(found.group_bytes)),
+            ("the whole buffer, where it is held", format_bytes(found.buffer_bytes)),
+            ("both are estimates", f"with prompts of {found.prompt_tokens:.0f} tokens: upper ones for shorter"),
+        ]
+    return [*rows, ("replay_scope", found.scope)]
+
+
+def _row(period: Period) -> list[str]:
+    """The steps of a part of the run, and its shares."""
+    steps = f"{period.first} to {period.last}" if period.last != period.first else str(period.first)
+    return [steps, _percent(period.dead), _percent(period.all_wrong), _percent(period.all_right)]
+
+
+def _percent(share: float | None) -> str:
+    return "not told (needs log_completions=True)" if share is None else f"{share:.0%}"
 
 
 ESTIMATE = Command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -12,15 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import format as saved
-from ..checkpoint.discovery import last_complete_checkpoint
-from ..checkpoint.save_id import FOLDER, TRAINER_STATE
+from ..checkpoint.save_id import FOLDER
 from ..errors import ReplayError
 from ..strategies.scope_choice import choose_scope
 from ..table import Table
+from .log import DEAD, DEAD_EXACT, Log, is_number, mean, newest, points, read_log
 
-DEAD = "frac_reward_zero_std"
-"""TRL's own key; a run with replay has an exacter one."""
-DEAD_EXACT = "replay/dead_fraction"
 LENGTH = "completions/mean_length"
 REPLACED = "replay/replaced"
 """Our column in a table of completions."""
@@ -133,14 +131,14 @@ def estimate(
     tables = _parquet_files(path)
     if tables:
         steps, size, had_replay = _steps_of_tables(tables, pass_reward)
-        history = _history_beside(path)
+        log = _log_beside(path)
     else:
-        history = _history(path)
-        steps = _steps_of_log(history)
+        log = read_log(path)
+        steps = _steps_of_log(log)
         size = _saved_generations(path) or num_generations or GENERATIONS
-        had_replay = any(DEAD_EXACT in entry for entry in history)
+        had_replay = any(DEAD_EXACT in entry for entry in log)
     if completion_tokens is None:
-        completion_tokens = _mean(history, LENGTH)
+        completion_tokens = mean(log, LENGTH)
     if not steps:
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
@@ -208,24 +206,9 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _mean(history: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [entry[key] for entry in history if _is_number(entry.get(key))]
-    return float(np.mean(values)) if values else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
-def _newest(path: Path) -> Path:
-    """The newest whole checkpoint of a run's folder; the path itself where there is none."""
-    newest = last_complete_checkpoint(path) if path.is_dir() else None
-    return path if newest is None else Path(newest)
-
-
 def _saved_generations(path: Path) -> int | None:
     """Completions of a group as a checkpoint's buffer has them; None where there is none that can be read."""
-    folder = (_newest(path) if path.is_dir() else path.parent) / FOLDER
+    folder = (newest(path) if path.is_dir() else path.parent) / FOLDER
     for rank in saved.ranks_in(folder)[:1]:
         try:
             text = json.loads((folder / f"rank-{rank:05d}" / saved.STATE).read_text(encoding="utf-8"))
@@ -236,47 +219,17 @@ def _saved_generations(path: Path) -> int | None:
     return None
 
 
-def _history_beside(path: Path) -> list[Mapping[str, Any]]:
+def _log_beside(path: Path) -> Log:
     """The trainer's log of the run that tables of completions belong to; nothing where there is none."""
     folders = [path] if path.is_dir() else []
     for folder in (*folders, *list(path.absolute().parents)[:2]):
-        try:
-            return _history(folder)
-        except ReplayError:
-            continue
+        with suppress(ReplayError):
+            return read_log(folder)
     return []
 
 
-def _history(path: Path) -> list[Mapping[str, Any]]:
-    """A trainer's log.
-
-    Raises:
-        ReplayError: There is none, or it can't be read.
-    """
-    state = path
-    if path.is_dir():
-        state = path / TRAINER_STATE
-        if not state.is_file():
-            state = _newest(path) / TRAINER_STATE
-    if not state.is_file():
-        raise ReplayError(
-            f"{path} holds neither {TRAINER_STATE} nor a complete checkpoint nor completions_….parquet: give a run's "
-            "output_dir, one of its checkpoints, or such a file."
-        )
-    try:
-        history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ReplayError(f"{state} is no trainer's state: {type(error).__name__}: {error}") from error
-    return [entry for entry in history if isinstance(entry, Mapping)]
-
-
-def _steps_of_log(history: Sequence[Mapping[str, Any]]) -> list[_Step]:
-    steps = []
-    for entry in history:
-        dead = entry.get(DEAD_EXACT, entry.get(DEAD))
-        if _is_number(dead) and _is_number(entry.get("step")):
-            steps.append(_Step(int(entry["step"]), float(dead)))
-    return steps
+def _steps_of_log(log: Log) -> list[_Step]:
+    return [_Step(int(step), dead) for step, dead in points(log, DEAD_EXACT) or points(log, DEAD)]
 
 
 def _parquet_files(path: Path) -> list[Path]:
@@ -333,7 +286,7 @@ def _judge(
     """Dead, all-wrong and all-right shares of one step's groups."""
     dead = wrong = right = 0
     for group in groups:
-        totals = [sum(float(row[name]) for name in names if _is_number(row[name])) for row in group]
+        totals = [sum(float(row[name]) for name in names if is_number(row[name])) for row in group]
         if max(totals) - min(totals) > 1e-9:
             continue
         dead += 1

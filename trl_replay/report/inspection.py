@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +13,24 @@ from numpy.typing import NDArray
 from ..checkpoint import format as saved
 from ..checkpoint.save_id import FOLDER
 from ..errors import CheckpointError
-from ..offline.export import PORTION, Source, StoredEntry, of_checkpoint, rows_of
+from ..offline.export import Source, StoredEntry, of_checkpoint, rows_of
 from ..sizes import counted, format_bytes
+from ..types import Floats
 
-Columns: TypeAlias = dict[str, NDArray[Any]]
 SUMMARIZED = {
     "age": "age in updates",
-    "uses": "uses",
+    "uses": "times replayed",
     "score": "score",
     "mean_reward": "mean reward",
-    "completion_tokens": "completion tokens",
+    "completion_tokens": "tokens",
 }
-"""What is summarized, and in which words `trl-replay inspect` names it."""
+"""What is summarized, and in which words."""
+SUMMARY: dict[str, Callable[[Floats], Any]] = {
+    "least": np.min,
+    "median": np.median,
+    "mean": np.mean,
+    "greatest": np.max,
+}
 SHOWN = 3
 """Entries that are shown with their texts from the top and from the bottom."""
 
@@ -45,37 +52,27 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
     columns = _columns(states)
     identity = states[0].identity
     update = _count(states[0].session["update"], "update", folder)
-    age = update - columns["update"]
-    mean_reward = columns["reward_mean"].astype(float)
-    source = of_checkpoint(checkpoint)
+    summarized = {
+        "age": update - columns["update"],
+        "uses": columns["uses"],
+        "score": columns["score"],
+        "mean_reward": columns["reward_mean"].astype(float),
+        "completion_tokens": columns["tokens"],
+    }
     return {
         "checkpoint": str(checkpoint),
         "update": update,
-        "settings": _settings(states[0].session.get("settings")),
+        "settings": dict(states[0].session["settings"]),
         "scope": str(identity.scope),
         "processes": _count(identity.processes, "processes", folder),
         "num_generations": _count(identity.num_generations, "num_generations", folder),
         "groups": len(columns["serial"]),
         "bytes": int(columns["nbytes"].sum()),
-        "waiting": max(_waiting(state) for state in states),
-        "age": summary(age),
-        "uses": summary(columns["uses"]),
-        "score": summary(columns["score"]),
-        "mean_reward": summary(mean_reward),
-        "completion_tokens": summary(columns["tokens"]),
-        "columns": {
-            "age": age.tolist(),
-            "uses": columns["uses"].tolist(),
-            "score": columns["score"].tolist(),
-            "mean_reward": mean_reward.tolist(),
-        },
-        **_extremes(source, update, shown),
+        "waiting": max(len(state.pending.candidates) if state.pending else 0 for state in states),
+        **{name: summary(column) for name, column in summarized.items()},
+        "columns": {name: column.tolist() for name, column in summarized.items() if name != "completion_tokens"},
+        **_extremes(of_checkpoint(checkpoint), update, shown),
     }
-
-
-def _settings(kept: Any) -> dict[str, Any]:
-    """The settings that the checkpoint was made with; nothing from releases that did not keep them."""
-    return dict(kept) if isinstance(kept, Mapping) else {}
 
 
 def _count(value: Any, name: str, folder: Path) -> int:
@@ -85,38 +82,16 @@ def _count(value: Any, name: str, folder: Path) -> int:
     return value
 
 
-def _columns(states: Sequence[saved.RankState]) -> Columns:
+def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:
     """The tables of all ranks as one; of a buffer that several ranks share, once."""
-    tables: list[Columns] = []
-    for state in states:
-        if not any(_same_table(state.columns, table) for table in tables):
-            tables.append(state.columns)
-    joined = {}
-    for name in tables[0]:
-        joined[name] = np.concatenate([table[name] for table in tables])
-    return joined
-
-
-def _same_table(one: Columns, other: Columns) -> bool:
-    return all(np.array_equal(one[name], other[name]) for name in ("serial", "tag"))
-
-
-def _waiting(state: saved.RankState) -> int:
-    """Candidates that have not settled."""
-    return len(state.pending.candidates) if state.pending else 0
+    tables = list({state.columns["tag"].tobytes(): state.columns for state in states}.values())
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
 def summary(values: NDArray[Any]) -> dict[str, float] | None:
     """Least, median, mean and greatest; None without values."""
-    if len(values) == 0:
-        return None
-    numbers = np.asarray(values, dtype=np.float64)
-    return {
-        "least": float(numbers.min()),
-        "median": float(np.median(numbers)),
-        "mean": float(numbers.mean()),
-        "greatest": float(numbers.max()),
-    }
+    numbers = np.asarray(values, np.float64)
+    return {name: float(of(numbers)) for name, of in SUMMARY.items()} if len(numbers) else None
 
 
 def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -133,46 +108,24 @@ def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, words in SUMMARIZED.items():
         numbers = inspected[name]
         if numbers is not None:
-            rows.append((words, _in_words(numbers)))
+            rows.append((words, ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())))
     return rows
-
-
-def _in_words(numbers: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
 
 def _extremes(source: Source, update: int, shown: int) -> dict[str, list[dict[str, Any]]]:
     """The entries with the highest and the lowest scores, with their texts; no others stay in memory."""
-    ranked: list[_Ranked] = []
+    ranked: list[tuple[float, int, StoredEntry]] = []
     for number, entry in enumerate(source.entries):
-        ranked.append(_Ranked(-entry.columns["score"], number, entry))
-        if len(ranked) > 2 * shown + PORTION:
-            ranked.sort(key=_order)
-            del ranked[shown : len(ranked) - shown]
-    ranked.sort(key=_order)
-    top = ranked[:shown]
-    bottom = ranked[shown:][-shown:] if shown else []
-    return {
-        "top": [_shown_entry(entry, source, update) for entry in top],
-        "bottom": [_shown_entry(entry, source, update) for entry in bottom],
-    }
+        bisect.insort(ranked, (-entry.columns["score"], number, entry), key=lambda ranked: ranked[:2])
+        if len(ranked) > 2 * shown:
+            del ranked[shown]  # as many are above it, and below it
+    entries = [_shown_entry(number, entry, source, update) for _, number, entry in ranked]
+    return {"top": entries[:shown], "bottom": entries[shown:]}
 
 
-class _Ranked(NamedTuple):
-    """An entry and its place: by falling score, then in the order of the file."""
-
-    minus_score: float
-    number: int
-    entry: StoredEntry
-
-
-def _order(ranked: _Ranked) -> tuple[float, int]:
-    return ranked.minus_score, ranked.number
-
-
-def _shown_entry(ranked: _Ranked, source: Source, update: int) -> dict[str, Any]:
-    columns = ranked.entry.columns
-    rows = list(rows_of(ranked.number, ranked.entry, source))
+def _shown_entry(number: int, entry: StoredEntry, source: Source, update: int) -> dict[str, Any]:
+    columns = entry.columns
+    rows = list(rows_of(number, entry, source))
     completions = [{"text": row["completion"], "advantage": row["advantage"]} for row in rows]
     return {
         "prompt": rows[0]["prompt"],
