@@ -71,12 +71,10 @@ class Step:
 
     def __init__(self, accelerator: Any, scope: str, groups: int, length: int, capacity: int) -> None:
         from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
-        from trl_replay.fields import FieldTable
         from trl_replay.strategies import scopes, storages
 
         made = {"process": scopes.ProcessScope, "gathered": scopes.GatheredScope, "sharded": scopes.ShardedScope}
-        self.names = FieldTable(0).names
-        self.scope = made[scope](accelerator, self.names)
+        self.scope = made[scope](accelerator)
         self.name, self.shared = scope, scope != "process"
         self.groups, self.length = groups, length
         self.capacity = capacity * (accelerator.num_processes if scope == "sharded" else 1)
@@ -102,7 +100,7 @@ class Step:
         count = self.groups * SIZE
         local = blank(rank * count, count) | {name: np.zeros(count) for name in STATS}
         for slot, group in enumerate(mine):
-            local["nbytes"][slot * SIZE] = packed_size(group, self.names)
+            local["nbytes"][slot * SIZE] = packed_size(group)
         rows = RowLayout(self.timed("share", self.scope.share, local), local, SIZE)
 
         slots = [

@@ -101,9 +101,9 @@ class Played:
         for slot in np.flatnonzero(pattern.live_groups(update)).tolist():
             parts = self._parts(batches, slot)
             for first, part in parts:
-                part_bytes[first] = packed_size(part, FIELDS.names)
+                part_bytes[first] = packed_size(part)
             whole = join([part for _, part in parts], FIELDS)
-            group_bytes[slot] = packed_size(whole, FIELDS.names)
+            group_bytes[slot] = packed_size(whole)
             tensor_bytes[slot] = sum(tensor.nbytes for tensor in whole.tensors.values())
         return Generation(
             {name: np.concatenate([each[name] for each in described]) for name in described[0]},
@@ -184,7 +184,7 @@ class MadeUp:
         by_group = lengths.reshape(groups, self.size)
         for slot in np.flatnonzero(live).tolist():
             group = self._group(by_group[slot])
-            group_bytes[slot] = part_bytes[slot * self.size] = packed_size(group, FIELDS.names)
+            group_bytes[slot] = part_bytes[slot * self.size] = packed_size(group)
             tensor_bytes[slot] = sum(tensor.nbytes for tensor in group.tensors.values())
         return Generation(described, scored, part_bytes, group_bytes, tensor_bytes)
 
@@ -224,8 +224,8 @@ class Size(NamedTuple):
 class Others(Collectives):
     """What a rank would get from the others."""
 
-    def __init__(self, accelerator: Any, names: Sequence[str]) -> None:
-        super().__init__(accelerator, names)
+    def __init__(self, accelerator: Any) -> None:
+        super().__init__(accelerator)
         self.columns: dict[str, np.ndarray] = {}
         self.coming = 0
 
@@ -302,8 +302,8 @@ class SimulatedRank:
         self.settings = chosen = resolve(ReplayConfig(**settings))
         ranks, size = source.ranks, source.size
         accelerator = SimpleNamespace(process_index=rank, num_processes=ranks, device="cpu")
-        self.scope = SCOPES[chosen.label("scope")](accelerator, FIELDS.names)
-        self.others = self.scope._collectives = Others(accelerator, FIELDS.names)
+        self.scope = SCOPES[chosen.label("scope")](accelerator)
+        self.others = self.scope._collectives = Others(accelerator)
         trainer = SimpleNamespace(accelerator=accelerator)
         capacity, _ = _capacity(trainer, chosen, self.scope)
         self.buffer = ReplayBuffer(capacity, Ledger(), chosen.limits, size=size)

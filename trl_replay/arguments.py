@@ -12,8 +12,8 @@ from typing import Any
 from .errors import ConfigurationError
 from .specs import Kind
 
-GIVEN: Mapping[str, int] = {"scope": 2}
-"""How many arguments a session gives the factory itself, before those of the user: a scope's accelerator and names."""
+GIVEN: Mapping[str, int] = {"scope": 1}
+"""How many arguments a session gives the factory itself, before those of the user: a scope's accelerator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         settings.logps_dtype,
     )
     strategies = settings.strategies
-    scope = _scope(trainer, settings, fields)
+    scope = _scope(trainer, settings)
     storage = strategies["storage"].make()
     made = {kind: strategies[kind].make() for kind in CALLED}
     room = room_in(trainer, settings, scope)
@@ -102,7 +102,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
 def exchange_scope(trainer: Any, settings: Settings, components: Components) -> None:
     """Puts the scope that these settings name in the place of the one that was chosen at first, with the room and the
     generators that go with it. The buffer must be empty, and the same is done on every process."""
-    components.scope = _scope(trainer, settings, components.fields)
+    components.scope = _scope(trainer, settings)
     room = room_in(trainer, settings, components.scope)
     components.buffer.capacity = components.rate_limiter.capacity = room.groups
     components.buffer.max_bytes = room.nbytes
@@ -115,9 +115,9 @@ def _tasks(trainer: Any, settings: Settings) -> Tasks:
     return Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
 
 
-def _scope(trainer: Any, settings: Settings, fields: FieldTable) -> Any:
+def _scope(trainer: Any, settings: Settings) -> Any:
     accelerator = weakref.proxy(trainer.accelerator)  # a session that outlives its trainer keeps no model alive
-    return settings.strategies["scope"].make(accelerator, fields.names)
+    return settings.strategies["scope"].make(accelerator)
 
 
 class Room(NamedTuple):

@@ -39,8 +39,7 @@ class MixerSpec(StrategySpec):
 
 
 class ScopeSpec(StrategySpec):
-    """`factory(accelerator, names, **replay_scope_kwargs)` returns a [`Scope`]; `names` are all batch keys there can
-    be."""
+    """`factory(accelerator, **replay_scope_kwargs)` returns a [`Scope`]."""
 
 
 class StorageSpec(StrategySpec):

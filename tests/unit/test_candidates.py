@@ -117,11 +117,11 @@ def pending(*candidates: Candidate, groups: int = 3) -> PendingGroups:
 def test_what_is_shared_of_candidates_stands_at_their_rows() -> None:
     whole, partial = candidate(list(WIDE), slot=1), candidate([WIDE[0], None, WIDE[2]], slot=2)
     elsewhere = Candidate(9, 0, None, KEYS, slice(0, 0), 0)
-    columns = pending(elsewhere, whole, partial).describe(9, FIELDS.names)
+    columns = pending(elsewhere, whole, partial).describe(9)
     assert columns["recorded"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0]
     assert columns["logps"].tolist() == [0, 0, 0, -6.0, -4.0, -11.0, 0, 0, 0]
     assert whole.group is not None
-    assert columns["nbytes"].tolist() == [0, 0, 0, packed_size(whole.group, FIELDS.names), 0, 0, 0, 0, 0]
+    assert columns["nbytes"].tolist() == [0, 0, 0, packed_size(whole.group), 0, 0, 0, 0, 0]
 
 
 def columns(recorded: list[list[int]], logps: list[list[float]] | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Gathering(Collectives):
     """One of several threads that stand for processes."""
 
     def __init__(self, rank: int, ranks: int, rows: list[Any], barrier: threading.Barrier) -> None:
-        super().__init__(None, ())
+        super().__init__(None)
         self.rank, self.ranks, self._rows, self._barrier = rank, ranks, rows, barrier
 
     def all_gather(self, verb: str, mine: Any) -> Any:

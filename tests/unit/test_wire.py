@@ -12,12 +12,15 @@ import torch
 from batches import EXTRA, KEYS, make_batch
 from hypothesis import given, settings
 
-from trl_replay import BatchError
 from trl_replay.batch.compose import cut, join
 from trl_replay.fields import FieldTable
-from trl_replay.serialization.wire import DTYPES, pack, packed_size, unpack
+from trl_replay.serialization.wire import pack, packed_size, unpack
 from trl_replay.types import Group
 
+DTYPES = (
+    torch.int8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
+    torch.uint8, torch.int16, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+)  # fmt: skip
 NAMES = [f"key{number}" for number in range(19)]
 FIELDS = FieldTable(0, extra=EXTRA)
 
@@ -60,30 +63,22 @@ def groups(draw: Any) -> Group:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(groups(), max_size=3))
 def test_packed_groups_come_out_as_they_went_in_and_take_the_bytes_that_were_announced(given: list[Group]) -> None:
-    packs = [pack(group, NAMES) for group in given]
-    assert [len(packed) for packed in packs] == [packed_size(group, NAMES) for group in given]
-    unpacked = unpack(torch.cat([torch.empty(0, dtype=torch.uint8), *packs]), NAMES)
+    packs = [pack(group) for group in given]
+    assert [len(packed) for packed in packs] == [packed_size(group) for group in given]
+    unpacked = unpack(torch.cat([torch.empty(0, dtype=torch.uint8), *packs]))
     assert len(unpacked) == len(given)
     for before, after in zip(given, unpacked, strict=True):
         assert_same(before, after)
 
 
 def test_what_is_unpacked_owns_its_memory() -> None:
-    data = pack(Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3])), NAMES)
-    (group,) = unpack(data, NAMES)
+    data = pack(Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3])))
+    (group,) = unpack(data)
     data.zero_()
     assert group.tensors["key0"].tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_key_or_dtype_that_has_no_code_is_refused_by_name() -> None:
-    lengths = np.array([1])
-    with pytest.raises(BatchError, match="'key0' of dtype"):
-        packed_size(Group({"key0": torch.zeros(1, dtype=torch.uint16)}, frozenset(["key0"]), lengths, lengths), NAMES)
-    with pytest.raises(BatchError, match=r"\['stranger'\]"):
-        packed_size(Group({}, frozenset(["stranger"]), lengths, lengths), NAMES)
-
-
-@pytest.mark.parametrize(("tokens", "share"), [(8, 0.08), (128, 0.005)])
+@pytest.mark.parametrize(("tokens", "share"), [(128, 0.04), (1024, 0.005)])
 def test_the_header_takes_a_few_bytes_of_a_group_of_eight(tokens: int, share: float) -> None:
     lengths = np.full(8, tokens)
     keys = frozenset(name for name in FIELDS.names if name != "num_items_in_batch")
@@ -95,7 +90,7 @@ def test_the_header_takes_a_few_bytes_of_a_group_of_eight(tokens: int, share: fl
     }
     group = Group(tensors, keys, np.array([8]), lengths)
     values = sum(tensor.nbytes for tensor in tensors.values())
-    assert packed_size(group, FIELDS.names) <= (1 + share) * values
+    assert packed_size(group) <= (1 + share) * values
 
 
 @st.composite
@@ -122,5 +117,5 @@ def cuts(draw: Any) -> tuple[dict[str, Any], list[slice]]:
 def test_parts_of_a_group_joined_are_the_group_cut_as_a_whole(given: tuple[dict[str, Any], list[slice]]) -> None:
     batch, parts = given
     (whole,) = cut(batch, FIELDS, [slice(0, 6)])
-    sent = [unpack(pack(part, FIELDS.names), FIELDS.names)[0] for part in cut(batch, FIELDS, parts)]
+    sent = [unpack(pack(part))[0] for part in cut(batch, FIELDS, parts)]
     assert_same(join(sent, FIELDS), whole)

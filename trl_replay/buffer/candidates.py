@@ -116,8 +116,8 @@ class PendingGroups:
         held = any(key in candidate.keys for candidate in self.candidates)
         self.stale = self.stale or held
 
-    def describe(self, count: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """What scopes share of them, as 8-byte columns over this process's `count` rows; `names` are all batch keys.
+    def describe(self, count: int) -> dict[str, NDArray[Any]]:
+        """What scopes share of them, as 8-byte columns over this process's `count` rows.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, what its local rows take when packed.
@@ -130,7 +130,7 @@ class PendingGroups:
         for candidate in complete:
             recorded[candidate.rows] = 1
             logps[candidate.rows] = sums[candidate.serial].numpy()
-            nbytes[candidate.rows.start] = packed_size(_payload(candidate), names)
+            nbytes[candidate.rows.start] = packed_size(_payload(candidate))
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:

@@ -76,7 +76,7 @@ class Communicator:
             local["overflow"][row] = serial + 1
         try:
             if pending is not None:
-                local |= pending.describe(count, components.fields.names)
+                local |= pending.describe(count)
             if batch is not None:
                 local |= self._described(batch)
         except Exception as caught:

@@ -108,8 +108,8 @@ class Needs:
         return self.columns + self.agreement + self.payload
 
 
-def made_up_group(run: Run) -> tuple[Group, FieldTable]:
-    """A stored group of a run's sizes, with the fields that it was cut by."""
+def made_up_group(run: Run) -> Group:
+    """A stored group of a run's sizes."""
     rows = run.generations
     prompts = torch.ones(rows, run.prompt_tokens, dtype=torch.int64)
     completions = torch.ones(rows, run.tokens, dtype=torch.int64)
@@ -125,7 +125,7 @@ def made_up_group(run: Run) -> tuple[Group, FieldTable]:
         batch["ref_per_token_logps"] = torch.zeros(rows, run.tokens)
     fields = FieldTable(pad_token_id=0, logps_dtype=run.logps_dtype)
     (group,) = cut(batch, fields, [slice(0, rows)])
-    return with_rewards(group, np.zeros((rows, 1))), fields
+    return with_rewards(group, np.zeros((rows, 1)))
 
 
 def columns_of(rows: int) -> int:
@@ -140,8 +140,8 @@ def agreement_of(rows: int) -> int:
 
 def needs(run: Run) -> list[Needs]:
     """What each scope takes."""
-    group, fields = made_up_group(run)
-    held, sent = group.nbytes, packed_size(group, fields.names)
+    group = made_up_group(run)
+    held, sent = group.nbytes, packed_size(group)
     entry = Table.preallocated(1, size=run.generations).row_bytes
     others = run.ranks - 1
     admitted = run.live * run.prompts
@@ -174,9 +174,9 @@ def needs(run: Run) -> list[Needs]:
 
 def as_dict(run: Run) -> dict[str, Any]:
     """Everything, for JSON."""
-    group, fields = made_up_group(run)
+    group = made_up_group(run)
     scopes = [{**asdict(each), "traffic": each.traffic} for each in needs(run)]
     for scope in scopes:
         scope["batches"] = None if np.isinf(scope["batches"]) else scope["batches"]
-    sizes = {"held": group.nbytes, "sent": packed_size(group, fields.names)}
+    sizes = {"held": group.nbytes, "sent": packed_size(group)}
     return {"run": asdict(run), "bytes of a group": sizes, "scopes": scopes}

@@ -34,12 +34,11 @@ class Collectives:
         received (`dict[str, int]`): Bytes that came from other processes so far, by verb.
     """
 
-    def __init__(self, accelerator: Any, names: Sequence[str]) -> None:
+    def __init__(self, accelerator: Any) -> None:
         alone = accelerator is None
         self.rank = 0 if alone else int(accelerator.process_index)
         self.ranks = 1 if alone else int(accelerator.num_processes)
         self._device = None if alone else accelerator.device  # NCCL takes device tensors only
-        self._names = names
         self.received = dict.fromkeys(VERBS, 0)
 
     def all_gather(self, verb: str, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -81,7 +80,7 @@ class Collectives:
         for rank, serials in enumerate(outgoing):
             for serial in serials if rank != self.rank else ():
                 if serial not in packed:
-                    packed[serial] = pack(load(serial), self._names)
+                    packed[serial] = pack(load(serial))
                 sending.append(packed[serial])
                 out_sizes[rank] += packed[serial].numel()
         in_sizes = list(incoming) if incoming is not None else self._sizes_from(verb, out_sizes)
@@ -89,7 +88,7 @@ class Collectives:
         flat = torch.cat(sending)
         received = self._all_to_all(flat, out_sizes, in_sizes)
         self.received[verb] += sum(in_sizes)
-        return [unpack(part, self._names) for part in torch.split(received, in_sizes)]
+        return [unpack(part) for part in torch.split(received, in_sizes)]
 
     def _sizes_from(self, verb: str, out_sizes: list[int]) -> list[int]:
         """What every rank is about to send to this one, in bytes."""
@@ -112,8 +111,8 @@ class Collectives:
 class _Scope:
     """What all scopes have: collectives, and an all-gather to agree by."""
 
-    def __init__(self, accelerator: Any, names: Sequence[str] = ()) -> None:
-        self._collectives = Collectives(accelerator, names)
+    def __init__(self, accelerator: Any) -> None:
+        self._collectives = Collectives(accelerator)
 
     @property
     def ranks(self) -> int:
@@ -243,8 +242,8 @@ class ShardedScope(_CommonScope):
 
     division = Division(one_buffer=True, replicated=False)
 
-    def __init__(self, accelerator: Any, names: Sequence[str] = (), slack: int = 8) -> None:
-        super().__init__(accelerator, names)
+    def __init__(self, accelerator: Any, slack: int = 8) -> None:
+        super().__init__(accelerator)
         if isinstance(slack, bool) or not isinstance(slack, int) or slack < 1:
             raise ConfigurationError(
                 f"sharded: slack={slack!r} can't be used: give a whole number of groups, at least 1."
@@ -288,11 +287,11 @@ class ShardedScope(_CommonScope):
         return groups
 
 
-def make_auto(accelerator: Any, names: Sequence[str] = ()) -> Scope:
+def make_auto(accelerator: Any) -> Scope:
     """`process` on one process, else `sharded`, which fits any layout. (`attach` knows how groups lie, and puts one or
     the other in its place: see `scope_choice`.)"""
     alone = accelerator is None or int(accelerator.num_processes) == 1
-    return ProcessScope(accelerator, names) if alone else ShardedScope(accelerator, names)
+    return ProcessScope(accelerator) if alone else ShardedScope(accelerator)
 
 
 def _rows_of(table: Table, arrivals: Sequence[Arrival]) -> Ints:

@@ -115,10 +115,8 @@ class ScopePlugin:
     @trl_replay.hookimpl
     def trl_replay_strategies(self) -> Any:
         return [
-            trl_replay.ScopeSpec("own", lambda accelerator, names: Wrapped(scopes.ProcessScope(accelerator)), "own"),
-            trl_replay.ScopeSpec(
-                "all", lambda accelerator, names: Wrapped(scopes.GatheredScope(accelerator, names)), "one for all"
-            ),
+            trl_replay.ScopeSpec("own", lambda accelerator: Wrapped(scopes.ProcessScope(accelerator)), "own"),
+            trl_replay.ScopeSpec("all", lambda accelerator: Wrapped(scopes.GatheredScope(accelerator)), "one for all"),
         ]
 
 
