@@ -71,6 +71,21 @@ def test_37_the_share_of_dropped_kl_is_logged_only_with_a_reference_and_is_0_whe
         assert shares == ([0.0, 0.0] if beta else [None, None])
 
 
+def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path: Any) -> None:
+    """The likeliest tokens, of which the policy becomes all but sure: the reference finds them less likely, so that
+    the KL term's gradient is at most the bounded ratio."""
+    settings = {"beta": 0.04, "use_bias_correction_kl": True, "top_k": 1, "learning_rate": 1e-6, "max_steps": 3}
+    trainer = make_trainer(tmp_path, Rewards([HALF] * 3, [DEAD] * 3), trainer_class=Spy, **settings)
+    trainer.add_callback(Sharpen(1000.0))
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    seen = trainer.losses[1]
+    logs = (seen["logps"] - seen["inputs"]["old_per_token_logps"])[seen["inputs"]["completion_mask"].bool()]
+    assert float((logs > math.log(19.99)).float().mean()) > 0.9, "nearly all are at their bound"
+    shares = [log["replay/kl_dropped_fraction"] for log in trainer.state.log_history if "replay/ess" in log]
+    assert shares == [0.0, 0.0]
+
+
 class Scripted(Spy):
     """The stock trainer, whose loss is given log-probs instead of the model's."""
 

@@ -68,7 +68,7 @@ class Bounds:
 
         Args:
             rows ([`ReplayedRows`]): What the tap saw.
-            old_logps (`(R, C)`): What the loss takes as the old log-probs.
+            old_logps (`(R, C)`): What the loss takes as the old log-probs, within bounds.
             reference_logps (`(R, C)`): The reference model's.
             trained (`(R, C)` bool): Tokens whose KL term counts.
         """
@@ -79,6 +79,8 @@ class Bounds:
             logs = _log_ratios(rows, old_logps)
             if self.form.sequence_level:
                 logs = row_means(logs, rows.mask)
+            if not self.form.sums_ratios:
+                logs = logs.clamp(max=LOG_OF_LIMIT)  # bounded already, up to the rounding of the old log-prob
             size = size + logs
         kept = (gap <= limit) & (size <= LOG_OF_LIMIT)  # a gap of NaN is not kept
         dropped = trained & ~kept
