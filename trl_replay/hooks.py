@@ -25,19 +25,28 @@ from .hookspecs import PROJECT, hook_names, hookimpl
 from .protocols import SessionLike
 from .registry import Plugin, Strategy, new_manager
 from .table import Table
-from .types import Batch, Context, Corrected, Floats, Groups, InputsContext, Ints, Placement, ReplayedRows, Row
+from .types import (
+    LARGEST_ADVANTAGE,
+    NONE,
+    Batch,
+    Context,
+    Corrected,
+    Floats,
+    Groups,
+    InputsContext,
+    Ints,
+    Placement,
+    ReplayedRows,
+    Row,
+)
 
 PREFLIGHT = f"{PROJECT}_preflight"
 METRICS = f"{PROJECT}_metrics"
 FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
 """Batch keys in which a compose hook must leave fresh rows as they are."""
-LARGEST = 1e9
-"""Largest advantage: a gradient's norm sums squares, and in float32 those of numbers above 1e19 are infinite."""
 WHOLE = "iu"
 """Kinds of NumPy's types of whole numbers."""
 Compose: TypeAlias = Callable[[Batch, Sequence[Placement]], Batch]
-NONE = -1
-"""No entry in what a sampler returns, no stored row in what a mixer returns."""
 
 
 class SessionHooks:
@@ -149,9 +158,10 @@ class SessionHooks:
             raise self._bad(_shown(numbers), f"numbers of shape {shape}, one for each row (NaN: it trains nothing)")
         advantages = numbers.astype(np.float64)
         largest = np.abs(np.nan_to_num(advantages, nan=0.0, posinf=np.inf, neginf=-np.inf)).max(initial=0.0)
-        if largest > LARGEST:
+        if largest > LARGEST_ADVANTAGE:
             raise self._bad(
-                f"an advantage of {largest:g}", f"numbers of at most {LARGEST:g}, or NaN for rows that train nothing"
+                f"an advantage of {largest:g}",
+                f"numbers of at most {LARGEST_ADVANTAGE:g}, or NaN for rows that train nothing",
             )
         return advantages
 

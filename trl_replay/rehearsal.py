@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from .errors import ConfigurationError, HookError, ResultError
-from .hooks import NONE, SessionHooks
+from .hooks import SessionHooks
 from .registry import Strategy
 from .specs import Kind
 from .table import Table
-from .types import Context, Groups, Ints, ReplayedRows
+from .types import NONE, Context, Groups, Ints, ReplayedRows
 
 ENTRIES, SLOTS = 6, 3
 """Entries of the made-up buffer, if `replay_min_size` does not ask for more, and slots of the made-up batch."""

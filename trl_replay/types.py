@@ -260,8 +260,12 @@ class Group:
         return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
 
 
-NO_ENTRY = -1
-"""Serial number of what comes from no buffer."""
+NONE = -1
+"""No entry in what a sampler draws, no stored row in what a mixer chooses, and the serial number of what comes from no
+buffer."""
+LARGEST_ADVANTAGE = 1e9
+"""Largest reward or advantage: a gradient's norm sums squares, and in float32 those of numbers above 1e19 are
+infinite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def number(words: str, least: float = -inf, most: float = inf, above: float = -i
     """
 
     def checked(value: object) -> str | None:
-        if not _is_number(value):
+        if not is_number(value):
             return f"give {words}"
         given = float(value)
         fits = least <= given <= most and above < given < inf
@@ -234,5 +234,6 @@ def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number of any kind, but neither True nor False."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -18,8 +18,9 @@ from trl_replay.compat import RewardSetup
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
 from trl_replay.plan import Sampled
-from trl_replay.step.mixing import FRESH, Filling, MixedGroups, shaped, untouched
+from trl_replay.step.mixing import Filling, MixedGroups, shaped, untouched
 from trl_replay.testing import make_groups, make_table
+from trl_replay.types import NONE
 
 FIELDS = FieldTable(PAD, extra=EXTRA)
 GROUPS = 4
@@ -35,7 +36,7 @@ def assignments(draw: Any) -> tuple[Any, Any]:
     """Entries drawn for each slot, `(n, k)`, and the stored row that takes each of its rows, `(n, G)`."""
     entries = draw(st.permutations(range(2 * GROUPS)))
     drawn = np.array(entries).reshape(GROUPS, 2)
-    chosen = np.full((GROUPS, SIZE), FRESH)
+    chosen = np.full((GROUPS, SIZE), NONE)
     for slot in range(GROUPS):
         rows = draw(st.permutations(range(2 * SIZE)))[:SIZE]
         for row in draw(st.sets(st.integers(0, SIZE - 1))):
@@ -92,7 +93,7 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
         for row in range(here):
             slot, place = divmod(rank * here + row, SIZE)
             number = int(chosen[slot, place])
-            if number == FRESH:
+            if number == NONE:
                 expected = row_of(part, row)
             else:
                 entry = int(drawn[slot, number // SIZE])

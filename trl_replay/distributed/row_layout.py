@@ -14,7 +14,7 @@ from ..fields import PIXELS
 from ..plan import Admitted, RowOutcome, Sampled, Taken
 from ..protocols import Arrival, Request
 from ..table import Table
-from ..types import NO_ENTRY, Bools, Group, Ints, Placement
+from ..types import NONE, Bools, Group, Ints, Placement
 
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
@@ -37,7 +37,7 @@ class Exchange(NamedTuple):
     def placement(self, group: Group) -> Placement:
         """The group, once it is cut out, in its slot."""
         count = self.target.stop - self.target.start
-        return Placement(self.slot, group, NO_ENTRY, age=0, start=self.target.start, count=count)
+        return Placement(self.slot, group, NONE, age=0, start=self.target.start, count=count)
 
 
 class RowLayout:

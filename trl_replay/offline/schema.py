@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .. import compat
 from ..errors import ReplayError
 from ..fields import FIELDS, LOGPS_KEYS
-from ..types import Bools, Floats
+from ..types import LARGEST_ADVANTAGE, Bools, Floats
 
 Row = Mapping[str, Any]
 FINGERPRINT = "trl_replay_tokenizer"
@@ -31,8 +31,6 @@ LOGP_FLOOR = -1000.0
 1000 of that. Below are the fillers for "none": vLLM's server writes -9999, others -1e9 or float32's least."""
 LOGP_CEILING = 1e-3
 """Most that rounding can make of a log-prob of 0: float32 at logits of 1000 is off by less."""
-LARGEST = 1e9
-"""Largest reward or advantage. A gradient's norm sums squares: in float32 those of numbers above 1e19 are infinite."""
 RATIO_CEILING = 1000.0
 """Largest ratio between trainer and sampler. TRL clips it at 3 unless told otherwise, and stores 0 for what its mask
 modes leave out."""
@@ -84,8 +82,8 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     if name in ("reward", "advantage") or name.startswith("reward/"):
         if not _is_number(value):
             return "is no number"
-        too_large = math.isfinite(float(value)) and abs(float(value)) > LARGEST
-        return f"is larger than {LARGEST:g}, which no gradient of float32 bears" if too_large else None
+        too_large = math.isfinite(float(value)) and abs(float(value)) > LARGEST_ADVANTAGE
+        return f"is larger than {LARGEST_ADVANTAGE:g}, which no gradient of float32 bears" if too_large else None
     if name == "masked":
         return None if isinstance(value, bool | np.bool_) else "is neither true nor false"
     if name in ("prompt_ids", "completion_ids"):

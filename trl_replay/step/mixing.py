@@ -16,10 +16,7 @@ from ..errors import ConfigurationError, SeamError
 from ..plan import Plan, RowOutcome, Taken
 from ..settings import Settings
 from ..table import Table
-from ..types import Bools, Context, Floats, Groups, Ints
-
-FRESH = -1
-"""No stored row takes this one."""
+from ..types import NONE, Bools, Context, Floats, Groups, Ints
 
 
 def shaped(fresh: Groups, given: Floats) -> Groups:
@@ -59,8 +56,8 @@ class MixedGroups:
         slots ([`Groups`]): The fresh groups.
         used (`(entries,)` int64): The entries that give rows, as rows of the eligible table.
         table ([`Table`]): These entries alone.
-        entries (`(n, G)` int64): Row of `table` whose entry takes each row; `FRESH` for none.
-        sources (`(n, G)` int64): Which of that entry's rows; `FRESH` for none.
+        entries (`(n, G)` int64): Row of `table` whose entry takes each row; `NONE` for none.
+        sources (`(n, G)` int64): Which of that entry's rows; `NONE` for none.
         stored (`(n, G)` bool): Which rows are stored ones.
         is_whole (`(n,)` bool): Whether one entry takes the whole slot.
     """
@@ -77,7 +74,7 @@ class MixedGroups:
         self._mark()
 
     def _mark(self) -> None:
-        self.stored = self.entries != FRESH
+        self.stored = self.entries != NONE
         one_entry = (self.entries == self.entries[:, :1]).all(axis=1)
         self.is_whole = one_entry & self.stored[:, 0]
 
@@ -92,12 +89,12 @@ class MixedGroups:
             chosen (`(n, G)`): For each row of a slot `e * G + r`, or -1.
         """
         size = chosen.shape[1]
-        stored = chosen != FRESH
+        stored = chosen != NONE
         number = np.where(stored, chosen // size, 0)
         drawn_for_row = drawn[np.arange(len(drawn))[:, None], number]
         used = np.array(sorted(set(drawn_for_row[stored].tolist())), np.int64)
-        entries = np.where(stored, np.searchsorted(used, drawn_for_row), FRESH)
-        sources = np.where(stored, chosen % size, FRESH)
+        entries = np.where(stored, np.searchsorted(used, drawn_for_row), NONE)
+        sources = np.where(stored, chosen % size, NONE)
         return cls(slots, used, table.take(used), entries, sources)
 
     def leave_silent(self) -> int:
@@ -134,8 +131,8 @@ class MixedGroups:
     def _leave(self, rows: Bools) -> int:
         """Lets the fresh rows stay where stored ones would take these, `(n, G)`; returns how many stored ones."""
         left = rows & self.stored
-        self.entries = np.where(left, FRESH, self.entries)
-        self.sources = np.where(left, FRESH, self.sources)
+        self.entries = np.where(left, NONE, self.entries)
+        self.sources = np.where(left, NONE, self.sources)
         self._mark()
         return int(left.sum())
 
@@ -244,7 +241,7 @@ class Filling:
         if len(self.slots) <= slots and self.mixed.entries.size <= entries:
             return self
         ordered = np.sort(self.mixed.entries, axis=1)
-        begins = np.diff(ordered, axis=1, prepend=FRESH) > 0
+        begins = np.diff(ordered, axis=1, prepend=NONE) > 0
         numbers = begins.sum(axis=1)  # distinct entries of each slot
         fitting = int((np.cumsum(numbers) <= entries).sum())
         return self.take(np.arange(min(slots, fitting, len(self.slots))))
@@ -290,7 +287,7 @@ class Filling:
 
 def _rows_by_entry(entries: Ints) -> dict[int, Ints]:
     """The rows of a slot that each entry takes, in the order of their first rows."""
-    taken = dict.fromkeys(entries[entries != FRESH].tolist())
+    taken = dict.fromkeys(entries[entries != NONE].tolist())
     return {entry: np.flatnonzero(entries == entry) for entry in taken}
 
 

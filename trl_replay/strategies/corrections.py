@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigurationError
 from ..protocols import Correction
 from ..types import LOG_RATIO_LIMIT, Context, Corrected, ReplayedRows
+from ..validation import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ class SamplingWeights:
 
     def __init__(self, beta: float = 0.4, final_beta: float = 1.0, updates: int = 1000) -> None:
         for name, value in (("beta", beta), ("final_beta", final_beta)):
-            if not (_is_number(value) and 0 <= value <= 1):
+            if not (is_number(value) and 0 <= value <= 1):
                 raise ConfigurationError(f"per: {name}={value!r} can't be used: give a number from 0 to 1.")
         _require("per", "updates", updates, above=0)
         self.beta = beta
@@ -332,7 +333,7 @@ def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _require(correction: str, name: str, value: Any, above: float) -> None:
-    if not (_is_number(value) and above < value <= LARGEST):
+    if not (is_number(value) and above < value <= LARGEST):
         raise ConfigurationError(
             f"{correction}: {name}={value!r} can't be used: give a number above {above:g}, and at most {LARGEST:g}."
         )
@@ -341,7 +342,3 @@ def _require(correction: str, name: str, value: Any, above: float) -> None:
 def _require_range(correction: str, low: Any, high: Any) -> None:
     _require(correction, "low", low, above=0.0)
     _require(correction, "high", high, above=low)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..table import Table
+from ..table import LARGEST, Table
 from ..types import Context, Floats
-
-LARGEST = 1e300
 
 
 def heap(table: Table, context: Context) -> NDArray[Any]:

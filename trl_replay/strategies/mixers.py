@@ -7,10 +7,7 @@ import numpy as np
 from ..errors import ConfigurationError
 from ..protocols import Mixer
 from ..table import Table
-from ..types import Context, Groups, Ints
-
-FRESH = -1
-"""In the place of a stored row: the fresh row stays."""
+from ..types import NONE, Context, Groups, Ints
 
 
 def whole(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
@@ -40,7 +37,7 @@ def make_inject(rows: int = 1) -> Mixer:
         best_stored = np.argsort(-stored, axis=1, kind="stable")[:, :rows]
         worst_fresh = np.argsort(fresh, axis=1, kind="stable")[:, :rows]
         most = min(best_stored.shape[1], worst_fresh.shape[1])
-        taken = np.full((count, size), FRESH)
+        taken = np.full((count, size), NONE)
         for number in range(most):
             source = best_stored[:, number]
             target = worst_fresh[:, number]
