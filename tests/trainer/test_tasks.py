@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from datasets import IterableDataset
-from following import build, crossed, follow
+from following import Followed, build, crossed, follow
 from generating import Coins
 from methods import INJECTED
 from replaying import build as build_with
@@ -232,3 +233,90 @@ def test_66_groups_whose_task_nobody_tells_are_matched_by_none(tmp_path: Any) ->
 def test_a_task_id_without_content_is_refused(tmp_path: Any) -> None:
     with pytest.raises(trl_replay.SeamError, match=r"task_id can't tell tasks apart: it holds a object. Give a text"):
         riddled(tmp_path, Odd)
+
+
+# files
+
+
+NESTED = [{"prompt": "1=", "label": label, "tests": [{"in": label, "out": 0.5}], "score": 2} for label in "abcd"]
+DIFFER = pytest.mark.filterwarnings("ignore:Rows of the dataset with one prompt differ")
+
+
+def exported(tmp_path: Any, rows: Any = NESTED) -> tuple[Any, Any]:
+    """A file of groups of all four tasks, and the session that wrote it."""
+    trainer = build(tmp_path / "first", rows, Rewards([LIVE, HALF, LIVE]), max_steps=4)
+    session, followed = follow(trainer, replay_dry_run=True)
+    return session.export(tmp_path / "groups.parquet"), followed
+
+
+def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
+    """A trainer without live groups of its own, and its session with what it makes of a file."""
+    trainer = build(tmp_path / "second", rows, Rewards([DEAD, DEAD, DEAD]), max_steps=5)
+    session = trl_replay.attach(trainer, **INJECTED)
+    session.buffer.add(source)
+    return trainer, session
+
+
+@DIFFER
+def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path: Any) -> None:
+    import pyarrow.parquet
+
+    path, _ = exported(tmp_path)
+    written = pyarrow.parquet.read_table(path).to_pylist()
+    assert {row["label"] for row in written} == set("abcd")
+    assert all(json.loads(row["tests"]) == [{"in": row["label"], "out": 0.5}] for row in written)
+    assert all((row["task/score"], row["task/prompt"]) == (2, "1=") for row in written)
+    _, session = taken(tmp_path, path)
+    assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in written[::4])
+
+
+@DIFFER
+@pytest.mark.parametrize("lost", ["the columns", "the hash", "nothing"])
+def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: str) -> None:
+    import pyarrow.parquet
+
+    path, _ = exported(tmp_path)
+    table = pyarrow.parquet.read_table(path)
+    if lost != "nothing":
+        table = table.drop(["label", "tests"] if lost == "the columns" else ["trl_replay_task"])
+        pyarrow.parquet.write_table(table, path)
+    trainer, session = taken(tmp_path, path)
+    keys = {session.components.tasks.key(row): row["label"] for row in NESTED}
+    followed = Followed(session, {entry: keys[task] for entry, task in by_serial(session).items()})
+    trainer.train()
+    assert len(followed.pairs) > 3
+    assert crossed(followed) == []
+
+
+@DIFFER
+def test_a_foreign_file_that_does_not_say_which_task_is_held_back_and_counted(tmp_path: Any) -> None:
+    rows = [*NESTED, {**NESTED[0], "prompt": "2="}]
+    foreign = [
+        {"prompt": prompt, "completion": "12", "reward": float(n < 1)} for prompt in ("1=", "2=") for n in range(4)
+    ]
+    _, session = taken(tmp_path, foreign, rows)
+    of_one, of_several = sorted(session.buffer.table.prompt.tolist(), reverse=True)
+    assert of_one == session.components.tasks.key(rows[-1]), "the dataset has one task with its prompt"
+    assert of_several < 0
+    assert (
+        session.totals.reasons[
+            "a group of a file counts as a task of its own: its file does not say which of several tasks it is"
+        ]
+        == 1
+    )
+
+
+@DIFFER
+def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path: Any) -> None:
+    foreign = [
+        {**row, "completion": f"{number}", "reward": float(number == 0)} for number in range(4) for row in ONE_PROMPT
+    ]
+    _, session = taken(tmp_path, foreign, ONE_PROMPT)
+    keys = [session.components.tasks.key(row) for row in ONE_PROMPT]
+    assert session.buffer.table.prompt.tolist() == keys
+
+
+def by_serial(session: Any) -> dict[int, int]:
+    """The task of each entry."""
+    table = session.buffer.table
+    return dict(zip(table.serial.tolist(), table.prompt.tolist(), strict=True))

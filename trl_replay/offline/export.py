@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,9 @@ from ..errors import CheckpointError, ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS
 from ..protocols import division_of
 from ..table import Table
+from ..tasks import Tasks
 from ..types import Group
+from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
 from .schema import FINGERPRINT, TOKENS, reward_columns
 
 if TYPE_CHECKING:
@@ -43,12 +46,16 @@ class Source(NamedTuple):
         tokenizer (`Any`): Decodes them.
         reward_functions (`Sequence[str]`): Names of the reward functions.
         fingerprint (`str`): Of the tokenizer.
+        task_columns (`Sequence[str]`, *optional*): `replay_task_columns`.
+        dataset ([`DatasetColumns`]): The dataset's columns, as far as the dataset is at hand.
     """
 
     entries: Iterable[StoredEntry]
     tokenizer: Any
     reward_functions: Sequence[str]
     fingerprint: str
+    task_columns: Sequence[str] | None
+    dataset: DatasetColumns
 
 
 def export(path: str | Path, trainer: Any, components: Components) -> Path:
@@ -61,11 +68,11 @@ def export(path: str | Path, trainer: Any, components: Components) -> Path:
     if ranks > 1 and not copies:
         path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
     if rank == 0 or not copies:
-        write(path, of_buffer(components.buffer, trainer))
+        write(path, of_buffer(components.buffer, components.tasks, trainer))
     return path
 
 
-def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
+def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
     """What this process holds."""
     table = buffer.table
     held = set(buffer.held())
@@ -80,6 +87,8 @@ def of_buffer(buffer: ReplayBuffer, trainer: Any) -> Source:
         tokenizer=compat.tokenizer(trainer),
         reward_functions=list(trainer.reward_func_names),
         fingerprint=compat.tokenizer_fingerprint(trainer),
+        task_columns=tasks.columns,
+        dataset=DatasetColumns(dataset_rows(trainer, tasks, table.prompt.tolist())),
     )
 
 
@@ -149,6 +158,8 @@ def of_checkpoint(folder: str | Path) -> Source:
         tokenizer=AutoTokenizer.from_pretrained(folder),
         reward_functions=first.session["reward_functions"],
         fingerprint=first.identity.tokenizer,
+        task_columns=first.identity.task_columns,
+        dataset=DatasetColumns({}),
     )
 
 
@@ -206,9 +217,16 @@ def _schema(source: Source) -> pyarrow.Schema:
         "group": pyarrow.int64(),
         "images": pyarrow.int32(),
         **dict.fromkeys(TOKENS, floats),
+        TASK: pyarrow.int64(),
     }
-    schema = pyarrow.schema(list(columns.items()))
-    return schema.with_metadata({FINGERPRINT: source.fingerprint})
+    plain = {str: pyarrow.string(), bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
+    columns |= {name: plain[kind] for name, kind in source.dataset.kinds.items()}
+    metadata = {
+        FINGERPRINT: source.fingerprint,
+        TASK_COLUMNS: json.dumps(source.task_columns),
+        IN_JSON: json.dumps(source.dataset.in_json),
+    }
+    return pyarrow.schema(list(columns.items())).with_metadata(metadata)
 
 
 def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[str, Any]]:
@@ -227,6 +245,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
+    of_dataset = source.dataset.of(entry.columns["prompt"])
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=False))
         yield {
@@ -244,6 +263,8 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             "group": number,
             "images": images[row],
             **{key: parts[row] for key, parts in tokens.items()},
+            TASK: entry.columns["prompt"],
+            **of_dataset,
         }
 
 

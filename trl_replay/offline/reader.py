@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from ..errors import ReplayError
 from ..session import Session
 from ..types import Bools, Floats
 from .export import PORTION
-from .file_tasks import UNKNOWN, FileTasks
+from .file_tasks import IN_JSON, TASK_COLUMNS, UNKNOWN, FileTasks
 from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, reward_columns
+
+METADATA = (FINGERPRINT, TASK_COLUMNS, IN_JSON)
+"""What a Parquet file says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,10 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
     """
     name = source_name(source)
     trainer = session.trainer
-    rows, fingerprint = _read(source)
-    tasks = FileTasks(trainer, session.components.tasks)
+    rows, metadata = _read(source)
+    tasks = FileTasks(trainer, session.components.tasks, metadata)
     gathered = _gathered(rows, name, compat.vocabulary_size(trainer), tasks)
-    same_tokenizer = fingerprint in (None, compat.tokenizer_fingerprint(trainer))
+    same_tokenizer = metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
     groups: list[OfflineGroup] = []
     for part in _parts(session, gathered, name, incomplete, tally):
         group = _group(trainer, part, same_tokenizer, tasks)
@@ -155,34 +158,36 @@ def _fitting(trainer: Any, groups: Sequence[OfflineGroup], source: str, tally: T
     return fitting
 
 
-def _read(source: Any) -> tuple[Iterable[Any], str | None]:
-    """The rows, and the fingerprint of the tokenizer that made their ids, where it is known."""
+def _read(source: Any) -> tuple[Iterable[Any], Mapping[str, str]]:
+    """The rows, and what their file says of itself: `METADATA`."""
     if not isinstance(source, str | Path):
         if not isinstance(source, Iterable):
             raise ReplayError(f"{source!r} can't be read: give a path, or rows as mappings.")
-        return source, None
+        return source, {}
     path = Path(source)
     try:
         if path.suffix == ".parquet":
             return _read_parquet(path)
         if path.suffix == ".jsonl":
             lines = path.read_bytes().split(b"\n")
-            return [json.loads(line) for line in lines if line.strip()], None
+            return [json.loads(line) for line in lines if line.strip()], {}
     except Exception as error:  # of pyarrow, json or the system
         raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
     raise ReplayError(f"{path} can't be read: give a path that ends in .parquet or .jsonl.")
 
 
-def _read_parquet(path: Path) -> tuple[list[Row], str | None]:
+def _read_parquet(path: Path) -> tuple[list[Row], Mapping[str, str]]:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
-    metadata = file.schema_arrow.metadata or {}
-    fingerprint = metadata.get(FINGERPRINT.encode())
+    found = file.schema_arrow.metadata or {}
+    metadata = {key: found[key.encode()].decode() for key in METADATA if key.encode() in found}
+    in_json = json.loads(metadata.get(IN_JSON, "[]"))
     rows: list[Row] = []
     for batch in file.iter_batches(PORTION):
-        rows += map(compact, batch.to_pylist())
-    return rows, fingerprint.decode() if fingerprint else None
+        for row in map(compact, batch.to_pylist()):
+            rows.append(row | {name: json.loads(row[name]) for name in in_json if row.get(name) is not None})
+    return rows, metadata
 
 
 def source_name(source: Any) -> str:

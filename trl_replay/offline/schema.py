@@ -23,7 +23,7 @@ TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and s
 """Token-level fields, each a column of lists; null where all values are implied or absent."""
 OWN = {"completion", "prompt_ids", "completion_ids", "reward", "advantage", "masked", "update", "uses", "score"}
 OWN |= {"group", "images", *TOKENS}
-"""Columns that are a file's, whatever the dataset has."""
+"""Columns that are a file's."""
 MASKS = ("completion_mask", "tool_mask")
 """Fields that tell which tokens are trained on."""
 LOGP_FLOOR = -1000.0
@@ -166,10 +166,9 @@ def reward_columns(names: Sequence[str]) -> list[str]:
     return columns
 
 
-def column_name(name: str, row: Row) -> str:
-    """What a row of a file calls a column of the dataset: `task/…` where the file has one of its own of that name."""
-    apart = f"task/{name}"
-    return apart if apart in row or name in OWN or name.startswith("reward/") else name
+def own_column(name: str) -> bool:
+    """Whether a column is a file's, whatever the dataset has."""
+    return name in OWN or name.startswith("reward/")
 
 
 def has_images(row: Row) -> bool:
