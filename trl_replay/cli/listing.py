@@ -199,41 +199,40 @@ def _names(offer: dict[str, Any]) -> set[str]:
 
 def _strategy_in_words(strategy: dict[str, Any]) -> str:
     kind = strategy["kind"]
+    facts = {
+        "kind": f"{kind}: replay_{kind}={json.dumps(strategy['name'])}",
+        "distribution": strategy["distribution"],
+        "arguments": f"{strategy['signature']} (replay_{kind}_kwargs)" if strategy["signature"] else "none",
+        "what it does": strategy["summary"],
+    }
     default = f", the default {kind}" if strategy["default"] else ""
-    arguments = f"{strategy['signature']} (replay_{kind}_kwargs)" if strategy["signature"] else "none"
-    head = [
-        f"{strategy['name']}{default}",
-        f"  kind          {kind}: replay_{kind}={json.dumps(strategy['name'])}",
-        f"  distribution  {strategy['distribution']}",
-        f"  arguments     {arguments}",
-        f"  what it does  {strategy['summary']}",
-    ]
-    return "\n".join([*head, "", strategy["docstring"]] if strategy["docstring"] else head)
+    return _in_words(f"{strategy['name']}{default}", facts, strategy["docstring"])
 
 
 def _preset_in_words(preset: dict[str, Any]) -> str:
-    head = [
-        preset["name"],
-        f"  kind          preset: replay_preset={json.dumps(preset['name'])}",
-        f"  distribution  {preset['distribution']}",
-        f"  what it does  {preset['summary']}",
-        "",
-    ]
-    settings = [f"{name}={value!r}" for name, value in preset["settings"].items()]
-    documentation = ["", preset["documentation"].strip()] if preset["documentation"] else []
-    return "\n".join([*head, *settings, *documentation])
+    facts = {
+        "kind": f"preset: replay_preset={json.dumps(preset['name'])}",
+        "distribution": preset["distribution"],
+        "what it does": preset["summary"],
+    }
+    settings = "\n".join(f"{name}={value!r}" for name, value in preset["settings"].items())
+    return _in_words(preset["name"], facts, settings, preset["documentation"].strip())
 
 
 def _plugin_in_words(plugin: dict[str, Any]) -> str:
-    arguments = f"{plugin['signature']} (replay_plugins_kwargs)" if plugin["signature"] else "none"
-    head = [
-        plugin["name"],
-        f"  kind          plugin: replay_plugins={json.dumps([plugin['name']])}",
-        f"  distribution  {plugin['distribution']}",
-        f"  arguments     {arguments}",
-        f"  hooks         {', '.join(plugin['hooks'])}",
-    ]
-    return "\n".join([*head, "", plugin["docstring"]] if plugin["docstring"] else head)
+    facts = {
+        "kind": f"plugin: replay_plugins={json.dumps([plugin['name']])}",
+        "distribution": plugin["distribution"],
+        "arguments": f"{plugin['signature']} (replay_plugins_kwargs)" if plugin["signature"] else "none",
+        "hooks": ", ".join(plugin["hooks"]),
+    }
+    return _in_words(plugin["name"], facts, plugin["docstring"])
+
+
+def _in_words(title: str, facts: dict[str, str], *texts: str) -> str:
+    """A title, a line for each fact, and texts that are not empty, each after an empty line."""
+    lines = [f"  {name:12}  {fact}" for name, fact in facts.items()]
+    return "\n".join([title, *lines, *(f"\n{text}" for text in texts if text)])
 
 
 def _print_tables(on_offer: dict[str, list[dict[str, Any]]]) -> None:

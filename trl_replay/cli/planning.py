@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..sizes import counted, format_bytes
@@ -40,17 +41,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ..report.capacity import Run, as_dict, needs
 
-    run = Run(
-        ranks=options.ranks,
-        prompts=options.prompts,
-        generations=options.generations,
-        tokens=options.tokens,
-        prompt_tokens=options.prompt_tokens,
-        size=options.size,
-        live=options.live,
-        reference=options.reference,
-        logps_dtype=options.logps_dtype,
-    )
+    run = Run(**{fact.name: getattr(options, fact.name) for fact in fields(Run)})
     planned = as_dict(run)
     if options.json:
         print(json.dumps(planned, indent=2))
