@@ -30,6 +30,7 @@ from ..buffer.candidates import Candidate, PendingGroups
 from ..errors import CheckpointError, MismatchError
 from ..serialization import group_files
 from ..types import Group, Groups
+from .save_id import FOLDER
 
 FORMAT = 1
 STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
@@ -214,6 +215,19 @@ def scope_in(folder: Path) -> str:
         with suppress(CheckpointError), _blaming(folder):
             return str(_content(rank_folder(folder, rank) / STATE)["identity"]["scope"])
     return ""
+
+
+def read_all(checkpoint: str | Path) -> list[RankState]:
+    """What all ranks wrote into a checkpoint.
+
+    Raises:
+        CheckpointError: They wrote nothing, or it is damaged.
+    """
+    folder = Path(checkpoint) / FOLDER
+    states = [read(folder, rank) for rank in ranks_in(folder)]
+    if not states:
+        raise CheckpointError(f"{checkpoint} holds no replay buffer.")
+    return states
 
 
 def ranks_in(folder: Path) -> list[int]:

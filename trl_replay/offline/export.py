@@ -13,9 +13,8 @@ import torch
 from .. import compat
 from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
-from ..checkpoint.save_id import FOLDER
 from ..components import Components
-from ..errors import CheckpointError, ReplayError
+from ..errors import ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS
 from ..protocols import division_of
 from ..table import Table
@@ -136,10 +135,7 @@ def of_checkpoint(folder: str | Path) -> Source:
     """
     from transformers import AutoTokenizer
 
-    ours = Path(folder) / FOLDER
-    states = [saved.read(ours, rank) for rank in saved.ranks_in(ours)]
-    if not states:
-        raise CheckpointError(f"{folder} holds no replay buffer.")
+    states = saved.read_all(folder)
 
     def entries() -> Iterator[StoredEntry]:
         for state in states:

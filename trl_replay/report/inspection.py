@@ -46,9 +46,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         CheckpointError: It holds no buffer, or a damaged one.
     """
     folder = Path(checkpoint) / FOLDER
-    states = [saved.read(folder, rank) for rank in saved.ranks_in(folder)]
-    if not states:
-        raise CheckpointError(f"{checkpoint} holds no replay buffer.")
+    states = saved.read_all(checkpoint)
     columns = _columns(states)
     identity = states[0].identity
     update = _count(states[0].session["update"], "update", folder)
