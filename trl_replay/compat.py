@@ -69,9 +69,6 @@ REFUSED: dict[str, str] = {
 }
 """Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
 
-INHERITED = frozenset({"accelerator", "callback_handler", "_get_output_dir", LOAD})
-"""What may come from `transformers.Trainer`: TRL overrides `LOAD` from 1.8 on."""
-
 OTHER_LOSS = (
     "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
 )

@@ -185,11 +185,6 @@ class SessionHooks:
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return any(not isinstance(implementation.plugin, _Configured) for implementation in implementations)
 
-    @property
-    def has_plugins(self) -> bool:
-        """Whether a plugin implements any session hook."""
-        return any(self.has_plugin_for(name) for name in _session_hooks())
-
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
         copies = replace(

@@ -24,6 +24,8 @@ HELPERS = ("split_pixel_values_by_grid", "shuffle_sequence_dict", "split_tensor_
 """What TRL does with a scored batch, in this order; the id tensor and image fields have to survive it."""
 CALLS = ((PREPARE, compat.SCORE, 1), (compat.SCORE, compat.REWARDS, 4), (OUTER_LOSS, compat.LOSS, 2))
 """Who calls the wrapped methods, and with how many arguments."""
+INHERITED = frozenset({"accelerator", "callback_handler", "_get_output_dir", compat.LOAD})
+"""What may come from `transformers.Trainer`: TRL overrides `LOAD` from 1.8 on."""
 Methods: TypeAlias = dict[str, ast.FunctionDef]
 
 
@@ -72,7 +74,7 @@ def _signatures(methods: Methods) -> Iterator[str]:
     for name, expected in compat.SEAM.items():
         if name in methods:
             yield from _signature(methods[name], expected)
-        elif name not in compat.INHERITED:
+        elif name not in INHERITED:
             yield f"{CLASS} has no method {name} any more"
 
 
@@ -226,7 +228,7 @@ def _attributes(trainer: ast.ClassDef) -> Iterator[str]:
     """Whether the trainer still has the attributes that are read."""
     mentioned = {node.attr for node in ast.walk(trainer) if isinstance(node, ast.Attribute)}
     for name, reason in compat.ATTRIBUTES.items():
-        if name not in mentioned and name not in compat.INHERITED:
+        if name not in mentioned and name not in INHERITED:
             yield f"{CLASS} has no attribute {name!r} any more ({reason})"
 
 
