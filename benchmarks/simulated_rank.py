@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from patterns import SETUP, Pattern
 
 from trl_replay import Group, ReplayConfig, compat
-from trl_replay.assembly import _capacity
+from trl_replay.assembly import room_in
 from trl_replay.batch.compose import cut, join
 from trl_replay.batch.group_view import blank, describe, rewards_of_batch, view
 from trl_replay.buffer.candidates import StepCarry, with_rewards
@@ -305,7 +305,7 @@ class SimulatedRank:
         self.scope = SCOPES[chosen.label("scope")](accelerator)
         self.others = self.scope._collectives = Others(accelerator)
         trainer = SimpleNamespace(accelerator=accelerator)
-        capacity, _ = _capacity(trainer, chosen, self.scope)
+        capacity = room_in(trainer, chosen, self.scope).groups
         self.buffer = ReplayBuffer(capacity, Ledger(), chosen.limits, size=size)
         self.components = Components(
             buffer=self.buffer,

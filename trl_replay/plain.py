@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 
 def in_json(value: Any) -> Any:
-    """The same value, or its text where JSON has no such thing: a path, a strategy's name, an infinite number."""
+    """The same value, or its text where JSON has no such thing: a path, a strategy's name, an infinite number. No text
+    tells where an object lies in memory."""
     if isinstance(value, Mapping):
         return {str(key): in_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -19,5 +21,5 @@ def in_json(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        return getattr(value, "__qualname__", None) or repr(value)
+        return getattr(value, "__qualname__", None) or re.sub(" at 0x[0-9a-f]+", "", repr(value))
     return value

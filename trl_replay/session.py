@@ -53,8 +53,8 @@ from .step.training_batch import (
 )
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 
-MEETING = 120.0
-"""Seconds that a process waits with its first batch for the others, which have just met in the trainer's scoring."""
+MEETING = 600.0
+"""Seconds that a process waits for the others when training begins: the main one may be starting a tracker's run."""
 SHOWN: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "correction", "scope")
 """Strategies that a session is shown with."""
 
@@ -111,7 +111,7 @@ class Session:
         self.communicator = Communicator(
             components, self.supply.stats, int(trainer.accelerator.process_index) if enabled else 0
         )
-        self.roll_call = _roll_call(trainer, settings) if enabled else RollCall()
+        self.roll_call = _roll_call(trainer, settings, components.scope)
         self.rounds = self._rounds() if enabled else None
         self.decide = Decisions(components, self.handshake, self.context, settings)
         self.rewards: list[torch.Tensor] | None = None
@@ -198,13 +198,14 @@ class Session:
         return PAUSED if self.paused else RUNS
 
     def meet(self) -> None:
-        """Before the first batch of a `train()`: makes sure that replay is attached on all processes.
+        """When training begins: makes sure that replay is attached on all processes, with the same settings.
 
         Raises:
-            SeamError: It is not, or with settings that do not fit together.
+            SeamError: It is not.
+            ConfigurationError: It is, with other settings.
         """
         if not self.met:
-            self.roll_call("batch", "its first batch", MEETING)
+            self.roll_call("train", "training", MEETING)
             self.met = True
 
     def abstain(self, count: int, at_end: bool = False) -> None:
@@ -621,12 +622,9 @@ class Session:
         self.components.hooks.call(hook, self.update, session=self)
 
     def _rounds(self) -> Rounds | None:
-        """Where something is to be generated again, or a plugin chooses prompts; not in a dry run."""
-        settings = self.settings
-        asks = self.components.hooks.has_plugin_for("inputs")
-        if settings.dry_run or not (settings.dynamic_sampling.rounds or asks):
+        if not self.settings.chooses_prompts:
             return None
-        return Rounds(lambda: self.trainer, settings, self.components, self.communicator, self.context)
+        return Rounds(lambda: self.trainer, self.settings, self.components, self.communicator, self.context)
 
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
         self.metrics = {}
@@ -665,15 +663,16 @@ class Session:
         return self.components.gates(rows, bounded)
 
 
-def _roll_call(trainer: Any, settings: Settings) -> RollCall:
-    """Those of other kinds than this process's do not count as present: their messages would not fit together."""
-    label = settings.label("scope")
-    return RollCall(
-        int(trainer.accelerator.process_index),
-        int(trainer.accelerator.num_processes),
-        float(trainer.args.ddp_timeout),
-        f"{label}, {compat.local_rows(trainer)} rows, groups of {trainer.num_generations}",
-    )
+def _roll_call(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
+    division = division_of(scope)
+    seed = int(trainer.args.seed) if settings.seed is None else settings.seed
+    equal = {
+        **settings.equal_on_ranks(division is None or division.one_buffer, seed),
+        "num_generations": trainer.num_generations,
+        "rows a process (per_device_train_batch_size × steps_per_generation)": compat.local_rows(trainer),
+    }
+    rank, ranks = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    return RollCall(int(rank), int(ranks), float(trainer.args.ddp_timeout), equal)
 
 
 def _room(scope: Scope, size: int, ranks: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from . import compat
@@ -20,6 +21,10 @@ from .validation import AUTO, STRATEGY_KINDS, unusable
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
 """Hooks of plugins that need no buffer."""
+
+MAY_DIFFER = ("replay_max_bytes", "replay_preset", "replay_seed", "replay_storage_kwargs")
+"""Settings that ranks may have of their own: what a preset sets is compared, and where seeds and bytes must be equal
+they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,34 @@ class Settings:
     def label(self, kind: Kind) -> str:
         """What the strategy of a kind is called."""
         return self.strategies[kind].label
+
+    @property
+    def chooses_prompts(self) -> bool:
+        """Whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
+        asks = any("trl_replay_inputs" in plugin.hooks for plugin in self.plugins)
+        return not self.dry_run and (self.dynamic_sampling.rounds > 0 or asks)
+
+    def equal_on_ranks(self, one_buffer: bool, seed: int) -> dict[str, Any]:
+        """What must be equal on all ranks, by name, as JSON holds it. Folders and seeds may differ, and the bytes that
+        a buffer keeps, where ranks do not share or choose by them.
+
+        Args:
+            one_buffer (`bool`): Whether ranks share a buffer.
+            seed (`int`): In force: `replay_seed`, else the trainer's.
+        """
+        if not self.acts:
+            return {"use_replay": self.config.use_replay, "replay_buffer_size": self.capacity}
+        equal = {name: value for name, value in self.config.to_dict().items() if name not in MAY_DIFFER}
+        equal |= {f"replay_{kind}": strategy.origin for kind, strategy in self.strategies.items()}
+        equal["replay_plugins"] = [f"{plugin.name} ({plugin.distribution})" for plugin in self.plugins]
+        equal["replay_warm_start"] = "a file" if self.warm_start else None
+        equal["batch keys of plugins"] = [repr(field) for field in self.fields]
+        equal["trl_replay"] = import_module(__package__).__version__
+        if one_buffer:
+            equal["replay_max_bytes"] = self.max_bytes
+        if one_buffer or self.chooses_prompts:
+            equal["replay_seed (else the trainer's)"] = seed
+        return equal
 
     def with_scope(self, name: str, reason: str) -> Settings:
         """The same with a built-in scope that nobody named, and why this one."""

@@ -140,7 +140,7 @@ def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks: Results)
             assert rank["type"]
         else:
             assert rank["type"] == "SeamError"
-            assert f"Replay waits on rank {number} with its first batch: rank {LOST} did not come" in rank["text"]
+            assert f"Replay waits on rank {number} with training: rank {LOST} did not come" in rank["text"]
 
 
 def test_a_rank_that_comes_later_than_the_timeout_is_named_by_all_others(ranks: Results) -> None:

@@ -114,7 +114,7 @@ def test_43_clear_on_one_rank_empties_its_own_buffer_or_is_refused(results: Resu
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("attach on one", "Replay waits on rank 0 with its first batch: rank 1 did not come to it"),
+        ("attach on one", "Replay waits on rank 0 with training: rank 1 did not come to it"),
         ("add on one", "Replay waits on rank 0 with adding groups to its buffer: rank 1 did not come to it"),
         ("save on one", "Replay waits on rank 0 with a checkpoint: rank 1 did not come to it"),
         ("resume from a checkpoint on one", "Replay waits on rank 0 with resuming from a checkpoint: rank 1 did not"),
@@ -127,13 +127,26 @@ def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_t
     assert alone["type"] == "SeamError", alone["text"]
     assert words in alone["text"]
     assert alone["seconds"] > SOON
-    assert other["type"] not in ("", "SeamError"), "the other one waits in a collective of the trainer's"
+    if "resuming" in words:
+        assert "Replay waits on rank 1 with training: rank 0 did not come to it" in other["text"]
+    else:
+        assert other["type"] not in ("", "SeamError"), "the other one waits in a collective of the trainer's"
 
 
-def test_43_ranks_with_settings_that_do_not_fit_together_are_both_told(results: Results) -> None:
-    for number, rank in enumerate(of(results, "other scopes")):
-        assert rank["type"] == "SeamError", rank["text"]
-        assert f"rank {1 - number} came with other settings" in rank["text"]
+@pytest.mark.parametrize(
+    ("case", "rank", "words"),
+    [
+        ("off on one", 0, "use_replay is True on rank 0 and False on rank 1"),
+        ("off for want of a buffer on one", 1, "replay_buffer_size is 0 on rank 0 and 8 on rank 1"),
+    ],
+)
+def test_69_a_rank_on_which_replay_is_off_is_not_waited_for(
+    results: Results, case: str, rank: int, words: str
+) -> None:
+    on = of(results, case)[rank]
+    assert on["type"] == "ConfigurationError", on["text"]
+    assert words in on["text"]
+    assert of(results, case)[1 - rank]["type"] not in ("", "ConfigurationError"), "a collective of the trainer's"
 
 
 def test_43_groups_that_are_added_on_both_are_added(results: Results) -> None:

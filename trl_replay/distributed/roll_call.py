@@ -7,18 +7,23 @@ torch.distributed was started with, and goes on when all names are there.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import SeamError
+from ..errors import ConfigurationError, SeamError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 PATIENCE = 30.0
 """Seconds after which a process that waits says for whom."""
+SHOWN = 8
+"""Ranks that are named, of more."""
 
 
 class RollCall:
@@ -28,21 +33,24 @@ class RollCall:
         rank (`int`): This process.
         processes (`int`): How many there are. Of one, nothing is asked.
         timeout (`float`): Seconds to wait for the others.
-        kind (`str`): What must be the same on all processes; those of another kind do not count as present.
+        equal (`Mapping[str, Any]`): By name, what must be equal on all processes; JSON can hold it.
     """
 
     _met = 0
 
-    def __init__(self, rank: int = 0, processes: int = 1, timeout: float = 0.0, kind: str = "") -> None:
+    def __init__(
+        self, rank: int = 0, processes: int = 1, timeout: float = 0.0, equal: Mapping[str, Any] | None = None
+    ) -> None:
         self._rank = rank
         self._processes = processes
         self._timeout = timeout
-        self._kind = kind
+        self._equal = json.dumps(equal or {}, sort_keys=True)
         self._number: int | None = None
         self._calls: Counter[str] = Counter()
 
     def __call__(self, call: str, doing: str, timeout: float | None = None) -> None:
-        """Waits until every process has come to this call as often as this one.
+        """Waits until every process has come to this call as often as this one. The first time, whatever is called,
+        they compare what must be equal.
 
         Args:
             call (`str`): What is called; each name has a count of its own.
@@ -51,46 +59,96 @@ class RollCall:
 
         Raises:
             SeamError: Some process did not come: names it. Nothing was sent.
+            ConfigurationError: What must be equal is not: names it with all values, on all processes.
         """
         store = store_of_all() if self._processes > 1 else None
         if store is None:
             return
-        number = RollCall._met if self._number is None else self._number
-        key = f"trl_replay/{number}/{call}/{self._calls[call]}"
-        self._enter(store, key, doing, min(timeout or self._timeout, self._timeout))
-        self._calls[call] += 1
+        most = min(timeout or self._timeout, self._timeout)
         if self._number is None:
-            self._number = number
-            RollCall._met += 1
+            self._compare(store, doing, most)
+        self._enter(store, f"trl_replay/{self._number}/{call}/{self._calls[call]}", doing, most)
+        self._calls[call] += 1
+
+    def leave_word(self) -> None:
+        """Tells the others, without waiting, of a session that does nothing and will come to no call."""
+        store = store_of_all() if self._processes > 1 else None
+        if store is None:
+            return
+        key = self._announce(store)
+        store.set(f"{key}/equal/{self._rank}", self._equal)
+        for step in ("", "/told", "/read"):
+            self._come(store, key + step)
+        RollCall._met += 1
+
+    def _compare(self, store: Store, doing: str, timeout: float) -> None:
+        """Compares digests; only where these differ, processes tell each other what is behind them."""
+        key = self._announce(store)
+        self._enter(store, key, doing, timeout)
+        self._number = RollCall._met
+        RollCall._met += 1
+        if not store.check([f"{key}/differ"]):
+            return
+        store.set(f"{key}/equal/{self._rank}", self._equal)
+        self._meet(store, f"{key}/told", PATIENCE)
+        keys = {rank: f"{key}/equal/{rank}" for rank in range(self._processes)}
+        told = {rank: json.loads(store.get(equal)) for rank, equal in keys.items() if store.check([equal])}
+        self._meet(store, f"{key}/read", PATIENCE)  # the store may end with its process
+        raise ConfigurationError(
+            f"Replay is not set alike on all ranks: {'; '.join(_differences(told))}. Attach with the same settings, "
+            "plugins and releases on all ranks."
+        )
+
+    def _announce(self, store: Store) -> str:
+        """Puts the digest down, or that it is another than the first one's; returns where."""
+        key = f"trl_replay/{RollCall._met}/settings"
+        digest = hashlib.sha256(self._equal.encode()).hexdigest()
+        if store.compare_set(f"{key}/digest", "", digest).decode() != digest:
+            store.set(f"{key}/differ", "1")
+        return key
+
+    def _come(self, store: Store, key: str) -> None:
+        """Is counted; the last one lets all go on."""
+        store.set(f"{key}/{self._rank}", "1")
+        if store.add(f"{key}/count", 1) == self._processes:
+            store.set(f"{key}/all", "1")
+
+    def _meet(self, store: Store, key: str, timeout: float) -> bool:
+        """Whether all came in time."""
+        self._come(store, key)
+        return _came(store, f"{key}/all", timeout)
 
     def _enter(self, store: Store, key: str, doing: str, timeout: float) -> None:
-        present = f"{key}/{self._kind}"
-        store.set(f"{key}/{self._rank}", self._kind)
-        if store.add(f"{present}/count", 1) == self._processes:
-            store.set(f"{present}/all", "1")
-        if _came(store, f"{present}/all", min(timeout, PATIENCE)):
+        if self._meet(store, key, min(timeout, PATIENCE)):
             return
         if timeout > PATIENCE:
             warnings.warn(f"{self._missing(store, key, doing)} It waits for {timeout:g} seconds.", stacklevel=4)
-            if _came(store, f"{present}/all", timeout - PATIENCE):
+            if _came(store, f"{key}/all", timeout - PATIENCE):
                 return
         problem = self._missing(store, key, doing)
-        store.add(f"{present}/count", -1)
-        raise SeamError(
-            f"{problem} It must be done on every process, with the same settings. What the others wait for now is the "
-            "trainer's."
-        )
+        store.add(f"{key}/count", -1)
+        raise SeamError(f"{problem} It must be done on every process. What the others wait for now is the trainer's.")
 
     def _missing(self, store: Store, key: str, doing: str) -> str:
-        absent, different = list[str](), list[str]()
-        for rank in range(self._processes):
-            if not store.check([f"{key}/{rank}"]):
-                absent.append(str(rank))
-            elif store.get(f"{key}/{rank}").decode() != self._kind:
-                different.append(str(rank))
-        told = [f"rank {', '.join(absent)} did not come to it"] if absent else []
-        told += [f"rank {', '.join(different)} came with other settings"] if different else []
-        return f"Replay waits on rank {self._rank} with {doing}: {' and '.join(told) or 'the others came too late'}."
+        absent = [rank for rank in range(self._processes) if not store.check([f"{key}/{rank}"])]
+        told = f"{_ranks(absent)} did not come to it" if absent else "the others came too late"
+        return f"Replay waits on rank {self._rank} with {doing}: {told}."
+
+
+def _differences(told: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """What differs, with all of its values and the ranks that have them: `a is 1 on rank 0 and 2 on rank 1`."""
+    for name in sorted(set.intersection(*map(set, told.values()))):
+        ranks_of: dict[str, list[int]] = {}
+        for rank, equal in told.items():
+            ranks_of.setdefault(repr(equal[name]), []).append(rank)
+        if len(ranks_of) > 1:
+            yield f"{name} is {' and '.join(f'{value} on {_ranks(ranks)}' for value, ranks in ranks_of.items())}"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0, 2`, and of many the first ones."""
+    shown = ", ".join(map(str, numbers[:SHOWN])) + (", …" if len(numbers) > SHOWN else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _came(store: Store, key: str, timeout: float) -> bool:

@@ -79,6 +79,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if session.enabled:
         _begin(trainer, session)
     else:
+        session.roll_call.leave_word()
         _sessions[trainer] = session
     return session
 

@@ -47,6 +47,7 @@ class ReplayCallback(TrainerCallback):
         self.session.met = False
         self._trackers_told = False
         self.session.components.rate_limiter.planned = state.max_steps
+        self.session.meet()
         begin(self.session)
 
     def on_epoch_begin(

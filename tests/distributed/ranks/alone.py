@@ -99,7 +99,7 @@ class Case:
         self.trainer = build(folder, rows, 4, live, **settings)
         self.session: Any = None
         if RANK in attach:
-            self.session = trl_replay.attach(self.trainer, replay_start=0, replay_buffer_size=8, **replay)
+            self.session = trl_replay.attach(self.trainer, **{"replay_start": 0, "replay_buffer_size": 8, **replay})
         self.callbacks: list[At] = []
 
     def at(self, update: int, act: Callable[[], Any], ranks: tuple[int, ...] = (0,), event: str = "step") -> Case:
@@ -152,7 +152,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
     yield "attach on one", lambda: case(attach=(0,), brief=True).train()
-    yield "other scopes", lambda: case(brief=True, replay_scope=("process", "gathered")[RANK]).train()
+    yield "off on one", lambda: case(use_replay=RANK == 0).train()
+    yield "off for want of a buffer on one", lambda: case(replay_buffer_size=8 * RANK).train()
     yield "add on one", lambda: adding(case(brief=True, replay_scope="gathered"))
     yield "add on both", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1))
     yield "add other rows", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1), differ=True)

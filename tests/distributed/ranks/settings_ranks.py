@@ -1,0 +1,161 @@
+"""One of two ranks that attach with settings of their own, case by case; what came of it as JSON in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
+
+from ending import end
+from scripted import build
+
+import trl_replay
+from trl_replay import FieldSpec, ScopeSpec
+from trl_replay.registry import registry
+from trl_replay.strategies.scopes import GatheredScope
+
+RANK = int(os.environ.get("RANK", "0"))
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "replay_weight": ({}, {"replay_weight": 0.5}),
+    "replay_unfilled": ({}, {"replay_unfilled": "mask"}),
+    "replay_correction": ({}, {"replay_correction": "truncated"}),
+    "replay_correction_kwargs": tuple(
+        {"replay_correction": "truncated", "replay_correction_kwargs": {"cap": cap}} for cap in (1.0, 2.0)
+    ),
+    "replay_max_weight": ({}, {"replay_max_weight": 2.0}),
+    "replay_logps_dtype": ({}, {"replay_logps_dtype": "bfloat16"}),
+    "replay_buffer_size": ({}, {"replay_buffer_size": 9}),
+    "replay_scope": ({}, {"replay_scope": "process"}),
+    "replay_scope_kwargs": tuple(
+        {"replay_scope": "tuned/tuned", "replay_scope_kwargs": {"patience": patience}} for patience in (1, 2)
+    ),
+    "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
+    "replay_refill_rounds": ({}, {"replay_refill_rounds": 2}),
+    "replay_refill_until": ({"replay_refill_rounds": 1}, {"replay_refill_rounds": 1, "replay_refill_until": 0.5}),
+    "replay_warm_start": ({}, {"replay_warm_start": __file__}),
+    "replay_plugins": ({}, {"replay_plugins": ["shaping"]}),
+    "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
+    "replay_plugins, another release": ({"replay_plugins": ["released"]}, {"replay_plugins": ["released"]}),
+    "replay_plugins_kwargs": tuple(
+        {"replay_plugins": ["shaping"], "replay_plugins_kwargs": {"shaping": {"by": by}}} for by in (1.0, 2.0)
+    ),
+    "replay_scorer, another release": ({"replay_scorer": "released/even"}, {"replay_scorer": "released/even"}),
+    "batch keys of plugins": ({"replay_plugins": ["keys"]}, {"replay_plugins": ["keys"]}),
+    "replay_seed": ({"replay_seed": 1}, {"replay_seed": 2}),
+    "replay_seed, process, prompts chosen": tuple(
+        {"replay_scope": "process", "replay_refill_rounds": 1, "replay_seed": seed} for seed in (1, 2)
+    ),
+    "replay_seed, the trainer's": ({}, {"seed": 7}),
+    "trl_replay": ({}, {"version": "0.0.9"}),
+}
+"""What each rank attaches with; a case is called like the setting that differs."""
+ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "the trainer's seed by name": ({"replay_seed": 42}, {}),
+    "seeds of private buffers": tuple({"replay_scope": "process", "replay_seed": seed} for seed in (1, 2)),
+    "bytes of private buffers": tuple({"replay_scope": "process", "replay_max_bytes": size} for size in (None, "1GB")),
+    "folders": tuple(
+        {"replay_storage": "disk", "replay_storage_kwargs": {"folder": folder}} for folder in ("here", "there")
+    ),
+    "functions": tuple({"replay_evictor": lambda table, context: table.serial} for _ in range(2)),
+}
+"""What may differ, or does not differ in what is done."""
+
+
+class Shaping:
+    """Advantages times a number."""
+
+    def __init__(self, by: float = 1.0) -> None:
+        self.by = by
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return groups.advantages * self.by
+
+
+class Prompts:
+    @trl_replay.hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        return None
+
+
+class Keys:
+    @trl_replay.hookimpl
+    def trl_replay_fields(self) -> Iterator[Any]:
+        yield FieldSpec(f"extra_{RANK}", layout="row")
+
+
+class Tuned:
+    @trl_replay.hookimpl
+    def trl_replay_strategies(self) -> Iterator[Any]:
+        def tuned(accelerator: Any, patience: int = 0) -> Any:
+            return GatheredScope(accelerator)
+
+        yield ScopeSpec("tuned", tuned, "gathered")
+
+
+class Released:
+    @trl_replay.hookimpl
+    def trl_replay_strategies(self) -> Iterator[Any]:
+        yield trl_replay.ScorerSpec("even", lambda: lambda groups, context: groups.reward_mean, "the same")
+
+
+def register() -> None:
+    """The same plugins on both ranks, one of them in two releases."""
+    plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys(), "tuned": Tuned()}
+    for name, plugin in plugins.items():
+        trl_replay.register(plugin, name)
+    registry().register(Released(), "released", f"released {RANK + 1}.0")
+
+
+def attempt(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Attaches, trains for two updates, and says what came of it."""
+    began = time.monotonic()
+    trainer_settings = {name: settings.pop(name) for name in ["seed"] if name in settings}
+    trainer = build(folder, 8, 4, lambda update, group, rank: group % 2, rank=RANK, max_steps=2, **trainer_settings)
+    settings = {"replay_buffer_size": 8, "replay_start": 0, "replay_scope": "gathered", **settings}
+    if settings.get("replay_storage") == "disk":
+        settings["replay_storage_kwargs"] = {"folder": str(folder / settings["replay_storage_kwargs"]["folder"])}
+    found = {"type": "", "text": ""}
+    with mine(settings.pop("version", trl_replay.__version__)):
+        trl_replay.attach(trainer, **settings)
+        try:
+            trainer.train()
+        except Exception as error:
+            found = {"type": type(error).__name__, "text": str(error)}
+    trl_replay.detach(trainer)
+    return {**found, "updates": trainer.state.global_step, "seconds": time.monotonic() - began}
+
+
+@contextlib.contextmanager
+def mine(version: str) -> Iterator[None]:
+    """A release of trl_replay."""
+    before = trl_replay.__version__
+    trl_replay.__version__ = version
+    try:
+        yield
+    finally:
+        trl_replay.__version__ = before
+
+
+def main(folder: Path) -> None:
+    register()
+    found = {}
+    for name, by_rank in {**CASES, **ALIKE}.items():
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = attempt(folder / str(RANK) / name.replace(" ", "_"), **by_rank[RANK])
+    (folder / f"results.{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    end()
