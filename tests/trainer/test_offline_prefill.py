@@ -14,8 +14,9 @@ from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
 from trl_replay import ConfigurationError
+from trl_replay.batch.compose import loss_mask
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.testing import make_trainer
+from trl_replay.testing import make_tokenizer, make_trainer
 
 
 @pytest.fixture
@@ -197,3 +198,31 @@ def test_a_whole_group_that_is_all_right_takes_no_slot_after_resuming_with_anoth
     assert len(session.buffer) == 3
     assert session.totals.counters["replaced"] == 0
     assert session.totals.reasons["a mixed group would have been dead"] > 0
+
+
+def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_tools(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    given = [
+        {
+            "prompt": prompt,
+            "completion": text,
+            "reward": float(text == "a*c"),
+            "prompt_ids": tokenizer(prompt)["input_ids"],
+            "completion_ids": tokenizer(text)["input_ids"],
+            "tool_mask": [1, 0, 1],
+        }
+        for prompt in ("1=", "12=", "123+4=")
+        for text in ("a*c", "b*d", "c*e", "d*f")
+    ]
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, trainer_class=Spy)
+    session = trl_replay.attach(trainer, replay_start=0)
+    assert session.buffer.add(given) == 3
+    steps = record(session)
+    trainer.train()
+    (_, first), (before, after) = steps
+    assert replayed(steps) == [0, 3]
+    assert "tool_mask" not in first, "what the run makes is as TRL made it"
+    assert "tool_mask" not in before
+    assert loss_mask(after)[:, :3].tolist() == [[1, 0, 1]] * 12
+    assert int(after["num_items_in_batch"]) == 24
+    assert loss_mask(trainer.losses[1]["inputs"]).sum() == 24

@@ -383,6 +383,25 @@ def compose(
     return composed | compose_images(batch, fields, placements)
 
 
+def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
+    """The batch with token-level fields that only placed groups hold, such as the tool mask of a file: its own rows
+    have the implied value there."""
+    added: Batch = {}
+    for placed in placements:
+        for key, stored in placed.group.tensors.items():
+            spec = fields.spec(key)
+            if batch.get(key) is None and spec.layout == "completion" and spec.implied is not None:
+                added[key] = implied_values(batch, spec, stored.dtype)
+    return batch | added if added else batch
+
+
+def implied_values(batch: Batch, spec: FieldSpec, dtype: torch.dtype) -> torch.Tensor:
+    """A text field of the batch with the implied value everywhere."""
+    shape = _expected_shape(spec, batch["prompt_ids"].size(0), _widths(batch))
+    assert spec.implied is not None
+    return torch.full(shape, spec.implied, dtype=dtype, device=batch["prompt_ids"].device)
+
+
 def _wider(old: Widths, placements: Sequence[Placement], multiple_of: int | None) -> Widths:
     """The widths that hold the batch and all placed rows."""
     longest_prompt = 0

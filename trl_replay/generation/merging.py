@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batch.compose import compose, cut
+from ..batch.compose import compose, cut, implied_values
 from ..batch.images import images_per_row, with_blank_images, without_images
 from ..distributed.row_layout import RowLayout
 from ..errors import BatchError
@@ -163,14 +162,6 @@ def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple
                     f"One round of generating holds {key!r} and another one does not: they can't be put together. Set "
                     "replay_refill_rounds=0."
                 )
-            filled[key] = _implied(one, spec.layout, spec.implied, another[key])
+            filled[key] = implied_values(one, spec, another[key].dtype)
         added.append(filled)
     return added[0], added[1]
-
-
-def _implied(batch: Batch, layout: str, value: int, like: torch.Tensor) -> torch.Tensor:
-    """What a field holds where all of its values are implied."""
-    rows, prompts = batch["prompt_ids"].shape
-    completions = batch["completion_ids"].size(1)
-    widths: Mapping[str, int] = {"prompt": prompts, "completion": completions, "sequence": prompts + completions}
-    return like.new_full((rows, widths[layout]), value)

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from .. import compat
+from ..batch.compose import with_stored_fields
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry, collect_candidates
 from ..components import Components
 from ..distributed.row_layout import RowLayout
@@ -73,6 +74,7 @@ def compose_batch(
     batch = _with_advantages(batch, outcome.advantages.ravel()[rows.here], outcome.computed.ravel()[rows.here])
     if not placements:
         return batch, replayed
+    batch = with_stored_fields(batch, components.fields, placements)
     return components.hooks.compose(batch, placements, context), replayed
 
 
