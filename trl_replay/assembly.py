@@ -49,6 +49,8 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         settings.fields,
         settings.logps_dtype,
     )
+    alive = weakref.ref(trainer)
+    tasks = Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
     strategies = settings.strategies
     scope = _scope(trainer, settings)
     storage = strategies["storage"].make()
@@ -85,7 +87,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         ),
         bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,
-        tasks=_tasks(trainer, settings),
+        tasks=tasks,
         rng=np.random.default_rng(room.seed),
         num_generations=size,
         token_weights=compat.allows_token_weights(trainer),
@@ -107,12 +109,6 @@ def exchange_scope(trainer: Any, settings: Settings, components: Components) -> 
     components.buffer.capacity = components.rate_limiter.capacity = room.groups
     components.buffer.max_bytes = room.nbytes
     components.seed(room.seed)
-
-
-def _tasks(trainer: Any, settings: Settings) -> Tasks:
-    """What tells this trainer's tasks apart."""
-    alive = weakref.ref(trainer)
-    return Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
 
 
 def _scope(trainer: Any, settings: Settings) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from .errors import ConfigurationError
 from .plain import in_json
 from .registry import registry
+from .sizes import parse_bytes
 from .specs import Kind
 from .validation import ADAPTIVE, AUTO, STRATEGY_KINDS, unusable, validate
 
@@ -294,6 +295,7 @@ class ReplayConfig:
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
         validate({spec.name: getattr(self, spec.name) for spec in fields(self)})
+        self.max_bytes = parse_bytes(self.replay_max_bytes)
         for kind in STRATEGY_KINDS:
             self._refuse_unknown_name(kind)
 
@@ -331,11 +333,6 @@ class ReplayConfig:
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """The keyword arguments given for a kind of strategy."""
         return dict(getattr(self, f"replay_{kind}_kwargs") or {})
-
-    def kwargs_of_plugins(self) -> dict[str, dict[str, Any]]:
-        """The keyword arguments given for plugins, by their names."""
-        given: Any = self.replay_plugins_kwargs or {}
-        return {name: dict(arguments) for name, arguments in given.items()}
 
     def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """A validated copy with some fields set; `source` is named if one of them does not exist."""

@@ -140,7 +140,7 @@ class Registry:
         self._seen: set[tuple[str, str, str]] = set()
         self._offers: dict[tuple[str, str], list[Any]] = {}
 
-    def register(self, plugin: Any, name: str, distribution: str = IN_THIS_PROCESS) -> None:
+    def add(self, plugin: Any, name: str, distribution: str = IN_THIS_PROCESS) -> None:
         """Adds a plugin object under `name`.
 
         Raises:
@@ -200,11 +200,11 @@ class Registry:
         changed = Registry()
         changed.failures = dict(self.failures)
         for name, plugin in self.plugins.items():
-            changed.register(made.get(name, plugin.object), name, plugin.distribution)
+            changed.add(made.get(name, plugin.object), name, plugin.distribution)
             changed.plugins[name] = replace(changed.plugins[name], arguments=given.get(name, {}))
         return changed
 
-    def unregister(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Removes a plugin; sessions that use it go on using it."""
         self._manager.unregister(name=name)
         del self.plugins[name]
@@ -227,12 +227,12 @@ class Registry:
         try:
             if len(claims) > 1:
                 if name in self.plugins:
-                    self.unregister(name)
+                    self.remove(name)
                 raise PluginError(
                     f"Two distributions claim the plugin name {name!r}: {sources}. Uninstall one of them."
                 )
             (point,) = claims.values()
-            self.register(point.load(), name, sources)
+            self.add(point.load(), name, sources)
         except Exception as error:  # a plugin may raise anything at import
             reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             self.failures[name] = Failure(name, sources, reason)
@@ -531,7 +531,7 @@ def registry() -> Registry:
         from .strategies import Builtin
 
         _registry = Registry()
-        _registry.register(Builtin(), BUILTIN, "trl-replay")
+        _registry.add(Builtin(), BUILTIN, "trl-replay")
     _registry.discover()
     return _registry
 
@@ -553,11 +553,11 @@ def register(plugin: Any, name: str) -> None:
     """Registers a plugin object for this process, as an entry point would: for notebooks, scripts and tests.
 
     Raises:
-        PluginError: See [`Registry.register`].
+        PluginError: See [`Registry.add`].
     """
-    registry().register(plugin, name)
+    registry().add(plugin, name)
 
 
 def unregister(name: str) -> None:
     """Takes back `register`."""
-    registry().unregister(name)
+    registry().remove(name)

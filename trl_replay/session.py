@@ -23,7 +23,7 @@ from .config import ReplayConfig
 from .counters import BRIEF, SETTLED, Totals, metrics
 from .distributed.agreement import MODES
 from .distributed.communicator import Communicator
-from .distributed.roll_call import RollCall
+from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError
 from .generation.merging import Generated
@@ -108,12 +108,10 @@ class Session:
             components.bounds.form,
             self._control_entropy,
         )
-        self.communicator = Communicator(
-            components, self.supply.stats, int(trainer.accelerator.process_index) if enabled else 0
-        )
-        self.roll_call = _roll_call(trainer, settings, components.scope)
+        self.communicator = Communicator(components, self.supply.stats, int(trainer.accelerator.process_index))
         self.rounds = self._rounds() if enabled else None
         self.decide = Decisions(components, self.handshake, self.context, settings)
+        self.roll_call = roll_call_of(trainer, settings, components.scope)
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
@@ -661,18 +659,6 @@ class Session:
         corrected = self.components.hooks.correct(rows, self._local_context())
         bounded = self.components.bounds(rows, corrected)
         return self.components.gates(rows, bounded)
-
-
-def _roll_call(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
-    division = division_of(scope)
-    seed = int(trainer.args.seed) if settings.seed is None else settings.seed
-    equal = {
-        **settings.equal_on_ranks(division is None or division.one_buffer, seed),
-        "num_generations": trainer.num_generations,
-        "rows a process (per_device_train_batch_size × steps_per_generation)": compat.local_rows(trainer),
-    }
-    rank, ranks = trainer.accelerator.process_index, trainer.accelerator.num_processes
-    return RollCall(int(rank), int(ranks), float(trainer.args.ddp_timeout), equal)
 
 
 def _room(scope: Scope, size: int, ranks: int) -> str:

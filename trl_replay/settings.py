@@ -14,7 +14,6 @@ from .buffer.replay_buffer import Limits
 from .config import ReplayConfig
 from .fields import FieldSpec
 from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Strategy, registry
-from .sizes import parse_bytes
 from .specs import Kind
 from .strategies.scope_choice import choose_scope
 from .validation import AUTO, STRATEGY_KINDS, unusable
@@ -171,7 +170,7 @@ def resolve(config: ReplayConfig) -> Settings:
     """
     if not config.use_replay:
         return _settings(config, {}, (), ())
-    arguments = config.kwargs_of_plugins()
+    arguments: Any = config.replay_plugins_kwargs or {}  # no text any more
     known = registry().with_arguments(arguments)
     plugins = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
     if config.replay_preset is not None:
@@ -208,7 +207,7 @@ def _settings(
         fields=fields,
         chosen_scope="",
         capacity=config.replay_buffer_size,
-        max_bytes=parse_bytes(config.replay_max_bytes),
+        max_bytes=config.max_bytes,
         logps_dtype=config.replay_logps_dtype,
         limits=Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses, config.replay_cooldown),
         rate_limits=RateLimits(

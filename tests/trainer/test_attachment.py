@@ -560,3 +560,11 @@ def test_55_numbers_that_no_weight_can_be_are_refused_at_attach(tmp_path: Path, 
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(ConfigurationError, match=r"can't be used: .*give a number"):
         trl_replay.attach(trainer, **settings)
+
+
+def test_replay_that_is_off_takes_any_trainer(tmp_path: Any) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    tokenizer = make_tokenizer()
+    trainer = Trainer(make_model(tokenizer), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    assert not trl_replay.attach(trainer, use_replay=False).enabled

@@ -53,7 +53,7 @@ def plugin(name="mine", **hooks):
     """A registered plugin of the distribution `mine 1.0` with the functions `hooks`, which take no `self`."""
     marked = {hook: f if hasattr(f, "trl_replay_impl") else hookimpl(f) for hook, f in hooks.items()}
     functions = {f"trl_replay_{hook}": staticmethod(function) for hook, function in marked.items()}
-    registry().register(type("Plugin", (), functions)(), name, f"{name} 1.0")
+    registry().add(type("Plugin", (), functions)(), name, f"{name} 1.0")
     try:
         yield
     finally:
@@ -609,7 +609,7 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
     assert not failed, "".join(report)
     instance = example.globs["Plugin"]()
     assert hasattr(instance, hook)
-    registry().register(instance, "example")
+    registry().add(instance, "example")
     try:
         session = train(tmp_path, replay_plugins="example", replay_buffer_size=2)
         trl_replay.detach(session.trainer)

@@ -52,7 +52,7 @@ def offers(*specs):
 @pytest.fixture
 def registry():
     registry = Registry()
-    registry.register(Builtin(), BUILTIN, "trl-replay")
+    registry.add(Builtin(), BUILTIN, "trl-replay")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # about plugins of the environment, if one is broken
         registry.discover()
@@ -144,7 +144,7 @@ def test_a_duplicate_that_comes_later_takes_the_first_one_out_too(registry, inst
 
 def test_a_plugin_registered_at_run_time_keeps_its_name_from_a_later_distribution(registry, install):
     mine = offers(EvictorSpec("mine", lambda: None, ""))
-    registry.register(mine, "cold")
+    registry.add(mine, "cold")
     install("replay-late", "cold")
     with pytest.warns(RuntimeWarning, match=r"registered in this process.*replay-late 1\.0"):
         registry.discover()
@@ -162,15 +162,15 @@ def test_no_distribution_can_take_the_built_in_plugins_name(registry, install):
 
 
 def test_a_name_can_be_registered_once_at_run_time(registry):
-    registry.register(offers(), "mine")
+    registry.add(offers(), "mine")
     with pytest.raises(PluginError, match="Two plugins claim the name 'mine'"):
-        registry.register(offers(), "mine")
+        registry.add(offers(), "mine")
 
 
 def test_a_name_that_this_process_has_given_already_is_taken_back_by_unregister(registry):
-    registry.register(offers(), "mine")
+    registry.add(offers(), "mine")
     with pytest.raises(PluginError, match=r"trl_replay\.unregister\('mine'\), or give the second another name"):
-        registry.register(offers(), "mine")
+        registry.add(offers(), "mine")
 
 
 def test_a_plugin_that_can_not_be_hashed_is_refused_with_the_remedy(registry):
@@ -183,12 +183,12 @@ def test_a_plugin_that_can_not_be_hashed_is_refused_with_the_remedy(registry):
             pass
 
     with pytest.raises(PluginError, match=r"'counting' can't be hashed.*@dataclass\(eq=False\)"):
-        registry.register(Counting(), "counting")
+        registry.add(Counting(), "counting")
 
 
 def test_a_class_in_an_instances_place_is_refused_with_the_remedy(registry):
     with pytest.raises(PluginError, match=r"class .*Plugin; register an instance of it: Plugin\(\)"):
-        registry.register(type(offers()), "mine")
+        registry.add(type(offers()), "mine")
 
 
 def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install):
@@ -209,7 +209,7 @@ def test_a_wrong_argument_of_a_hook_is_refused_with_the_right_ones(registry):
 
     words = r"trl_replay_score has no argument 'group'. Did you mean 'groups'\? It takes groups, context\."
     with pytest.raises(PluginError, match=words):
-        registry.register(Plugin(), "mine")
+        registry.add(Plugin(), "mine")
 
 
 def test_a_plugin_by_import_reference_is_refused_with_the_remedy(registry):
@@ -224,9 +224,9 @@ def test_a_mistyped_hook_is_refused_by_name(registry):
             return []
 
     with pytest.raises(PluginError, match=r"'trl_replay_strategeis'. Did you mean 'trl_replay_strategies'\?"):
-        registry.register(Plugin(), "mine")
+        registry.add(Plugin(), "mine")
     assert "mine" not in registry.plugins
-    registry.register(offers(), "mine")
+    registry.add(offers(), "mine")
 
 
 def test_a_hook_with_an_argument_that_does_not_exist_is_refused(registry):
@@ -236,7 +236,7 @@ def test_a_hook_with_an_argument_that_does_not_exist_is_refused(registry):
             return tabel
 
     with pytest.raises(PluginError, match="tabel"):
-        registry.register(Plugin(), "mine")
+        registry.add(Plugin(), "mine")
     assert "mine" not in registry.plugins
 
 
@@ -247,7 +247,7 @@ def test_a_hook_without_its_mark_is_refused_because_it_would_do_nothing(registry
 
     for plugin, words in ((Plugin(), "has trl_replay_strategies without"), (object(), "has no function with")):
         with pytest.raises(PluginError, match=f"{words} the mark @trl_replay.hookimpl"):
-            registry.register(plugin, "mine")
+            registry.add(plugin, "mine")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_hook_without_its_mark_is_refused_because_it_would_do_nothing(registry
 )
 def test_an_offer_that_is_no_spec_or_comes_twice_is_refused(registry, offered, words):
     with pytest.raises(PluginError, match=words):
-        registry.register(offers(offered, offered), "mine")
+        registry.add(offers(offered, offered), "mine")
     assert "mine" not in registry.plugins
 
 
@@ -271,7 +271,7 @@ def test_an_offer_of_another_hook_is_refused(registry):
             yield EvictorSpec("heap", lambda: None, "")
 
     with pytest.raises(PluginError, match=r"trl_replay_presets yields .*, which is no Preset"):
-        registry.register(Plugin(), "mine")
+        registry.add(Plugin(), "mine")
 
 
 def test_what_a_registry_hook_raises_names_the_plugin_and_its_distribution(registry):
@@ -281,7 +281,7 @@ def test_what_a_registry_hook_raises_names_the_plugin_and_its_distribution(regis
             yield 1 / 0
 
     with pytest.raises(PluginError, match=r"'mine' \(mine 1\.0\): ZeroDivisionError") as caught:
-        registry.register(Plugin(), "mine", "mine 1.0")
+        registry.add(Plugin(), "mine", "mine 1.0")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -343,7 +343,7 @@ def test_what_takes_any_argument_or_does_not_tell_is_left_to_answer_itself(regis
         return options
 
     for factory in (open_to_all, dict):
-        registry.register(offers(EvictorSpec("open", factory, "")), factory.__name__)
+        registry.add(offers(EvictorSpec("open", factory, "")), factory.__name__)
         resolved = registry.resolve("evictor", f"{factory.__name__}/open", {"anything": 1})
         assert resolved.arguments == {"anything": 1}
 
@@ -363,7 +363,7 @@ def test_an_unknown_plugin_lists_the_plugins(registry):
 
 def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
     for owner in ("one", "two"):
-        registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
+        registry.add(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
     with pytest.raises(ConfigurationError, match="name one of one/shared, two/shared"):
         registry.resolve("evictor", "shared")
     assert registry.resolve("evictor", "two/shared").factory() == "two"
@@ -371,25 +371,25 @@ def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
 
 def test_of_several_plugins_the_one_of_that_name_is_meant(registry):
     for owner in ("one", "shared"):
-        registry.register(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
+        registry.add(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
     assert registry.resolve("evictor", "shared").factory() == "shared"
     assert registry.resolve("evictor", "one/shared").factory() == "one"
 
 
 def test_a_name_that_only_one_plugin_offers_needs_no_qualifier(registry):
-    registry.register(offers(EvictorSpec("single", lambda: "made", "")), "one")
+    registry.add(offers(EvictorSpec("single", lambda: "made", "")), "one")
     assert registry.resolve("evictor", "single").factory() == "made"
 
 
 def test_a_built_in_name_can_not_be_shadowed(registry):
-    registry.register(offers(EvictorSpec("heap", lambda: "impostor", "")), "one")
+    registry.add(offers(EvictorSpec("heap", lambda: "impostor", "")), "one")
     assert registry.resolve("evictor", "heap").plugin.name == BUILTIN
     assert registry.resolve("evictor", "one/heap").factory() == "impostor"
 
 
 def test_one_name_may_stand_for_strategies_of_two_kinds(registry):
     specs = (EvictorSpec("age", lambda: "evictor", ""), SamplerSpec("age", lambda: "sampler", ""))
-    registry.register(offers(*specs), "one")
+    registry.add(offers(*specs), "one")
     assert [registry.resolve(kind, "age").factory() for kind in ("evictor", "sampler")] == ["evictor", "sampler"]
 
 

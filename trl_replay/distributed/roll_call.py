@@ -15,7 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from .. import compat
 from ..errors import ConfigurationError, SeamError
+from ..protocols import Scope, division_of
+from ..settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -133,6 +136,18 @@ class RollCall:
         absent = [rank for rank in range(self._processes) if not store.check([f"{key}/{rank}"])]
         told = f"{_ranks(absent)} did not come to it" if absent else "the others came too late"
         return f"Replay waits on rank {self._rank} with {doing}: {told}."
+
+
+def roll_call_of(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
+    """The roll calls of a session with these settings."""
+    division = division_of(scope)
+    seed = int(trainer.args.seed) if settings.seed is None else settings.seed
+    equal = settings.equal_on_ranks(division is None or division.one_buffer, seed)
+    if settings.acts:  # else any trainer will do
+        equal["num_generations"] = trainer.num_generations
+        equal["rows a process (per_device_train_batch_size × steps_per_generation)"] = compat.local_rows(trainer)
+    rank, ranks = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    return RollCall(int(rank), int(ranks), float(trainer.args.ddp_timeout), equal)
 
 
 def _differences(told: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:

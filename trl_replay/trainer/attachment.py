@@ -68,8 +68,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if in_force.acts:
         compat.check_release()
         compat.check_contract(trainer)
-        refuse_foreign_overrides(trainer, in_force.iterates)
         in_force = settle_scope(trainer, in_force)
+        refuse_foreign_overrides(trainer, in_force.iterates)
         components = assemble(trainer, in_force)
         preflight(trainer, in_force, components)
         for text in misgivings(trainer, in_force, components):

@@ -113,7 +113,7 @@ def register() -> None:
     plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys(), "tuned": Tuned()}
     for name, plugin in plugins.items():
         trl_replay.register(plugin, name)
-    registry().register(Released(), "released", f"released {RANK + 1}.0")
+    registry().add(Released(), "released", f"released {RANK + 1}.0")
 
 
 def attempt(folder: Path, **settings: Any) -> dict[str, Any]:
