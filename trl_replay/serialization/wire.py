@@ -28,7 +28,7 @@ def packed_size(group: Group) -> int:
 def pack(group: Group) -> torch.Tensor:
     """The group as one flat uint8 tensor on the CPU."""
     parts = [torch.frombuffer(_header(group), dtype=torch.uint8)]
-    for tensor in fetch(group.tensors).values():
+    for _, tensor in sorted(fetch(group.tensors).items()):
         if tensor.numel():
             parts.append(tensor.contiguous().flatten().view(torch.uint8))
     return torch.cat(parts)
@@ -63,7 +63,7 @@ def _header(group: Group) -> bytearray:
         "lengths": [group.prompt_lengths.tolist(), group.completion_lengths.tolist()],
         "tensors": [
             (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-            for name, tensor in group.tensors.items()
+            for name, tensor in sorted(group.tensors.items())  # a group read from disk takes as many bytes
         ],
     }
     header = zlib.compress(json.dumps(described).encode())

@@ -86,7 +86,7 @@ class ExGRPO:
         """The preset names strategies of the plugin `exgrpo`, which would ask prompts again beside another one."""
         names = [config.replay_preset, config.replay_scorer, config.replay_mixer, *(config.replay_plugins or [])]
         uses_default = any(isinstance(name, str) and name.partition("/")[0] == "exgrpo" for name in names)
-        made_anew = "exgrpo" in config.kwargs_of_plugins()
+        made_anew = "exgrpo" in (config.replay_plugins_kwargs or {})
         if self is not exgrpo and uses_default and not made_anew:
             yield (
                 "An ExGRPO of your own and the plugin 'exgrpo' would both ask prompts again: instead of your own, "
