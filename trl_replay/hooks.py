@@ -172,6 +172,8 @@ class SessionHooks:
             return None
         if not isinstance(result, list | tuple) or not all(isinstance(row, Mapping) for row in result):
             raise self._bad(f"a {type(result).__name__}", "a list of rows of the dataset (dicts)")
+        if not all("prompt" in row for row in result):
+            raise self._bad("a row without a 'prompt'", "rows of the dataset (dicts)")
         if len(result) != len(rows):
             raise self._bad(f"{len(result)} rows", f"{len(rows)}, one for each group")
         return [dict(row) for row in result]
@@ -327,7 +329,7 @@ class SessionHooks:
         @functools.wraps(function)
         def wrap(*arguments: Any, **keywords: Any) -> Generator[Any, Any, Any]:
             try:
-                result = yield from function(*arguments, **keywords)
+                result = yield from _with_one_yield(function(*arguments, **keywords))
             except Exception as error:
                 self._blame(error, label, hook)
                 raise
@@ -379,6 +381,8 @@ class SessionHooks:
         return indices.astype(np.int64)
 
     def _array(self, result: Any) -> NDArray[Any]:
+        if np.ma.is_masked(result):
+            raise self._bad("masked values (np.ma)", "plain ones; NaN in advantages masks a row")
         try:
             return np.asarray(result)
         except Exception as error:  # ragged lists, tensors with gradients or on another device
@@ -401,6 +405,28 @@ KIND_OF_HOOK = {
     "mix": "mixer",
     "correct": "correction",
 }
+
+
+def _with_one_yield(body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """A wrapper's own generator.
+
+    Raises:
+        RuntimeError: It does not yield exactly once.
+    """
+    try:
+        next(body)
+    except StopIteration:
+        raise RuntimeError("a wrapper must yield once, to call what it wraps; this one did not") from None
+    try:
+        given = yield
+        resume = functools.partial(body.send, given)
+    except BaseException as error:
+        resume = functools.partial(body.throw, error)
+    try:
+        resume()
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError("a wrapper must yield once, to call what it wraps; this one did so twice")
 
 
 def _complete(hook: str, result: Any) -> Any:

@@ -233,7 +233,7 @@ class Registry:
                 )
             (point,) = claims.values()
             self.add(point.load(), name, sources)
-        except Exception as error:  # a plugin may raise anything at import
+        except (Exception, SystemExit) as error:  # a plugin may raise anything at import
             reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
             self.failures[name] = Failure(name, sources, reason)
             warnings.warn(
@@ -439,7 +439,7 @@ def _import(reference: str, setting: str) -> Any:
         target: Any = importlib.import_module(module)
         for part in attribute.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
         raise UnknownNameError(
             f"{setting}={reference!r} can't be imported: {type(error).__name__}: {error}"
         ) from error
@@ -543,6 +543,8 @@ def _refuse_unusable_name(name: str, distribution: str) -> None:
         problem = "is empty or no text"
     elif name in (".", ".."):
         problem = "leads to another folder"
+    elif "/" in name:
+        problem = "holds a slash, which parts a plugin's name from its strategy's"
     elif len(quote(name, safe="")) > LONGEST_NAME:
         problem = f"takes more than {LONGEST_NAME} bytes as the name of a folder"
     if problem:

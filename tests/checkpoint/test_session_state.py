@@ -183,11 +183,11 @@ def test_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp
 
     def run(folder: Path, **settings: Any) -> tuple[dict[str, Any], Any, Any]:
         plugin, sampler = Plugin(), Counting()
-        trl_replay.register(plugin, "one/two")
+        trl_replay.register(plugin, "one two")
         try:
-            found = train(folder, replay_plugins="one/two", replay_sampler=sampler, **settings)
+            found = train(folder, replay_plugins="one two", replay_sampler=sampler, **settings)
         finally:
-            trl_replay.unregister("one/two")
+            trl_replay.unregister("one two")
         return everything(*found), plugin, sampler
 
     whole, plugin, sampler = run(tmp_path / "whole")
@@ -196,7 +196,7 @@ def test_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp
     assert not differences(whole, resumed)
     assert set(whole["columns"]["seen"]) != {-1.0}
     assert (other.batches, counting.calls) == (plugin.batches, sampler.calls)
-    assert [folder.name for folder in other.folders] == ["one%2Ftwo"], "a folder of its own, whatever its name"
+    assert [folder.name for folder in other.folders] == ["one%20two"], "a folder of its own, whatever its name"
 
 
 def larger_vocabulary(folder: Path) -> Any:

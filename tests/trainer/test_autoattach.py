@@ -365,6 +365,14 @@ def test_a_command_that_trains_nothing_has_a_status_of_its_own(tmp_path: Path) -
     assert done.stderr == "trl-replay run: replay was not attached: no GRPOTrainer trained in it.\n"
 
 
+def test_71_a_run_within_a_run_is_seen_by_both(project: Path) -> None:
+    within = ("--replay_evictor", "fifo", "--", "python", "train.py")
+    done = trl_replay_run("--", "trl-replay", "run", *within, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "was not attached" not in done.stderr
+    assert {facts["evictor"] for facts in trained(done)} == {"fifo"}, "the inner one's settings"
+
+
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
 def test_a_python_that_skips_the_hook_is_told_apart(tmp_path: Path, flag: str) -> None:
     done = trl_replay_run("--", "python", flag, "-c", "pass", cwd=tmp_path)

@@ -117,7 +117,7 @@ def train(folder: Path, resume: str | None = None, **settings: Any) -> Any:
     return session
 
 
-@pytest.mark.parametrize("name", ["a/../../b", "name with spaces", "n" * 255, "plugin.v2"])
+@pytest.mark.parametrize("name", ["name with spaces", "n" * 255, "plugin.v2"])
 def test_51_other_names_are_folders_and_another_object_of_that_name_resumes(tmp_path: Path, name: str) -> None:
     trl_replay.register(Saving(), name)
     try:

@@ -181,6 +181,7 @@ def read(session: Session, folder: Path) -> list[RankState]:
     else:
         states = [files.read(folder, rank)]
     _refuse_foreign_run(states, folder)
+    _refuse_impossible_updates(states, folder)
     return states
 
 
@@ -333,6 +334,18 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
             f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them. "
             "Delete that folder, or set replay_on_mismatch='empty', to go on with an empty buffer."
         )
+
+
+def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> None:
+    """Updates are counted from 0, and no entry is of one to come: its age would be negative."""
+    for state in states:
+        update = state.session["update"]
+        latest = max(state.columns["update"], default=0)
+        if not isinstance(update, int) or update < max(latest, 0):
+            raise CheckpointError(
+                f"{files.rank_folder(folder, state.rank)} says that it was saved at update {update!r}, with entries "
+                f"of updates up to {latest}: that can't be."
+            )
 
 
 def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:

@@ -7,8 +7,10 @@ folder. They decide nothing: whether all is well is judged here, when the comman
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="trl-replay-", ignore_cleanup_errors=True) as reports:
         status = _call(command, _environment(settings, reports))
         verdict = judge(read(Path(reports)), status, os.environ)
+        _pass_on(Path(reports))
     if verdict.message:
         print(f"{NAME}: {verdict.message}", file=sys.stderr)
     return verdict.status
@@ -76,6 +79,14 @@ def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
     with _signals_passed_to(process):
         status = process.wait()
     return status if status >= 0 else ENDED_BY_SIGNAL - status
+
+
+def _pass_on(reports: Path) -> None:
+    """Gives what this run's processes reported to the run that started this one, if one did."""
+    with contextlib.suppress(KeyError, ValueError, TypeError, OSError):
+        outer = Path(json.loads(os.environ[VARIABLE])["reports"])
+        for path in reports.glob("*.json"):
+            shutil.copy2(path, outer)
 
 
 @contextmanager

@@ -54,7 +54,8 @@ class ExGRPO:
     """Asks partly solved prompts again, in half of each batch, and puts one of their successes beside the fresh rows.
 
     Args:
-        share (`float`, *optional*, defaults to `0.5`): Of a batch's prompts, those that may be asked again.
+        share (`float`, *optional*, defaults to `0.5`): Of a batch's prompts, those that may be asked again; a fraction
+            of a prompt is rounded up or down at random.
         pass_reward (`float`, *optional*, defaults to `0.5`): The least weighted reward of a success.
     """
 

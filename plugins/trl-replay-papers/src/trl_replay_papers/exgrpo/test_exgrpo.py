@@ -74,6 +74,18 @@ def test_half_of_a_batch_is_asked_again_as_often_as_the_chances_say() -> None:
     assert counts[1] / 1000 == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 1000))
 
 
+def test_half_of_an_odd_number_is_rounded_up_or_down_at_random() -> None:
+    prompts, stored = seen((1, 4), (2, 3), (3, 4)), [1, 2, 3]
+    given = [{"number": number} for number in (10, 11, 12)]
+    kept = []
+    for seed in range(200):
+        made = exgrpo.trl_replay_inputs(given, context(prompts, stored, seed))
+        assert made is not None
+        kept.append(sum(row in given for row in made))
+    assert set(kept) == {1, 2}
+    assert np.mean(kept) == pytest.approx(1.5, abs=4 * 0.5 / np.sqrt(200))
+
+
 def test_where_nothing_is_stored_the_prompts_stay() -> None:
     assert exgrpo.trl_replay_inputs([{"number": 10}], context(seen((1, 4)), [])) is None
     assert exgrpo.trl_replay_inputs([{"number": 1}], context(seen((1, 4)), [1])) is None, "it is in the batch"
