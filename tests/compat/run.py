@@ -30,7 +30,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
 }
 FILES = ("assembly", "attachment", "canary", "every_batch", "every_image", "every_model", "every_source",
          "every_trainer", "generation_prompts", "generation_rounds", "idle", "images", "known_failures", "liger",
-         "methods", "mixing", "session", "silent_rows")  # fmt: skip
+         "methods", "mixing", "session", "silent_rows", "gradients_by_hand")  # fmt: skip
 TESTS = (
     *(str(next((ROOT / "tests").glob(f"*/test_{name}.py")).relative_to(ROOT)) for name in FILES),
     "tests/checkpoint/test_session_state.py::test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it",

@@ -14,7 +14,7 @@ from releases import SCALES_BY_BATCH
 
 
 def forward(
-    trainer: Any, rows: list[dict[str, Any]], micro: Any, model: Any = None
+    trainer: Any, rows: list[dict[str, Any]], micro: Any, model: Any = None, gradients: bool = False
 ) -> tuple[list[Any], list[Any], Any]:
     """Log-probs and entropies of every row's completion, and the MoE auxiliary loss, from the plain model."""
     left, right = micro["prompt_ids"].size(1), micro["completion_ids"].size(1)
@@ -25,7 +25,7 @@ def forward(
         ids[number, begin:left], ids[number, left:end] = row["prompt"], row["ids"]
         attention[number, begin:left], attention[number, left:end] = 1, row["attention"]
     extra = {"output_router_logits": True} if setting(trainer, "aux_loss_enabled") else {}
-    with torch.no_grad():
+    with torch.set_grad_enabled(gradients):
         out = (model or trainer.model)(input_ids=ids, attention_mask=attention, **extra)
     logps = torch.log_softmax(out.logits[:, left - 1 : -1].float(), dim=-1)
     chosen = logps.gather(-1, ids[:, left:].unsqueeze(-1)).squeeze(-1)
@@ -36,6 +36,15 @@ def forward(
         [entropy[number, :length] for number, length in enumerate(cut)],
         getattr(out, "aux_loss", 0.0) if extra else 0.0,
     )
+
+
+def forward_alone(trainer: Any, rows: list[dict[str, Any]], gradients: bool = False) -> tuple[list[Any], list[Any]]:
+    """Log-probs and entropies of every row's completion, from a forward of its own without any padding."""
+    found = []
+    for row in rows:
+        unpadded = {"prompt_ids": row["prompt"][None], "completion_ids": row["ids"][None]}
+        found.append(forward(trainer, [row], unpadded, gradients=gradients))
+    return [logps for (logps,), _, _ in found], [entropies for _, (entropies,), _ in found]
 
 
 @dataclass
@@ -63,10 +72,20 @@ class Row:
     sampler_ratio: torch.Tensor | None = None
 
 
-def reference_loss(
-    trainer: Any, rows: list[Row], items: int | None = None, aux: Any = 0.0, whole: bool = False
-) -> float:
-    """The loss of one micro-batch, as the papers have it.
+def reference_loss(trainer: Any, rows: list[Row], *others: Any, **named: Any) -> float:
+    """The value of `differentiable_loss`."""
+    return float(differentiable_loss(trainer, rows, *others, **named).detach())
+
+
+def differentiable_loss(
+    trainer: Any,
+    rows: list[Row],
+    items: int | None = None,
+    aux: Any = 0.0,
+    whole: bool = False,
+    count: float | None = None,
+) -> torch.Tensor:
+    """The loss of one micro-batch, as the papers have it, with the gradient of `Row.new` and `Row.entropy`.
 
     Args:
         trainer: Its settings count; nothing is computed by it. `reference_kind` of a subclass is its kind of loss.
@@ -74,33 +93,35 @@ def reference_loss(
         items: Trained tokens of the generation batch; None: those of the rows.
         aux: The routers' auxiliary loss.
         whole: The rows are those of all micro-batches of an update, and so is the loss.
+        count: What a mean over rows is divided by; None: the number of rows.
     """
     args, kind = trainer.args, getattr(trainer, "reference_kind", None) or trainer.args.loss_type
     threshold = entropy_threshold(args, rows)
-    sums, lengths, entropies, kept_tokens = [], [], 0.0, 0.0
+    sums, lengths, entropies, kept_tokens = [], [], torch.zeros(()), 0.0
+    count = len(rows) if count is None else count
     for row in rows:
         length = len(row.new)
         lengths.append(length)
         keep = torch.ones(length) if threshold is None else (row.entropy >= threshold).double()
         if row.entropy is not None:
-            entropies += float((row.entropy * keep).sum())
+            entropies = entropies + (row.entropy * keep).sum()
             kept_tokens += float(keep.sum())
         sums.append(row_loss(trainer, kind, row, keep) if length else 0.0)
     steps = 1 if whole else trainer.current_gradient_accumulation_steps
     if kind in ("grpo", "sapo"):
-        total = sum(value / max(length, 1) for value, length in zip(sums, lengths, strict=True)) / len(rows) / steps
+        total = sum(value / max(length, 1) for value, length in zip(sums, lengths, strict=True)) / count / steps
     elif kind == "bnpo":
         total = sum(sums) / max(sum(lengths), 1) / steps
     elif kind == "dr_grpo":
-        total = sum(sums) / (len(rows) * trainer.max_completion_length) / steps
+        total = sum(sums) / (count * trainer.max_completion_length) / steps
     elif kind in ("luspo", "gmpo"):
-        total = sum(sums) / len(rows) / steps
+        total = sum(sums) / count / steps
     else:
         window = 1 if SCALES_BY_BATCH or whole else steps / args.steps_per_generation
         total = sum(sums) / (max(sum(lengths) if items is None else items, 1) * window)
     if setting(args, "entropy_coef") or setting(args, "use_adaptive_entropy"):
-        total -= trainer.applied_entropy_coef * entropies / max(kept_tokens, 1) / steps
-    return float(total + float(aux) * setting(trainer, "router_aux_loss_coef") / steps)
+        total = total - trainer.applied_entropy_coef * entropies / max(kept_tokens, 1) / steps
+    return torch.as_tensor(total + aux * setting(trainer, "router_aux_loss_coef") / steps)
 
 
 def entropy_threshold(args: Any, rows: list[Row]) -> float | None:
@@ -108,10 +129,10 @@ def entropy_threshold(args: Any, rows: list[Row]) -> float | None:
     known = [row.entropy for row in rows if row.entropy is not None]
     if args.top_entropy_quantile >= 1.0 or not known:
         return None
-    return float(torch.quantile(torch.cat(known), 1 - args.top_entropy_quantile))
+    return float(torch.quantile(torch.cat(known).detach(), 1 - args.top_entropy_quantile))
 
 
-def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> float:
+def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> torch.Tensor:
     """The sum of one row's token losses; for GMPO the row's loss."""
     args, new, old = trainer.args, row.new.double(), row.old.double()
     weights = torch.ones_like(new) if row.weights is None else row.weights.double()
@@ -119,12 +140,12 @@ def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> float:
     token_level = args.importance_sampling_level == "token"
     ratio = (log_ratio if token_level else log_ratio.mean().expand(len(new))).exp()
     if kind == "gmpo":
-        return float(-geometric_mean(args, log_ratio, row.advantage).exp() * row.advantage)
+        return -geometric_mean(args, log_ratio, row.advantage).exp() * row.advantage
     loss = token_losses(args, kind, ratio, log_ratio, weights, row)
     if args.off_policy_mask_threshold is not None and row.advantage < 0:
         sampler = old if row.sampling is None else row.sampling.double()
         sampler = torch.where(sampler.isnan(), old, sampler)  # vLLM could not tell: as the policy of that time
-        loss = loss * float((sampler - new).mean() <= args.off_policy_mask_threshold)
+        loss = loss * float((sampler - new.detach()).mean() <= args.off_policy_mask_threshold)
     loss = loss * keep
     if row.sampler_ratio is not None and kind != "vespo":
         loss = loss * row.sampler_ratio.double()
@@ -132,9 +153,9 @@ def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> float:
         assert row.ref is not None
         gap = row.ref.double() - new
         kl = gap.exp() - gap - 1
-        kl = kl * ratio if args.use_bias_correction_kl else kl
-        loss = loss + trainer.beta * kl * (weights != 0)
-    return float(loss.sum())
+        kl = kl * ratio if setting(args, "use_bias_correction_kl") else kl
+        loss = loss + trainer.beta * torch.where(weights != 0, kl, 0.0)
+    return loss.sum()
 
 
 def setting(owner: Any, name: str) -> Any:
@@ -153,12 +174,12 @@ def token_losses(args: Any, kind: str, ratio: Any, log_ratio: Any, weights: torc
     low, high = args.epsilon, args.epsilon_high if args.epsilon_high is not None else args.epsilon
     new, signal = row.new.double(), weights * row.advantage
     if kind == "cispo":
-        return -ratio.clamp(max=high) * signal * new
+        return -ratio.clamp(max=high).detach() * signal * new
     if kind == "sapo":
         temperature = args.sapo_temperature_pos if row.advantage > 0 else args.sapo_temperature_neg
         return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * signal
     if kind == "vespo":
-        total = log_ratio.clamp(-20, 20).sum()
+        total = log_ratio.detach().clamp(-20, 20).sum()
         if row.sampler_ratio is not None:
             total = total + row.sampler_ratio.double().log().clamp(math.log(1e-8), 20).sum()
         total = float(total.clamp(math.log(1e-8), 20))

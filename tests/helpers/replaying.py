@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from loss_by_hand import Row, forward, reference_loss, setting
+from corrected import Gate, weights_by_hand
+from loss_by_hand import Row, differentiable_loss, forward, forward_alone, setting
 from releases import COUNTS_TRUNCATED
 from support import Spy
 
 import trl_replay
-from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
 from trl_replay.session import Session
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.types import Batch
@@ -23,17 +24,26 @@ from trl_replay.types import Batch
 PER_TOKEN = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask")
 
 
+LARGEST = math.log(20.0)
+"""Of a log ratio, and of what multiplies the gradient of a KL term."""
+
+
 class Checked(Spy):
-    """The stock trainer, which computes every training loss a second time with `reference_loss`."""
+    """The stock trainer, which computes every training loss a second time with `differentiable_loss`."""
 
     watch: Watch | None = None
     independent = True  # compute log-probs by a forward of the plain model, not from what the trainer computed
+    gradients = False  # compare gradients too, with a forward of every row alone
     reference_kind: str | None = None  # where a subclass has another loss
+    correction = "ratio"  # its name in `weights_by_hand`
+    gate: Gate | None = None
     compared: list[tuple[float, float, int]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.by_hand: list[list[Row]] = []  # of every training loss, the rows that count
+        self.gradient_errors: list[float] = []
+        self.expected: torch.Tensor
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         asleep = setting(self, "use_adaptive_entropy") and self._last_world_entropy > self.args.entropy_target
@@ -42,25 +52,80 @@ class Checked(Spy):
         if self.watch is not None and self.model.training:
             rows = self.watch.rows(inputs, self.losses[-1]["logps"])
             self.complete(rows, inputs)
-            if self.independent:
-                logps, entropies, aux = forward(self, rows, inputs)
-            else:
-                logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
-                entropies, aux = [None] * len(rows), 0.0
-            counted = (inputs.rows[:, 1] & EXCLUDED).eq(0).tolist()
-            by_hand = [
-                as_row(*parts)
-                for parts, counts in zip(zip(rows, logps, entropies, strict=True), counted, strict=True)
-                if counts
-            ]
-            expected = reference_loss(self, by_hand, self.watch.items(), aux)
+            by_hand = []
+            logps, entropies, aux = self.forward_by_hand(rows, inputs)
+            for row, of_row, entropy, (number, flags) in zip(
+                rows, logps, entropies, inputs.rows.tolist(), strict=True
+            ):
+                if not flags & EXCLUDED:
+                    by_hand.append(self.as_trained(as_row(row, of_row, entropy), number < 0, bool(flags & MASKED)))
+            excluded = (self.watch.steps[-1][1][ROWS][:, 1] & EXCLUDED).ne(0).double().mean()
+            count = len(inputs.rows) * (1 - float(excluded))
+            self.expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count)
             replayed = int((inputs.rows[:, 0] < 0).sum())
-            self.compared.append((float(loss.detach()), float(expected), replayed))
+            self.compared.append((float(loss.detach()), float(self.expected.detach()), replayed))
             self.by_hand.append(by_hand)
         return loss
 
+    def forward_by_hand(self, rows: list[dict[str, Any]], inputs: Any) -> tuple[list[Any], list[Any], Any]:
+        """Log-probs and entropies of the rows' completions, and the routers' auxiliary loss."""
+        if self.gradients:
+            return *forward_alone(self, rows, gradients=True), 0.0
+        if self.independent:
+            return forward(self, rows, inputs)
+        logps = [self.losses[-1]["logps"][number, : len(row["ids"])] for number, row in enumerate(rows)]
+        return logps, [None] * len(rows), 0.0
+
+    def as_trained(self, row: Row, replayed: bool, masked: bool) -> Row:
+        """The row with what the correction, the gates, the bounds and masks make of it."""
+        if replayed and len(row.new):
+            new, behavior = row.new.detach(), row.old
+            row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage)
+            row.sampling = behavior if row.sampling is None else row.sampling
+            if self.gate is not None:
+                row.weights = self.gate(new, behavior, row.old, row.weights)
+            bound(self, row, new)
+        if masked:
+            row.weights = torch.zeros_like(row.new.detach())
+        if row.weights is not None and row.entropy is not None:
+            row.entropy = torch.where(row.weights != 0, row.entropy, row.entropy.detach())
+        return row
+
+    def compare_gradients(self, loss: torch.Tensor) -> None:
+        """Notes how far the gradient of what is trained on is from that by hand, as a share of the larger one."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found, expected = flat_gradient(loss, parameters), flat_gradient(self.expected, parameters)
+        size = max(float(found.norm()), float(expected.norm()), 1e-6)
+        self.gradient_errors.append(float((found - expected).norm()) / size)
+
     def complete(self, rows: list[dict[str, Any]], inputs: Any) -> None:
         """Where a subclass adds something to the rows of its loss."""
+
+
+def flat_gradient(loss: torch.Tensor, parameters: list[Any]) -> torch.Tensor:
+    if not loss.requires_grad:
+        return torch.zeros(sum(parameter.numel() for parameter in parameters))
+    parts = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])
+
+
+def bound(trainer: Any, row: Row, new: torch.Tensor) -> None:
+    """Moves a replayed row's old log-probs to where no ratio is above 20, and drops KL terms of larger gradients."""
+    sums = trainer.args.loss_type == "vespo"
+    by_token = trainer.args.importance_sampling_level == "token"
+    logs = new - row.old
+    bounded = logs.clamp(-20.0, LARGEST if by_token and not sums else 20.0)
+    if not (by_token or sums):
+        bounded = bounded - (bounded.mean() - LARGEST).clamp(min=0.0)
+    row.old = torch.where(bounded != logs, new - bounded, row.old)
+    if row.ref is None:
+        return
+    gap = row.ref - new
+    size = gap.clamp(min=0.0)
+    if setting(trainer.args, "use_bias_correction_kl"):
+        size = size + (bounded if by_token else bounded.mean())
+    kept = (gap <= 20.0) & (size <= LARGEST + 1e-5)
+    row.ref = torch.where(kept, torch.maximum(row.ref, new - 20.0), new)
 
 
 def as_row(row: dict[str, Any], logps: torch.Tensor, entropy: torch.Tensor | None) -> Row:
@@ -115,8 +180,10 @@ class Watch:
             batch = generated.batch
             complete[:] = [batch]
             self.rewards.append(generated.scored.clone())
-            if session.components.records:
-                rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
+            rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
+            if self.follows and session.trainer.gradients:
+                self.policy.append(forward_alone(session.trainer, rows)[0])
+            elif session.components.records:
                 self.policy.append(forward(session.trainer, rows, batch)[0])
             return generated
 
@@ -180,6 +247,8 @@ class Watch:
             compared = session.trainer.compared if self.follows else []
             if compared and session.trainer.model.training:
                 compared[-1] = (float(scaled.detach()), *compared[-1][1:])
+                if session.trainer.gradients:
+                    session.trainer.compare_gradients(scaled)
             return scaled
 
         session.tap.loss = watched_loss  # type: ignore[method-assign]
@@ -375,3 +444,5 @@ def check_losses(trainer: Any, replays: bool = True) -> None:
         assert math.isclose(found, expected, rel_tol=rtol, abs_tol=2e-5), (
             f"loss {number} with {replayed} replayed rows is {found}, by hand {expected}"
         )
+    for number, error in enumerate(getattr(trainer, "gradient_errors", [])):
+        assert error < 1e-4, f"the gradient of loss {number} is off by {error:.1e} of its norm"
