@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
-from support import weights_hash
 
 import trl_replay
 from trl_replay.tasks import Tasks
@@ -54,14 +53,6 @@ def test_a_plugin_says_what_is_generated_for_in_every_round(tmp_path: Any) -> No
     assert seen == [(0, 3), (1, 3)] * 2
     assert coins.prompts == [["0*0=", "0*1=", "0*2="], ["1*0=", "1*1=", "1*2="]] * 2
     assert session.rounds.table.tries.tolist() == [2 * SIZE] * 6
-
-
-def test_none_and_the_rows_as_they_are_leave_training_bit_identical(tmp_path: Any) -> None:
-    stock = make_trainer(tmp_path / "stock", Coins(0.5), PROMPTS)
-    stock.train()
-    for name, choose in {"none": lambda rows, context: None, "same": lambda rows, context: rows}.items():
-        _, _, trainer = train(tmp_path / name, choose)
-        assert weights_hash(trainer) == weights_hash(stock)
 
 
 def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> None:

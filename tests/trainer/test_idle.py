@@ -8,34 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, Spy, weights_hash
+from idle import IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
+from support import DEAD, LOSSES, Forwards, Rewards, Spy
 
 import trl_replay
 from trl_replay.testing import make_trainer
-
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "one iteration": {},
-    "two iterations": {"num_iterations": 2},
-    "the same micro-batch twice in a window": {
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 1,
-        "num_iterations": 2,
-    },
-    "generation over two updates": {
-        "per_device_train_batch_size": 6,
-        "gradient_accumulation_steps": 1,
-        "steps_per_generation": 2,
-    },
-    "two generations an update": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
-    "accumulation": {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 2},
-    "a reference model": {"beta": 0.1},
-    "a reference model, two iterations": {"beta": 0.1, "num_iterations": 2},
-    **{f"loss {loss}": {"loss_type": loss} for loss in LOSSES},
-    "sequence-level importance": {"importance_sampling_level": "sequence"},
-}
-
-
-SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, HALF, LIVE])
 
 
 def test_the_loss_types_are_all_that_trl_has() -> None:
@@ -46,18 +23,20 @@ def test_the_loss_types_are_all_that_trl_has() -> None:
     assert named == set(LOSSES), "TRL's loss types changed: test them here"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_idle_is_bit_identical_to_stock(tmp_path: Any, layout: str) -> None:
-    """Live groups are noted, recorded and stored in every batch, but none is ever replayed."""
-    stock = make_trainer(tmp_path / "stock", Rewards(*SCRIPT), **LAYOUTS[layout])
-    stock.train()
-    trainer = make_trainer(tmp_path / "replay", Rewards(*SCRIPT), **LAYOUTS[layout])
-    session = trl_replay.attach(trainer, replay_max_fraction=0.0)
-    trainer.train()
-    assert len(session.buffer) > 0
+@pytest.fixture(scope="module")
+def stock() -> Stock:
+    return Stock()
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_idle_is_bit_identical_to_stock(tmp_path: Any, plug: Any, stock: Stock, name: str) -> None:
+    """Weights, TRL's own log, and no forward more or less; live groups are stored where there is room."""
+    for plugin, make in PLUGINS.items():
+        plug(make(), plugin)
+    differences, session = stock.differences(tmp_path, name)
+    assert not differences
+    assert (len(session.buffer) > 0) == IDLE[name].stores
     assert session.totals.counters["refused"] == 0
-    assert session.totals.counters["replaced"] == 0
-    assert weights_hash(trainer) == weights_hash(stock)
 
 
 @pytest.mark.parametrize("layout", ["one iteration", "two iterations", "accumulation", "a reference model"])

@@ -133,32 +133,6 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
     assert session.totals.counters["entries"] > session.totals.counters["replaced"]
 
 
-def test_a_mixer_that_takes_nothing_and_advantages_that_are_trls_leave_training_bit_identical(tmp_path: Any) -> None:
-    class Idle:
-        @trl_replay.hookimpl
-        def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> Any:
-            return np.full(slots.advantages.shape, -1)
-
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-            return groups.advantages.copy()
-
-    def trained(folder: str, **settings: Any) -> str:
-        trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT), max_steps=6)
-        if settings:
-            trl_replay.attach(trainer, **settings)
-        trainer.train()
-        return weights_hash(trainer)
-
-    trl_replay.register(Idle(), "idle")
-    try:
-        idle = {**MIXED, "replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_plugins": ["idle"]}
-        assert trained("idle", **idle) == trained("stock")
-        assert trained("without a buffer", replay_plugins=["idle"], replay_buffer_size=0) == trained("again")
-    finally:
-        trl_replay.unregister("idle")
-
-
 def test_only_stored_rows_are_flagged_and_fresh_ones_keep_a_ratio_of_one(tmp_path: Any) -> None:
     trainer, _, watch = mixed(tmp_path, MIXED, loss_type="grpo")
     for taken, (_, after) in zip(watch.taken, watch.steps, strict=True):
@@ -383,27 +357,6 @@ def test_candidates_of_a_checkpoint_follow_the_order_of_todays_reward_functions(
         entry = session.buffer[serial]
         assert session.buffer.table.row_rewards[row].T.tolist() == [entry.rewards["second"], entry.rewards["first"]]
         assert entry.rewards["second"] == [0.5 * len(text) for text in entry.completions]
-
-
-def test_a_dry_run_adds_no_forward_and_calls_no_advantages_hook(tmp_path: Any) -> None:
-    class Loud:
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-            raise AssertionError("called in a dry run")
-
-    def trained(folder: str, **settings: Any) -> tuple[str, int]:
-        trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT), max_steps=4)
-        counted = Forwards(trainer.model)
-        if settings:
-            trl_replay.attach(trainer, **settings)
-        trainer.train()
-        return weights_hash(trainer), counted.counts["no grad"]
-
-    trl_replay.register(Loud(), "loud")
-    try:
-        assert trained("dry", **MIXED, replay_dry_run=True, replay_plugins=["loud"]) == trained("stock")
-    finally:
-        trl_replay.unregister("loud")
 
 
 def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any) -> None:

@@ -1,0 +1,145 @@
+"""Settings with which replay must change no bit of training: one table for one process and for several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from methods import INJECTED
+from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, weights_hash
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one iteration": {},
+    "two iterations": {"num_iterations": 2},
+    "the same micro-batch twice in a window": {
+        "gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2,
+    },
+    "generation over two updates": {
+        "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "steps_per_generation": 2,
+    },
+    "two generations an update": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+    "accumulation": {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "steps_per_generation": 2},
+    "a reference model": {"beta": 0.1},
+    "a reference model, two iterations": {"beta": 0.1, "num_iterations": 2},
+    "sequence-level importance": {"importance_sampling_level": "sequence"},
+}  # fmt: skip
+SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, HALF, LIVE])
+ALL_DEAD = [DEAD, DEAD, DEAD]
+ALL_LIVE = [LIVE, HALF, LIVE]
+PROMPTS = tuple(f"{number}=" for number in range(30))
+
+
+class AsTheyAre:
+    """Answers every hook that may change a batch with what it was given."""
+
+    @trl_replay.hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        return groups_of_rows
+
+    @trl_replay.hookimpl
+    def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+        return np.full(slots.advantages.shape, -1)
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return groups.advantages.copy()
+
+
+class Silent:
+    """Leaves the choice of prompts to the trainer."""
+
+    @trl_replay.hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> None:
+        return None
+
+
+class Loud:
+    """Must not be asked."""
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        raise AssertionError("called in a dry run")
+
+
+PLUGINS = {"as_they_are": AsTheyAre, "silent": Silent, "loud": Loud}
+
+
+class Idle(NamedTuple):
+    """Settings of the trainer and of replay, and rewards batch by batch; whether groups are stored all the same, and
+    how many forwards without gradients are made to record their log-probs."""
+
+    training: dict[str, Any]
+    replay: dict[str, Any]
+    rewards: Sequence[Any] = SCRIPT
+    stores: bool = True
+    records: int = 0
+    paused: bool = False
+
+
+STORED_ONLY = {"replay_max_fraction": 0.0}
+WHOLE = {**INJECTED, "replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_plugins": "as_they_are"}
+ROUNDS = {"replay_refill_rounds": 3, "replay_start": 0}
+LOSS_TYPES = {f"loss {loss}": Idle({"loss_type": loss}, STORED_ONLY) for loss in LOSSES}
+OTHERS = {
+    **{name: Idle(settings, STORED_ONLY) for name, settings in LAYOUTS.items()},
+    **{
+        f"further rounds that nobody needs, {name}": Idle({**LAYOUTS[name], "prompts": PROMPTS}, ROUNDS, [ALL_LIVE])
+        for name in ("two iterations", "generation over two updates", "accumulation", "a reference model")
+    },
+    **{
+        f"{name}, replay_unfilled='{choice}'": Idle({"beta": 0.2}, {"replay_unfilled": choice, **dry}, rewards)
+        for choice in ("mask", "exclude", "intra_batch")
+        for name, dry, rewards in (("a dry run", {"replay_dry_run": True}, SCRIPT), ("no dead group", {}, [ALL_LIVE]))
+    },
+    "a dry run of mixed rows": Idle({}, {**INJECTED, "replay_dry_run": True, "replay_plugins": "loud"}),
+    "nothing stored yet": Idle({}, {}, [ALL_DEAD], stores=False),
+    "no room": Idle({}, {"replay_buffer_size": 0}, stores=False),
+    "switched off": Idle({}, {"use_replay": False}, stores=False),
+    "paused": Idle({}, {}, stores=False, paused=True),
+    "a mixer that takes nothing, and TRL's own advantages": Idle({}, WHOLE, records=4),
+    "TRL's own advantages and prompts": Idle(
+        {}, {"replay_buffer_size": 0, "replay_plugins": "as_they_are"}, stores=False
+    ),
+    "no choice of prompts": Idle({}, {"replay_buffer_size": 0, "replay_plugins": "silent"}, stores=False),
+}
+IDLE = {**OTHERS, **LOSS_TYPES}
+OF_TIME = ("time", "runtime", "per_second")
+"""In the names of what no two runs log alike."""
+
+
+def trained(folder: Path, case: Idle, replay: dict[str, Any] | None, **training: Any) -> tuple[dict[str, Any], Any]:
+    """What a run showed that replay must not change, and its session if it has `replay`."""
+    trainer = make_trainer(folder, Rewards(*case.rewards), **{**case.training, **training})
+    counted = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
+    session = None if replay is None else trl_replay.attach(trainer, **replay)
+    if session is not None and case.paused:
+        session.pause()
+    trainer.train()
+    log = [
+        {key: value for key, value in entry.items() if not key.startswith("replay/") and not key.endswith(OF_TIME)}
+        for entry in trainer.state.log_history
+    ]
+    return {"weights": weights_hash(trainer), "log": log, "forwards": [one.counts for one in counted]}, session
+
+
+class Stock:
+    """Trains every case with replay, and without it where no case before it had the same trainer and rewards."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+
+    def differences(self, folder: Path, name: str, **settings: Any) -> tuple[list[str], Any]:
+        """In what a run differs from the stock trainer's, and its session; `settings` go on top of the case's."""
+        case = IDLE[name]
+        replay = {key: settings.pop(key) for key in list(settings) if key.startswith("replay_")}
+        alike = repr((case.training, case.rewards))
+        if alike not in self.runs:
+            self.runs[alike], _ = trained(folder, case, None, **settings)
+        found, session = trained(folder, case, {**case.replay, **replay}, **settings)
+        found["forwards"][0]["no grad"] -= case.records
+        return [key for key, value in self.runs[alike].items() if found[key] != value], session
