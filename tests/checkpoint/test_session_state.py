@@ -10,7 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from resuming import LAYOUTS, PAIRS, build, differences, disk, everything, files, last, restored, resume, state, train
+from resuming import (
+    Curriculum,
+    build,
+    differences,
+    disk,
+    everything,
+    files,
+    interrupted,
+    last,
+    restored,
+    resume,
+    runs,
+    state,
+    train,
+)
 from safetensors.numpy import load_file
 from support import DEAD, HALF, LIVE, Rewards
 
@@ -18,65 +32,16 @@ import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
-
-@pytest.mark.parametrize(("evictor", "sampler", "scope", "layout"), PAIRS)
-def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(
-    tmp_path: Path, evictor: str, sampler: str, scope: str, layout: str
-) -> None:
-    settings = {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope, **LAYOUTS[layout]}
-    half = 6 if layout == "two iterations" else 4  # a generation batch is for two updates there
-    settings |= {"max_steps": 2 * half, "save_steps": half}
-    whole = everything(*train(tmp_path, **settings))
-    assert whole["totals"][1]["replaced"] > 0, "something was replayed"
-    resumed = everything(*train(tmp_path, resume=str(tmp_path / f"checkpoint-{half}"), **settings))
-    assert not differences(whole, resumed)
+RUNS = dict(runs())
 
 
-LIMITS: dict[str, Any] = {
-    "replay_refresh": "ratio",
-    "replay_max_log_ratio": 0.5,
-    "replay_min_ess": 1.0,
-    "replay_samples_per_insert": 2.0,
-    "replay_start_pass_rate": 0.01,
-    "replay_retire_passes": 4,
-    "replay_unfilled": "exclude",
-    "replay_correction": "per",
-    "learning_rate": 1e-2,
-}
-
-
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-@pytest.mark.parametrize("layout", ["one iteration", "two iterations"])
-def test_limits_and_gates_go_on_where_they_were(tmp_path: Path, scope: str, layout: str) -> None:
-    settings = {**LIMITS, "replay_scope": scope, **LAYOUTS[layout]}
-    trainer, session = train(tmp_path, **settings)
-    whole = everything(trainer, session)
-    assert session.components.rate_limiter.fraction < 1.0, "the floor was reached"
-    assert whole["totals"][1]["replaced"] > 0
-    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-6"), **settings)
-    assert not differences(whole, everything(trainer, session))
-
-
-@pytest.mark.parametrize("storage", ["cpu", "device"])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_it_is_so_in_a_later_epoch_without_shuffling_and_in_the_first_with_it(
-    tmp_path: Path, storage: str, shuffled: bool
-) -> None:
-    """Nine prompts are three updates: without shuffling the sixth update ends the second epoch."""
-
-    def trainer(folder: Path, updates: int) -> Any:
-        from datasets import Dataset
-
-        made = build(folder, max_steps=updates, shuffle_dataset=shuffled)
-        if not shuffled:
-            made.train_dataset = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(9)])
-        return made
-
-    whole = everything(*train(tmp_path, trainer=trainer(tmp_path / "whole", 12), replay_storage=storage))
-    train(tmp_path, trainer=trainer(tmp_path / "cut", 6), replay_storage=storage)
-    again = trainer(tmp_path / "cut", 12)
-    resumed = everything(*train(tmp_path, resume=last(tmp_path / "cut"), trainer=again, replay_storage=storage))
-    assert not differences(whole, resumed)
+@pytest.mark.parametrize("name", RUNS)
+def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path: Path, plug: Any, name: str) -> None:
+    plug(Curriculum(), "curriculum")
+    whole, differences = interrupted(tmp_path, **RUNS[name])
+    assert not differences
+    assert whole["totals"][1]["refilled" if name.startswith("rounds") else "replaced"] > 0
+    assert whole["limits"]["fraction"] < 1.0 or not name.startswith("limits"), "the floor was reached"
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
+from methods import INJECTED
 from support import weights_hash
 
 import trl_replay
@@ -30,16 +32,85 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "accumulation": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4},
     "two updates a generation": {"per_device_train_batch_size": 6, "steps_per_generation": 2},
 }
-PAIRS = [
-    (evictor, sampler, SCOPES[(one + two) % 3], list(LAYOUTS)[(one + 2 * two) % 4])
-    for (one, evictor), (two, sampler) in itertools.product(enumerate(EVICTORS), enumerate(SAMPLERS))
-]
-"""Every evictor with every sampler, and with each of them every scope and layout at least once."""
-PAIRS_OF_RANKS = [
-    (evictor, SAMPLERS[(one + two) % 5], scope, list(LAYOUTS)[(one + two) % 4])
-    for (one, evictor), (two, scope) in itertools.product(enumerate(EVICTORS), enumerate(SCOPES))
-]
-"""Every scope with every evictor, sampler and layout: between an evictor and a sampler there is nothing of ranks."""
+PROMPTS = tuple(f"{number}=" for number in range(30))
+LIMITS: dict[str, Any] = {
+    "replay_refresh": "ratio",
+    "replay_max_log_ratio": 0.5,
+    "replay_min_ess": 1.0,
+    "replay_samples_per_insert": 2.0,
+    "replay_start_pass_rate": 0.01,
+    "replay_retire_passes": 4,
+    "replay_unfilled": "exclude",
+    "replay_correction": "per",
+    "learning_rate": 1e-2,
+}
+ROUNDS: dict[str, dict[str, Any]] = {
+    "new prompts": {"replay_refill_rounds": 2},
+    "the same prompts": {"replay_refill_rounds": 2, "replay_refill_prompts": "same"},
+    "no buffer": {"replay_refill_rounds": 2, "replay_buffer_size": 0},
+    "a curriculum": {"replay_refill_rounds": 1, "replay_plugins": "curriculum"},
+}
+
+
+def strategies(evictor: str, sampler: str, scope: str) -> dict[str, Any]:
+    return {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope}
+
+
+def runs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Runs on one process that must end alike when they are interrupted half-way: name and settings.
+
+    Every evictor with every sampler, and with each of them every scope and layout; all that limits replay; rounds of
+    further generation, each in two layouts, and each layout with two of them; rows beside fresh ones; log-probs in 16
+    bits; and a later epoch: of nine prompts, the sixth update ends the second one.
+    """
+    for (one, evictor), (two, sampler) in itertools.product(enumerate(EVICTORS), enumerate(SAMPLERS)):
+        scope, layout = SCOPES[(one + two) % 3], list(LAYOUTS)[(one + 2 * two) % 4]
+        steps = 12 if layout == "two iterations" else 8
+        made = {"max_steps": steps, **strategies(evictor, sampler, scope), **LAYOUTS[layout]}
+        yield f"{evictor}, {sampler}, {scope}, {layout}", made
+    for scope, layout in itertools.product(SCOPES, ("one iteration", "two iterations")):
+        yield f"limits and gates, {scope}, {layout}", {**LIMITS, "replay_scope": scope, **LAYOUTS[layout]}
+    for (number, (name, settings)), shift in itertools.product(enumerate(ROUNDS.items()), (0, 1)):
+        layout = list(LAYOUTS)[(number + shift) % 4]
+        yield f"rounds, {name}, {layout}", {"prompts": PROMPTS, **settings, **LAYOUTS[layout]}
+    yield "mixed rows", {**INJECTED, "max_steps": 8}
+    yield "log-probs in bfloat16", {"replay_logps_dtype": "bfloat16"}
+    yield "log-probs in bfloat16, a reference model", {"replay_logps_dtype": "bfloat16", "beta": 0.1}
+    for storage in ("cpu", "device"):
+        yield f"a later epoch, {storage}", {"replay_storage": storage, "rows": 9}
+        yield f"shuffled, {storage}", {"replay_storage": storage, "shuffle_dataset": True}
+
+
+def runs_on_ranks(ranks: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same on several processes: every scope with every evictor, sampler and layout, and rounds.
+
+    Between an evictor and a sampler there is nothing of ranks. A straddling round is a whole batch.
+    """
+    for (one, evictor), (two, scope) in itertools.product(enumerate(EVICTORS), enumerate(SCOPES)):
+        sampler, layout = SAMPLERS[(one + two) % 5], list(LAYOUTS)[(one + two) % 4]
+        if ranks == 2 or (one, two) == (0, 0):
+            yield (
+                f"{evictor}, {sampler}, {scope}, {layout}",
+                {**strategies(evictor, sampler, scope), **LAYOUTS[layout]},
+            )
+    straddling = {2: {"per_device_train_batch_size": 6}, 3: {"per_device_train_batch_size": 4, "num_generations": 3}}
+    for scope in SCOPES[1:] if ranks == 2 else SCOPES[2:]:
+        again = {"replay_refill_rounds": 1, "prompts": PROMPTS[:24], **straddling[ranks]}
+        yield f"straddling, {scope}", {**again, "replay_scope": scope}
+    if ranks == 2:
+        yield "rounds", {"replay_refill_rounds": 2, "prompts": PROMPTS[:24], "replay_scope": "process"}
+
+
+class Curriculum:
+    """Skips what is solved, and tries again what was dead last."""
+
+    @trl_replay.hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        keys = [context.key(row) for row in groups_of_rows]
+        dead = context.prompts.get("dead_streak", keys, default=0) > 0
+        again = context.prompt_rows(context.prompts.key[context.prompts.dead_streak == 1][:1])
+        rows = [*again, *context.new_prompts(int(dead.sum())), *groups_of_rows]
+        return rows[: len(groups_of_rows)]
 
 
 def digits(completions: list[str], **_: Any) -> list[float]:
@@ -47,11 +118,14 @@ def digits(completions: list[str], **_: Any) -> list[float]:
     return [float(text[:1] in set("01234")) for text in completions]
 
 
-def build(folder: Path, **settings: Any) -> Any:
-    """A trainer that saves every six updates."""
+def build(folder: Path, rows: int = 0, **settings: Any) -> Any:
+    """A trainer that saves every six updates; with so many rows of data, if they are given."""
     defaults: dict[str, Any] = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6}
     defaults["gradient_checkpointing"] = False  # which computes the same twice, and saves nothing
-    return make_trainer(folder, digits, **{**defaults, **settings})
+    trainer = make_trainer(folder, digits, **{**defaults, **settings})
+    if rows:
+        trainer.train_dataset = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(rows)])
+    return trainer
 
 
 def train(folder: Path, resume: str | None = None, trainer: Any = None, **settings: Any) -> tuple[Any, Any]:
@@ -64,6 +138,14 @@ def train(folder: Path, resume: str | None = None, trainer: Any = None, **settin
             warnings.simplefilter("ignore")
         trainer.train(resume_from_checkpoint=resume)
     return trainer, session
+
+
+def interrupted(folder: Path, at: int = 0, **settings: Any) -> tuple[dict[str, Any], list[str]]:
+    """All that a run ends with, and in which respects one that resumes half-way, or `at` an update, differs."""
+    at = at or settings.get("max_steps", 12) // 2
+    whole = everything(*train(folder, **{**settings, "save_steps": at}))
+    resumed = everything(*train(folder, resume=str(folder / f"checkpoint-{at}"), **{**settings, "save_steps": at}))
+    return whole, differences(whole, resumed)
 
 
 def resume(folder: Path, checkpoint: Path, **settings: Any) -> Any:

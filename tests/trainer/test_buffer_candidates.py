@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
-from resuming import build, differences, everything, train
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -27,21 +24,3 @@ def test_log_probs_in_bfloat16_take_half_the_room_and_err_by_less_than_what_is_d
         assert rounded.dtype == torch.bfloat16
         assert full.nbytes - half.nbytes == 2 * logps.numel()
         assert bool(((rounded.float() - logps).abs() <= 2.0**-8 * logps.abs()).all())
-
-
-@pytest.mark.parametrize("settings", [{}, {"beta": 0.1}])
-def test_training_replays_from_bfloat16_and_resumes_bit_identically(tmp_path: Path, settings: dict[str, Any]) -> None:
-    replay = {"replay_logps_dtype": "bfloat16"}
-    whole = everything(*train(tmp_path, **replay, **settings))
-    assert whole["totals"][1]["replaced"] > 0
-    again = build(tmp_path, **settings)
-    if settings:
-        again.ref_model.load_state_dict(reference(tmp_path))
-    resumed = everything(*train(tmp_path, trainer=again, resume=str(tmp_path / "checkpoint-6"), **replay))
-    assert not differences(whole, resumed)
-
-
-def reference(folder: Path) -> dict[str, torch.Tensor]:
-    from transformers import AutoModelForCausalLM
-
-    return dict(AutoModelForCausalLM.from_pretrained(folder / "initial_model").state_dict())

@@ -13,7 +13,7 @@ from datasets import concatenate_datasets
 from image_rows import assert_same_images, by_row
 from methods import INJECTED as MIXED
 from replaying import Checked, Watch, build, check_batches, check_losses
-from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, masked_rollout, weights_hash
+from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, masked_rollout
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
@@ -312,28 +312,6 @@ def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
     assert sum(seen) == session.totals.counters["rows"] > 0
     table = session.buffer.table
     assert (table.drift[table.uses > 0] > 0).any(), "an entry's drift is that of its replayed rows"
-
-
-def test_a_run_with_mixed_rows_resumes_bit_identically(tmp_path: Any) -> None:
-    def run(folder: str, resume: str | None = None) -> tuple[str, Any]:
-        settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
-        trainer = make_trainer(tmp_path / folder, by_text, **settings)
-        session = trl_replay.attach(trainer, **MIXED)
-        trainer.train(resume_from_checkpoint=resume)
-        columns = {name: getattr(session.buffer.table, name).copy() for name in session.buffer.table.names}
-        return weights_hash(trainer), (columns, session.totals.counters)
-
-    whole = run("whole")
-    again = run("again", str(tmp_path / "whole" / "checkpoint-4"))
-    assert again[0] == whole[0]
-    for name, column in whole[1][0].items():
-        np.testing.assert_array_equal(again[1][0][name], column, err_msg=name)
-    assert again[1][1] == whole[1][1]
-    assert whole[1][1]["rows"] > 4
-
-
-def by_text(completions: list[str], **_: Any) -> list[float]:
-    return [float(text[:1] in set("0123456789abc")) for text in completions]
 
 
 def test_candidates_of_a_checkpoint_follow_the_order_of_todays_reward_functions(tmp_path: Any) -> None:
