@@ -5,26 +5,20 @@ As forks: torchrun itself is in tests/trainer/test_autoattach.py.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import check, launch
-from resuming import PAIRS_OF_RANKS, SCOPES, group_hash, restored, train
+from launches import Launches
+from one_rank import told
+from resuming import SCOPES, group_hash, restored, runs_on_ranks, train
 
 from trl_replay import last_complete_checkpoint
 from trl_replay.checkpoint import format as saved
 from trl_replay.offline.export import of_checkpoint, write
 from trl_replay.report.inspection import inspect
-
-SCRIPT = Path(__file__).parent / "ranks" / "resuming_ranks.py"
-LIMIT = 400
-"""Seconds after which a launch counts as hanging."""
-
-Results = dict[int, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -33,31 +27,24 @@ def folder(tmp_path_factory: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path) -> Results:
-    """What every rank of each number of processes found, by case; each leaves checkpoints for the next."""
+def launches(folder: Path, tmp_path_factory: Any) -> Launches:
+    """What every rank of each number of processes found, by case; three processes leave checkpoints for two."""
     for scope in SCOPES:
         train(folder / f"{scope} of 1", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
-    for processes in (3, 2):
-        check(launch(SCRIPT, folder, limit=LIMIT, local_ranks=tuple(range(processes))))
-    return {
-        processes: [json.loads((folder / f"results-{processes}-{rank}.json").read_text()) for rank in range(processes)]
-        for processes in (3, 2)
-    }
+    launches = Launches("resuming_ranks.py", tmp_path_factory.mktemp("results"), folder)
+    for ranks in (3, 2):
+        launches.begin(ranks)
+    return launches
 
 
-def test_resuming_is_bit_identical_on_every_rank_where_stock_is(results: Results) -> None:
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks in (2, 3) for name, _ in runs_on_ranks(ranks)])
+def test_resuming_is_bit_identical_on_every_rank_where_stock_is(launches: Launches, ranks: int, name: str) -> None:
     """Three processes add gradients in an order that depends on how long DDP has been running: stock differs too."""
-    assert [rank["stock"] for rank in results[2]] == [[], []]
-    replaced = 0
-    for processes, ranks in results.items():
-        names = [name for name in ranks[0] if "differences" in ranks[0][name]]
-        assert len(names) == (len(PAIRS_OF_RANKS) + 3 if processes == 2 else 2)
-        for name in names:
-            for rank in ranks:
-                replaced += rank[name]["replaced"] > 0
-                same = not rank[name]["differences"]
-                assert same or rank["stock"], f"{processes} processes, {name}: {rank[name]['differences']}"
-    assert replaced > len(PAIRS_OF_RANKS)
+    found = launches(ranks, name)
+    for rank, stock in zip(found, launches(ranks, "stock"), strict=True):
+        assert stock["same"] or ranks == 3
+        assert not (stock["same"] and rank["differences"])
+    assert sum(rank["replaced"] for rank in found) > 0
 
 
 def payload_of(checkpoint: Path) -> set[str]:
@@ -101,17 +88,17 @@ def check_dealt(scope: str, everything: set[str], ranks: list[dict[str, Any]], u
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(("source", "target"), [(1, 2), (3, 2), (1, 3)])
 def test_another_number_of_processes_deals_everything_anew(
-    results: Results, folder: Path, scope: str, source: int, target: int
+    launches: Launches, folder: Path, scope: str, source: int, target: int
 ) -> None:
-    ranks = [rank[f"{scope} of {source}"] for rank in results[target]]
+    ranks = launches(target, f"{scope} of {source}")
     check_dealt(scope, payload_of(folder / f"{scope} of {source}" / "checkpoint-4"), ranks, updates=6)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_who_names_no_scope_goes_on_with_the_checkpoints(results: Results, folder: Path, scope: str) -> None:
-    ranks = [rank[f"auto, {scope} of 1"] for rank in results[2]]
+def test_who_names_no_scope_goes_on_with_the_checkpoints(launches: Launches, folder: Path, scope: str) -> None:
+    ranks = launches(2, f"auto, {scope} of 1")
     check_dealt(scope, payload_of(folder / f"{scope} of 1" / "checkpoint-4"), ranks, updates=6)
-    named = [rank[f"{scope} of 1"] for rank in results[2]]
+    named = launches(2, f"{scope} of 1")
     assert [rank["payload"] for rank in ranks] == [rank["payload"] for rank in named]
 
 
@@ -119,7 +106,7 @@ def test_who_names_no_scope_goes_on_with_the_checkpoints(results: Results, folde
 @pytest.mark.parametrize("source", [2, 3])
 @pytest.mark.parametrize("named", [True, False])
 def test_one_process_takes_over_from_several(
-    results: Results, folder: Path, scope: str, source: int, named: bool
+    launches: Launches, folder: Path, scope: str, source: int, named: bool
 ) -> None:
     checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
     settings = {"replay_scope": scope} if named else {}
@@ -132,38 +119,43 @@ def test_one_process_takes_over_from_several(
     assert session.update == 6
 
 
-def test_a_gathered_buffer_is_written_once(results: Results, folder: Path) -> None:
+def test_a_gathered_buffer_is_written_once(launches: Launches, folder: Path) -> None:
     ours = folder / "gathered of 2" / "checkpoint-4" / "trl_replay"
     assert [path.parent.name for path in ours.rglob("payload-*")] == ["rank-00000"]
 
 
-def test_damage_on_one_rank_is_told_by_all(results: Results) -> None:
-    for rank in results[2]:
-        assert "checksum differs" in rank["refused"]["text"]
-        assert rank["refused"]["batches"] == 1, "with leave, all went on with an empty buffer"
+def test_damage_on_one_rank_is_told_by_all(launches: Launches) -> None:
+    for rank in launches(2, "refused"):
+        assert rank["type"] == "CheckpointError"
+        assert "checksum differs" in rank["text"]
+    for rank in launches(2, "allowed"):
+        assert rank["batches"] == 1, "with leave, all went on with an empty buffer"
 
 
-def test_61_one_ranks_files_of_another_run_are_told_by_all(results: Results) -> None:
-    for rank in results[2]:
-        assert "does not belong to the rest of the checkpoint" in rank["mixed"]
+def test_61_one_ranks_files_of_another_run_are_told_by_all(launches: Launches) -> None:
+    for rank in launches(2, "mixed"):
+        assert rank["type"] == "MismatchError"
+        assert "does not belong to the rest of the checkpoint" in rank["text"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_67_what_one_rank_cant_apply_no_rank_keeps(results: Results, scope: str) -> None:
-    for rank in results[2]:
-        found = rank[f"unapplied, {scope}"]
-        assert re.search(r"checkpoint-2.*evictor.*Versioned.*not on this rank", found["text"])
-        assert (found["batches"], found["loaded"], found["update"]) == (2, 0, 2)
+def test_67_what_one_rank_cant_apply_no_rank_keeps(launches: Launches, scope: str) -> None:
+    for rank in launches(2, f"unapplied, {scope}"):
+        assert re.search(r"checkpoint-2.*evictor.*Versioned.*not on this rank", rank["text"])
+        assert (rank["batches"], rank["loaded"], rank["update"]) == (2, 0, 2)
 
 
-def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(results: Results) -> None:
-    for rank in results[2]:
-        assert "no room" in rank["unsaved"]["text"]
-        assert rank["unsaved"]["whole"] is None
+def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(
+    launches: Launches, folder: Path
+) -> None:
+    for rank in launches(2, "unsaved"):
+        assert rank["ours"]
+        assert "no room" in told(rank)
+    assert last_complete_checkpoint(folder / "unsaved") is None
 
 
 def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
-    results: Results, folder: Path, tmp_path: Path
+    launches: Launches, folder: Path, tmp_path: Path
 ) -> None:
     """The trainer does not wait for the other ranks before it writes the file that marks a checkpoint whole."""
     copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
@@ -174,7 +166,7 @@ def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_63_a_checkpoint_that_lacks_all_files_of_a_rank_is_not_whole(
-    results: Results, folder: Path, tmp_path: Path, rank: int
+    launches: Launches, folder: Path, tmp_path: Path, rank: int
 ) -> None:
     copy = Path(shutil.copytree(folder / "process of 2" / "checkpoint-4", tmp_path / "checkpoint-4"))
     shutil.rmtree(copy / "trl_replay" / f"rank-0000{rank}")
@@ -182,8 +174,8 @@ def test_63_a_checkpoint_that_lacks_all_files_of_a_rank_is_not_whole(
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_what_all_ranks_export_all_ranks_take_back(results: Results, folder: Path, scope: str) -> None:
-    ranks = [rank[f"files {scope}"] for rank in results[2]]
+def test_what_all_ranks_export_all_ranks_take_back(launches: Launches, folder: Path, scope: str) -> None:
+    ranks = launches(2, f"files {scope}")
     names = {rank["path"] for rank in ranks}
     one_each = {f"{scope}-00000-of-00002.parquet", f"{scope}-00001-of-00002.parquet"}
     assert names == ({f"{scope}.parquet"} if scope == "gathered" else one_each)
@@ -197,9 +189,9 @@ def test_what_all_ranks_export_all_ranks_take_back(results: Results, folder: Pat
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(results: Results, scope: str) -> None:
+def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(launches: Launches, scope: str) -> None:
     """Three groups without log-probs, which all ranks must compute alike."""
-    ranks = [rank[f"files {scope}"] for rank in results[2]]
+    ranks = launches(2, f"files {scope}")
     taught = [rank["taught"] for rank in ranks]
     if scope == "process":
         assert sorted(len(part) for part in taught) == [1, 2]
@@ -215,7 +207,7 @@ def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(results: Resu
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_inspect_and_export_see_every_entry_of_all_ranks_once(
-    results: Results, folder: Path, tmp_path: Path, scope: str
+    launches: Launches, folder: Path, tmp_path: Path, scope: str
 ) -> None:
     checkpoint = folder / f"{scope} of 2" / "checkpoint-4"
     states = [saved.read(checkpoint / "trl_replay", rank) for rank in (0, 1)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -18,21 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "ranks"))
-
 from engines import LAST, OPTIMIZER, ROWS_OF, SAVED
-from forked import check, launch
-from same_training import assert_same_training
-from scripted import build, mixed, read, run
+from launches import LIMIT, Launches, assert_same_training
+from scripted import build, mixed, run
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).parent / "ranks" / "engines.py"
 PAGE = (ROOT / "docs" / "scopes.md").read_text()
 DEEPSPEED = Path(os.environ.get("TRL_REPLAY_ENGINES") or Path(sys.prefix, "engines"))
 """DeepSpeed has a folder of its own, which `make test` makes: accelerate imports it wherever it finds it."""
-LIMIT = 400
-"""Seconds after which a launch counts as hanging."""
 ENGINES = {
     "ddp": "DistributedDataParallel, 100% of the weights on a rank",
     "fsdp2": "FSDPQwen2ForCausalLM, 50% of the weights on a rank",
@@ -45,65 +37,56 @@ CELLS = list(itertools.product(ENGINES, SCOPES))
 Ranks = list[dict[str, Any]]
 
 
-class Launches:
-    """The results of each engine, launched when they are first asked for."""
+class Engine(Launches):
+    """The launch of one engine on two processes."""
+
+    def __init__(self, engine: str, folder: Path) -> None:
+        super().__init__("engines.py", folder, engine)
+        self.engine = engine
+
+    def start(self, ranks: int, folder: Path) -> None:
+        if self.engine == "ddp":
+            return super().start(ranks, folder)
+        command = [
+            sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch",
+            "--config_file", str(ROOT / "examples" / "accelerate" / f"{self.engine}.yaml"),
+            "--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0",
+            str(self.script), str(folder), self.engine,
+        ]  # fmt: skip
+        paths = [os.environ.get("PYTHONPATH", ""), str(DEEPSPEED) if self.engine.startswith("zero") else ""]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+        return None
+
+
+class Engines:
+    """What every rank of an engine wrote for a case, in rank order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.failures: dict[str, str] = {}
+        self.of = {engine: Engine(engine, folder / engine) for engine in ENGINES}
 
     def __call__(self, engine: str, case: str) -> Ranks:
-        """What every rank wrote for one case, in rank order."""
         places = [str(DEEPSPEED), *sys.path]
         if engine.startswith("zero") and not importlib.machinery.PathFinder.find_spec("deepspeed", places):
             pytest.skip(f"deepspeed is neither installed nor in {DEEPSPEED}: `make test` puts it into .venv/engines")
-        folder = self.folder / engine
-        if not folder.exists():
-            folder.mkdir()
-            try:
-                start(engine, folder)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                self.failures[engine] = str(error)
-        assert engine not in self.failures, self.failures[engine]
-        if not (folder / f"{case}.0.json").exists():
-            return [results(folder, rank)[case] for rank in range(2)]
-        return [read(folder / f"{case}.{rank}.json") for rank in range(2)]
+        (self.folder / engine).mkdir(exist_ok=True)
+        return self.of[engine](2, case)
 
     def differences(self, engine: str, case: str) -> list[list[str]]:
         """Of every rank, in what a run that was resumed differs from one that was not."""
-        self(engine, case)
-        return [results(self.folder / engine, rank)[case]["differences"] for rank in range(2)]
+        return [rank["differences"] for rank in self(engine, f"{case} in all")]
 
     def weights(self, engine: str, case: str) -> Any:
         """All weights at the end."""
         self(engine, case)
-        return np.load(self.folder / engine / f"{case}.0.weights.npy")
-
-
-def start(engine: str, folder: Path) -> None:
-    if engine == "ddp":
-        check(launch(SCRIPT, engine, folder, limit=LIMIT, local_ranks=(0, 1)))
-        return
-    command = [
-        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch",
-        "--config_file", str(ROOT / "examples" / "accelerate" / f"{engine}.yaml"),
-        "--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0",
-        str(SCRIPT), engine, str(folder),
-    ]  # fmt: skip
-    paths = [os.environ.get("PYTHONPATH", ""), str(DEEPSPEED) if engine.startswith("zero") else ""]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
-
-
-def results(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"results.{rank}.json").read_text())
-    return found
+        return np.load(self.folder / engine / "2" / f"{case}.0.weights.npy")
 
 
 @pytest.fixture(scope="module")
-def launches(tmp_path_factory: Any) -> Launches:
-    return Launches(tmp_path_factory.mktemp("engines"))
+def launches(tmp_path_factory: Any) -> Engines:
+    return Engines(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +117,14 @@ def replayed(ranks: Ranks) -> int:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_is_this_engine_that_has_the_weights(launches: Launches, engine: str) -> None:
+def test_it_is_this_engine_that_has_the_weights(launches: Engines, engine: str) -> None:
     for scope in SCOPES:
         assert [rank["engine"] for rank in launches(engine, scope)] == [ENGINES[engine]] * 2
 
 
 @pytest.mark.parametrize(("engine", "scope"), CELLS)
 def test_an_engine_trains_and_replays_as_one_process_does(
-    launches: Launches, one: dict[str, dict[str, Any]], engine: str, scope: str
+    launches: Engines, one: dict[str, dict[str, Any]], engine: str, scope: str
 ) -> None:
     """Private buffers are not those of one process: there, as another engine does."""
     ranks = launches(engine, scope)
@@ -164,7 +147,7 @@ def test_an_engine_trains_and_replays_as_one_process_does(
 
 
 @pytest.mark.parametrize(("engine", "scope"), CELLS)
-def test_resuming_is_bit_identical_with_an_engine(launches: Launches, engine: str, scope: str) -> None:
+def test_resuming_is_bit_identical_with_an_engine(launches: Engines, engine: str, scope: str) -> None:
     """Whole weights, table, payload, generators and counters, of every rank."""
     resumed = launches(engine, f"{scope} resumed")
     assert launches.differences(engine, scope) == [[], []]
@@ -173,14 +156,14 @@ def test_resuming_is_bit_identical_with_an_engine(launches: Launches, engine: st
 
 
 @pytest.mark.parametrize(("engine", "scope"), CELLS)
-def test_an_engines_loss_of_replayed_rows_is_the_one_by_hand(launches: Launches, engine: str, scope: str) -> None:
+def test_an_engines_loss_of_replayed_rows_is_the_one_by_hand(launches: Engines, engine: str, scope: str) -> None:
     """From log-probs of the whole weights in a plain model, of each row without padding; after resuming, too."""
     check_by_hand(launches(engine, scope))
     check_by_hand(launches(engine, f"{scope} resumed"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches: Launches, engine: str) -> None:
+def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches: Engines, engine: str) -> None:
     check_by_hand(launches(engine, "adapter"))
     check_by_hand(launches(engine, "adapter resumed"))
     assert launches.differences(engine, "adapter") == [[], []]
@@ -189,7 +172,7 @@ def test_an_adapter_on_an_engine_trains_replays_and_resumes(launches: Launches, 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launches: Launches, engine: str) -> None:
+def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launches: Engines, engine: str) -> None:
     ranks = launches(engine, "forward")
     assert [rank["forwards"] for rank in ranks] == [{"grad": LAST, "no grad": LAST}] * 2
     assert [rank["forwards"] for rank in launches(engine, "sharded")] == [{"grad": LAST}] * 2, "and none without it"
@@ -199,7 +182,7 @@ def test_a_forward_that_records_is_one_a_batch_on_every_rank_of_an_engine(launch
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches: Launches, engine: str) -> None:
+def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches: Engines, engine: str) -> None:
     """Three groups of a file without log-probs, which are all that can be replayed."""
     ranks = launches(engine, "warm start")
     assert [rank["forwards"] for rank in ranks] == [{"grad": 3, "no grad": 3}] * 2
@@ -208,7 +191,7 @@ def test_a_warm_starts_forwards_are_the_same_on_every_rank_of_an_engine(launches
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_remedy(
-    launches: Launches, engine: str
+    launches: Engines, engine: str
 ) -> None:
     """ZeRO 3 shards a model when it is loaded, and puts it together for a forward only once training has begun."""
     for rank in launches(engine, "added early"):
@@ -220,7 +203,7 @@ def test_groups_added_before_an_engine_can_make_a_forward_are_refused_with_the_r
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_loss_around_the_tap_gets_one_forward_a_batch_on_every_rank_of_an_engine(
-    launches: Launches, engine: str
+    launches: Engines, engine: str
 ) -> None:
     """The way that TRL up to 1.13 went with `use_liger_kernel`."""
     ranks = launches(engine, "liger")
@@ -231,7 +214,7 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_on_every_rank_of_an_engi
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches: Launches, engine: str) -> None:
+def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches: Engines, engine: str) -> None:
     """Generation by the trainer on the engine's parameters, weights and numbers of forwards."""
     stock, idle = launches(engine, "stock"), launches(engine, "idle")
     assert replayed(idle) == 0
@@ -242,7 +225,7 @@ def test_with_nothing_to_replay_an_engine_trains_bit_for_bit_as_without(launches
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_groups_that_the_trainer_generates_on_an_engine_are_replayed(launches: Launches, engine: str) -> None:
+def test_groups_that_the_trainer_generates_on_an_engine_are_replayed(launches: Engines, engine: str) -> None:
     ranks = launches(engine, "generating")
     assert ranks[0]["hashes"] == ranks[1]["hashes"], "the same table on both ranks"
     check_by_hand(ranks)

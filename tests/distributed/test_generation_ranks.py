@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "ranks"))
-
-from forked import check, launch
 from generation_ranks import CASES, ROUNDS, SIZE, THREE
+from launches import Launches
+from one_rank import told
 
 RUNS = [(world, name, case) for world, cases in {2: CASES, 3: THREE}.items() for name, case in cases.items()]
 
 
-@pytest.fixture(scope="session")
-def launches(tmp_path_factory: Any) -> Any:
-    """What every rank of a case showed; each number of processes is launched once."""
-    folders: dict[int, Path] = {}
-
-    def results(world: int, case: str) -> list[Any]:
-        if world not in folders:
-            folders[world] = tmp_path_factory.mktemp(f"generation{world}")
-            script = Path(__file__).parent / "ranks" / "generation_ranks.py"
-            check(launch(script, folders[world], limit=400, local_ranks=tuple(range(world))))
-        return [json.loads((folders[world] / f"{case}.{rank}.json").read_text()) for rank in range(world)]
-
-    return results
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: Any) -> Launches:
+    return Launches("generation_ranks.py", tmp_path_factory.mktemp("generation"))
 
 
 def is_dead(rewards: list[float]) -> bool:
@@ -80,7 +65,7 @@ def advantages_by_hand(rewards: list[list[float]], scale: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("world", "name", "settings"), RUNS, ids=[f"{world} ranks, {name}" for world, name, _ in RUNS]
 )
-def test_every_slot_holds_what_it_must_on_every_rank(launches: Any, world: int, name: str, settings: Any) -> None:
+def test_every_slot_holds_what_it_must_on_every_rank(launches: Launches, world: int, name: str, settings: Any) -> None:
     ranks = launches(world, name)
     size = settings.get("size", SIZE)
     straddles = settings["rows"] % size != 0
@@ -131,8 +116,9 @@ def test_every_slot_holds_what_it_must_on_every_rank(launches: Any, world: int, 
         ("is paused", ["It runs on rank 0 and is paused on rank 1"]),
     ],
 )
-def test_what_one_rank_does_of_its_own_ends_all_with_the_cause(launches: Any, what: str, words: list[str]) -> None:
-    launches(2, "process")
-    for told in launches(2, what):
+def test_what_one_rank_does_of_its_own_ends_all_with_the_cause(
+    launches: Launches, what: str, words: list[str]
+) -> None:
+    for rank in launches(2, what):
         for part in words:
-            assert part in told
+            assert part in told(rank)

@@ -7,21 +7,18 @@ the same ones on sixteen, with fifty patterns.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import check, launch
+from launches import Launches, everywhere
 from patterns import LOST, SLOW, random_pattern, wrong
 
-SCRIPT = Path(__file__).parent / "ranks" / "many_ranks.py"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RANKS = 8
 PATTERNS = 12
-LIMIT = 500
-"""Seconds after which the launch counts as hanging."""
 UPDATES = 6
 TRAINED = ["process whole", "gathered, one is late", "sharded straddling"]
 SHARED = TRAINED[1:]
@@ -32,14 +29,7 @@ Results = Callable[[str], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: Any) -> Results:
     """What every rank found in a case, in rank order."""
-    folder = tmp_path_factory.mktemp("many_ranks")
-    check(launch(SCRIPT, folder, PATTERNS, limit=LIMIT, local_ranks=tuple(range(RANKS))))
-    return lambda case: [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(RANKS)]
-
-
-def everywhere(found: list[dict[str, Any]], step: int, key: str) -> list[Any]:
-    """A row list of one step over all ranks, in the order of the rows."""
-    return [value for rank in found for value in rank["steps"][step][key]]
+    return partial(Launches("many_ranks.py", tmp_path_factory.mktemp("many_ranks"), PATTERNS), RANKS)
 
 
 @pytest.mark.parametrize("case", TRAINED)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "ranks"))
-
-from forked import check, launch
+from launches import Launches
 from mixing_ranks import ITERATIONS, LAYOUTS, cases, register, trained, unregister
-from scripted import read
+from one_rank import told
 
 CASES = [(world, *case) for world in LAYOUTS for case in cases(world)]
 
 
-@pytest.fixture(scope="session")
-def launches(tmp_path_factory: Any) -> Any:
-    """What every rank of a case showed; each number of processes is launched once."""
-    folders: dict[int, Path] = {}
-
-    def results(world: int, case: str) -> list[dict[str, Any]]:
-        if world not in folders:
-            folders[world] = tmp_path_factory.mktemp(f"mixing{world}")
-            script = Path(__file__).parent / "ranks" / "mixing_ranks.py"
-            check(launch(script, folders[world], limit=400, local_ranks=tuple(range(world))))
-        return [read(folders[world] / f"{case}.{rank}.json") for rank in range(world)]
-
-    return results
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: Any) -> Launches:
+    return Launches("mixing_ranks.py", tmp_path_factory.mktemp("mixing"))
 
 
 @functools.cache
@@ -47,7 +33,7 @@ def alone(folder: Path, name: str, world: int, layout: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("world", "name", "scope", "layout"), [case for case in CASES if case[2] != "process"])
 def test_several_processes_do_what_one_does(
-    launches: Any, tmp_path_factory: Any, world: int, name: str, scope: str, layout: str
+    launches: Launches, tmp_path_factory: Any, world: int, name: str, scope: str, layout: str
 ) -> None:
     ranks = launches(world, f"{name} {scope} {layout}")
     one = alone(tmp_path_factory.getbasetemp() / "mixing", name, world, layout)
@@ -70,7 +56,7 @@ def test_several_processes_do_what_one_does(
         assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
 
 
-def test_each_process_mixes_from_a_buffer_of_its_own(launches: Any) -> None:
+def test_each_process_mixes_from_a_buffer_of_its_own(launches: Launches) -> None:
     ranks = launches(2, "joint process whole")
     rows = LAYOUTS[2]["whole"][0]
     for rank in ranks:
@@ -84,7 +70,7 @@ def test_each_process_mixes_from_a_buffer_of_its_own(launches: Any) -> None:
         assert 0 < mixed < 6 * rows
 
 
-def test_an_owner_sends_no_row_that_is_not_taken(launches: Any) -> None:
+def test_an_owner_sends_no_row_that_is_not_taken(launches: Launches) -> None:
     joint = launches(2, "joint sharded whole")
     assert sum(rank["received"]["fetch"] for rank in joint) > 0
     for rank in joint:
@@ -92,14 +78,14 @@ def test_an_owner_sends_no_row_that_is_not_taken(launches: Any) -> None:
             assert sum(step["replayed"]) <= 2 * 2, "two rows a slot, two slots a process"
 
 
-def test_ranks_that_mask_other_rows_stop_together(launches: Any) -> None:
+def test_ranks_that_mask_other_rows_stop_together(launches: Launches) -> None:
     for rank in launches(2, "differing"):
-        assert rank["told"].startswith("SeamError")
-        assert "decided differently" in rank["told"]
+        assert rank["type"] == "SeamError"
+        assert "decided differently" in told(rank)
 
 
 @pytest.mark.parametrize(("case", "hook"), [("raising", "trl_replay_advantages"), ("raising mixer", "trl_replay_mix")])
-def test_an_error_on_one_rank_ends_all_with_its_cause(launches: Any, case: str, hook: str) -> None:
+def test_an_error_on_one_rank_ends_all_with_its_cause(launches: Launches, case: str, hook: str) -> None:
     for rank in launches(2, case):
-        assert f"'failing' (registered in this process) failed in {hook}" in rank["told"]
-        assert "rank 1" in rank["told"]
+        assert f"'failing' (registered in this process) failed in {hook}" in told(rank)
+        assert "rank 1" in told(rank)

@@ -5,44 +5,38 @@ One launch runs through all cases (ranks/nodes.py).
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from two_ranks import run_two_ranks
+from launches import Launches
 
-SCRIPT = Path(__file__).parent / "ranks" / "nodes.py"
-LIMIT = 500
-"""Seconds after which the launch counts as hanging."""
 SCOPES = ("process", "gathered", "sharded")
 EVERY = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
-Results = list[dict[str, dict[str, Any]]]
+Nodes = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: Any) -> Results:
-    """What two ranks on two machines found, by case."""
-    return run_two_ranks(SCRIPT, tmp_path_factory.mktemp("nodes"), LIMIT, local_ranks=(0, 0))
-
-
-def of(results: Results, case: str) -> list[dict[str, Any]]:
-    return [rank[case] for rank in results]
+def nodes(tmp_path_factory: Any) -> Nodes:
+    """What two ranks on two machines found in a case."""
+    return partial(Launches("nodes.py", tmp_path_factory.mktemp("nodes"), local_ranks=(0, 0)), 2)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_a_checkpoint_is_written_again_where_each_rank_has_a_folder_of_its_own(nodes: Results, scope: str) -> None:
+def test_44_a_checkpoint_is_written_again_where_each_rank_has_a_folder_of_its_own(nodes: Nodes, scope: str) -> None:
     """The rank that the trainer lets save clears its own folder only."""
     for case in ("first", "again"):
-        for rank, found in enumerate(of(nodes, f"{scope}, {case}")):
+        for rank, found in enumerate(nodes(f"{scope}, {case}")):
             assert found["update"] == 6
             assert found["folders"] == {name: [f"rank-{rank:05d}"] for name in EVERY}
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Results, scope: str) -> None:
+def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Nodes, scope: str) -> None:
     """Of a folder that the trainer itself never rotates, ours leaves when its checkpoint has left elsewhere."""
-    saving, other = of(nodes, f"{scope}, rotated")
+    saving, other = nodes(f"{scope}, rotated")
     assert list(saving["folders"]) == ["checkpoint-6"]
     held = [name for name, parts in other["folders"].items() if parts]
     soon = held == ["checkpoint-6"]  # the other machine's rank was the first to remove its checkpoint
@@ -51,26 +45,26 @@ def test_44_payload_is_rotated_where_the_trainer_rotates_nothing(nodes: Results,
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_63_a_copy_under_another_name_is_not_rotated(nodes: Results, scope: str) -> None:
+def test_63_a_copy_under_another_name_is_not_rotated(nodes: Nodes, scope: str) -> None:
     """By ours, that is: where the trainer rotates, it takes all that is called `checkpoint-`."""
-    _, other = of(nodes, f"{scope}, kept")
+    _, other = nodes(f"{scope}, kept")
     assert other["folders"]["checkpoint-best-6"] == ["rank-00001"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_a_folder_that_all_ranks_share_is_rotated_by_the_trainer_alone(nodes: Results, scope: str) -> None:
+def test_44_a_folder_that_all_ranks_share_is_rotated_by_the_trainer_alone(nodes: Nodes, scope: str) -> None:
     both = ["rank-00000", "rank-00001"]
-    for found in of(nodes, f"{scope}, shared"):
+    for found in nodes(f"{scope}, shared"):
         assert found["folders"] == {"checkpoint-6": both}
-    for found in of(nodes, f"{scope}, shared again"):
+    for found in nodes(f"{scope}, shared again"):
         assert found["folders"] == {"checkpoint-4": both, "checkpoint-6": both}
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_44_with_save_on_each_node_every_machine_saves_rotates_and_resumes(nodes: Results, scope: str) -> None:
-    for rank, found in enumerate(of(nodes, f"{scope}, each")):
+def test_44_with_save_on_each_node_every_machine_saves_rotates_and_resumes(nodes: Nodes, scope: str) -> None:
+    for rank, found in enumerate(nodes(f"{scope}, each")):
         assert found["folders"] == {"checkpoint-6": [f"rank-{rank:05d}"]}
-    for found in of(nodes, f"{scope}, each resumed"):
+    for found in nodes(f"{scope}, each resumed"):
         assert found["resumed"].endswith("checkpoint-6")
         assert found["update"] == 8
         assert found["size"] > 0

@@ -6,16 +6,13 @@ the cases in which one rank waits in vain for the other has a launch to itself: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from two_ranks import run_two_ranks
+from launches import Launches
 
-SCRIPT = Path(__file__).parent / "ranks" / "alone.py"
-LIMIT = 500
-"""Seconds after which the launch counts as hanging."""
 SCOPES = ("process", "gathered", "sharded")
 SEAM = [
     "_calculate_rewards", "_compute_loss", "_generate_and_score_completions", "_get_per_token_logps_and_entropies",
@@ -28,47 +25,40 @@ SAVED = "detach and save on both"
 IN_VAIN = (("attach on one",), ("add on one",), ("save on one",), (SAVED, "resume from a checkpoint on one"))
 """The last of these resumes from what another saved."""
 
-Results = list[dict[str, dict[str, Any]]]
+Results = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: Any) -> Results:
-    """What both ranks found, by case."""
+def of(tmp_path_factory: Any) -> Results:
+    """What both ranks found in a case."""
     waiting = [cases[-1] for cases in IN_VAIN]
-    launches = [("all but", *waiting), *IN_VAIN]
+    launches = [
+        Launches("alone.py", tmp_path_factory.mktemp("alone"), *cases) for cases in (("all but", *waiting), *IN_VAIN)
+    ]
+    by_case = {case: made for made, cases in zip(launches[1:], IN_VAIN, strict=True) for case in cases}
     with ThreadPoolExecutor(len(launches)) as pool:
-        launched = [
-            pool.submit(run_two_ranks, SCRIPT, tmp_path_factory.mktemp("alone"), LIMIT, *cases) for cases in launches
-        ]
-    found: Results = [{}, {}]
-    for ended in launched:
-        for rank, by_case in enumerate(ended.result()):
-            found[rank] |= by_case
-    return found
-
-
-def of(results: Results, case: str) -> list[dict[str, Any]]:
-    return [rank[case] for rank in results]
+        list(pool.map(lambda one: one.begin(2), launches))
+    return lambda case: by_case.get(case, launches[0])(2, case)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize(("verb", "words"), [("pause", "is paused on rank 0"), ("detach", "is detached on rank 0")])
 def test_43_what_one_rank_leaves_alone_all_hear_of_at_the_next_batch(
-    results: Results, verb: str, words: str, scope: str
+    of: Results, verb: str, words: str, scope: str
 ) -> None:
-    for rank in of(results, f"{verb} on one, {scope}"):
+    for rank in of(f"{verb} on one, {scope}"):
         assert rank["type"] == "SeamError", rank["text"]
         assert f"It runs on rank 1 and {words}" in rank["text"]
 
 
-def test_43_a_rank_that_resumes_alone_is_told_too(results: Results) -> None:
-    for rank in of(results, "resume on one"):
+def test_43_a_rank_that_resumes_alone_is_told_too(of: Results) -> None:
+    for rank in of("resume on one"):
         assert rank["type"] == "SeamError", rank["text"]
         assert "It runs on rank 1 and is paused on rank 0" in rank["text"]
 
 
-def test_43_pause_and_resume_on_both_train_on(results: Results) -> None:
-    paused, resumed = (of(results, f"{verb} on both") for verb in ("pause", "resume"))
+def test_43_pause_and_resume_on_both_train_on(of: Results) -> None:
+    paused, resumed = (of(f"{verb} on both") for verb in ("pause", "resume"))
     for before, after in zip(paused, resumed, strict=True):
         assert before["type"] == after["type"] == "", "nothing is raised"
         assert 0 < before["replaced"] < 4, "nothing is replayed from the pause on"
@@ -76,34 +66,34 @@ def test_43_pause_and_resume_on_both_train_on(results: Results) -> None:
 
 
 @pytest.mark.parametrize("case", ["detach on both", "detach on both in a generation cycle", SAVED])
-def test_43_detach_on_both_trains_on_and_leaves_nothing(results: Results, case: str) -> None:
-    for rank in of(results, case):
+def test_43_detach_on_both_trains_on_and_leaves_nothing(of: Results, case: str) -> None:
+    for rank in of(case):
         assert rank["type"] == "", rank["text"]
         assert rank["seam"] == [], "the trainer's methods are its class's"
-    assert sum(rank["replaced"] for rank in of(results, case)) > 0
+    assert sum(rank["replaced"] for rank in of(case)) > 0
 
 
-def test_43_a_checkpoint_after_detach_holds_no_buffer(results: Results) -> None:
-    for rank in of(results, SAVED):
+def test_43_a_checkpoint_after_detach_holds_no_buffer(of: Results) -> None:
+    for rank in of(SAVED):
         assert "trl_replay" not in rank["saved"]
 
 
-def test_43_a_session_that_is_attached_anew_in_the_midst_of_training_goes_on(results: Results) -> None:
-    for rank in of(results, "detach and attach again on both"):
+def test_43_a_session_that_is_attached_anew_in_the_midst_of_training_goes_on(of: Results) -> None:
+    for rank in of("detach and attach again on both"):
         assert rank["type"] == "", rank["text"]
         assert rank["seam"] == SEAM
         assert rank["replaced"] > 0
 
 
-def test_43_a_rank_that_detaches_in_the_last_update_is_missed_when_training_ends(results: Results) -> None:
-    for rank in of(results, "detach on one in the last update"):
+def test_43_a_rank_that_detaches_in_the_last_update_is_missed_when_training_ends(of: Results) -> None:
+    for rank in of("detach on one in the last update"):
         assert rank["type"] == "SeamError", rank["text"]
         assert "is detached on rank 0" in rank["text"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_43_clear_on_one_rank_empties_its_own_buffer_or_is_refused(results: Results, scope: str) -> None:
-    for rank in of(results, f"clear on one, {scope}"):
+def test_43_clear_on_one_rank_empties_its_own_buffer_or_is_refused(of: Results, scope: str) -> None:
+    for rank in of(f"clear on one, {scope}"):
         if scope == "process":
             assert rank["type"] == "", rank["text"]
         else:
@@ -121,9 +111,9 @@ def test_43_clear_on_one_rank_empties_its_own_buffer_or_is_refused(results: Resu
     ],
 )
 def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_the_other(
-    results: Results, case: str, words: str
+    of: Results, case: str, words: str
 ) -> None:
-    alone, other = of(results, case)
+    alone, other = of(case)
     assert alone["type"] == "SeamError", alone["text"]
     assert words in alone["text"]
     assert alone["seconds"] > SOON
@@ -140,52 +130,48 @@ def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_t
         ("off for want of a buffer on one", 1, "replay_buffer_size is 0 on rank 0 and 8 on rank 1"),
     ],
 )
-def test_69_a_rank_on_which_replay_is_off_is_not_waited_for(
-    results: Results, case: str, rank: int, words: str
-) -> None:
-    on = of(results, case)[rank]
+def test_69_a_rank_on_which_replay_is_off_is_not_waited_for(of: Results, case: str, rank: int, words: str) -> None:
+    on = of(case)[rank]
     assert on["type"] == "ConfigurationError", on["text"]
     assert words in on["text"]
-    assert of(results, case)[1 - rank]["type"] not in ("", "ConfigurationError"), "a collective of the trainer's"
+    assert of(case)[1 - rank]["type"] not in ("", "ConfigurationError"), "a collective of the trainer's"
 
 
-def test_43_groups_that_are_added_on_both_are_added(results: Results) -> None:
-    for rank in of(results, "add on both"):
+def test_43_groups_that_are_added_on_both_are_added(of: Results) -> None:
+    for rank in of("add on both"):
         assert rank["type"] == "", rank["text"]
         assert rank["returned"] == [1]
 
 
-def test_43_other_groups_on_each_rank_are_refused_by_both(results: Results) -> None:
-    for rank in of(results, "add other rows"):
+def test_43_other_groups_on_each_rank_are_refused_by_both(of: Results) -> None:
+    for rank in of("add other rows"):
         assert rank["type"] == "ReplayError", rank["text"]
         assert "The processes read different groups" in rank["text"]
 
 
-def test_43_a_forward_that_fails_on_one_rank_while_adding_is_raised_by_both(results: Results) -> None:
-    for rank in of(results, "add fails on one"):
+def test_43_a_forward_that_fails_on_one_rank_while_adding_is_raised_by_both(of: Results) -> None:
+    for rank in of("add fails on one"):
         assert rank["type"] == "ReplayError", rank["text"]
         assert "rank 1: OutOfMemoryError: no memory on this rank" in rank["text"]
 
 
-def test_43_export_on_one_rank_needs_no_other(results: Results) -> None:
-    ranks = of(results, "export on one")
+def test_43_export_on_one_rank_needs_no_other(of: Results) -> None:
+    ranks = of("export on one")
     assert [rank["type"] for rank in ranks] == ["", ""]
     assert ranks[0]["returned"] == ["out-00000-of-00002.parquet"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_45_a_session_of_two_processes_keeps_no_model_alive_that_stock_would_free(
-    results: Results, scope: str
-) -> None:
-    for rank, stock in zip(of(results, f"outlived, {scope}"), of(results, "outlived, stock"), strict=True):
+def test_45_a_session_of_two_processes_keeps_no_model_alive_that_stock_would_free(of: Results, scope: str) -> None:
+    for rank, stock in zip(of(f"outlived, {scope}"), of("outlived, stock"), strict=True):
         assert rank["type"] == "", rank["text"]
         assert rank["alive"] == stock["alive"]
         assert "model" not in rank["alive"]
         assert rank["left"] > 0, "what is stored can be read"
 
 
-def test_43_an_exception_in_a_callback_ends_its_rank_as_in_stock(results: Results) -> None:
-    failed, other = of(results, "an exception in a callback")
+def test_43_an_exception_in_a_callback_ends_its_rank_as_in_stock(of: Results) -> None:
+    failed, other = of("an exception in a callback")
     assert failed["type"] == "ZeroDivisionError"
     assert other["type"] == "RuntimeError", "a collective of the trainer's, whose peer is gone"
     assert not other["ours"]

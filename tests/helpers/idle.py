@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from methods import INJECTED
 from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, weights_hash
+from transformers import AutoModelForCausalLM
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -71,13 +72,13 @@ PLUGINS = {"as_they_are": AsTheyAre, "silent": Silent, "loud": Loud}
 
 class Idle(NamedTuple):
     """Settings of the trainer and of replay, and rewards batch by batch; whether groups are stored all the same, and
-    how many forwards without gradients are made to record their log-probs."""
+    whether a forward without gradients a batch records their log-probs."""
 
     training: dict[str, Any]
     replay: dict[str, Any]
     rewards: Sequence[Any] = SCRIPT
     stores: bool = True
-    records: int = 0
+    records: bool = False
     paused: bool = False
 
 
@@ -101,7 +102,7 @@ OTHERS = {
     "no room": Idle({}, {"replay_buffer_size": 0}, stores=False),
     "switched off": Idle({}, {"use_replay": False}, stores=False),
     "paused": Idle({}, {}, stores=False, paused=True),
-    "a mixer that takes nothing, and TRL's own advantages": Idle({}, WHOLE, records=4),
+    "a mixer that takes nothing, and TRL's own advantages": Idle({}, WHOLE, records=True),
     "TRL's own advantages and prompts": Idle(
         {}, {"replay_buffer_size": 0, "replay_plugins": "as_they_are"}, stores=False
     ),
@@ -112,25 +113,15 @@ OF_TIME = ("time", "runtime", "per_second")
 """In the names of what no two runs log alike."""
 
 
-def trained(folder: Path, case: Idle, replay: dict[str, Any] | None, **training: Any) -> tuple[dict[str, Any], Any]:
-    """What a run showed that replay must not change, and its session if it has `replay`."""
-    trainer = make_trainer(folder, Rewards(*case.rewards), **{**case.training, **training})
-    counted = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
-    session = None if replay is None else trl_replay.attach(trainer, **replay)
-    if session is not None and case.paused:
-        session.pause()
-    trainer.train()
-    log = [
-        {key: value for key, value in entry.items() if not key.startswith("replay/") and not key.endswith(OF_TIME)}
-        for entry in trainer.state.log_history
-    ]
-    return {"weights": weights_hash(trainer), "log": log, "forwards": [one.counts for one in counted]}, session
-
-
 class Stock:
-    """Trains every case with replay, and without it where no case before it had the same trainer and rewards."""
+    """Trains every case with replay, and without it where no case before it had the same trainer and rewards.
 
-    def __init__(self) -> None:
+    Args:
+        model: A folder with the model that is trained, where there is to be a reference.
+    """
+
+    def __init__(self, model: Path | None = None) -> None:
+        self.model = model
         self.runs: dict[str, dict[str, Any]] = {}
 
     def differences(self, folder: Path, name: str, **settings: Any) -> tuple[list[str], Any]:
@@ -139,7 +130,26 @@ class Stock:
         replay = {key: settings.pop(key) for key in list(settings) if key.startswith("replay_")}
         alike = repr((case.training, case.rewards))
         if alike not in self.runs:
-            self.runs[alike], _ = trained(folder, case, None, **settings)
-        found, session = trained(folder, case, {**case.replay, **replay}, **settings)
-        found["forwards"][0]["no grad"] -= case.records
+            self.runs[alike], _ = self.trained(folder, case, None, **settings)
+        found, session = self.trained(folder, case, {**case.replay, **replay}, **settings)
+        policy = found["forwards"][0]
+        policy["no grad"] -= policy["grad"] * case.records
         return [key for key, value in self.runs[alike].items() if found[key] != value], session
+
+    def trained(
+        self, folder: Path, case: Idle, replay: dict[str, Any] | None, **training: Any
+    ) -> tuple[dict[str, Any], Any]:
+        """What a run showed that replay must not change, and its session if it has `replay`."""
+        if self.model and "beta" in case.training:
+            training["model"] = AutoModelForCausalLM.from_pretrained(self.model)
+        trainer = make_trainer(folder, Rewards(*case.rewards), **{**case.training, **training})
+        counted = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
+        session = None if replay is None else trl_replay.attach(trainer, **replay)
+        if session is not None and case.paused:
+            session.pause()
+        trainer.train()
+        log = [
+            {key: value for key, value in entry.items() if not key.startswith("replay/") and not key.endswith(OF_TIME)}
+            for entry in trainer.state.log_history
+        ]
+        return {"weights": weights_hash(trainer), "log": log, "forwards": [one.counts for one in counted]}, session

@@ -1,12 +1,84 @@
-"""How a process of a launch ends."""
+"""What one rank of a launch does: runs through cases, writes what each showed as JSON, and ends."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import gc
+import io
+import json
 import os
+import signal
 import sys
-from typing import NoReturn
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
+import torch.distributed as dist
+
+from trl_replay import ReplayError
+
+LIMIT = 400
+"""Seconds after which a case that has a process of its own counts as hanging, and the launch ends."""
+Case = Callable[[], Any]
+
+
+def rank() -> int:
+    """Of this process; no constant, since launches are forks of a process that has imported this."""
+    return int(os.environ["RANK"])
+
+
+def write(result: Any, folder: Path, name: str) -> None:
+    """What a case showed; its gradients are a file of their own, since a million numbers are slow to print."""
+    path = folder / f"{name}.{rank()}.json"
+    if "gradients" in result:
+        np.save(path.with_suffix(".npy"), np.array(result["gradients"]))
+        result = {**result, "gradients": []}
+    path.write_text(json.dumps(result))
+
+
+def read(path: Path) -> Any:
+    result = json.loads(path.read_text())
+    gradients = path.with_suffix(".npy")
+    return {**result, "gradients": np.load(gradients)} if gradients.exists() else result
+
+
+def quiet(case: Case) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return case()
+
+
+def outcome(case: Case) -> dict[str, Any]:
+    """What a case returned or raised, and how long it took."""
+    began = time.monotonic()
+    result: dict[str, Any] = {"type": "", "text": "", "notes": [], "ours": False}
+    try:
+        found = case()
+        result |= found if isinstance(found, dict) else {}
+    except Exception as error:
+        notes, ours = getattr(error, "__notes__", []), isinstance(error, ReplayError)
+        result |= {"type": type(error).__name__, "text": str(error), "notes": notes, "ours": ours}
+    return {**result, "seconds": time.monotonic() - began, "cpu": time.process_time()}
+
+
+def told(result: dict[str, Any]) -> str:
+    """All words of an error."""
+    return "\n".join([result["text"], *result["notes"]])
+
+
+def perform(folder: Path, cases: Iterable[tuple[str, Case]]) -> NoReturn:
+    """Runs cases in turn."""
+    torch.set_num_threads(1)
+    gc.freeze()  # each training collects garbage, and need not walk what the imports left
+    for name, case in cases:
+        write(quiet(case), folder, name)
+    end()
 
 
 def end() -> NoReturn:
@@ -16,7 +88,60 @@ def end() -> NoReturn:
     Python is being finalised, it asks for the interpreter's lock and the process aborts ("terminate called without an
     active exception": pytorch/pytorch#179291), in about one of 20 launches of four processes.
     """
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def perform_apart(folder: Path, cases: Iterable[tuple[str, int, Case]], wanted: Sequence[str] = ()) -> NoReturn:
+    """Runs the cases of these names, or "all but" these, or all: in a process and a process group of its own, each.
+
+    So one that breaks does not spoil the next. The number is the seconds that a collective waits. The store of all
+    groups is kept by the process that starts the cases, as torchrun keeps it. Nobody destroys a group: with gloo,
+    where a peer has left, that can wait for ever for a thread that waits for the interpreter's lock.
+    """
+    torch.set_num_threads(1)
+    port, ranks = int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    kept = dist.TCPStore("127.0.0.1", port, is_master=rank() == 0, wait_for_workers=False)
+    for name, timeout, case in cases:
+        if wanted and (name in wanted) == (wanted[0] == "all but"):
+            continue
+        child = os.fork()
+        if child == 0:
+            _one(folder, name, timeout, case, dist.TCPStore("127.0.0.1", port, is_master=False))
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+            write({"type": "killed"}, folder, name)
+        elif status:
+            sys.exit(f"case {name!r} ended with {status}")
+    kept.set(f"done/{rank()}", "1")
+    if rank() == 0:  # the store ends with it
+        kept.wait([f"done/{number}" for number in range(ranks)], timedelta(seconds=LIMIT))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _one(folder: Path, name: str, timeout: int, case: Case, store: dist.Store) -> NoReturn:
+    status = 1
+    try:
+        faulthandler.dump_traceback_later(LIMIT, exit=True)
+        dist.init_process_group(
+            "gloo",
+            store=dist.PrefixStore(name, store),
+            rank=rank(),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=timeout),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = quiet(lambda: outcome(case))
+        found.pop("gradients", None)
+        write(found, folder, name)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)

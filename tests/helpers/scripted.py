@@ -6,8 +6,6 @@ What a run showed is a dictionary of plain values: tests compare the ranks' ones
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
+from patterns import random_of
 from support import Spy, record
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
@@ -37,11 +33,6 @@ LIMITS = {
     "replay_correction": "per",
 }
 """Everything that looks at how replay went, and the dead groups that are left out of the loss."""
-
-
-def random_of(*parts: Any) -> np.random.Generator:
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:8], "little"))
 
 
 def mixed(update: int, group: int, rank: int) -> int:
@@ -113,16 +104,6 @@ def table_hash(table: Any, leave_out: tuple[str, ...]) -> str:
         if name not in leave_out:
             digest.update(np.ascontiguousarray(getattr(table, name)).tobytes())
     return digest.hexdigest()
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """What a run showed, as JSON; its gradients are a file of their own, since a million numbers are slow to print."""
-    np.save(path.with_suffix(".npy"), np.array(result.get("gradients", [])))
-    path.write_text(json.dumps({**result, "gradients": []}))
-
-
-def read(path: Path) -> dict[str, Any]:
-    return {**json.loads(path.read_text()), "gradients": np.load(path.with_suffix(".npy"))}
 
 
 def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> Any:

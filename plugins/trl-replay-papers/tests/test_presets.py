@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import check, launch
+from one_rank import read
 from replaying import Watch
-from resuming import differences, everything, train
+from resuming import interrupted, train
 from support import DEAD, HALF, Rewards, Spy
 from trl_replay_papers import METHODS, NEED_A_FILE, WITHOUT_MEMORY, card
 from trl_replay_papers.__main__ import page
@@ -51,36 +52,30 @@ SHORT: dict[str, dict[str, Any]] = {
 
 def settings_of(name: str, pool: str) -> dict[str, Any]:
     """Of a run of six updates."""
-    settings = {"replay_preset": name, "max_steps": 6, "save_steps": 3, **SHORT.get(name, {})}
+    settings = {"replay_preset": name, "max_steps": 6, **SHORT.get(name, {})}
     settings["replay_buffer_size"] = 0 if name in WITHOUT_MEMORY else 20
     return {**settings, "replay_warm_start": pool} if name in NEED_A_FILE else settings
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_preset_trains_and_resumes_bit_identically(name: str, pool: str, tmp_path: Path) -> None:
-    settings = settings_of(name, pool)
-    trainer, session = train(tmp_path, **settings)
-    whole = everything(trainer, session)
-    if name in WITHOUT_MEMORY:
-        assert session.totals.counters["stored"] == 0
-    else:
-        assert session.totals.counters["replaced"] > 0, session.explain()
-    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **settings)
-    assert differences(whole, everything(trainer, session)) == []
+    whole, differences = interrupted(tmp_path, **settings_of(name, pool))
+    assert not differences
+    counters = whole["totals"][1]
+    assert counters["stored"] == 0 if name in WITHOUT_MEMORY else counters["replaced"] > 0
 
 
 def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: Path) -> None:
-    shorter = {"replay_scope": "sharded", "max_steps": 4, "save_steps": 2}
+    shorter = {"replay_scope": "sharded", "max_steps": 4}
     runs = {name: {**settings_of(name, pool), **shorter} for name in METHODS}
     (tmp_path / "runs.json").write_text(json.dumps(runs))
-    script = Path(__file__).parent / "ranks" / "papers_ranks.py"
-    check(launch(script, tmp_path, limit=LIMIT, local_ranks=(0, 1)))
-    results = [json.loads((tmp_path / f"results-{rank}.json").read_text()) for rank in (0, 1)]
+    check(launch(Path(__file__).parent / "ranks" / "papers_ranks.py", tmp_path, limit=LIMIT, local_ranks=(0, 1)))
     for name in METHODS:
-        for found in (results[0][name], results[1][name]):
+        ranks = [read(tmp_path / f"{name}.{rank}.json") for rank in (0, 1)]
+        for found in ranks:
             assert found["differences"] == [], name
             assert found["replaced"] or name in WITHOUT_MEMORY, name
-        assert results[0][name]["weights"] == results[1][name]["weights"], name
+        assert ranks[0]["weights"] == ranks[1]["weights"], name
 
 
 @pytest.mark.parametrize(
@@ -96,12 +91,8 @@ def test_every_preset_trains_and_resumes_on_two_processes(pool: str, tmp_path: P
 def test_a_preset_whose_plugin_gets_other_arguments_trains_and_resumes(
     name: str, arguments: dict[str, Any], pool: str, tmp_path: Path
 ) -> None:
-    settings = {**settings_of(name, pool), "replay_plugins_kwargs": {name: arguments}}
-    trainer, session = train(tmp_path, **settings)
-    assert session.plugins == [name]
-    whole = everything(trainer, session)
-    trainer, session = train(tmp_path, resume=str(tmp_path / "checkpoint-3"), **settings)
-    assert differences(whole, everything(trainer, session)) == []
+    _, differences = interrupted(tmp_path, **settings_of(name, pool), replay_plugins_kwargs={name: arguments})
+    assert not differences
 
 
 class MasksTheSecondRow:

@@ -1,48 +1,32 @@
 """One of two ranks that run through the cases of test_ranks_alone.py; results as JSON in a folder.
 
-In most cases one rank does something that the other does not. Every case has a process and a process group of its
-own, so that one that breaks does not spoil the next.
+In most cases one rank does something that the other does not.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
-)
-
-import contextlib
-import faulthandler
 import gc
-import io
-import json
+import os
 import sys
-import time
-import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from one_rank import perform_apart
 from scripted import build
 from transformers import TrainerCallback
 
 import trl_replay
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK = int(os.environ["RANK"])
 BRIEF = 6
 """`ddp_timeout` of the cases in which one rank waits for the other in vain: these run beside each other. Not less,
 since the machine may be busy: what both ranks take part in must be done in time."""
 TIMEOUT = 40
 """Seconds that a collective waits: not less, since the machine may be busy. A rank that waits in one of the trainer's
 ends when the other one leaves the case: with its process, its connections close."""
-LIMIT = 180
-"""Seconds after which a case counts as hanging, and the launch ends."""
 SCOPES = ("process", "gathered", "sharded")
 TEACHER = [{"prompt": "1+1=", "completion": completion, "reward": float(completion == "2")} for completion in "2345"]
 
@@ -119,19 +103,6 @@ class Case:
             "returned": [callback.returned for callback in self.callbacks],
             "seam": sorted(name for name, value in vars(self.trainer).items() if hasattr(value, "session")),
         }
-
-
-def outcome(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `call` returned or raised, and how long it took."""
-    began = time.monotonic()
-    result: dict[str, Any] = {"type": "", "text": ""}
-    try:
-        result |= call()
-    except Exception as error:
-        text = "\n".join([str(error), *getattr(error, "__notes__", [])])
-        result |= {"type": type(error).__name__, "text": text, "ours": isinstance(error, trl_replay.ReplayError)}
-    result["seconds"] = time.monotonic() - began
-    return result
 
 
 def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -258,52 +229,6 @@ def raising(case: Case) -> dict[str, Any]:
     return case.at(3, fail).train()
 
 
-def open_process_group(folder: Path, number: int) -> None:
-    """The process group of one case."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store-{number}", rank=RANK, world_size=WORLD,
-        timeout=timedelta(seconds=TIMEOUT),
-    )  # fmt: skip
-
-
-def run(folder: Path, number: int, name: str, case: Callable[[], dict[str, Any]]) -> None:
-    """Runs a case and adds what it finds to this rank's results."""
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    open_process_group(folder, number)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = outcome(case)
-    path = folder / f"results.{RANK}.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**results, name: found}))
-
-
-def main(folder: Path, wanted: list[str]) -> None:
-    """The cases of these names, or "all but" these, or all, each in a process of its own.
-
-    It ends without tearing its process group down.
-
-    Destroying a gloo group whose peer left can wait forever for a thread that waits for the interpreter's lock.
-    """
-    torch.set_num_threads(1)
-    for number, (name, case) in enumerate(cases(folder / f"trainer{RANK}")):
-        if wanted and (name in wanted) == (wanted[0] == "all but"):
-            continue
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                run(folder, number, name, case)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        _, ended = os.waitpid(child, 0)
-        if ended:
-            sys.exit(f"case {name!r} ended with {ended}")
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    out = Path(sys.argv[1])
+    perform_apart(out, ((name, TIMEOUT, case) for name, case in cases(out / f"trainer{RANK}")), sys.argv[2:])

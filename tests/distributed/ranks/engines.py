@@ -1,22 +1,16 @@
 """One rank of a launch of tests/distributed/test_engines.py: one engine, every case in turn, results as JSON.
 
-`engines.py ddp|fsdp2|zero2|zero3 FOLDER`, started by `accelerate launch` with that engine's file of
+`engines.py FOLDER ddp|fsdp2|zero2|zero3`, started by `accelerate launch` with that engine's file of
 examples/accelerate, or with a rank's variables for DDP.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
-)
-
 import contextlib
 import hashlib
 import importlib
-import io
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -31,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
 
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, gather_object
-from ending import end
 from loss_by_hand import Row, reference_loss
+from one_rank import end, quiet, write
 from replaying import build as build_from
 from resuming import differences, state
-from scripted import build, mixed, run, write
+from scripted import build, mixed, run
 from support import Forwards, Spy
 from torch.distributed.tensor import DTensor
 from trl.models.utils import _ForwardRedirection
@@ -243,7 +237,6 @@ class Cases:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.results: dict[str, dict[str, Any]] = {}
 
     def trainer(self, case: str, rows: int, adapter: bool = False, live: Any = mixed, **settings: Any) -> Any:
         model = {"model": plain_model(adapter)} if adapter else {}
@@ -256,8 +249,7 @@ class Cases:
 
     def run(self, case: str, trainer: Any, resume: str | None = None, **replay: Any) -> dict[str, Any]:
         """Trains with replay, and keeps what the tests look at."""
-        with contextlib.redirect_stdout(io.StringIO()):
-            result = run(trainer, compared=case in ROWS_OF, resume=resume, **replay)
+        result = quiet(lambda: run(trainer, compared=case in ROWS_OF, resume=resume, **replay))
         gather(trainer.model, trainer.whole)
         np.save(self.folder / f"{case}.{RANK}.weights.npy", flat(trainer.whole))
         result |= {
@@ -266,7 +258,7 @@ class Cases:
             "compared": trainer.compared,
             "weights": weights_hash(trainer.whole),
         }
-        write(result, self.folder / f"{case}.{RANK}.json")
+        write(result, self.folder, case)
         return result
 
     def whole_and_resumed(self, case: str, rows: int, adapter: bool = False, **replay: Any) -> None:
@@ -280,14 +272,14 @@ class Cases:
             result = self.run(name, trainer, checkpoint, **replay)
             born = trainer.born
             found.append({"weights": result["weights"], **state(attachment._sessions[trainer])})
-        self.results[case] = {"differences": differences(*found)}
+        write({"differences": differences(*found)}, self.folder, f"{case} in all")
 
     def without_replay(self, case: str) -> None:
         """The stock trainer."""
         trainer = self.generating(case, live=all_live)
         trainer.train()
         gather(trainer.model, trainer.whole)
-        self.results[case] = {"weights": weights_hash(trainer.whole), "forwards": dict(self.forwards.counts)}
+        write({"weights": weights_hash(trainer.whole), "forwards": dict(self.forwards.counts)}, self.folder, case)
 
     def generating(self, case: str, live: Any) -> Any:
         """A trainer with the stock generation, on parameters as the engine keeps them."""
@@ -308,7 +300,7 @@ class Cases:
             told = str(session.buffer.add(TEACHER))
         except trl_replay.ReplayError as error:
             told = str(error)
-        self.results[case] = {"told": told}
+        write({"told": told}, self.folder, case)
 
     def warmed(self, case: str) -> None:
         """Nothing but groups of a file is replayed; the trainer computes their log-probs."""
@@ -370,9 +362,8 @@ def main(engine: str, folder: Path) -> None:
     cases.without_replay("stock")
     cases.run("idle", cases.generating("idle", live=all_live), **shared)
     cases.run("generating", cases.generating("generating", live=mixed), **shared)
-    (folder / f"results.{RANK}.json").write_text(json.dumps(cases.results))
     end()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[2], Path(sys.argv[1]))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
-from ending import end
-from scripted import random_of, texts
+from one_rank import outcome, perform
+from patterns import random_of
+from scripted import texts
 from support import Spy, weights_hash
 
 import trl_replay
@@ -148,8 +145,8 @@ class Asked:
 FAILING = {"raises": 8, "differs": 6, "is paused": 8}
 
 
-def failing(folder: Path, rank: int, what: str) -> str:
-    """What ends a training in which rank 1 does something of its own."""
+def failing(folder: Path, rank: int, what: str) -> None:
+    """A training in which rank 1 does something of its own."""
     trl_replay.register(Asked(rank, what), "asked")
     try:
         trainer, _ = build(folder, rank, FAILING[what], max_steps=4)
@@ -158,28 +155,17 @@ def failing(folder: Path, rank: int, what: str) -> str:
         if what == "is paused" and rank == 1:
             session.pause()
         trainer.train()
-    except trl_replay.ReplayError as error:
-        return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", [])])
     finally:
         trl_replay.unregister("asked")
-    return "nothing was raised"
 
 
-def main() -> None:
-    rank = int(os.environ["RANK"])
-    world = int(os.environ["WORLD_SIZE"])
-    folder = Path(sys.argv[1])
-    cases = CASES if world == 2 else THREE
-    for name, settings in cases.items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            result = trained(folder / f"trainer{rank}", rank, **settings)
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(result))
-    for what in FAILING if world == 2 else {}:
-        with contextlib.redirect_stdout(io.StringIO()):
-            words = failing(folder / f"trainer{rank}", rank, what)
-        (folder / f"{what}.{rank}.json").write_text(json.dumps(words))
-    end()
+def cases(folder: Path, rank: int, world: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for name, settings in (CASES if world == 2 else THREE).items():
+        yield name, lambda s=settings: trained(folder, rank, **s)
+    for what in FAILING if world == 2 else ():
+        yield what, lambda w=what: outcome(lambda: failing(folder, rank, w))
 
 
 if __name__ == "__main__":
-    main()
+    number, out = int(os.environ["RANK"]), Path(sys.argv[1])
+    perform(out, cases(out / f"trainer{number}", number, int(os.environ["WORLD_SIZE"])))

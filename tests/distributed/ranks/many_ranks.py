@@ -7,33 +7,17 @@ their time-out. The key-value store of them all is kept by the process that star
 from __future__ import annotations
 
 import os
-
-os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
-)
-
-import contextlib
-import faulthandler
-import io
-import json
 import signal
 import sys
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
-import torch
-import torch.distributed as dist
+from one_rank import perform_apart
 from patterns import LOST, SLOW, modelless, play, random_pattern
 from scripted import build, run, uneven
 
-from trl_replay import ReplayError
 from trl_replay.strategies.scorers import advantage_std
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -43,8 +27,6 @@ BRIEF = 8
 """The same where one rank comes later than that, or not at all."""
 LATE = 5
 """Seconds by which it then is later than the others wait."""
-LIMIT = 400
-"""Seconds after which a case counts as hanging, and the launch ends."""
 UPDATES = 6
 LAYOUTS = {"whole": (4, 2), "straddling": (3, 4)}
 """Rows of a process, and of a group."""
@@ -108,66 +90,6 @@ def cases(folder: Path, count: int) -> Iterator[tuple[str, int, Callable[[], dic
     yield "one is killed", TIMEOUT, lambda: trained(folder, "straddling", "gathered", replay_scorer=killed)
 
 
-def outcome(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `call` returned or raised, and how long it took."""
-    began = time.monotonic()
-    result: dict[str, Any] = {"type": "", "text": "", "notes": [], "ours": False}
-    try:
-        result |= call()
-    except Exception as error:
-        notes = getattr(error, "__notes__", [])
-        ours = isinstance(error, ReplayError)
-        result |= {"type": type(error).__name__, "text": str(error), "notes": notes, "ours": ours}
-    return {**result, "seconds": time.monotonic() - began, "cpu": time.process_time()}
-
-
-def perform(folder: Path, name: str, timeout: int, case: Callable[[], dict[str, Any]], store: dist.Store) -> None:
-    """Runs a case and writes what it finds."""
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
-    dist.init_process_group(
-        "gloo", store=dist.PrefixStore(name, store), rank=RANK, world_size=WORLD, timeout=timedelta(seconds=timeout)
-    )
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = outcome(case)
-    found.pop("gradients", None)
-    (folder / f"{name}.{RANK}.json").write_text(json.dumps(found))
-
-
-def main(folder: Path, count: int, wanted: list[str]) -> None:
-    """The cases of these names, or all, each in a process that ends without tearing its process group down.
-
-    Destroying a gloo group whose peer left can wait for ever for a thread that waits for the interpreter's lock.
-    """
-    torch.set_num_threads(1)
-    port = int(os.environ["MASTER_PORT"])
-    kept = dist.TCPStore("127.0.0.1", port, is_master=RANK == 0, wait_for_workers=False)
-    for name, timeout, case in cases(folder / f"trainer{RANK}", count):
-        if wanted and name not in wanted:
-            continue
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                perform(folder, name, timeout, case, dist.TCPStore("127.0.0.1", port, is_master=False))
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-            (folder / f"{name}.{RANK}.json").write_text(json.dumps({"type": "killed"}))
-        elif status:
-            sys.exit(f"case {name!r} ended with {status}")
-    kept.set(f"done/{RANK}", "1")
-    if RANK == 0:  # the store ends with it
-        kept.wait([f"done/{rank}" for rank in range(WORLD)], timedelta(seconds=LIMIT))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    folder = Path(sys.argv[1])
+    perform_apart(folder, cases(folder / f"trainer{RANK}", int(sys.argv[2])), sys.argv[3:])

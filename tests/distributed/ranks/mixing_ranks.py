@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
 import numpy as np
-from ending import end
 from methods import INJECTED, ZScore
-from scripted import build, mixed, run, write
+from one_rank import outcome, perform
+from scripted import build, mixed, run
 
 import trl_replay
 
@@ -114,37 +110,33 @@ class RaisingMixer(Raising):
 FAILING = {"differing": Differing, "raising": Raising, "raising mixer": RaisingMixer}
 
 
-def failing(folder: Path, name: str, rank: int) -> str:
+def failing(folder: Path, name: str, rank: int) -> dict[str, Any]:
     """What ends a training whose plugin does what it must not."""
     trl_replay.register(FAILING[name](rank), "failing")
     try:
         trainer = build(folder, 8, 4, mixed, rank=rank, max_steps=6)
-        run(trainer, **MIX, replay_scope="sharded", replay_plugins=["failing"])
-    except trl_replay.ReplayError as error:
-        return "\n".join([type(error).__name__, str(error), *getattr(error, "__notes__", [])])
+        return run(trainer, **MIX, replay_scope="sharded", replay_plugins=["failing"])
     finally:
         trl_replay.unregister("failing")
-    return "nothing was raised"
 
 
-def main() -> None:
-    rank = int(os.environ["RANK"])
-    world = int(os.environ["WORLD_SIZE"])
-    folder = Path(sys.argv[1])
-    for name, scope, layout in cases(world):
-        register()  # methods with running state begin anew
-        with contextlib.redirect_stdout(io.StringIO()):
-            rows, size = LAYOUTS[world][layout]
-            result = trained(folder / f"trainer{rank}", name, scope, rows, size, rank, world)
+def registered(folder: Path, case: tuple[str, str, str], rank: int, world: int) -> dict[str, Any]:
+    """One case of methods that begin anew with their running state."""
+    name, scope, layout = case
+    register()
+    try:
+        return trained(folder, name, scope, *LAYOUTS[world][layout], rank, world)
+    finally:
         unregister()
-        write(result, folder / f"{name} {scope} {layout}.{rank}.json")
-    if world == 2:
-        for name in FAILING:
-            with contextlib.redirect_stdout(io.StringIO()):
-                words = failing(folder / f"trainer{rank}", name, rank)
-            write({"told": words}, folder / f"{name}.{rank}.json")
-    end()
+
+
+def all_cases(folder: Path, rank: int, world: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for case in cases(world):
+        yield " ".join(case), lambda c=case: registered(folder, c, rank, world)
+    for name in FAILING if world == 2 else ():
+        yield name, lambda n=name: outcome(lambda: failing(folder, n, rank))
 
 
 if __name__ == "__main__":
-    main()
+    number, out = int(os.environ["RANK"]), Path(sys.argv[1])
+    perform(out, all_cases(out / f"trainer{number}", number, int(os.environ["WORLD_SIZE"])))

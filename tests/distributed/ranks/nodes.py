@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-
-os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
-)
-
-import contextlib
-import io
-import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from ending import end
+from one_rank import perform
 from scripted import build, mixed
 
 import trl_replay
@@ -44,38 +38,27 @@ def train(root: Path, scope: str, resume: bool = False, **settings: Any) -> dict
     return {"folders": folders(root), "update": session.update, "resumed": last, "size": len(session.buffer)}
 
 
-def cases(root: Path) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def cases(root: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     for scope in SCOPES:
         own = root / scope / f"node{RANK}"
-        results[f"{scope}, first"] = train(own, scope)
-        results[f"{scope}, again"] = train(own, scope)
-        results[f"{scope}, rotated"] = train(own, scope, save_total_limit=1)
-        kept = own / "checkpoint-best-6"
-        shutil.copytree(own / "checkpoint-6" / "trl_replay", kept / "trl_replay")
-        results[f"{scope}, kept"] = train(own, scope, save_total_limit=1)
+        yield f"{scope}, first", partial(train, own, scope)
+        yield f"{scope}, again", partial(train, own, scope)
+        yield f"{scope}, rotated", partial(train, own, scope, save_total_limit=1)
+        shutil.copytree(own / "checkpoint-6" / "trl_replay", own / "checkpoint-best-6" / "trl_replay")
+        yield f"{scope}, kept", partial(train, own, scope, save_total_limit=1)
         each = {"save_on_each_node": True, "save_total_limit": 1}
         own = root / scope / f"each{RANK}"
-        results[f"{scope}, each"] = train(own, scope, **each)
+        yield f"{scope}, each", partial(train, own, scope, **each)
         torch.distributed.barrier()
         for name in ("config.json", "model.safetensors"):  # which the trainer writes on the first machine only
             written = root / scope / "each0" / "checkpoint-6" / name
             if RANK == 1:
                 shutil.copyfile(written, own / "checkpoint-6" / name)
-        results[f"{scope}, each resumed"] = train(own, scope, resume=True, **{**each, "max_steps": 8})
+        yield f"{scope}, each resumed", partial(train, own, scope, resume=True, **{**each, "max_steps": 8})
         shared = root / scope / "shared"
-        results[f"{scope}, shared"] = train(shared, scope, save_total_limit=1)
-        results[f"{scope}, shared again"] = train(shared, scope, save_total_limit=2)
-    return results
-
-
-def main(root: Path) -> None:
-    torch.set_num_threads(1)
-    with contextlib.redirect_stdout(io.StringIO()):
-        results = cases(root)
-    (root / f"results.{RANK}.json").write_text(json.dumps(results))
-    end()
+        yield f"{scope}, shared", partial(train, shared, scope, save_total_limit=1)
+        yield f"{scope}, shared again", partial(train, shared, scope, save_total_limit=2)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))

@@ -3,55 +3,39 @@
 from __future__ import annotations
 
 import os
-
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import contextlib
-import gc
-import io
-import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-
-torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
-from ending import end
-from resuming import LAYOUTS, PAIRS_OF_RANKS, SCOPES, build, differences, everything, group_hash, restored, train
+from one_rank import outcome, perform
+from resuming import SCOPES, build, group_hash, interrupted, restored, runs_on_ranks, train
 from support import weights_hash
+from teacher import rows_of
 
 import trl_replay
 from trl_replay.types import Group
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-PROMPTS = tuple(f"{number}=" for number in range(24))
-STRADDLING: dict[int, dict[str, Any]] = {
-    2: {"per_device_train_batch_size": 6},
-    3: {"per_device_train_batch_size": 4, "num_generations": 3},
-}
 
 
 def identical(folder: Path, **settings: Any) -> dict[str, Any]:
     """In which respects a run that resumes from the fourth of six updates differs from the one that wrote it."""
-    settings |= {"max_steps": 6, "save_steps": 4}
-    whole = everything(*train(folder, **settings))
-    resumed = everything(*train(folder, resume=str(folder / "checkpoint-4"), **settings))
-    return {"differences": differences(whole, resumed), "replaced": whole["totals"][1]["replaced"]}
+    whole, differences = interrupted(folder, at=4, **{**settings, "max_steps": 6})
+    return {"differences": differences, "replaced": whole["totals"][1]["replaced"]}
 
 
-def stocks(folder: Path) -> list[str]:
+def stocks(folder: Path) -> dict[str, Any]:
     """The same of stock: three processes add gradients in an order that depends on how long DDP has been running."""
     weights = []
     for resume in (None, str(folder / "checkpoint-4")):
         trainer = build(folder, max_steps=8, save_steps=4)
         trainer.train(resume_from_checkpoint=resume)
         weights.append(weights_hash(trainer))
-    return ["weights"] if weights[0] != weights[1] else []
+    return {"same": weights[0] == weights[1]}
 
 
 def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
@@ -64,24 +48,25 @@ def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
     return {"columns": table, **{name: found[name] for name in ("payload", "candidates")}, "update": session.update}
 
 
-def refused(folder: Path) -> dict[str, Any]:
-    """One rank's file is damaged, and all ranks must say so together; then with the user's leave."""
+def refused(folder: Path) -> None:
+    """One rank's file is damaged, and all ranks must say so together."""
     train(folder, max_steps=2, save_steps=2)
     checkpoint = folder / "checkpoint-2"
     if RANK == 1:
         path = checkpoint / "trl_replay" / "rank-00001" / "table.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
     torch.distributed.barrier()
-    try:
-        train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no")
-        text = "nothing was raised"
-    except trl_replay.CheckpointError as error:
-        text = str(error)
-    _, session = train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no", replay_on_mismatch="empty")
-    return {"text": text, "batches": session.totals.batches}
+    train(folder, resume=str(checkpoint), max_steps=3, save_strategy="no")
 
 
-def mixed(folder: Path) -> str:
+def allowed(folder: Path) -> dict[str, Any]:
+    """The same with the user's leave."""
+    checkpoint = str(folder / "checkpoint-2")
+    _, session = train(folder, resume=checkpoint, max_steps=3, save_strategy="no", replay_on_mismatch="empty")
+    return {"batches": session.totals.batches}
+
+
+def mixed(folder: Path) -> None:
     """One rank's files are those of another run, which differs in nothing but its seed."""
     for seed in (1, 2):
         train(folder / str(seed), max_steps=2, save_steps=2, seed=seed)
@@ -90,11 +75,7 @@ def mixed(folder: Path) -> str:
         shutil.rmtree(ours)
         shutil.copytree(folder / "2" / "checkpoint-2" / "trl_replay" / "rank-00001", ours)
     torch.distributed.barrier()
-    try:
-        train(folder / "1", resume=str(folder / "1" / "checkpoint-2"), max_steps=3, save_strategy="no", seed=1)
-    except trl_replay.CheckpointError as error:
-        return str(error)
-    return "nothing was raised"
+    train(folder / "1", resume=str(folder / "1" / "checkpoint-2"), max_steps=3, save_strategy="no", seed=1)
 
 
 class Versioned:
@@ -123,14 +104,15 @@ def unapplied(folder: Path, scope: str) -> dict[str, Any]:
     settings = {"replay_scope": scope, "max_steps": 4, "save_steps": 2}
     train(folder, replay_evictor=before, **settings)
     settings["resume"] = str(folder / "checkpoint-2")
-    try:
-        train(folder, replay_evictor=Versioned(), **settings)
-        text = "nothing was raised"
-    except trl_replay.CheckpointError as error:
-        text = str(error)
+    refused = outcome(lambda: train(folder, replay_evictor=Versioned(), **settings))
     evictor = Versioned()
     _, session = train(folder, replay_evictor=evictor, **settings, replay_on_mismatch="empty")
-    return {"text": text, "batches": session.totals.batches, "loaded": evictor.loaded, "update": session.update}
+    return {
+        "text": refused["text"],
+        "batches": session.totals.batches,
+        "loaded": evictor.loaded,
+        "update": session.update,
+    }
 
 
 class Unlucky:
@@ -142,20 +124,12 @@ class Unlucky:
             raise OSError("no room")
 
 
-def unsaved(folder: Path) -> dict[str, Any]:
+def unsaved(folder: Path) -> None:
     trl_replay.register(Unlucky(), "unlucky")
-    try:
-        train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
-    except trl_replay.ReplayError as error:
-        return {"text": str(error), "whole": trl_replay.last_complete_checkpoint(folder)}
-    return {"text": "nothing was raised", "whole": None}
+    train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
 
 
-TEACHER = [
-    {"prompt": prompt, "completion": completion, "reward": float(completion == "2")}
-    for prompt in ("1+1=", "3-1=", "2*1=")
-    for completion in "2345"
-]
+TEACHER = [row for prompt in ("1+1=", "3-1=", "2*1=") for row in rows_of(prompt, list("2345"), [1, 0, 0, 0])]
 
 
 def files(folder: Path, scope: str) -> dict[str, Any]:
@@ -193,42 +167,28 @@ def hashes(session: Any) -> list[str]:
     return [group_hash(group) for group in plain]
 
 
-def main(folder: Path) -> None:
-    gc.freeze()  # each training collects garbage, and need not walk what the imports left
-    results: dict[str, Any] = {}
-    pairs = PAIRS_OF_RANKS if WORLD == 2 else PAIRS_OF_RANKS[:1]
-    results["stock"] = stocks(folder / "stock")
-    for evictor, sampler, scope, layout in pairs:
-        settings = {"replay_evictor": evictor, "replay_sampler": sampler, "replay_scope": scope, **LAYOUTS[layout]}
-        name = f"{evictor} {sampler} {scope} {layout}"
-        results[name] = identical(folder / name, **settings)
-    for scope in SCOPES[1:] if WORLD == 2 else SCOPES[2:]:
-        name = f"straddling {scope}"
-        again = {"replay_refill_rounds": 1, "prompts": PROMPTS}  # a straddling round is a whole batch
-        results[name] = identical(folder / name, replay_scope=scope, **again, **STRADDLING[WORLD])
-    if WORLD == 2:
-        again = {"replay_refill_rounds": 2, "prompts": PROMPTS}
-        results["generated again"] = identical(folder / "generated again", replay_scope="process", **again)
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Of each number of processes; each leaves checkpoints for the next."""
+    yield "stock", partial(stocks, folder / "stock")
+    for name, settings in runs_on_ranks(WORLD):
+        yield name, partial(identical, folder / name, **settings)
     for scope in SCOPES:
         for source in (1, 3) if WORLD == 2 else (1,):
             checkpoint = folder / f"{scope} of {source}" / "checkpoint-4"
-            results[f"{scope} of {source}"] = dealt(folder / "dealt", checkpoint, replay_scope=scope)
+            yield f"{scope} of {source}", partial(dealt, folder / "dealt", checkpoint, replay_scope=scope)
         if WORLD == 2:  # two groups a process: "auto" would be sharded
-            checkpoint = folder / f"{scope} of 1" / "checkpoint-4"
-            results[f"auto, {scope} of 1"] = dealt(folder / "dealt", checkpoint)
+            yield f"auto, {scope} of 1", partial(dealt, folder / "dealt", folder / f"{scope} of 1" / "checkpoint-4")
         train(folder / f"{scope} of {WORLD}", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
     if WORLD == 2:
         for scope in SCOPES:
-            results[f"files {scope}"] = files(folder / "files", scope)
-        results["refused"] = refused(folder / "refused")
-        results["mixed"] = mixed(folder / "mixed")
+            yield f"files {scope}", partial(files, folder / "files", scope)
+        yield "refused", lambda: outcome(lambda: refused(folder / "refused"))
+        yield "allowed", partial(allowed, folder / "refused")
+        yield "mixed", lambda: outcome(lambda: mixed(folder / "mixed"))
         for scope in SCOPES:
-            results[f"unapplied, {scope}"] = unapplied(folder / f"unapplied {scope}", scope)
-        results["unsaved"] = unsaved(folder / "unsaved")
-    (folder / f"results-{WORLD}-{RANK}.json").write_text(json.dumps(results))
+            yield f"unapplied, {scope}", partial(unapplied, folder / f"unapplied {scope}", scope)
+        yield "unsaved", lambda: outcome(lambda: unsaved(folder / "unsaved"))
 
 
 if __name__ == "__main__":
-    with contextlib.redirect_stdout(io.StringIO()):
-        main(Path(sys.argv[1]))
-    end()
+    perform(Path(sys.argv[1]), cases(Path(sys.argv[2])))

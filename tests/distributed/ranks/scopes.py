@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import os
-
-os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1", TRL_EXPERIMENTAL_SILENCE="1"
-)
-
-import contextlib
-import gc
-import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from ending import end
-from scripted import LIMITS, build, mixed, run, uneven, write
+from one_rank import outcome, perform
+from scripted import LIMITS, build, mixed, run, uneven
 
 import trl_replay
 from trl_replay.strategies import scopes
@@ -131,21 +122,12 @@ def drawing(rows: Any, context: Any) -> Any:
     return ratio(rows, context)
 
 
-def failure(call: Callable[[], Any]) -> dict[str, Any]:
-    """What `call` raised."""
-    try:
-        call()
-    except Exception as error:
-        return {"type": type(error).__name__, "text": "\n".join([str(error), *getattr(error, "__notes__", [])])}
-    return {"type": "", "text": "nothing was raised"}
-
-
 def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for scope in ("process", "gathered", "sharded"):
         for layout in LAYOUTS[WORLD]:
             if scope == "process" and layout != "whole":
                 refused = lambda s=scope: trained(folder, "straddling", replay_scope=s)  # noqa: E731
-                yield f"{scope} {layout}", lambda call=refused: failure(call)
+                yield f"{scope} {layout}", lambda call=refused: outcome(call)
             else:
                 yield f"{scope} {layout}", lambda s=scope, n=layout: trained(folder, n, replay_scope=s)
     if WORLD != 2:
@@ -167,8 +149,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     trl_replay.register(ScopePlugin(), "third_party")
     yield "third party's own", lambda: trained(folder, "whole", replay_scope="third_party/own")
     yield "third party's all", lambda: trained(folder, "straddling", replay_scope="third_party/all")
-    yield "third party's own, straddling", lambda: failure(lambda: trained(folder, "straddling", replay_scope="own"))
-    yield "third party's object", lambda: failure(lambda: with_object(folder))
+    yield "third party's own, straddling", lambda: outcome(lambda: trained(folder, "straddling", replay_scope="own"))
+    yield "third party's object", lambda: outcome(lambda: with_object(folder))
     settings = {"replay_scope": "gathered", "replay_correction": drawing}
     yield "a correction that draws", lambda: trained(folder, "straddling", mixed, **settings)
 
@@ -207,7 +189,7 @@ def comparable(folder: Path, rows: int, size: int) -> Iterator[tuple[str, Callab
 
 def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     def attempt(layout: str = "whole", live: Any = mixed, **settings: Any) -> Callable[[], dict[str, Any]]:
-        return lambda: failure(lambda: trained(folder, layout, live, {"max_steps": 6}, **settings))
+        return lambda: outcome(lambda: trained(folder, layout, live, {"max_steps": 6}, **settings))
 
     for scope in ("process", "sharded"):
         yield f"a scorer, {scope}", attempt(live=often, replay_scope=scope, replay_scorer=Raising(advantage_std))
@@ -225,16 +207,6 @@ def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
                                            replay_buffer_size=1)  # fmt: skip
 
 
-def main() -> None:
-    gc.freeze()  # each training collects garbage, and need not walk what the imports left
-    torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    for name, case in cases(folder / f"trainer{RANK}"):
-        with contextlib.redirect_stdout(io.StringIO()):
-            result = case()
-        write(result, folder / f"{name}.{RANK}.json")
-    end()
-
-
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1])
+    perform(folder, cases(folder / f"trainer{RANK}"))

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
-os.environ["OMP_NUM_THREADS"] = "1"
-
-import contextlib
-import gc
-import io
 import json
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-torch.set_num_threads(1)
-REPOSITORY = Path(__file__).parents[4]
-sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("helpers", "distributed/ranks")]
-
-from ending import end
-from resuming import differences, everything, train
+from one_rank import perform
+from resuming import interrupted
 
 
-def identical(folder: Path, **settings: Any) -> dict[str, Any]:
-    """In which respects a run that resumes from the second of four updates differs from the one that wrote it."""
-    whole = everything(*train(folder, **settings))
-    resumed = everything(*train(folder, resume=str(folder / "checkpoint-2"), **settings))
-    return {
-        "differences": differences(whole, resumed),
-        "replaced": whole["totals"][1]["replaced"],
-        "weights": whole["weights"],
-    }
+def resumed(folder: Path, **settings: Any) -> dict[str, Any]:
+    whole, differences = interrupted(folder, **settings)
+    return {"differences": differences, "replaced": whole["totals"][1]["replaced"], "weights": whole["weights"]}
 
 
-def main(folder: Path) -> None:
-    gc.freeze()
-    results = {}
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, settings in json.loads((folder / "runs.json").read_text()).items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            results[name] = identical(folder / name, **settings)
-    (folder / f"results-{os.environ['RANK']}.json").write_text(json.dumps(results))
-    end()
+        yield name, partial(resumed, folder / name, **settings)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))
