@@ -29,8 +29,8 @@ from patterns import SETUP, Pattern
 from trl_replay import Group, ReplayConfig, compat
 from trl_replay.assembly import room_in
 from trl_replay.batch.compose import cut, join
-from trl_replay.batch.group_view import blank, describe, rewards_of_batch, view
-from trl_replay.buffer.candidates import StepCarry, with_rewards
+from trl_replay.batch.group_view import AdvantageRule, blank, describe, rewards_of_batch, view
+from trl_replay.buffer.candidates import PendingGroups, StepCarry, with_rewards
 from trl_replay.buffer.rate_limiter import RateLimiter
 from trl_replay.buffer.replay_buffer import ReplayBuffer
 from trl_replay.components import Components
@@ -43,10 +43,10 @@ from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.gates import Gates
 from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.off_policy_stats import STATS, OffPolicyStats
-from trl_replay.plan import Plan
 from trl_replay.serialization.wire import packed_size
 from trl_replay.settings import resolve
 from trl_replay.step.decisions import Decisions
+from trl_replay.step.stages import BatchDecision, FreshBatch
 from trl_replay.step.training_batch import collect
 from trl_replay.strategies.scopes import Collectives, GatheredScope, ProcessScope, ShardedScope
 from trl_replay.tasks import Tasks
@@ -376,49 +376,50 @@ class SimulatedRank:
             self.carry.serial = serials.stop
             self.clock.update += 1
 
-    def step(self) -> Plan:
+    def step(self) -> BatchDecision:
         """What `Session.step` does with columns, in its order."""
         source, components, update = self.source, self.components, self.clock.update
         generation = source.generation(update)
-        pending, drawn = self.carry.take()
-        self.others.columns = self._columns(generation, drawn)
+        left = self.carry.take()
+        self.others.columns = self._columns(generation, left.drawn)
         first = self.rank * source.rows
         local = {name: column[first : first + source.rows] for name, column in self.others.columns.items()}
         batch = source.batch(update, self.rank)
-        plan = Plan()
+        tally = Tally()
         self.seconds.append(Counter())
         with self._timed("share"):
             rows = RowLayout(self.scope.share(local), local, source.size)
         with self._timed("look"):
             rewards = rewards_of_batch([generation.scored], rows.columns, SETUP, source.size, len(generation.scored))
             rows.check(len(rewards), source.ranks)
-            plan.fresh = self.decide.shape_advantages(view(rows.columns, rewards, SETUP, source.size, update))
-            plan.generated = [plan.fresh]
+            groups = self.decide.shape_advantages(view(rows.columns, rewards, SETUP, source.size, update))
         with self._timed("settle"):
-            self.decide.settle_last_batch(plan, rows, pending, drawn)
+            admitted = self.decide.settle(left, rows, [groups], tally)
         with self._timed("fill"):
-            stored_keys = FIELDS.stored_keys(batch)
-            self.decide.fill_batch(plan, rows, self.carry, rows.takes(stored_keys), True)
+            rule = AdvantageRule(rows.columns, rewards, SETUP, source.size)
+            fresh = FreshBatch(rows, groups, rule, rows.takes(FIELDS.stored_keys(batch)), known=True)
+            decision = self.decide.fill_batch(fresh, admitted, self.carry.collected_at, tally)
         with self._timed("agree"):
-            self.communicator.agree(rows, plan)
+            self.communicator.agree(rows, lambda: decision)
         with self._timed("admit"):
-            parts = self.scope.admit(self.buffer.table, plan.admitted.arrivals, Mine())
+            parts = self.scope.admit(self.buffer.table, admitted.arrivals, Mine())
             self.buffer.receive(dict.fromkeys(parts, PAYLOAD))
         with self._timed("fetch"):
-            requests = rows.requests(plan.sampled, self.buffer.table.owner)
-        self._count(plan, requests)
+            requests = rows.requests(decision.sampled, self.buffer.table.owner)
+        self._count(decision, requests)
         with self._timed("fetch"):
-            groups = self.scope.fetch(requests, self.buffer.storage.get)
+            payload = self.scope.fetch(requests, self.buffer.storage.get)
         with self._timed("place"):
-            self.carry.drawn = plan.sampled.places(rows.size)
-            rows.placements(plan.sampled, groups)
+            drawn = decision.sampled.places(rows.size)
+            rows.placements(decision.sampled, payload)
         serial = self.carry.serial
         with self._timed("collect"):
-            collect(batch, plan, plan.fresh, rows, components, self.carry, update)
-        self._keep_sizes(serial, (rows.columns["row"][:: rows.size] // rows.size)[plan.candidates], generation)
+            candidates = collect(batch, decision, components, serial, update)
+        self.carry.collected(PendingGroups(groups, candidates), drawn, update)
+        self._keep_sizes(serial, (rows.columns["row"][:: rows.size] // rows.size)[decision.candidates], generation)
         self.last = generation.part_bytes
         self.clock.update += 1
-        return plan
+        return decision
 
     def _keep_sizes(self, serial: int, slots: np.ndarray, generation: Generation) -> None:
         """Of groups with ascending serials, by their place among those of all ranks."""
@@ -438,7 +439,7 @@ class SimulatedRank:
         order = [*blank(0, 0), *STATS]
         return {name: np.ascontiguousarray(columns[name]) for name in order}
 
-    def _count(self, plan: Plan, requests: Sequence[Any]) -> None:
+    def _count(self, decision: BatchDecision, requests: Sequence[Any]) -> None:
         """What admission and `fetch` bring to this rank, and to a rank on average: packed, and the tensors alone."""
         ranks, scope = self.source.ranks, self.settings.label("scope")
         fetched = [
@@ -447,13 +448,13 @@ class SimulatedRank:
         ]
         self.others.coming = sum(size.packed for size, _, needed in fetched if self.rank in needed)
         if scope == "gathered":
-            arrivals = plan.admitted.arrivals
+            arrivals = decision.admitted.arrivals
             self.moved += sum(int(each.sizes.sum()) for each in arrivals) * (ranks - 1) / ranks
             self.bound += sum(self.sizes[each.serial].tensors for each in arrivals) * (ranks - 1) / ranks
         elif scope == "sharded":
             table = self.buffer.table
             owners = dict(zip(table.serial.tolist(), table.owner.tolist(), strict=True))
-            moved = [int(each.sizes.sum() - each.sizes[owners[each.serial]]) for each in plan.admitted.arrivals]
+            moved = [int(each.sizes.sum() - each.sizes[owners[each.serial]]) for each in decision.admitted.arrivals]
             self.moved += sum(moved) / ranks
             self.moved += sum(size.packed * len(needed) for size, _, needed in fetched) / ranks + 8 * (ranks - 1)
             self.bound += sum(size.tensors * len(needed) for size, _, needed in fetched) / ranks

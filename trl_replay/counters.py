@@ -65,17 +65,20 @@ class Tally:
     score: float = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
+    def note(self, count: int, reason: str) -> None:
+        """Counts how often something kept replay from more."""
+        if count:
+            self.reasons[reason] += count
+
     def refuse(self, count: int, reason: str) -> None:
         """Counts groups that will never be admitted, and why."""
-        if count:
-            self.refused += count
-            self.reasons[f"a group was refused: {reason}"] += count
+        self.refused += count
+        self.note(count, f"a group was refused: {reason}")
 
     def retire(self, count: int, reason: str) -> None:
         """Counts entries that left before their time, and why."""
-        if count:
-            self.retired += count
-            self.reasons[f"an entry left: {reason}"] += count
+        self.retired += count
+        self.note(count, f"an entry left: {reason}")
 
     def of_iteration(self) -> Tally:
         """What a further iteration adds to a run's totals: nothing was generated, nothing of the batch replaced."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,43 +104,33 @@ class RowOutcome:
     masked: Bools
     computed: Bools
 
+    @classmethod
+    def of_fresh(cls, fresh: Groups) -> RowOutcome:
+        """The fresh rows train as they are."""
+        return cls(fresh.advantages, fresh.masked, np.zeros(fresh.masked.shape, bool))
 
-@dataclass(slots=True)
-class Plan:
-    """All that is decided for one generation batch.
+    def take(self, slots: Ints) -> RowOutcome:
+        """Each slot trains with the rows of the slot that `slots`, `(n,)`, names for it."""
+        return RowOutcome(self.advantages[slots], self.masked[slots], self.computed[slots])
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one step decides: who comes into the buffer, and what leaves it for slots.
 
     Attributes:
-        tally ([`Tally`]): What is counted on the way.
-        fresh ([`Groups`], *optional*): The fresh groups, with what a plugin made of their advantages; None at the end
-            of training.
-        generated (`list[Groups]`): The groups of every generation that the batch took, those included that were
-            generated again for, or are left over.
-        rule (`AdvantageRule`, *optional*): How TRL made advantages of the batch's rewards.
-        outcome ([`RowOutcome`], *optional*): What the rows train with; None until it is decided.
+        tally ([`Tally`]): What was counted on the way.
         admitted ([`Admitted`]): Newcomers whose payload is to be moved into the buffer.
         sampled ([`Sampled`]): Entries whose payload is to be moved into slots.
-        copies (`list[tuple[int, int]]`): (dead slot, live slot of the same batch that is copied there).
-        candidates (`list[int]`): Slots of the live groups that are to be stored once their log-probs are known.
-        error (`Exception`, *optional*): The first that happened on this process.
-        mode (`int`): `RUNS`, `PAUSED` or `DETACHED`.
     """
 
     tally: Tally = field(default_factory=Tally)
-    fresh: Groups | None = None
-    generated: list[Groups] = field(default_factory=list)
-    rule: Any = None
-    outcome: RowOutcome | None = None
     admitted: Admitted = field(default_factory=Admitted)
     sampled: Sampled = field(default_factory=Sampled)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    candidates: list[int] = field(default_factory=list)
-    error: Exception | None = None
-    mode: int = RUNS
 
-    @contextmanager
-    def keeping_errors(self) -> Iterator[None]:
-        """What fails inside is kept, for `agree` to raise on all processes; an earlier error stays."""
-        try:
-            yield
-        except Exception as caught:
-            self.error = self.error or caught
+    def numbers(self) -> list[Any]:
+        """Lists of all that must be the same on processes that share the buffer."""
+        lists: list[Any] = [self.admitted.serials, self.sampled.slots, self.sampled.serials]
+        for taken in self.sampled.taken:
+            lists += [taken.targets, taken.sources]
+        return lists

@@ -17,30 +17,31 @@ from numpy.typing import NDArray
 from . import compat
 from .batch.compose import padding
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
-from .buffer.candidates import STALE, PendingGroups, StepCarry
+from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
-from .counters import BRIEF, SETTLED, Totals, metrics
+from .counters import BRIEF, SETTLED, Tally, Totals, metrics
 from .distributed.agreement import MODES
-from .distributed.communicator import Communicator
+from .distributed.communicator import Agreed, Communicator
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError
-from .generation.merging import Generated
+from .generation.generated import Generated, Shared
 from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
 from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.supply import Supply
 from .loss.tap import Tap
-from .plan import DETACHED, PAUSED, RUNS, Plan
+from .plan import DETACHED, PAUSED, RUNS, Decision
 from .prompt_table import PromptTable
 from .protocols import Scope, division_of
 from .settings import Settings
 from .sizes import counted
 from .specs import Kind
 from .step.decisions import Decisions
-from .step.template import Template, all_slots_empty
+from .step.stages import BatchDecision, FreshBatch
+from .step.template import Template
 from .step.training_batch import (
     collect,
     compose_batch,
@@ -222,10 +223,10 @@ class Session:
         if self.components.processes == 1:
             return
         self.meet()
-        rows, error = self.communicator.share(None, count, None)
+        rows = self.communicator.share(None, count, None)
         if self.rounds is not None and not at_end:
             self.rounds.abstain(self.mode)
-        self.communicator.agree(rows, Plan(error=error, mode=self.mode))
+        self.communicator.agree(rows, Decision, mode=self.mode)
 
     def let_go(self) -> None:
         """Detached: nothing more is recorded, and what was taken off the trainer for the next batch is forgotten."""
@@ -291,21 +292,12 @@ class Session:
         self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
-        pending, replayed = self.carry.take()
-        rows, error = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
-        plan = Plan(error=error)
-        before = time.perf_counter()
-        generated = self._generate_again(plan, batch, rows, score)
-        if self.rounds is not None and self.rounds.done:
-            started += time.perf_counter() - before  # the trainer's own work, as the first generation is
-        if generated is not None:  # else agree raises
-            batch, rows = generated.batch, generated.rows
-        batch, recorded = self._with_logps(plan, batch)
-        batch, reference = split_reference(batch, self.settings.kl)
-        self._decide(plan, batch, rows, pending, replayed, recorded is not None)
-        total = self.communicator.agree(rows, plan)
-        groups = self.communicator.move(rows, plan)
-        return self._train_on(batch, reference, rows, plan, groups, total, recorded, started)
+        left = self.carry.take()
+        rows = self.communicator.share(batch, batch["prompt_ids"].size(0), left.pending)
+        shared = self._with_logps(self._generate_again(batch, rows, score))
+        agreed = self.communicator.agree(shared.rows, partial(self._decide, shared, left), left.serials)
+        payload = self.communicator.move(shared.rows, agreed.decision)
+        return self._train_on(shared, agreed, payload, started)
 
     @property
     def iterates(self) -> bool:
@@ -322,50 +314,56 @@ class Session:
             A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
             batch is trained on again.
         """
+        rows = template.fresh.rows
         if self.mode != RUNS:
-            self.abstain(template.rows.count, at_end=True)
+            self.abstain(rows.count, at_end=True)
             self._expect_again(template)
             return None
-        pending, replayed = self.carry.take()
-        rows, error = self.communicator.share(None, template.rows.count, pending)
-        plan = Plan(error=error, fresh=template.fresh, rule=template.rule)
-        with plan.keeping_errors():
-            self.decide.settle_last_batch(plan, rows, pending, replayed)
-            self.decide.fill_iteration(plan, template.keys, self.carry.collected_at)
-        total = self.communicator.agree(rows, plan)
-        groups = self.communicator.move(rows, plan)
-        settled = {name: total[name] for name in SETTLED}
-        self.totals.add(plan.tally.of_iteration(), batches=0, of_all_ranks={**settled, "iterated": total["replaced"]})
-        self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+        left = self.carry.take()
+        rows = self.communicator.share(None, rows.count, left.pending)
+        decide = partial(self._decide_iteration, template.fresh, rows, left)
+        agreed = self.communicator.agree(rows, decide, left.serials)
+        payload = self.communicator.move(rows, agreed.decision)
+        self._count_iteration(agreed)
         with self.components.errors.keeping():
-            if total["replaced"]:
-                return self._compose_iteration(template, plan, groups, total)
+            if agreed.total["replaced"]:
+                return self._compose_iteration(template, agreed, payload)
         self._expect_again(template)
         return None
 
+    def _decide_iteration(self, fresh: FreshBatch, rows: RowLayout, left: Left) -> BatchDecision:
+        tally = Tally()
+        admitted = self.decide.settle(left, rows, [], tally)
+        return self.decide.fill_iteration(fresh, admitted, self.carry.collected_at, tally)
+
+    def _count_iteration(self, agreed: Agreed[BatchDecision]) -> None:
+        settled = {name: agreed.total[name] for name in SETTLED}
+        counted = {**settled, "iterated": agreed.total["replaced"]}
+        self.totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=counted)
+        self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
+
     def _compose_iteration(
-        self, template: Template, plan: Plan, groups: Mapping[int, Group], total: Mapping[str, float]
+        self, template: Template, agreed: Agreed[BatchDecision], payload: Mapping[int, Group]
     ) -> Batch:
         """The batch of a further iteration: what was drawn, and empty slots that train nothing."""
-        rows = template.rows
-        row_mask = mask_rows(plan, template.fresh, rows, total, "exclude", compat.denominator(self.trainer))
-        composed, placements = compose_batch(
-            template.batch, rows, plan, groups, self.components, self._local_context()
-        )
-        composed = count_items(template.batch, composed, total)
-        without_kl = self._without_kl(template.fresh, rows, placements)
+        decision = agreed.decision
+        row_mask = mask_rows(decision, agreed.total, "exclude", compat.denominator(self.trainer))
+        context = self._local_context()
+        composed, placements = compose_batch(template.batch, decision, payload, self.components, context)
+        composed = count_items(template.batch, composed, agreed.total)
+        without_kl = self._without_kl(template.fresh, placements)
+        rows = template.fresh.rows
         ids = self.tap.expect(rows.count, [], placements, True, row_mask, without_kl)
-        self.carry.drawn = plan.sampled.places(rows.size)
+        self.carry.left = Left(drawn=decision.sampled.places(rows.size))
         return {**with_reference(composed, template.reference), ROWS: ids}
 
     def _expect_again(self, template: Template) -> None:
         """The composed batch is trained on once more, as stock does."""
         self.tap.expect_again(template.expected)
-        self.carry.drawn = template.drawn
+        self.carry.left = Left(drawn=template.drawn)
 
-    def _without_kl(self, fresh: Groups, rows: RowLayout, placements: Sequence[Placement]) -> list[int]:
-        settings = self.settings
-        return rows_without_kl(settings.kl, fresh, rows, placements, settings.pass_reward)
+    def _without_kl(self, fresh: FreshBatch, placements: Sequence[Placement]) -> list[int]:
+        return rows_without_kl(self.settings.kl, fresh, placements, self.settings.pass_reward)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
@@ -377,48 +375,34 @@ class Session:
         if self.detached:
             self.abstain(count, at_end=True)
             return
-        pending, replayed = self.carry.take()
-        rows, error = self.communicator.share(None, count, pending)
+        left = self.carry.take()
+        rows = self.communicator.share(None, count, left.pending)
         self.supply.stats.clear()
-        plan = Plan(error=error)
-        with plan.keeping_errors():
-            self.decide.settle_last_batch(plan, rows, pending, replayed)
-        total = self.communicator.agree(rows, plan)
-        self.communicator.move(rows, plan)
-        self.communicator.agree(rows, Plan(error=self.components.errors.take()))
-        self.totals.add(plan.tally, batches=0, of_all_ranks=total)
+        agreed = self.communicator.agree(rows, partial(self._settle, rows, left), left.serials)
+        self.communicator.move(rows, agreed.decision)
+        self.communicator.agree(rows, Decision)  # what failed while payload moved
+        self.totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
 
-    def _generate_again(self, plan: Plan, batch: Batch, rows: RowLayout, score: Score | None) -> Generated | None:
-        """The batch and its groups, as plugins shape them, with further ones for dead groups where that is set; None
-        if it failed here, which `plan` keeps."""
-        generated = self._look(plan, batch, rows)
+    def _settle(self, rows: RowLayout, left: Left) -> Decision:
+        """What is decided at the end of training."""
+        tally = Tally()
+        return Decision(tally, self.decide.settle(left, rows, [], tally))
+
+    def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Shared:
+        """The batch, with further groups in the slots of dead ones where that is set."""
         if self.rounds is None or score is None:
-            plan.generated = [] if generated is None else [generated.fresh]
-        else:
-            look = partial(self._look_at_round, plan)
-            generated = self.rounds.complete(plan, generated, score, look, self._see)
-            plan.tally.refilled, plan.tally.surplus = self.rounds.refilled, self.rounds.surplus
-        if generated is not None:
-            setup = compat.reward_setup(self.trainer)
-            plan.rule = AdvantageRule(generated.rows.columns, generated.scored, setup, rows.size)
-            plan.fresh = generated.fresh
-        return generated
+            return Shared(batch, rows, partial(self._look, batch, rows))
+        generated = self.rounds.complete(batch, rows, score, self._look, self._see)
+        return Shared(generated.batch, generated.rows, lambda: generated)
 
-    def _look_at_round(self, plan: Plan, batch: Batch) -> Generated | None:
-        """What is known of a further round."""
-        rows, error = self.communicator.share_round(batch)
-        plan.error = plan.error or error
-        return self._look(plan, batch, rows)
-
-    def _look(self, plan: Plan, batch: Batch, rows: RowLayout) -> Generated | None:
-        """What is known of rows that were just scored; None if that fails, which `plan` keeps."""
+    def _look(self, batch: Batch, rows: RowLayout) -> Generated:
+        """What is known of rows that were just scored."""
         processes = self.components.processes
         setup = compat.reward_setup(self.trainer)
-        with plan.keeping_errors():
-            scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
-            rows.check(len(scored), processes)
-            return Generated(batch, rows, self._see(rows, scored), scored)
-        return None
+        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
+        rows.check(len(scored), processes)
+        groups = self._see(rows, scored)
+        return Generated(batch, rows, groups, scored, (groups,))
 
     def _see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
         """The groups that the scope shares, with what a plugin makes of their advantages."""
@@ -426,88 +410,72 @@ class Session:
         self.buffer.table.reward_weights = setup.weights
         return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update))
 
-    def _with_logps(self, plan: Plan, batch: Batch) -> tuple[Batch, torch.Tensor | None]:
-        """The batch, with old log-probs where the loss goes around the tap; and log-probs of it that are to be stored
-        without being seen by the loss (`replay_record`), unless the batch holds them."""
-        recorded: torch.Tensor | None = None
-        with plan.keeping_errors():
+    def _with_logps(self, shared: Shared) -> Shared:
+        """The batch with old log-probs where the loss goes around the tap, and without the reference's where these
+        count for fresh rows alone; and log-probs of it that are stored without being seen by the loss."""
+        with self.components.errors.keeping():
             if self.components.forward:
-                batch = compat.with_old_logps(self.trainer, batch)
+                shared = replace(shared, batch=compat.with_old_logps(self.trainer, shared.batch))
             if self.components.records:
-                recorded = compat.forward_logps(self.trainer, batch)
-        return batch, recorded
+                shared = replace(shared, recorded=compat.forward_logps(self.trainer, shared.batch))
+        batch, reference = split_reference(shared.batch, self.settings.kl)
+        return replace(shared, batch=batch, reference=reference)
 
-    def _decide(
-        self,
-        plan: Plan,
-        batch: Batch,
-        rows: RowLayout,
-        pending: PendingGroups | None,
-        replayed: dict[int, list[int]],
-        recorded: bool,
-    ) -> None:
-        """Settle, select, sample and mix, from columns alone; what fails is kept for `agree`."""
-        with plan.keeping_errors():
-            self.decide.settle_last_batch(plan, rows, pending, replayed)
-            if plan.fresh is None:
-                return
-            stored_keys = self.components.fields.stored_keys(batch)
-            known = recorded or compat.OLD_LOGPS in batch
-            self.decide.fill_batch(plan, rows, self.carry, rows.takes(stored_keys), known)
+    def _decide(self, shared: Shared, left: Left) -> BatchDecision:
+        """Settle, select, sample and mix, from columns alone."""
+        generated = shared.look()
+        tally = Tally(refilled=generated.refilled, surplus=generated.surplus)
+        admitted = self.decide.settle(left, shared.rows, generated.generations, tally)
+        return self.decide.fill_batch(self._fresh(shared, generated), admitted, self.carry.collected_at, tally)
 
-    def _train_on(
-        self,
-        batch: Batch,
-        reference: torch.Tensor | None,
-        rows: RowLayout,
-        plan: Plan,
-        groups: dict[int, Group],
-        total: dict[str, float],
-        recorded: torch.Tensor | None,
-        started: float,
-    ) -> Batch:
-        """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
-        self.replaced = self.communicator.replaced
-        fresh = plan.fresh
-        try:
-            assert fresh is not None  # without a view, agree has raised
-            self.carry.drawn = plan.sampled.places(rows.size)
-            row_mask = self._row_mask(plan, fresh, rows, total)
-            context = self._local_context()
-            shaped = write_advantages(batch, fresh, rows)
-            composed, placements = compose_batch(shaped, rows, plan, groups, self.components, context)
-            composed = count_items(batch, composed, total)
-            waiting = collect(shaped, plan, fresh, rows, self.components, self.carry, self.update, recorded)
-            without_kl = [] if self.settings.dry_run else self._without_kl(fresh, rows, placements)
-            ids = self.tap.expect(rows.count, waiting, placements, composed is not shaped, row_mask, without_kl)
-            if self.iterates and not self.settings.dry_run:
-                self.template = self._template(shaped, reference, rows, plan, fresh)
-            self.totals.add(plan.tally, of_all_ranks=total)
-            self._log(composed, total, started)
-        except Exception as caught:
-            self.components.errors.keep(caught)
-            return with_reference(batch, reference)
-        return {**with_reference(composed, reference), ROWS: ids}
-
-    def _template(
-        self, batch: Batch, reference: torch.Tensor | None, rows: RowLayout, plan: Plan, fresh: Groups
-    ) -> Template:
-        return Template(
-            batch,
-            reference,
-            rows,
-            all_slots_empty(fresh),
-            plan.rule,
-            rows.takes(self.components.fields.stored_keys(batch)),
-            self.tap.expected,
-            self.carry.drawn,
+    def _fresh(self, shared: Shared, generated: Generated) -> FreshBatch:
+        batch, rows = shared.batch, shared.rows
+        setup = compat.reward_setup(self.trainer)
+        return FreshBatch(
+            rows=rows,
+            groups=generated.fresh,
+            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size),
+            keys=rows.takes(self.components.fields.stored_keys(batch)),
+            known=shared.recorded is not None or compat.OLD_LOGPS in batch,
         )
 
-    def _row_mask(self, plan: Plan, fresh: Groups, rows: RowLayout, total: dict[str, float]) -> RowMask:
+    def _train_on(
+        self, shared: Shared, agreed: Agreed[BatchDecision], payload: Mapping[int, Group], started: float
+    ) -> Batch:
+        """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
+        self.replaced = agreed.replaced
+        try:
+            composed = self._compose(shared, agreed, payload)
+            self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
+            self._log(composed, agreed.total, started)
+        except Exception as caught:
+            self.components.errors.keep(caught)
+            composed = shared.batch
+        return with_reference(composed, shared.reference)
+
+    def _compose(self, shared: Shared, agreed: Agreed[BatchDecision], payload: Mapping[int, Group]) -> Batch:
+        decision = agreed.decision
+        fresh = decision.fresh
+        row_mask = self._row_mask(agreed)
+        batch = write_advantages(shared.batch, fresh)
+        composed, placements = compose_batch(batch, decision, payload, self.components, self._local_context())
+        composed = count_items(shared.batch, composed, agreed.total)
+        candidates = collect(batch, decision, self.components, self.carry.serial, self.update, shared.recorded)
+        drawn = decision.sampled.places(fresh.rows.size)
+        self.carry.collected(PendingGroups(fresh.groups, candidates), drawn, self.update)
+        waiting = [candidate for candidate in candidates if candidate.waits]
+        without_kl = [] if self.settings.dry_run else self._without_kl(fresh, placements)
+        changed = composed is not batch
+        ids = self.tap.expect(fresh.rows.count, waiting, placements, changed, row_mask, without_kl)
+        if self.iterates and not self.settings.dry_run:
+            self.template = Template(batch, shared.reference, fresh.emptied(), self.tap.expected, drawn)
+        return {**composed, ROWS: ids}
+
+    def _row_mask(self, agreed: Agreed[BatchDecision]) -> RowMask:
         if self.settings.dry_run:
             return NOTHING_MASKED
         denominator = compat.denominator(self.trainer)
-        return mask_rows(plan, fresh, rows, total, self.settings.unfilled, denominator)
+        return mask_rows(agreed.decision, agreed.total, self.settings.unfilled, denominator)
 
     def export(self, path: str | Path) -> Path:
         """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path.
@@ -525,7 +493,7 @@ class Session:
             "update": self.update,
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
-            "measured": self.supply.stats.state_dict(rows) if self.carry.drawn else {},
+            "measured": self.supply.stats.state_dict(rows) if self.carry.left.drawn else {},
             "metrics": self.metrics,
             "reference": self.reference,
             "settings": self.config.to_dict(),
@@ -574,8 +542,7 @@ class Session:
             state (`Mapping`): What `state_dict` gave on this very rank.
             pending ([`PendingGroups`], *optional*): The candidates, on the training device.
         """
-        self.carry.pending_groups = pending
-        self.carry.drawn = dict(state["drawn"])
+        self.carry.left = Left(pending, dict(state["drawn"]))
         self.supply.stats.load_state_dict(state["measured"])
 
     def log_ratios(self) -> None:
@@ -595,8 +562,7 @@ class Session:
         dropped = self.buffer.forget_with(compat.REF_LOGPS)
         if dropped:
             self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped
-        if self.carry.pending_groups is not None:
-            self.carry.pending_groups.outdate(compat.REF_LOGPS)
+        self.carry.left = self.carry.left.outdated(compat.REF_LOGPS)
 
     def context(self, slots: Groups | None = None) -> Context:
         """What strategies may know at this moment; a sampler or mixer also of the `slots` that may be filled."""
@@ -642,7 +608,8 @@ class Session:
             )
         for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
-        self._record({"replay/seconds": time.perf_counter() - started})
+        generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
+        self._record({"replay/seconds": time.perf_counter() - started - generating})
 
     def _record(self, values: dict[str, float]) -> None:
         """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""

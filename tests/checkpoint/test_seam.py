@@ -203,7 +203,7 @@ def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     session = trl_replay.attach(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    waiting = session.carry.pending_groups.candidates
+    waiting = session.carry.left.pending.candidates
     assert [candidate.complete() for candidate in waiting] == [True, True]
     before = state(session)
     trl_replay.detach(trainer)

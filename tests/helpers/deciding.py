@@ -16,9 +16,11 @@ from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.hooks import SessionHooks
 from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.off_policy_stats import STATS
+from trl_replay.plan import RowOutcome
 from trl_replay.progress import Clock
 from trl_replay.settings import Settings, resolve
 from trl_replay.step.decisions import Decisions
+from trl_replay.step.stages import BatchDecision, FreshBatch
 from trl_replay.testing import make_context
 from trl_replay.types import Groups
 
@@ -89,6 +91,20 @@ class Deciding:
     @property
     def serials(self) -> list[int]:
         return sorted(self.buffer.table.serial.tolist())
+
+
+def fresh_batch(
+    groups: Groups, rows: RowLayout | None = None, keys: frozenset[str] = NO_KEYS, known: bool = False
+) -> FreshBatch:
+    """A batch of these groups, on one process, whose advantages nobody computes anew."""
+    rule: Any = SimpleNamespace(takes_functions_apart=False, explains_batch=True)
+    return FreshBatch(rows or layout(len(groups)), groups, rule, keys, known)
+
+
+def decision(fresh: FreshBatch, **changed: Any) -> BatchDecision:
+    """Nothing is done to the batch, but for what is given."""
+    made = {"outcome": RowOutcome.of_fresh(fresh.groups), "copies": [], "candidates": [], **changed}
+    return BatchDecision(fresh=fresh, **made)
 
 
 def stats(groups: int, **columns: dict[int, list[float]]) -> dict[str, np.ndarray]:

@@ -40,9 +40,9 @@ class Followed:
             if environments:
                 asked[:] = of_all_ranks([environment.secret for environment in environments])
             out = step(batch, score)
-            for serial, places in session.carry.drawn.items():
+            for serial, places in session.carry.left.drawn.items():
                 self.pairs += [(self.born[serial], asked[place]) for place in places]
-            for candidate in session.carry.pending_groups.candidates:
+            for candidate in session.carry.left.pending.candidates:
                 self.born[candidate.serial] = asked[candidate.slot * size]
             return out
 

@@ -18,6 +18,7 @@ from support import Spy
 import trl_replay
 from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
 from trl_replay.session import Session
+from trl_replay.step.training_batch import with_reference
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.types import Batch
 
@@ -172,12 +173,11 @@ class Watch:
         step, expect, move = session.step, session.tap.expect, session.communicator.move
         sources: dict[int, list[int]] = {}
 
-        generate_again = session._generate_again
         complete: list[Batch] = []  # the batch at hand, with the groups that were generated again
+        fresh_batch = session._fresh
 
-        def watched_generating(*arguments: Any) -> Any:
-            generated = generate_again(*arguments)
-            batch = generated.batch
+        def watched_fresh(shared: Any, generated: Any) -> Any:
+            batch = with_reference(shared.batch, shared.reference)
             complete[:] = [batch]
             self.rewards.append(generated.scored.clone())
             rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
@@ -185,14 +185,7 @@ class Watch:
                 self.policy.append(forward_alone(session.trainer, rows)[0])
             elif session.components.records:
                 self.policy.append(forward(session.trainer, rows, batch)[0])
-            return generated
-
-        with_logps = session._with_logps
-
-        def watched_logps(plan: Any, batch: Batch) -> Any:
-            found, recorded = with_logps(plan, batch)
-            complete[:] = [found]  # the Liger loss of earlier releases gets its log-probs here
-            return found, recorded
+            return fresh_batch(shared, generated)
 
         def watched_step(batch: Batch, score: Any = None) -> Batch:
             out = step(batch, score)
@@ -200,17 +193,16 @@ class Watch:
             self.steps.append((complete[0], out))
             return out
 
-        session._generate_again = watched_generating  # type: ignore[method-assign]
-        session._with_logps = watched_logps  # type: ignore[method-assign]
+        session._fresh = watched_fresh  # type: ignore[method-assign]
 
-        def watched_move(rows: Any, plan: Any) -> Any:
+        def watched_move(rows: Any, decision: Any) -> Any:
             sources.clear()
-            sources.update({taken.serial: taken.sources.tolist() for taken in plan.sampled.taken})
-            return move(rows, plan)
+            sources.update({taken.serial: taken.sources.tolist() for taken in decision.sampled.taken})
+            return move(rows, decision)
 
         def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
             ids = expect(rows, candidates, placements, *others)
-            pending = session.carry.pending_groups  # none in further iterations
+            pending = session.carry.left.pending  # none in further iterations
             for candidate in () if pending is None else pending.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             taken = {}

@@ -209,7 +209,7 @@ def group_hash(group: Group) -> str:
 def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
     buffer, components, carry = session.buffer, session.components, session.carry
-    noted = carry.pending_groups
+    noted = carry.left.pending
     rounds = session.rounds
     return {
         "rounds": None if rounds is None else rounds.state_dict(),
@@ -223,7 +223,7 @@ def state(session: Any) -> dict[str, Any]:
         "serial": carry.serial,
         "collected_at": carry.collected_at,
         "unfinished": carry.unfinished,
-        "drawn": carry.drawn,
+        "drawn": carry.left.drawn,
         "measured": {
             name: values.tolist()
             for name, values in session.supply.stats.columns(compat.local_rows(session.trainer)).items()

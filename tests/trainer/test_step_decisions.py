@@ -215,7 +215,7 @@ def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: 
         table = session.buffer.table
         chances = {"uniform": table.score * 0 + 1, "proportional": table.score}.get(sampler, table.score / table.peers)
         drawn = draw(*args)
-        seen.extend((chances[taken.row] / chances.min(), taken.priority) for taken in drawn.taken)
+        seen.extend((chances[taken.row] / chances.min(), taken.priority) for taken in drawn.sampled.taken)
         return drawn
 
     session.decide.sample = sample  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from trl_replay.batch.compose import cut
 from trl_replay.buffer.candidates import (
     STALE,
     Candidate,
+    Left,
     PendingGroups,
     StepCarry,
     collect_candidates,
@@ -153,14 +154,14 @@ def test_without_any_that_can_be_stored_there_is_no_view() -> None:
 
 
 def test_a_sync_of_the_reference_model_outdates_candidates_that_hold_its_log_probs() -> None:
-    waiting, tally = pending(candidate(slot=0), candidate(slot=1)), Tally()
-    waiting.outdate("ref_per_token_logps")
-    assert not waiting.stale
-    waiting.candidates[1].keys |= {"ref_per_token_logps"}
-    waiting.outdate("ref_per_token_logps")
-    waiting.outdate("another_key")
-    assert waiting.stale
-    assert waiting.admissible(columns([[1, 1, 1]] * 3), tally) == ([], None)
+    tally = Tally()
+    left = Left(pending(candidate(slot=0), candidate(slot=1))).outdated("ref_per_token_logps")
+    assert not left.pending.stale
+    left.pending.candidates[1].keys |= {"ref_per_token_logps"}
+    left = left.outdated("ref_per_token_logps").outdated("another_key")
+    assert left.pending.stale
+    assert Left().outdated("ref_per_token_logps") == Left()
+    assert left.pending.admissible(columns([[1, 1, 1]] * 3), tally) == ([], None)
     assert tally.reasons == {f"a group was refused: {STALE}": 2}
 
 
@@ -197,19 +198,24 @@ def test_rewards_follow_the_names_of_their_functions() -> None:
 
 def test_what_a_batch_leaves_is_taken_once() -> None:
     waiting = pending(candidate())
-    carry = StepCarry(serial=5, pending_groups=waiting, drawn={9: [2, 3]})
-    assert carry.take() == (waiting, {9: [2, 3]})
-    assert carry.take() == (None, {})
-    assert carry.serial == 5
+    carry = StepCarry(serial=5)
+    carry.collected(waiting, {9: [2, 3]}, update=7)
+    left = carry.take()
+    assert left == Left(waiting, {9: [2, 3]})
+    assert left.serials == [waiting.candidates[0].serial]
+    assert carry.take() == Left()
+    assert (carry.serial, carry.collected_at) == (6, 7)
+    assert carry.take_serials(3) == range(6, 9)
+    assert carry.serial == 9
 
 
 def test_what_a_batch_leaves_goes_into_checkpoints_and_comes_back() -> None:
-    carry = StepCarry(8, pending(candidate()), 3, True, True, {"stored": 2.0}, {9: [2, 3], 4: [0]})
+    carry = StepCarry(8, Left(pending(candidate()), {9: [2, 3], 4: [0]}), 3, True, True, {"stored": 2.0})
     state = carry.state_dict()
     assert state["drawn"] == [(9, [2, 3]), (4, [0])]
-    other = StepCarry(1, pending(candidate()), None, False, False, {}, {1: [1]})
+    other = StepCarry(1, Left(pending(candidate()), {1: [1]}))
     other.load_state_dict(state)
-    assert other == StepCarry(8, None, 3, True, True, {"stored": 2.0}), "one rank's last batch comes separately"
+    assert other == StepCarry(8, Left(), 3, True, True, {"stored": 2.0}), "one rank's last batch comes separately"
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -20,7 +20,7 @@ from trl_replay.distributed.communicator import Communicator
 from trl_replay.distributed.row_layout import MISSING
 from trl_replay.fields import FieldTable
 from trl_replay.loss.off_policy_stats import OffPolicyStats
-from trl_replay.plan import Admitted, Plan
+from trl_replay.plan import Admitted, Decision
 from trl_replay.progress import Clock, KeptErrors
 from trl_replay.protocols import Agreement, Arrival
 from trl_replay.strategies.storages import CpuStorage
@@ -95,9 +95,8 @@ def batch() -> dict[str, Any]:
 def test_a_batch_is_described_from_this_processs_first_row_on() -> None:
     speaking = Speaking(ranks=2, rank=1)
     speaking.errors.first = first = OSError("kept")
-    rows, error = speaking.say.share(batch(), 9, None)
-    assert error is first
-    assert speaking.errors.first is None
+    rows = speaking.say.share(batch(), 9, None)
+    assert speaking.errors.first is first, "it waits for the others"
     assert (rows.first, rows.count, rows.size) == (9, 9, SIZE)
     assert rows.columns["lengths"].tolist() == [3, 1, 2] * 6
     assert len(set(rows.columns["prompt"].tolist())) == 3
@@ -106,74 +105,92 @@ def test_a_batch_is_described_from_this_processs_first_row_on() -> None:
 def test_a_batch_of_other_rows_than_were_asked_for_is_refused() -> None:
     speaking = Speaking()
     speaking.tasks.of_rows = speaking.tasks.of_rows[:6]
-    _, error = speaking.say.share(batch(), 9, None)
-    assert isinstance(error, SeamError)
-    assert "was to generate for 6 rows, and its batch holds 9" in str(error)
+    with pytest.raises(SeamError, match="was to generate for 6 rows, and its batch holds 9"):
+        speaking.say.share(batch(), 9, None)
 
 
 def test_a_batch_that_can_not_be_described_is_shared_blank_with_its_error() -> None:
-    rows, error = Speaking().say.share({**batch(), "mystery": torch.zeros(9)}, 9, None)
-    assert isinstance(error, BatchError)
-    assert rows.columns["lengths"].tolist() == [0] * 9
-    rows, error = Speaking().say.share(None, 9, None)
-    assert error is None
+    speaking = Speaking(ranks=2)
+    rows = speaking.say.share({**batch(), "mystery": torch.zeros(9)}, 9, None)
+    assert isinstance(speaking.errors.first, BatchError)
+    assert rows.columns["lengths"].tolist() == [0] * 18
+    with pytest.raises(BatchError):
+        Speaking().say.share({**batch(), "mystery": torch.zeros(9)}, 9, None)
+    rows = Speaking().say.share(None, 9, None)
     assert rows.columns["row"].tolist() == list(range(9))
 
 
 def test_groups_without_a_place_are_told_by_their_serials() -> None:
     speaking = Speaking()
     speaking.buffer._overflow = {7: group_of(50), 0: group_of(50)}
-    rows, _ = speaking.say.share(batch(), 9, None)
+    rows = speaking.say.share(batch(), 9, None)
     assert rows.overflowed() == [0, 7]
 
 
 def test_counters_of_all_processes_are_summed_and_decisions_counted_once() -> None:
     speaking = Speaking(ranks=2)
-    rows, _ = speaking.say.share(batch(), 9, None)
+    rows = speaking.say.share(batch(), 9, None)
     speaking.scope.others = lambda vector, error: (vector, error)
-    plan = Plan(tally=Tally(groups=6, replaced=2), sampled=whole([0, 4], [1, 0], size=SIZE))
-    total = speaking.say.agree(rows, plan)
+    decision = Decision(Tally(groups=6, replaced=2), sampled=whole([0, 4], [1, 0], size=SIZE))
+    agreed = speaking.say.agree(rows, lambda: decision)
+    total = agreed.total
+    assert agreed.decision is decision
     assert (total["groups"], total["replaced"]) == (12, 4), "here the other one says the same"
     assert total["size"] == 4
     assert total["bytes"] == 2 * speaking.buffer.nbytes
-    assert speaking.say.replaced == ([True] * 3 + [False] * 6) * 2
+    assert agreed.replaced == ([True] * 3 + [False] * 6) * 2
 
     following = Speaking(ranks=2, rank=1)
     following.scope.share = lambda columns: {**columns, "row": np.arange(18)}  # type: ignore[method-assign]
-    rows, _ = following.say.share(batch(), 9, None)
-    total = following.say.agree(rows, Plan(tally=Tally(groups=6)))
+    rows = following.say.share(batch(), 9, None)
+    total = following.say.agree(rows, lambda: Decision(Tally(groups=6))).total
     assert (total["groups"], total["size"]) == (0, 0), "the first of those that share a buffer counts for all"
     assert total["bytes"] == 2 * following.buffer.nbytes
+
+
+def unlucky() -> Decision:
+    raise ZeroDivisionError("no luck")
+
+
+def test_a_kept_error_stops_all_processes_before_what_fails_now() -> None:
+    speaking = Speaking(ranks=2)
+    rows = speaking.say.share(batch(), 9, None)
+    speaking.errors.keep(OSError("before"))
+    with pytest.raises(OSError, match="before"):
+        speaking.say.agree(rows, unlucky)
+    assert speaking.errors.first is None
+    speaking.say.agree(rows, Decision)
 
 
 def test_an_error_stops_all_processes_and_takes_back_what_was_admitted() -> None:
     speaking = Speaking(ranks=2)
     offer(speaking.buffer, 2)
-    rows, _ = speaking.say.share(batch(), 9, None)
-    plan = Plan(error=ZeroDivisionError("no luck"), admitted=Admitted([Arrival(2, np.array([1, 0]))]))
+    rows = speaking.say.share(batch(), 9, None)
     with pytest.raises(ZeroDivisionError, match="no luck") as caught:
-        speaking.say.agree(rows, plan)
+        speaking.say.agree(rows, unlucky, due=[2])
     assert speaking.scope.told[0][1] == "ZeroDivisionError: no luck"
     assert "Replay stops on all processes. rank 0: ZeroDivisionError" in caught.value.__notes__[0]
     assert speaking.buffer.table.serial.tolist() == [0, 1]
 
     speaking.scope.others = lambda vector, error: (vector, "OSError: there")
     with pytest.raises(SeamError, match=r"Replay stops on all processes\. rank 1: OSError: there"):
-        speaking.say.agree(rows, Plan())
+        speaking.say.agree(rows, Decision)
     alone = Speaking()
-    rows, _ = alone.say.share(batch(), 9, None)
+    rows = alone.say.share(batch(), 9, None)
     with pytest.raises(ZeroDivisionError) as caught:
-        alone.say.agree(rows, Plan(error=ZeroDivisionError("no luck")))
+        alone.say.agree(rows, unlucky)
     assert not getattr(caught.value, "__notes__", []), "one process has nobody to tell"
 
 
 def moved(speaking: Speaking) -> tuple[Any, dict[int, Any]]:
     """Admits serial 2 and fetches serial 1."""
     offer(speaking.buffer, 2)
-    rows, _ = speaking.say.share(batch(), 9, None)
+    rows = speaking.say.share(batch(), 9, None)
     (group,) = cut(batch(), FIELDS, [rows_of(0)])
     admitted = Admitted([Arrival(2, np.array([1]))], {2: group})
-    return group, speaking.say.move(rows, Plan(admitted=admitted, sampled=whole([0], [1], [1], [1], [1.0], size=1)))
+    return group, speaking.say.move(
+        rows, Decision(admitted=admitted, sampled=whole([0], [1], [1], [1], [1.0], size=1))
+    )
 
 
 def test_admitted_payload_goes_into_the_buffer_and_drawn_payload_comes_out() -> None:
@@ -212,7 +229,7 @@ def test_on_several_processes_it_is_kept_for_the_next_batch_and_nobody_waits() -
 
     first = speaking.errors.first
     speaking.buffer.load = lost  # type: ignore[method-assign]
-    rows, _ = Speaking(ranks=2).say.share(batch(), 9, None)
-    fetched = speaking.say.move(rows, Plan(sampled=whole([0], [1], [1], [1], [1.0], size=1)))
+    rows = Speaking(ranks=2).say.share(batch(), 9, None)
+    fetched = speaking.say.move(rows, Decision(sampled=whole([0], [1], [1], [1], [1.0], size=1)))
     assert fetched == {1: MISSING}
     assert speaking.errors.first is first, "the first error counts"

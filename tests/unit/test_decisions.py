@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deciding import NO_KEYS, SIZE, Deciding, layout, stats
+from deciding import NO_KEYS, SIZE, Deciding, fresh_batch, layout, stats
 
 from trl_replay import SeamError
-from trl_replay.buffer.candidates import Candidate, PendingGroups, StepCarry
+from trl_replay.buffer.candidates import Candidate, Left, PendingGroups
 from trl_replay.counters import Tally
-from trl_replay.plan import Plan
+from trl_replay.plan import Admitted, Decision
 from trl_replay.step.decisions import TOO_EARLY
-from trl_replay.step.mixing import untouched
+from trl_replay.step.stages import BatchDecision, Slots
 from trl_replay.testing import make_groups
 
 DEAD = [0.0, 0.0, 0.0, 0.0]
@@ -87,10 +87,10 @@ def test_the_rate_limiter_hears_of_the_effective_sample_size() -> None:
 # settling
 
 
-def settled(deciding: Deciding, pending: PendingGroups | None = None, fresh: Any = None, **columns: Any) -> Plan:
-    plan = Plan(fresh=fresh, generated=[] if fresh is None else [fresh])
-    deciding.decide.settle_last_batch(plan, layout(**columns), pending, {})
-    return plan
+def settled(deciding: Deciding, pending: PendingGroups | None = None, fresh: Any = None, **columns: Any) -> Decision:
+    tally = Tally()
+    generations = [] if fresh is None else [fresh]
+    return Decision(tally, deciding.decide.settle(Left(pending), layout(**columns), generations, tally))
 
 
 def pending_groups(rewards: list[list[float]], slots: list[int], update: int = 0) -> PendingGroups:
@@ -111,10 +111,10 @@ def complete(groups: int = 3) -> dict[str, Any]:
 def test_entries_that_no_limit_will_let_through_again_leave_when_a_batch_settles(limit: dict[str, int]) -> None:
     deciding = Deciding(update=10, **limit)
     deciding.store([1.0] * 4, update=[10, 7, 6, 0], uses=[0, 1, 2, 3])
-    plan = settled(deciding)
+    decided = settled(deciding)
     assert deciding.serials == [0, 1]
-    assert (plan.tally.retired, plan.tally.refused) == (0, 0), "these limits are an entry's ordinary end"
-    assert plan.admitted.arrivals == []
+    assert (decided.tally.retired, decided.tally.refused) == (0, 0), "these limits are an entry's ordinary end"
+    assert decided.admitted.arrivals == []
 
 
 def test_what_a_storage_had_no_room_for_leaves_everywhere_and_is_counted() -> None:
@@ -131,8 +131,8 @@ def test_what_a_storage_had_no_room_for_leaves_everywhere_and_is_counted() -> No
 def test_candidates_are_scored_and_stored_with_all_that_the_table_tells() -> None:
     deciding = Deciding(update=5, replay_scorer="mean_reward")
     pending = pending_groups([LIVE, DEAD, [1.0, 1.0, 0.5, 0.5]], [0, 2], update=4)
-    pending.groups = replace(pending.groups, items=np.full((3, SIZE), 7))
-    plan = settled(deciding, pending, **complete())
+    pending = replace(pending, groups=replace(pending.groups, items=np.full((3, SIZE), 7)))
+    decided = settled(deciding, pending, **complete())
     table = deciding.buffer.table
     assert table.serial.tolist() == [10, 12]
     assert table.score.tolist() == table.first_score.tolist() == [0.25, 0.75]
@@ -143,18 +143,18 @@ def test_candidates_are_scored_and_stored_with_all_that_the_table_tells() -> Non
     assert table.nbytes.tolist() == [100 + 2 * 8 * SIZE] * 2, "payload, and a prompt and completion length a row"
     np.testing.assert_allclose(table.reward_mean, [0.25, 0.75])
     np.testing.assert_allclose(table.reward_std, [0.5, 1 / np.sqrt(12)], rtol=1e-6)
-    assert plan.admitted.serials == [10, 12]
-    assert (plan.tally.stored, plan.tally.evicted, plan.tally.refused) == (2, 0, 0)
+    assert decided.admitted.serials == [10, 12]
+    assert (decided.tally.stored, decided.tally.evicted, decided.tally.refused) == (2, 0, 0)
     assert deciding.rate_limiter.state_dict()["inserted"] == 2
 
 
 def test_candidates_that_lose_against_the_entries_do_not_arrive() -> None:
     deciding = Deciding(capacity=2, replay_scorer="mean_reward", replay_evictor="heap")
     deciding.store([0.5, 0.1])
-    plan = settled(deciding, pending_groups([LIVE, LIVE, [1.0, 1.0, 1.0, 0.0]], [0, 2]), **complete())
+    decided = settled(deciding, pending_groups([LIVE, LIVE, [1.0, 1.0, 1.0, 0.0]], [0, 2]), **complete())
     assert deciding.serials == [0, 12]
-    assert plan.admitted.serials == [12]
-    assert (plan.tally.stored, plan.tally.evicted) == (1, 1)
+    assert decided.admitted.serials == [12]
+    assert (decided.tally.stored, decided.tally.evicted) == (1, 1)
     assert deciding.rate_limiter.state_dict()["inserted"] == 1
 
 
@@ -164,25 +164,25 @@ def test_scores_that_are_not_finite_and_groups_that_are_too_large_are_refused() 
     deciding.buffer.max_bytes = 1000 + deciding.buffer.table.row_bytes
     sizes = complete()
     sizes["nbytes"][[0, 4, 8]] = [900, 1000 - 2 * 8 * SIZE, 9000]
-    plan = settled(deciding, pending_groups([LIVE] * 3, [0, 1, 2]), **sizes)
+    decided = settled(deciding, pending_groups([LIVE] * 3, [0, 1, 2]), **sizes)
     assert deciding.serials == [11]
-    assert plan.tally.reasons["a group was refused: its score is not finite"] == 2
+    assert decided.tally.reasons["a group was refused: its score is not finite"] == 2
     scores[:] = [1.0] * 3
     sizes["nbytes"][4] += 1
-    plan = settled(deciding, pending_groups([LIVE] * 3, [1]), **sizes)
+    decided = settled(deciding, pending_groups([LIVE] * 3, [1]), **sizes)
     assert deciding.serials == [11]
-    assert plan.tally.reasons["a group was refused: it alone is larger than replay_max_bytes"] == 1
+    assert decided.tally.reasons["a group was refused: it alone is larger than replay_max_bytes"] == 1
 
 
 def test_a_prompt_is_solved_by_enough_passes_and_its_entries_and_candidates_leave() -> None:
     deciding = Deciding(replay_retire_passes=2, replay_pass_reward=0.8)
     deciding.store([1.0] * 3, prompt=[0, 1, 0])
     fresh = make_groups([[0.8, 0.9, 0.0, 0.0], [0.9, 0.7, 0.7, 0.7], DEAD])
-    plan = settled(deciding, pending_groups([LIVE, LIVE, DEAD], [0, 1]), fresh, **complete())
+    decided = settled(deciding, pending_groups([LIVE, LIVE, DEAD], [0, 1]), fresh, **complete())
     assert deciding.serials == [1, 11], "prompt 0 has two passes, prompt 1 has one"
-    assert (plan.tally.retired, plan.tally.refused) == (2, 1)
-    assert plan.tally.reasons["an entry left: its prompt was solved (replay_retire_passes)"] == 2
-    assert plan.tally.reasons["a group was refused: its prompt is solved (replay_retire_passes)"] == 1
+    assert (decided.tally.retired, decided.tally.refused) == (2, 1)
+    assert decided.tally.reasons["an entry left: its prompt was solved (replay_retire_passes)"] == 2
+    assert decided.tally.reasons["a group was refused: its prompt is solved (replay_retire_passes)"] == 1
 
 
 def test_the_end_of_training_solves_nothing() -> None:
@@ -249,8 +249,8 @@ def test_groups_of_every_round_are_counted_and_seen_by_the_limits() -> None:
 
 def selected(deciding: Deciding, rewards: list[list[float]]) -> tuple[list[int], Tally]:
     tally = Tally()
-    slots, most = deciding.decide.select(make_groups(rewards), tally)
-    return slots[:most], tally
+    slots = deciding.decide.select(make_groups(rewards), tally)
+    return slots.order[: slots.most], tally
 
 
 def test_the_selectors_slots_are_cut_to_what_the_limits_allow_and_the_limit_is_named() -> None:
@@ -281,9 +281,10 @@ def test_a_batch_without_replaceable_groups_says_so() -> None:
 def sampled(
     deciding: Deciding, slots: list[int], rewards: Any = None, collected_at: int | None = None, keys: Any = NO_KEYS
 ) -> tuple[Any, Tally]:
-    plan = Plan(fresh=make_groups(rewards or [DEAD, DEAD, LIVE]))
-    plan.outcome = untouched(plan.fresh)
-    return deciding.decide.sample(plan, slots, len(slots), keys, collected_at), plan.tally
+    tally = Tally()
+    fresh = fresh_batch(make_groups(rewards or [DEAD, DEAD, LIVE]), keys=keys)
+    filled = deciding.decide.sample(fresh, Slots(slots, len(slots)), collected_at, tally)
+    return filled.sampled, tally
 
 
 def test_a_slot_whose_rows_would_all_teach_nothing_stays_as_it_is() -> None:
@@ -299,11 +300,9 @@ def test_masked_rows_count_as_no_tokens() -> None:
     fresh = make_groups([LIVE, LIVE])
     masked = np.zeros(fresh.advantages.shape, bool)
     masked[1, 2] = True
-    plan = Plan(fresh=replace(fresh, masked=masked))
-    assert plan.fresh is not None
-    plan.outcome = untouched(plan.fresh)
-    Deciding().decide.sample(plan, [], 0, NO_KEYS, None)
-    assert plan.tally.items_delta == -fresh.trainable[1, 2]
+    tally = Tally()
+    Deciding().decide.sample(fresh_batch(replace(fresh, masked=masked)), Slots([], 0), None, tally)
+    assert tally.items_delta == -fresh.trainable[1, 2]
 
 
 def test_what_is_drawn_is_told_and_counted() -> None:
@@ -400,19 +399,18 @@ def test_priorities_are_chances_relative_to_the_least_likely_entry() -> None:
 # filling the batch, and which groups are noted
 
 
-def filled(deciding: Deciding, rewards: list[list[float]], known: bool = False, **changed: Any) -> Plan:
-    plan = Plan(fresh=replace(make_groups(rewards), **changed))
-    deciding.decide.fill_batch(plan, layout(len(rewards)), StepCarry(), NO_KEYS, known)
-    return plan
+def filled(deciding: Deciding, rewards: list[list[float]], known: bool = False, **changed: Any) -> BatchDecision:
+    fresh = fresh_batch(replace(make_groups(rewards), **changed), known=known)
+    return deciding.decide.fill_batch(fresh, Admitted(), None, Tally())
 
 
 def test_live_groups_that_stay_are_noted() -> None:
     deciding = Deciding(update=1)
     deciding.store([1.0])
-    plan = filled(deciding, [LIVE, DEAD, LIVE])
-    assert plan.sampled.slots == [1]
-    assert plan.candidates == [0, 2]
-    assert plan.copies == []
+    decided = filled(deciding, [LIVE, DEAD, LIVE])
+    assert decided.sampled.slots == [1]
+    assert decided.candidates == [0, 2]
+    assert decided.copies == []
 
 
 @pytest.mark.parametrize(("known", "candidates"), [(False, [2]), (True, [0, 2])])
@@ -426,36 +424,36 @@ def test_a_displaced_live_group_is_noted_only_where_its_log_probs_are_known(
 
 def test_groups_of_solved_prompts_are_not_noted() -> None:
     deciding = Deciding(replay_retire_passes=3, replay_pass_reward=1.0)
-    plan = filled(deciding, [LIVE, [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
-    assert plan.candidates == [0, 2]
-    assert plan.tally.reasons["a group was refused: its prompt is solved (replay_retire_passes)"] == 1
+    decided = filled(deciding, [LIVE, [1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]])
+    assert decided.candidates == [0, 2]
+    assert decided.tally.reasons["a group was refused: its prompt is solved (replay_retire_passes)"] == 1
 
 
 def test_a_dry_run_counts_what_it_would_have_replaced_and_replaces_nothing() -> None:
     deciding = Deciding(update=1, replay_dry_run=True, replay_unfilled="exclude")
     deciding.store([1.0], row_items=[[0, 1, 1, 1]])
-    plan = filled(deciding, [DEAD, DEAD, LIVE])
-    assert plan.sampled.slots == []
-    assert (plan.tally.replaced, plan.tally.items_delta, plan.tally.excluded) == (1, 0.0, 0)
-    assert plan.candidates == [2]
+    decided = filled(deciding, [DEAD, DEAD, LIVE])
+    assert decided.sampled.slots == []
+    assert (decided.tally.replaced, decided.tally.items_delta, decided.tally.excluded) == (1, 0.0, 0)
+    assert decided.candidates == [2]
 
 
 def test_excluded_groups_and_their_tokens_are_counted() -> None:
     deciding = Deciding(update=1, replay_unfilled="exclude")
     deciding.store([1.0])
     tokens = np.arange(12).reshape(3, SIZE)
-    plan = filled(deciding, [DEAD, LIVE, DEAD], items=tokens)
-    assert plan.sampled.slots == [0]
-    assert (plan.tally.excluded, plan.tally.excluded_items) == (1, 8 + 9 + 10 + 11)
+    decided = filled(deciding, [DEAD, LIVE, DEAD], items=tokens)
+    assert decided.sampled.slots == [0]
+    assert (decided.tally.excluded, decided.tally.excluded_items) == (1, 8 + 9 + 10 + 11)
 
 
 def test_copies_of_live_groups_fill_what_replay_left_and_are_counted() -> None:
     deciding = Deciding(update=1, replay_unfilled="intra_batch")
     deciding.store([1.0], row_items=[[10, 0, 10, 10]])
     tokens = np.repeat([[1], [2], [4], [8]], SIZE, axis=1)
-    plan = filled(deciding, [DEAD, DEAD, LIVE, DEAD], items=tokens)
-    assert plan.sampled.slots == [0]
-    assert plan.copies == [(1, 2), (3, 2)]
-    assert plan.tally.dead_after == 0
-    assert plan.tally.items_delta == (30 - 4) + (16 - 8) + (16 - 32)
-    assert plan.candidates == [2]
+    decided = filled(deciding, [DEAD, DEAD, LIVE, DEAD], items=tokens)
+    assert decided.sampled.slots == [0]
+    assert decided.copies == [(1, 2), (3, 2)]
+    assert decided.tally.dead_after == 0
+    assert decided.tally.items_delta == (30 - 4) + (16 - 8) + (16 - 32)
+    assert decided.candidates == [2]

@@ -34,7 +34,7 @@ def generated(layout: GroupLayout, dead: Any, shared: bool) -> Generated:
     rows = RowLayout({"row": seen, "items": (seen * 7) % 11}, {"row": here}, layout.size)
     groups = seen[:: layout.size] // layout.size
     fresh: Any = Groups(np.asarray(dead)[groups])
-    return Generated({}, rows, fresh, torch.empty(0))
+    return Generated({}, rows, fresh, torch.empty(0), (fresh,))
 
 
 @settings(deadline=None, max_examples=200)

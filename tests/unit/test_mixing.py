@@ -18,7 +18,7 @@ from trl_replay.compat import RewardSetup
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
 from trl_replay.plan import Sampled
-from trl_replay.step.mixing import Filling, MixedGroups, shaped, untouched
+from trl_replay.step.mixing import Filling, MixedGroups, shaped
 from trl_replay.testing import make_groups, make_table
 from trl_replay.types import NONE
 
@@ -107,16 +107,15 @@ def test_rows_of_other_prompts_and_of_files_with_unnamed_rewards_are_left_out() 
     table.writable("prompt")[:] = [7, 8]
     slots = replace(make_groups([[0.0] * SIZE] * 2), prompt=np.array([7, 7]))
     mixed = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, -1, 2], [0, 1, -1]]))
-    assert mixed.leave_other_prompts(np.array([True, False])) == 0, "only where advantages are computed"
-    assert mixed.leave_other_prompts(np.array([True, True])) == 2
-    assert mixed.stored.tolist() == [[True, False, True], [False] * 3]
+    other = mixed.of_other_prompts()
+    assert (other & mixed.stored).tolist() == [[False] * 3, [True, True, False]]
+    assert mixed.without(other).stored.tolist() == [[True, False, True], [False] * 3]
     table.writable("row_other_reward")[1] = 1.0
-    nowhere = np.zeros(2, bool)
     whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
-    assert whole.leave_unknown(nowhere, each_function=True) == 0, "they can still take a whole slot"
-    assert whole.leave_unknown(~nowhere, each_function=False) == 0
-    assert whole.leave_unknown(~nowhere, each_function=True) == 3, "but not where each function's reward counts"
-    assert whole.stored.all(axis=1).tolist() == [True, False]
+    assert not whole.without_rewards(each_function=False).any()
+    unknown = whole.without_rewards(each_function=True)
+    assert unknown.all(axis=1).tolist() == [False, True]
+    assert whole.without(unknown).is_whole.tolist() == [True, False]
 
 
 def test_shaped_advantages_keep_bits_mask_rows_and_tell_dead_groups() -> None:
@@ -165,7 +164,6 @@ def test_what_a_filling_writes_and_how_limits_cut_it() -> None:
     assert filling.within(9, 3).slots == [4, 1], "two entries and one"
     assert filling.within(9, 1).slots == [], "the first slot alone takes two"
     fresh = make_groups([[0.0] * SIZE] * 5)
-    outcome = untouched(fresh)
-    filling.within(2, 9).write(outcome)
+    outcome = filling.within(2, 9).outcome(fresh)
     assert outcome.advantages[:, 0].tolist() == [0.0, 5.0, 0.0, 0.0, 5.0]
     assert outcome.computed.any(axis=1).tolist() == [False, False, False, False, True]

@@ -13,7 +13,7 @@ from trl_replay import BatchError, SeamError
 from trl_replay.batch.group_view import blank
 from trl_replay.distributed.row_layout import MISSING, RowLayout
 from trl_replay.fields import PIXELS
-from trl_replay.plan import Admitted, Sampled, Taken
+from trl_replay.plan import Admitted, Decision, Sampled, Taken
 from trl_replay.protocols import Arrival, Request
 from trl_replay.testing import make_table
 from trl_replay.types import Group
@@ -115,22 +115,31 @@ def test_what_was_drawn_is_placed_on_the_rows_that_are_here() -> None:
 
 def test_decisions_have_the_same_fingerprint_where_they_are_the_same() -> None:
     table = make_table([1.0, 2.0], serial=[3, 4])
-    admitted, sampled = Admitted([Arrival(4, np.array([1]))]), whole([0], [3], [1], [0], [1.0])
-    told = STRADDLING[0].fingerprint(table, admitted, sampled)
-    assert told == STRADDLING[1].fingerprint(table, admitted, sampled) < 2**48
+    sampled = whole([0], [3], [1], [0], [1.0])
+    decision = Decision(admitted=Admitted([Arrival(4, np.array([1]))]), sampled=sampled)
+    told = STRADDLING[0].fingerprint(table, decision)
+    assert told == STRADDLING[1].fingerprint(table, decision) < 2**48
     alone = layout(8, 4, rank=2, ranks=3, alone=True)
     assert (STRADDLING[1].leader, alone.leader) == (0, 2)
-    assert alone.fingerprint(table, admitted, sampled) == 0
+    assert alone.fingerprint(table, decision) == 0
+    fewer = replace(sampled.taken[0], targets=np.arange(3), sources=np.arange(3))
+    turned = replace(sampled.taken[0], sources=np.array([0, 1, 3, 2]))
     others = [
-        (make_table([1.0, 2.0], serial=[3, 5]), admitted, sampled),
-        (table, Admitted(), sampled),
-        (table, admitted, Sampled()),
-        (table, admitted, whole([1], [3], [1], [0], [1.0])),
-        (table, admitted, whole([0], [4], [1], [0], [1.0])),
-        (table, admitted, Sampled([replace(sampled.taken[0], targets=np.arange(3), sources=np.arange(3))])),
-        (table, admitted, Sampled([replace(sampled.taken[0], sources=np.array([0, 1, 3, 2]))])),
+        replace(decision, admitted=Admitted()),
+        *[
+            replace(decision, sampled=other)
+            for other in (
+                Sampled(),
+                whole([1], [3], [1], [0], [1.0]),
+                whole([0], [4], [1], [0], [1.0]),
+                Sampled([fewer]),
+                Sampled([turned]),
+            )
+        ],
     ]
-    assert len({STRADDLING[0].fingerprint(*decided) for decided in others} | {told}) == 8
+    found = {STRADDLING[0].fingerprint(table, other) for other in others}
+    found.add(STRADDLING[0].fingerprint(make_table([1.0, 2.0], serial=[3, 5]), decision))
+    assert len(found | {told}) == 8
 
 
 def test_single_rows_are_asked_for_and_placed_where_they_are_taken() -> None:

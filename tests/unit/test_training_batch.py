@@ -5,20 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from batches import PAD, SIZE, make_batch, rows_of
+from deciding import decision, fresh_batch
 from sampling import whole
 
 from trl_replay.batch.compose import compose, cut
 from trl_replay.batch.group_view import blank
-from trl_replay.buffer.candidates import StepCarry
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
 from trl_replay.loss.row_mask import NOTHING_MASKED
-from trl_replay.plan import Plan
-from trl_replay.step.mixing import untouched
 from trl_replay.step.training_batch import collect, compose_batch, count_items, mask_rows
 from trl_replay.testing import make_groups
 
@@ -36,10 +33,6 @@ def layout(rank: int = 0, ranks: int = 1) -> RowLayout:
     return RowLayout(blank(0, ranks * 9), blank(rank * 9, 9), SIZE)
 
 
-def outcome(fresh: Any) -> Any:
-    return untouched(fresh)
-
-
 class Hooks:
     """Composes as we do, and keeps what it was given."""
 
@@ -51,24 +44,24 @@ class Hooks:
         return compose(given, FIELDS, placements)
 
 
-def composed(plan: Plan, groups: Any) -> tuple[Any, Any, Any, Hooks]:
+def composed(payload: Any, **decided: Any) -> tuple[Any, Any, Any, Hooks]:
     hooks, given = Hooks(), batch()
-    plan.outcome = outcome(make_groups([LIVE] * 3))
+    made = decision(fresh_batch(make_groups([LIVE] * 3), layout()), **decided)
     components: Any = SimpleNamespace(hooks=hooks, fields=FIELDS)
-    out, placements = compose_batch(given, layout(), plan, groups, components, "context")  # type: ignore[arg-type]
+    out, placements = compose_batch(given, made, payload, components, "context")  # type: ignore[arg-type]
     return given, out, placements, hooks
 
 
 def test_without_anything_to_place_the_batch_is_the_same_object() -> None:
-    given, out, placements, hooks = composed(Plan(), {})
+    given, out, placements, hooks = composed({})
     assert out is given
     assert (placements, hooks.given) == ([], [])
 
 
 def test_drawn_groups_and_copies_are_placed_and_only_drawn_ones_are_returned() -> None:
     stored = cut(make_batch(LENGTHS, [], 7, [True] * 3), FIELDS, [rows_of(2)])[0]
-    plan = Plan(sampled=whole([0], [9], [4], [0], [1.0], SIZE), copies=[(2, 1)])
-    given, out, placements, hooks = composed(plan, {9: stored})
+    drawn = whole([0], [9], [4], [0], [1.0], SIZE)
+    given, out, placements, hooks = composed({9: stored}, sampled=drawn, copies=[(2, 1)])
     assert [placed.serial for placed in placements] == [9]
     ((placed, context),) = hooks.given
     assert [one.slot for one in placed] == [0, 2]
@@ -107,9 +100,8 @@ def test_the_token_count_follows_what_all_ranks_exchanged_and_excluded(counters:
 
 
 def masked(unfilled: str, rank: int = 0, ranks: int = 1, filled: tuple[int, ...] = (), **counters: float) -> Any:
-    fresh = make_groups([DEAD, LIVE, DEAD] * ranks)
-    plan = Plan(fresh=fresh, sampled=whole(filled, size=SIZE), outcome=outcome(fresh))
-    return mask_rows(plan, fresh, layout(rank, ranks), total(**counters), unfilled, "rows")
+    fresh = fresh_batch(make_groups([DEAD, LIVE, DEAD] * ranks), layout(rank, ranks))
+    return mask_rows(decision(fresh, sampled=whole(filled, size=SIZE)), total(**counters), unfilled, "rows")
 
 
 def test_dead_groups_of_this_process_that_nothing_fills_are_masked() -> None:
@@ -134,23 +126,16 @@ def test_excluded_groups_leave_the_denominator_unless_nothing_else_is_left() -> 
 @pytest.mark.parametrize("known", [False, True])
 def test_live_groups_wait_for_their_log_probs_where_stock_has_none(known: bool) -> None:
     keys = ["old_per_token_logps"] if known else []
-    fresh, carry = make_groups([LIVE, DEAD, LIVE]), StepCarry(serial=40)
+    fresh = fresh_batch(make_groups([LIVE, DEAD, LIVE]), layout())
     components: Any = SimpleNamespace(fields=FIELDS, payload_leaves_device=True)
-    plan = Plan(candidates=[0, 2])
-    waiting = collect(batch(*keys), plan, fresh, layout(), components, carry, update=6)
-    pending = carry.pending_groups
-    assert pending is not None
-    assert [(one.serial, one.slot, one.update) for one in pending.candidates] == [(40, 0, 6), (41, 2, 6)]
-    assert waiting == ([] if known else pending.candidates)
-    assert (carry.serial, carry.collected_at, pending.groups) == (42, 6, fresh)
-    assert all("old_per_token_logps" in one.keys for one in pending.candidates), "by then they will have them"
+    candidates = collect(batch(*keys), decision(fresh, candidates=[0, 2]), components, serial=40, update=6)
+    assert [(one.serial, one.slot, one.update) for one in candidates] == [(40, 0, 6), (41, 2, 6)]
+    assert [one.waits for one in candidates] == [not known] * 2
+    assert all("old_per_token_logps" in one.keys for one in candidates), "by then they will have them"
 
 
 def test_candidates_without_rows_here_need_no_log_probs_of_this_process() -> None:
-    fresh, carry = make_groups([LIVE] * 6), StepCarry()
+    fresh = fresh_batch(make_groups([LIVE] * 6), layout(1, 2))
     components: Any = SimpleNamespace(fields=FIELDS, payload_leaves_device=True)
-    waiting = collect(batch(), Plan(candidates=[1, 4]), fresh, layout(1, 2), components, carry, update=0)
-    assert [one.slot for one in waiting] == [4]
-    assert carry.pending_groups is not None
-    assert [one.slot for one in carry.pending_groups.candidates] == [1, 4]
-    assert np.isfinite(fresh.reward).all()
+    candidates = collect(batch(), decision(fresh, candidates=[1, 4]), components, serial=0, update=0)
+    assert [(one.slot, one.waits) for one in candidates] == [(1, False), (4, True)]

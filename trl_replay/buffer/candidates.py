@@ -53,6 +53,11 @@ class Candidate:
     leaves_device: bool = False
     copies: Copies[str] | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether rows here still need log-probs."""
+        return self.group is not None and OLD_LOGPS not in self.group.tensors
+
     def record(self, row: int, logps: torch.Tensor) -> bool:
         """Keeps the log-probs, `(C,)`, of a row's first forward; returns whether all rows have theirs."""
         if self.records[row] is None:
@@ -97,7 +102,7 @@ class Candidate:
         return True
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PendingGroups:
     """The candidates of one generation batch, the same ones on all processes that share the buffer.
 
@@ -111,10 +116,10 @@ class PendingGroups:
     candidates: list[Candidate]
     stale: bool = False
 
-    def outdate(self, key: str) -> None:
-        """What `key` was computed with has changed: candidates that hold it can't be stored any more."""
+    def outdated(self, key: str) -> PendingGroups:
+        """The same, where what `key` was computed with has changed: candidates that hold it can't be stored."""
         held = any(key in candidate.keys for candidate in self.candidates)
-        self.stale = self.stale or held
+        return replace(self, stale=self.stale or held)
 
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
         """What scopes share of them, as 8-byte columns over this process's `count` rows.
@@ -176,37 +181,66 @@ def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
         tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a generation batch leaves for the next one to settle.
+
+    Attributes:
+        pending ([`PendingGroups`], *optional*): Its candidates; None if it has none.
+        drawn (`dict[int, list[int]]`): By the serial of each entry that was replayed, the places of the rows that it
+            took, among those shared.
+    """
+
+    pending: PendingGroups | None = None
+    drawn: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def serials(self) -> list[int]:
+        """Of the candidates."""
+        return [] if self.pending is None else [candidate.serial for candidate in self.pending.candidates]
+
+    def outdated(self, key: str) -> Left:
+        """The same, where what `key` was computed with has changed."""
+        return self if self.pending is None else replace(self, pending=self.pending.outdated(key))
+
+
 @dataclass(slots=True)
 class StepCarry:
-    """What one generation batch leaves for the next one.
+    """What a session carries from one generation batch to the next.
 
     Attributes:
         serial (`int`): The next group's serial number.
-        pending_groups ([`PendingGroups`], *optional*): Candidates that have not settled yet.
+        left ([`Left`]): What has not settled yet.
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
         settled (`dict[str, float]`): What further iterations have counted since the batch was generated, on all
             processes: the next batch's metrics tell it.
-        drawn (`dict[int, list[int]]`): By the serial of each entry that was replayed, the places of the rows that it
-            took, among those shared.
     """
 
     serial: int = 0
-    pending_groups: PendingGroups | None = None
+    left: Left = field(default_factory=Left)
     collected_at: int | None = None
     unfinished: bool = False
     warmed: bool = False
     settled: dict[str, float] = field(default_factory=dict)
-    drawn: dict[int, list[int]] = field(default_factory=dict)
 
-    def take(self) -> tuple[PendingGroups | None, dict[int, list[int]]]:
-        """The candidates and what was drawn, for the batch that settles and measures them; both are forgotten here."""
-        pending = self.pending_groups
-        drawn = self.drawn
-        self.pending_groups = None
-        self.drawn = {}
-        return pending, drawn
+    def take(self) -> Left:
+        """What is left, for the batch that settles it; it is forgotten here."""
+        left, self.left = self.left, Left()
+        return left
+
+    def collected(self, pending: PendingGroups, drawn: dict[int, list[int]], update: int) -> None:
+        """A batch leaves candidates, and entries that it drew, after so many updates."""
+        self.serial += len(pending.candidates)
+        self.left = Left(pending, drawn)
+        self.collected_at = update
+
+    def take_serials(self, count: int) -> range:
+        """Numbers for so many groups, which no other group gets."""
+        first = self.serial
+        self.serial += count
+        return range(first, self.serial)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, candidates apart."""
@@ -216,7 +250,7 @@ class StepCarry:
             "unfinished": self.unfinished,
             "warmed": self.warmed,
             "settled": self.settled,
-            "drawn": list(self.drawn.items()),
+            "drawn": list(self.left.drawn.items()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,8 +260,7 @@ class StepCarry:
         self.unfinished = state["unfinished"]
         self.warmed = state["warmed"]
         self.settled = dict(state["settled"])
-        self.pending_groups = None
-        self.drawn = {}
+        self.left = Left()
 
 
 def collect_candidates(

@@ -88,7 +88,7 @@ def _rank_state(session: Session, save_id: str) -> RankState:
         rank=_rank(session),
         payload_rank=_payload_rank(session),
         session=_json_state(session),
-        pending=session.carry.pending_groups,
+        pending=session.carry.left.pending,
         beside=compat.files_beside(trainer),
         save_id=save_id,
         prompts=None if session.rounds is None else session.rounds.table.state_dict(),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import numpy as np
 
 from ..batch.compose import check, join, take_rows
@@ -11,11 +15,12 @@ from ..components import Components
 from ..counters import COUNTERS, Tally
 from ..errors import SeamError
 from ..loss.off_policy_stats import OffPolicyStats
-from ..plan import Plan, Taken
+from ..plan import RUNS, Decision, Taken
 from ..protocols import Agreement, Columns
 from ..tasks import settled
 from ..types import Batch, Floats, Group
 from .agreement import (
+    Message,
     decision_message,
     packed_bits,
     reason_of_decisions,
@@ -26,6 +31,25 @@ from .agreement import (
 from .row_layout import MISSING, RowLayout
 from .whereabouts import Whereabouts
 
+Made = TypeVar("Made")
+Decided = TypeVar("Decided", bound=Decision)
+STOPS = "Replay stops on all processes. "
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed(Generic[Decided]):
+    """A decision, once all processes have decided.
+
+    Attributes:
+        decision ([`Decision`]): This process's.
+        total (`dict[str, float]`): Its counters, summed over all ranks.
+        replaced (`list[bool]`): Of all processes' rows, in their order, whether replay takes them.
+    """
+
+    decision: Decided
+    total: dict[str, float]
+    replaced: list[bool]
+
 
 class Communicator:
     """The communication of one session. Every process calls `share`, `agree` and `move` alike, whatever failed on it.
@@ -34,7 +58,6 @@ class Communicator:
     all of them at `agree`, and none waits for payload that another will not send.
 
     Attributes:
-        replaced (`list[bool]`): Of all processes' rows, in their order, whether replay took the last batch's.
         rank (`int`): This process.
         ranks (`int`): Number of processes.
 
@@ -50,16 +73,14 @@ class Communicator:
         self._errors = components.errors
         self.rank = rank
         self.ranks = components.processes
-        self.replaced: list[bool] = []
         self._shares = 0
         self._whereabouts = Whereabouts(rank, components.processes)
 
-    def share(
-        self, batch: Batch | None, count: int, pending: PendingGroups | None
-    ) -> tuple[RowLayout, Exception | None]:
+    def share(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
         """Row columns of the fresh batch, of the last one's candidates and of its replayed rows, from all processes.
 
-        A process whose batch can't be described shares blank columns, so that the others need not wait for it.
+        A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
+        keeps the error.
 
         Args:
             batch (`dict`, *optional*): As TRL returned it; None at the end of training.
@@ -67,39 +88,33 @@ class Communicator:
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
 
         Returns:
-            Where the rows lie, and what failed on this process.
+            Where the rows lie.
         """
         components = self._components
-        error = self._errors.take()
         local = blank(self.rank * count, count) | self._stats.columns(count)
         for row, serial in enumerate(components.buffer.overflow[:count]):
             local["overflow"][row] = serial + 1
-        try:
+        with self._errors.keeping():
             if pending is not None:
                 local |= pending.describe(count)
             if batch is not None:
                 local |= self._described(batch)
-        except Exception as caught:
-            error = error or caught
-        return self._share(local), error
+        return self._share(local)
 
-    def share_round(self, batch: Batch) -> tuple[RowLayout, Exception | None]:
+    def share_round(self, batch: Batch) -> RowLayout:
         """Row columns of a further round of a batch, from all processes: with the same number of rows on each.
 
         Args:
             batch (`dict`): As TRL returned it.
 
         Returns:
-            Where the rows lie, and what failed on this process.
+            Where the rows lie.
         """
         count = batch["prompt_ids"].size(0)
         local = blank(self.rank * count, count)
-        error: Exception | None = None
-        try:
+        with self._errors.keeping():
             local |= self._described(batch)
-        except Exception as caught:
-            error = caught
-        return self._share(local), error
+        return self._share(local)
 
     def _described(self, batch: Batch) -> Columns:
         """The columns of this process's rows.
@@ -130,72 +145,90 @@ class Communicator:
         prompt = settled(shared["prompt"], shared["row"], size, update, self._shares)
         return RowLayout({**shared, "prompt": prompt}, local, size)
 
-    def agree(self, rows: RowLayout, plan: Plan) -> dict[str, float]:
-        """Sums the counters over all ranks; an error on any rank is raised on all, and so are different decisions and
-        modes.
+    def agree(
+        self, rows: RowLayout, decide: Callable[[], Decided], due: Sequence[int] = (), mode: int = RUNS
+    ) -> Agreed[Decided]:
+        """Decides, and hears whether all processes did: counters are summed; an error on any, different decisions and
+        different modes are raised on all.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
+
+        Args:
+            rows ([`RowLayout`]): Where rows lie.
+            decide (`Callable`): What is decided here; without communication.
+            due (`Sequence[int]`): Serials of groups that may be admitted. If not all go on, these are taken back,
+                since their payload will not come.
+            mode (`int`): What replay does here: `RUNS`, `PAUSED` or `DETACHED`.
         """
+        message = decision_message(rows.count)
+
+        def decided() -> tuple[Decided, Floats]:
+            decision = decide()
+            return decision, self._packed(message, rows, decision)
+
+        try:
+            decision, vectors = self.tell(decided, message.pack(), mode)
+            told = message.unpack(vectors)
+            reason = reason_of_decisions(told["leader"], told["decided"])
+            if reason:
+                raise SeamError(STOPS + reason)
+        except Exception:
+            self._components.buffer.withdraw(due)
+            raise
+        total = told["counters"].sum(axis=0)
+        totals = dict(zip(COUNTERS, total.tolist(), strict=True))
+        return Agreed(decision, totals, unpacked_bits(told["filled"], rows.count))
+
+    def _packed(self, message: Message, rows: RowLayout, decision: Decision) -> Floats:
         buffer = self._components.buffer
-        tally = plan.tally
+        tally = decision.tally
         tally.size = len(buffer)
         tally.tasks = buffer.table.tasks
         tally.bytes = buffer.nbytes
         counted = tally if rows.leads else Tally(bytes=tally.bytes)
-        message = decision_message(rows.count)
-        vector = message.pack(
+        return message.pack(
             counters=counted.vector(),
             leader=rows.leader,
-            decided=rows.fingerprint(buffer.table, plan.admitted, plan.sampled, plan.outcome),
-            filled=packed_bits(rows.filled(plan.sampled)),
+            decided=rows.fingerprint(buffer.table, decision),
+            filled=packed_bits(rows.filled(decision.sampled)),
         )
-        try:
-            told = message.unpack(self.tell(plan.mode, vector, plan.error))
-            reason = reason_of_decisions(told["leader"], told["decided"])
-            if reason:
-                raise self._stopping(None, reason)
-        except Exception:
-            buffer.withdraw(plan.admitted.serials)  # their payload will not come
-            raise
-        self.replaced = unpacked_bits(told["filled"], rows.count)
-        total = told["counters"].sum(axis=0)
-        return dict(zip(COUNTERS, total.tolist(), strict=True))
 
-    def tell(self, mode: int, vector: Floats, error: Exception | None) -> Floats:
-        """Tells the other processes some numbers, and returns those of all of them, `(ranks, numbers)`.
+    def tell(self, make: Callable[[], tuple[Made, Floats]], blank: Floats, mode: int = RUNS) -> tuple[Made, Floats]:
+        """Makes something, and tells the other processes some numbers about it.
 
         Args:
+            make (`Callable`): Gives it with its numbers, as many on each process; without communication.
+            blank (`(numbers,)`): What is told if that fails.
             mode (`int`): What replay does here: `RUNS`, `PAUSED` or `DETACHED`.
-            vector (`(numbers,)`): As many on each.
-            error (`Exception`, *optional*): What failed here.
+
+        Returns:
+            It, and the numbers of all processes, `(ranks, numbers)`.
 
         Raises:
-            SeamError: Something failed on one of them, or replay does not do the same on all; this process's own
-                error, if it has one.
+            SeamError: Something failed on another process, or replay does not do the same on all. What failed here,
+                now or before, is raised here.
         """
+        vector = blank
+        with self._errors.keeping():
+            made, vector = make()
+        error = self._errors.take()
         with self._whereabouts.at("agree", self._components.clock.update):
             agreement: Agreement = self._components.scope.agree(np.append(mode, vector), _words(error))
         modes = agreement.vectors[:, 0]
         reason = reason_of_failure(agreement) or reason_of_modes(modes)
+        if error is not None:
+            error.add_note(STOPS + reason)
+            raise error
         if reason:
-            raise self._stopping(error, reason)
-        return agreement.vectors[:, 1:]
+            raise SeamError(STOPS + reason)
+        return made, agreement.vectors[:, 1:]
 
-    def _stopping(self, error: Exception | None, reason: str) -> Exception:
-        """What this process raises: its own error, or that others have one."""
-        words = f"Replay stops on all processes. {reason}"
-        if error is None:
-            return SeamError(words)
-        if self._components.processes > 1:
-            error.add_note(words)
-        return error
-
-    def move(self, rows: RowLayout, plan: Plan) -> dict[int, Group]:
+    def move(self, rows: RowLayout, decision: Decision) -> dict[int, Group]:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
         components = self._components
         buffer = components.buffer
         with self._whereabouts.at("admit", self._components.clock.update):
-            parts = components.scope.admit(buffer.table, plan.admitted.arrivals, plan.admitted.mine)
+            parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
         try:
             groups = {serial: join(held, components.fields) for serial, held in parts.items()}
             buffer.receive(groups)
@@ -203,8 +236,8 @@ class Communicator:
             if components.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw_missing(list(parts))
             self._errors.keep(caught)
-        requests = rows.requests(plan.sampled, buffer.table.owner)
-        wanted = {taken.serial: taken for taken in plan.sampled.taken}
+        requests = rows.requests(decision.sampled, buffer.table.owner)
+        wanted = {taken.serial: taken for taken in decision.sampled.taken}
 
         def load(serial: int) -> Group:
             return self._load(wanted[serial])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BatchError, SeamError
 from ..fields import PIXELS
-from ..plan import Admitted, RowOutcome, Sampled, Taken
+from ..plan import Decision, Sampled, Taken
 from ..protocols import Arrival, Request
 from ..table import Table
 from ..types import NONE, Bools, Group, Ints, Placement
 
+_Value = TypeVar("_Value", bound=np.generic)
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
@@ -98,9 +99,7 @@ class RowLayout:
         first_of_group = groups[:, :1] // self.size * self.size
         return bool((groups == first_of_group + np.arange(self.size)).all())
 
-    def fingerprint(
-        self, table: Table, admitted: Admitted, sampled: Sampled, outcome: RowOutcome | None = None
-    ) -> int:
+    def fingerprint(self, table: Table, decision: Decision) -> int:
         """A 48-bit hash of what was decided for the buffer; 0 where this process shares it with none.
 
         Equal on all processes that share a buffer, or payload would go astray.
@@ -109,12 +108,7 @@ class RowLayout:
             return 0
         hashed = hashlib.blake2b(digest_size=6)
         hashed.update(table.fingerprint.to_bytes(8, "little"))
-        decided: list[Any] = [admitted.serials, sampled.slots, sampled.serials]
-        for taken in sampled.taken:
-            decided += [taken.targets, taken.sources]
-        if outcome is not None:  # advantages may differ in their last bits between machines
-            decided += [np.flatnonzero(outcome.masked), np.flatnonzero(outcome.computed)]
-        for numbers in decided:
+        for numbers in decision.numbers():
             with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
             hashed.update(with_length.tobytes())
         return int.from_bytes(hashed.digest(), "little")
@@ -228,6 +222,10 @@ class RowLayout:
             rows, _ = self._local_targets(taken)
             mask[rows] = True
         return mask
+
+    def of_here(self, values: NDArray[_Value]) -> NDArray[_Value]:
+        """Of values of all shared rows, `(n, G)`, those of this process's rows, `(count,)`."""
+        return values.ravel()[self.here]
 
     @property
     def slots_here(self) -> slice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,49 +14,13 @@ from ..batch.images import images_per_row, with_blank_images, without_images
 from ..distributed.row_layout import RowLayout
 from ..errors import BatchError
 from ..fields import PIXELS, FieldTable
-from ..types import Batch, Bools, Floats, Groups, Ints
+from ..types import Batch, Groups, Ints
+from .generated import Generated
 
 KEPT = -1
 """The slot keeps the group that it has."""
 OF_A_ROW = ("advantages", "lengths", "trainable", "items", "images", "prompt")
 """Shared columns that tell of the fresh batch; the others tell of the one before."""
-
-
-@dataclass(slots=True)
-class Generated:
-    """What is known of a generation batch, or of one further round of it.
-
-    Attributes:
-        batch (`dict`): This process's rows, as TRL returned them.
-        rows ([`RowLayout`]): Where they lie, with the columns that the scope shares.
-        fresh ([`Groups`]): The groups that the scope shares, with what a plugin made of their advantages.
-        scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
-    """
-
-    batch: Batch
-    rows: RowLayout
-    fresh: Groups
-    scored: torch.Tensor
-
-    @property
-    def groups(self) -> Ints:
-        """Numbers of the groups that the scope shares, among those of all processes."""
-        size = self.rows.size
-        first_rows = self.rows.columns["row"][::size]
-        return np.asarray(first_rows // size)
-
-    @property
-    def dead_here(self) -> Bools:
-        """Which of the groups with rows on this process are dead."""
-        return self.fresh.dead[self.rows.slots_here]
-
-    @property
-    def items_here(self) -> Floats:
-        """What their rows on this process add to `num_items_in_batch`."""
-        here = self.rows.here
-        groups = np.arange(here.start, here.stop) // self.rows.size
-        items = self.rows.columns["items"][here]
-        return np.asarray(np.bincount(groups - groups[0], items), np.float64)
 
 
 def merged(
@@ -79,7 +43,8 @@ def merged(
     taken = np.searchsorted(other.groups, of_shared[slots])  # from here on, places among the shared groups
     batch = _merged_batch(current, other, slots, taken, fields.exact(), multiple_of)
     rows = _merged_rows(current.rows, other.rows, slots, taken)
-    return Generated(batch, rows, _merged_groups(current.fresh, other.fresh, slots, taken), scored)
+    fresh = _merged_groups(current.fresh, other.fresh, slots, taken)
+    return replace(current, batch=batch, rows=rows, fresh=fresh, scored=scored)
 
 
 def _merged_groups(current: Groups, other: Groups, slots: Ints, sources: Ints) -> Groups:

@@ -10,8 +10,9 @@ import numpy as np
 from ..distributed.agreement import Message
 from ..errors import SeamError
 from ..types import Bools, Floats, Ints
+from .generated import Generated
 from .group_layout import GroupLayout
-from .merging import KEPT, Generated
+from .merging import KEPT
 from .prompts import ANY
 
 LOW = 2**32

@@ -7,8 +7,9 @@ of them there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,36 +21,39 @@ from ..components import Components
 from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
-from ..plan import Plan
 from ..prompt_table import PromptTable
 from ..settings import Settings
-from ..types import Batch, Context, Groups, Ints, Row
+from ..types import Batch, Context, Floats, Groups, Ints, Row
+from .generated import Generated
 from .group_layout import GroupLayout
-from .merging import KEPT, Generated, merged
+from .merging import KEPT, merged
 from .prompts import Prompts
 from .reports import Reports, Told
-from .trainer_log import TrainerLog
+from .trainer_log import TrainerLog, lengths_of_metrics
 
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]
 """The trainer's own generating and scoring of some rows."""
-Look: TypeAlias = Callable[[Batch], Generated | None]
-"""What is known of a scored round; None if that failed on this process, and the error is kept."""
+Look: TypeAlias = Callable[[Batch, RowLayout], Generated]
+"""What is known of a scored batch or round whose columns are shared."""
 See: TypeAlias = Callable[[RowLayout, torch.Tensor], Groups]
 """The groups of a batch with these columns and rewards, as plugins shape them."""
 
 
-@dataclass(slots=True)
 class _Course:
-    """One generation batch, from its inputs to its last round."""
+    """One generation batch, from its scores to its last round.
 
-    log: TrainerLog
-    origin: Ints
-    """Of each slot of all processes, the round and the group in it that it holds, `(groups, 2)`."""
-    error: Exception | None = None
-    """What failed before the trainer scored."""
-    rounds: list[Generated] = field(default_factory=list)
-    items: float = 0.0
-    """What `num_items_in_batch` has changed by."""
+    Attributes:
+        log ([`TrainerLog`]): What the trainer logs of it.
+        origin (`(groups, 2)` int64): Of each slot of all processes, the round and the group in it that it holds.
+        rounds (`list[Generated]`): The batch as it was first, and its rounds.
+        items (`float`): What `num_items_in_batch` has changed by.
+    """
+
+    def __init__(self, log: TrainerLog, groups: int) -> None:
+        self.log = log
+        self.origin = np.stack([np.zeros(groups, np.int64), np.arange(groups)], axis=1)
+        self.rounds: list[Generated] = []
+        self.items = 0.0
 
 
 class Rounds:
@@ -59,8 +63,7 @@ class Rounds:
         table ([`PromptTable`]): The prompts generated for so far.
         batches (`int`): Generation batches begun.
         done (`int`): Further rounds of the last batch.
-        refilled, surplus (`int`): Groups of these rounds that took a slot, and those that did not, of all processes
-            that share a buffer.
+        seconds (`float`): What they took.
 
     Args:
         trainer (`Callable`): Gives the trainer.
@@ -90,12 +93,12 @@ class Rounds:
         self._reports = Reports(self._layout)
         again = settings.dynamic_sampling.prompts
         self._prompts = Prompts(trainer, self._layout, components.hooks, context, components.tasks.key, seed, again)
-        self._course: _Course | None = None
+        self._errors = components.errors
+        self._lengths: dict[str, int] = {}
         self.table = PromptTable()
         self.batches = 0
         self.done = 0
-        self.refilled = 0
-        self.surplus = 0
+        self.seconds = 0.0
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """Before a batch is generated: takes note of its rows, and lets plugins change its prompts.
@@ -110,16 +113,12 @@ class Rounds:
         """
         if len(inputs) != self._layout.rows:
             self._lay_out(len(inputs))
-        origin = np.zeros((self._layout.groups, 2), np.int64)
-        origin[:, 1] = np.arange(self._layout.groups)
-        self._course = _Course(TrainerLog(self._trainer()), origin)
+        self._lengths = lengths_of_metrics(self._trainer())
         self.batches += 1
         self.done = 0
-        try:
+        with self._errors.keeping():
             return self._prompts.begin(inputs, self.batches)
-        except Exception as caught:
-            self._course.error = caught
-            return inputs
+        return inputs
 
     def _lay_out(self, rows: int) -> None:
         """The trainer's batches have another size than at attach: it was changed between two trainings."""
@@ -128,14 +127,14 @@ class Rounds:
         self._reports = Reports(self._layout)
         self._prompts.lay_out(self._layout)
 
-    def complete(self, plan: Plan, first: Generated | None, score: Score, look: Look, see: See) -> Generated:
+    def complete(self, batch: Batch, rows: RowLayout, score: Score, look: Look, see: See) -> Generated:
         """Generates again for dead groups, while rounds are left and too few groups are live.
 
         Args:
-            plan ([`Plan`]): Keeps what fails here until all processes hear of it; gets what was generated.
-            first ([`Generated`], *optional*): The batch; None if it failed on this process.
+            batch (`dict`): As TRL returned it.
+            rows ([`RowLayout`]): Where its rows lie.
             score (`Callable`): Generates and scores further rows, on all processes together.
-            look (`Callable`): What is known of them.
+            look (`Callable`): What is known of rows that were scored.
             see (`Callable`): The groups of a batch whose advantages were computed anew.
 
         Returns:
@@ -144,22 +143,17 @@ class Rounds:
         Raises:
             SeamError: Another process failed, or two of them hold rows of one group with different prompts.
         """
-        course = self._course
-        assert course is not None  # begin was called
-        plan.error = plan.error or course.error
+        course = _Course(TrainerLog(self._trainer(), self._lengths), self._layout.groups)
+        started = time.perf_counter()
         try:
-            current = self._generate(course, plan, first, score, look)
-            generated = sum(len(latest.fresh) for latest in course.rounds[1:])
-            rounds = course.origin[current.groups, 0]
-            self.refilled = int(np.count_nonzero(rounds))
-            self.surplus = generated - self.refilled
+            current = self._generate(course, batch, rows, score, look)
             if self.done:
-                with plan.keeping_errors():
+                with self._errors.keeping():
                     current = self._final(course, current, see)
             return current
         finally:
             course.log.close()
-            self._course = None
+            self.seconds = time.perf_counter() - started if self.done else 0.0
 
     def abstain(self, mode: int) -> None:
         """A batch that replay leaves as it is: the other processes must hear of it, or they would wait.
@@ -167,82 +161,94 @@ class Rounds:
         Args:
             mode (`int`): `PAUSED` or `DETACHED`.
         """
-        self._communicator.tell(mode, self._reports.blank(), None)
+        blank = self._reports.blank()
+        self._communicator.tell(lambda: (None, blank), blank, mode)
 
-    def _generate(self, course: _Course, plan: Plan, first: Generated | None, score: Score, look: Look) -> Generated:
-        current = first
-        latest = first
-        generated = self._layout
-        while True:
-            told = self._tell(plan, current, latest, generated)
-            assert current is not None  # tell has raised
-            assert latest is not None
-            self._note(course, plan, told, latest)
-            current = self._merge(course, plan, current, latest, told)
-            if self.done == self._settings.dynamic_sampling.rounds or self._is_enough(told):
-                return current
+    def _generate(self, course: _Course, batch: Batch, rows: RowLayout, score: Score, look: Look) -> Generated:
+        """The batch with groups of further rounds in the slots of dead ones."""
+
+        def of_batch() -> tuple[Generated, Floats]:
+            first = look(batch, rows)
+            return first, self._reports.of_batch(first, self._prompts.keys)
+
+        current, told = self._tell(course, of_batch, self._layout)
+        while self.done < self._settings.dynamic_sampling.rounds and not self._is_enough(told):
             if not self.done:
                 course.log.first_round(len(current.scored))
             self.done += 1
-            generated = self._layout.of_round(told.needed)
-            latest = look(score(self._inputs(plan, current, generated.mine_here)))
-            if latest is not None:
-                course.log.further_round(len(latest.scored))
+            current, told = self._further_round(course, current, told, score, look)
+        return current
 
-    def _inputs(self, plan: Plan, current: Generated, count: int) -> list[Row]:
+    def _further_round(
+        self, course: _Course, current: Generated, told: Told, score: Score, look: Look
+    ) -> tuple[Generated, Told]:
+        layout = self._layout.of_round(told.needed)
+        batch = score(self._inputs(current, layout.mine_here))
+        rows = self._communicator.share_round(batch)
+
+        def of_round() -> tuple[Generated, Floats]:
+            latest = look(batch, rows)
+            prompts = self._prompts
+            return latest, self._reports.of_round(current, latest, prompts.keys, prompts.targets)
+
+        latest, told = self._tell(course, of_round, layout)
+        course.log.further_round(len(latest.scored))
+        return self._merge(course, current, latest, told), told
+
+    def _inputs(self, current: Generated, count: int) -> list[Row]:
         """This process's inputs of the next round, `count` groups; what fails is kept."""
         dead = np.flatnonzero(current.dead_here)
-        with plan.keeping_errors():
+        with self._errors.keeping():
             return self._prompts.further(self.done, count, dead)
         return self._prompts.stand_ins(count)
 
-    def _tell(self, plan: Plan, current: Generated | None, latest: Generated | None, generated: GroupLayout) -> Told:
-        """Tells the other processes how the last generation went here, and hears how it went there."""
-        vector = self._reports.blank()
-        prompts = self._prompts
-        with plan.keeping_errors():
-            if plan.error is None and current is not None and latest is not None:
-                if self.done:
-                    vector = self._reports.of_round(current, latest, prompts.keys, prompts.targets)
-                else:
-                    vector = self._reports.of_batch(current, prompts.keys)
-        return self._reports.read(self._communicator.tell(plan.mode, vector, plan.error), generated)
+    def _tell(
+        self, course: _Course, look: Callable[[], tuple[Generated, Floats]], layout: GroupLayout
+    ) -> tuple[Generated, Told]:
+        """Takes note of the groups generated last, and of how it went on all processes.
+
+        Args:
+            course ([`_Course`]): Gets them.
+            look (`Callable`): What is known of them, and what is told of them.
+            layout ([`GroupLayout`]): Where they lie.
+        """
+        latest, vectors = self._communicator.tell(look, self._reports.blank())
+        told = self._reports.read(vectors, layout)
+        course.rounds.append(latest)
+        course.items += told.items
+        fresh = latest.fresh
+        self._prompts.present.update(told.keys.tolist())
+        passed = fresh.reward >= self._settings.pass_reward
+        keys = told.keys[latest.groups]
+        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update)
+        return latest, told
 
     def _is_enough(self, told: Told) -> bool:
         target = self._settings.dynamic_sampling.until * self._layout.groups
         return told.needed == 0 or told.live >= target - 1e-9
 
-    def _note(self, course: _Course, plan: Plan, told: Told, latest: Generated) -> None:
-        """Takes note of the groups generated last."""
-        course.rounds.append(latest)
-        course.items += told.items
-        fresh = latest.fresh
-        plan.generated.append(fresh)
-        self._prompts.present.update(told.keys.tolist())
-        passed = fresh.reward >= self._settings.pass_reward
-        update = self._context().update
-        keys = told.keys[latest.groups]
-        self.table.note(keys, fresh.prompt, passed, fresh.dead, update)
-
-    def _merge(self, course: _Course, plan: Plan, current: Generated, latest: Generated, told: Told) -> Generated:
+    def _merge(self, course: _Course, current: Generated, latest: Generated, told: Told) -> Generated:
+        """The batch with the groups of a round that take slots; as it was if that fails here, which is kept."""
         taken = np.flatnonzero(told.sources != KEPT)
         course.origin[taken, 0] = self.done
         course.origin[taken, 1] = told.sources[taken]
-        multiple_of = self._trainer().pad_to_multiple_of
-        with plan.keeping_errors():
-            if len(taken):
-                current = merged(current, latest, told.sources, self._fields, multiple_of)
+        if not len(taken):
+            return current
+        with self._errors.keeping():
+            return merged(current, latest, told.sources, self._fields, self._trainer().pad_to_multiple_of)
         return current
 
     def _final(self, course: _Course, current: Generated, see: See) -> Generated:
-        """The batch after its last round: its tokens counted, its advantages, and the trainer's log."""
+        """The batch after its last round: its tokens counted, its advantages, its groups, and the trainer's log."""
         trainer = self._trainer()
         setup = compat.reward_setup(trainer)
         batch = dict(current.batch)
         counted = batch["num_items_in_batch"]
         change = torch.as_tensor(course.items).to(counted)
         batch["num_items_in_batch"] = counted + change
-        current = replace(current, batch=batch)
+        generations = tuple(one.fresh for one in course.rounds)
+        refilled = int(np.count_nonzero(course.origin[current.groups, 0]))
+        current = replace(current, batch=batch, generations=generations, refilled=refilled)
         advantages: torch.Tensor | None = None
         if setup.over_batch and course.origin[:, 0].any():
             self._refuse_unexplained(course.rounds, setup)
@@ -293,4 +299,4 @@ def _with_advantages(current: Generated, advantages: torch.Tensor, see: See) -> 
     rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
     here = slice(rows.first, rows.first + rows.count)
     batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
-    return Generated(batch, rows, see(rows, current.scored), current.scored)
+    return replace(current, batch=batch, rows=rows, fresh=see(rows, current.scored))

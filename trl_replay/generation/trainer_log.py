@@ -40,20 +40,25 @@ class Round:
     table: dict[Column, list[Any]] = field(default_factory=dict)
 
 
+def lengths_of_metrics(trainer: Any) -> dict[str, int]:
+    """How often each metric has been logged since the trainer's last log."""
+    return {key: len(values) for key, values in compat.training_metrics(trainer).items()}
+
+
 class TrainerLog:
     """Follows one generation batch. Without further rounds it changes nothing.
 
     Args:
         trainer (`trl.GRPOTrainer`): Whose log it is.
+        lengths (`Mapping[str, int]`): [`lengths_of_metrics`] before it was generated.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, lengths: Mapping[str, int]) -> None:
         self._trainer = trainer
+        self._lengths = lengths
         self._rounds: list[Round] = []
         self._before: dict[Column, list[Any]] = {}
         self._finished = False
-        metrics = compat.training_metrics(trainer)
-        self._lengths = {key: len(values) for key, values in metrics.items()}
 
     def first_round(self, rows: int) -> None:
         """The batch itself was scored, `rows` completions of all processes, and a further round follows."""

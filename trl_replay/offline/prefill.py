@@ -166,9 +166,7 @@ def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, 
         return
     buffer = session.buffer
     buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
-    carry = session.carry
-    serials = [carry.serial + number for number in range(len(newcomers))]
-    carry.serial += len(newcomers)
+    serials = session.carry.take_serials(len(newcomers))
     views = [newcomer.view for newcomer in newcomers]
     kept = session.decide.offer(
         Groups.concatenate(_alike(views)),

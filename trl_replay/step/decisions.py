@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.group_view import have_equal_rewards
-from ..buffer.candidates import Candidate, PendingGroups, StepCarry
+from ..batch.group_view import AdvantageRule, have_equal_rewards
+from ..buffer.candidates import Candidate, Left, PendingGroups
 from ..components import Components
 from ..counters import NO_ROOM, Tally
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
 from ..loss.off_policy_stats import effective_share
-from ..plan import Admitted, Plan, RowOutcome, Sampled
+from ..plan import Admitted, RowOutcome, Sampled
 from ..settings import Settings
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
-from .dead_groups import all_wrong, copies, dead_slots
-from .mixing import Mixing, untouched
+from .dead_groups import Pair, all_wrong, copies, dead_slots
+from .mixing import Mixing
+from .stages import BatchDecision, Filled, FreshBatch, Slots
 
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 SOLVED = "its prompt is solved (replay_retire_passes)"
@@ -59,52 +60,84 @@ class Decisions:
         self._context = context
         self._settings = settings
 
-    def settle_last_batch(
-        self, plan: Plan, rows: RowLayout, pending: PendingGroups | None, replayed: Mapping[int, Sequence[int]]
-    ) -> None:
+    def settle(self, left: Left, rows: RowLayout, generations: Sequence[Groups], tally: Tally) -> Admitted:
         """Settles what the last generation batch left: its candidates, and what the loss showed of replayed groups.
 
         Args:
-            plan ([`Plan`]): With what was `generated`; gets `admitted`.
+            left ([`Left`]): What the last batch left.
             rows ([`RowLayout`]): Of the batch at hand; its columns tell of the last one's candidates, too.
-            pending ([`PendingGroups`], *optional*): The last batch's candidates.
-            replayed (`Mapping[int, Sequence[int]]`): By serial of an entry, the rows of the last batch that it took.
+            generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
+            tally ([`Tally`]): Counts what happens.
         """
-        tally = plan.tally
-        self.record_replay_stats(replayed, rows.columns, tally)
-        solved = self.solve(plan.generated, tally)
+        self.record_replay_stats(left.drawn, rows.columns, tally)
+        solved = self.solve(generations, tally)
         tally.refuse(self._buffer.withdraw(rows.overflowed()), NO_ROOM)
         self._buffer.retire(self._clock.update)  # not counted: these limits are the entries' ordinary end
-        if pending is not None:
-            plan.admitted = self._settle(pending, rows, solved, tally)
+        if left.pending is None:
+            return Admitted()
+        return self._settle(left.pending, rows, solved, tally)
 
     def shape_advantages(self, fresh: Groups) -> Groups:
         """[`Mixing.shape`]: before anything is decided by the advantages of the fresh rows."""
         return self._mixing.shape(fresh)
 
-    def fill_batch(self, plan: Plan, rows: RowLayout, carry: StepCarry, keys: frozenset[str], known: bool) -> None:
+    def fill_batch(
+        self, fresh: FreshBatch, admitted: Admitted, collected_at: int | None, tally: Tally
+    ) -> BatchDecision:
         """Chooses what is replayed in the fresh batch, and which of its groups become candidates.
 
         Args:
-            plan ([`Plan`]): With `fresh` and `rule`; gets `outcome`, `sampled`, `copies` and `candidates`.
-            rows ([`RowLayout`]): Of the fresh batch.
-            carry ([`StepCarry`]): When candidates were last collected.
-            keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
-            known (`bool`): Whether the fresh rows' log-probs are known already.
+            fresh ([`FreshBatch`]): The batch.
+            admitted ([`Admitted`]): Who came into the buffer before.
+            collected_at (`int`, *optional*): Update at which candidates were last collected.
+            tally ([`Tally`]): Counts what happens.
         """
-        fresh = plan.fresh
-        assert fresh is not None
-        plan.outcome = untouched(fresh)
-        slots, most = self.select(fresh, plan.tally)
-        sampled = self.sample(plan, slots, most, keys, carry.collected_at)
+        slots = self.select(fresh.groups, tally)
+        filled = self.sample(fresh, slots, collected_at, tally)
         if self._settings.dry_run:
-            plan.tally.items_delta = 0.0
-            plan.outcome = untouched(fresh)
-        else:
-            plan.sampled = sampled
-            plan.copies = self._copies(plan, fresh, rows)
-        self._count_masked(plan, fresh)
-        plan.candidates = self._noteworthy(fresh, plan.sampled, known, plan.tally)
+            tally.items_delta = 0.0
+            filled = Filled.with_nothing(fresh.groups)
+        pairs = self._copies(fresh, filled.sampled, tally)
+        if self._settings.unfilled == "exclude" and not self._settings.dry_run:
+            _exclude(fresh.groups, filled.sampled, tally)
+        outcome = _with_copies(filled.outcome, pairs)
+        _count_masked(fresh.groups, filled.sampled, outcome, tally)
+        return BatchDecision(
+            tally=tally,
+            admitted=admitted,
+            sampled=filled.sampled,
+            fresh=fresh,
+            outcome=outcome,
+            copies=pairs,
+            candidates=self._noteworthy(fresh, filled.sampled, tally),
+        )
+
+    def fill_iteration(
+        self, fresh: FreshBatch, admitted: Admitted, collected_at: int | None, tally: Tally
+    ) -> BatchDecision:
+        """Draw groups for all slots of a further iteration; those that get none are left out of the loss.
+
+        Args:
+            fresh ([`FreshBatch`]): The batch, with all groups dead.
+            admitted ([`Admitted`]): Who came into the buffer before.
+            collected_at (`int`, *optional*): Update at which candidates were last collected.
+            tally ([`Tally`]): Counts what happens.
+        """
+        groups = fresh.groups
+        tally.groups = len(groups)
+        most, _ = self._rate_limiter.slots_allowed(len(groups), self._clock.update)
+        filled = self.sample(fresh, Slots(list(range(len(groups))), most), collected_at, tally)
+        _exclude(groups, filled.sampled, tally)
+        _count_masked(groups, filled.sampled, filled.outcome, tally)
+        return BatchDecision(
+            tally=tally,
+            admitted=admitted,
+            sampled=filled.sampled,
+            fresh=fresh,
+            outcome=filled.outcome,
+            copies=[],
+            candidates=[],
+        )
 
     def record_replay_stats(
         self, replayed: Mapping[int, Sequence[int]], columns: Mapping[str, NDArray[Any]], tally: Tally
@@ -257,18 +290,18 @@ class Decisions:
         """Keep ranks, of scores as they are worth by now."""
         return self._hooks.rank(self._aged(table), self._context())
 
-    def select(self, fresh: Groups, tally: Tally) -> tuple[list[int], int]:
-        """The slots that replay may fill, most replaceable first, and how many of them the limits allow."""
+    def select(self, fresh: Groups, tally: Tally) -> Slots:
+        """The slots that replay may fill, and how many of them the limits allow."""
         groups = len(fresh)
         tally.groups = groups
         slots: list[int] = self._select(fresh).tolist()
         most, limit = self._rate_limiter.slots_allowed(groups, self._clock.update)
         if len(slots) > most:
-            tally.reasons[f"{limit} allows {most} of {groups} groups"] += 1
+            tally.note(1, f"{limit} allows {most} of {groups} groups")
         elif not slots:
             asked_for_dead = self._settings.label("selector") == "zero_std"
-            tally.reasons[ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN] += 1
-        return slots, most
+            tally.note(1, ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN)
+        return Slots(slots, most)
 
     def _select(self, fresh: Groups) -> Ints:
         """The selector's slots. Groups whose KL term is to count (`replay_kl="all_wrong"`) are not offered to it."""
@@ -279,126 +312,100 @@ class Decisions:
             return offered
         return offered[self._hooks.select(fresh.take(offered), self._context())]
 
-    def fill_iteration(self, plan: Plan, keys: frozenset[str], collected_at: int | None) -> None:
-        """Draw groups for all slots of a further iteration; those that get none are left out of the loss.
-
-        Args:
-            plan ([`Plan`]): With `fresh`, all dead, and `rule`; gets `outcome` and `sampled`.
-            keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
-            collected_at (`int`, *optional*): Update at which candidates were last collected.
-        """
-        fresh = plan.fresh
-        assert fresh is not None
-        tally = plan.tally
-        plan.outcome = untouched(fresh)
-        tally.groups = len(fresh)
-        most, _ = self._rate_limiter.slots_allowed(len(fresh), self._clock.update)
-        plan.sampled = self.sample(plan, list(range(len(fresh))), most, keys, collected_at)
-        left = dead_slots(fresh, plan.sampled.slots)
-        tally.excluded = len(left)
-        tally.excluded_items = float(fresh.counted[left].sum())
-        self._count_masked(plan, fresh)
-
-    def sample(
-        self, plan: Plan, slots: list[int], most: int, keys: frozenset[str], collected_at: int | None
-    ) -> Sampled:
+    def sample(self, fresh: FreshBatch, slots: Slots, collected_at: int | None, tally: Tally) -> Filled:
         """Eligible entries for the slots, never one twice, and which of the slots' rows theirs take.
 
         Args:
-            plan ([`Plan`]): With `fresh`, `outcome`, which changes with what is drawn, and `rule`.
-            slots (`list[int]`): What may be filled, in order.
-            most (`int`): How many of them.
-            keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
+            fresh ([`FreshBatch`]): The batch.
+            slots ([`Slots`]): What may be filled.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
+            tally ([`Tally`]): Counts what happens.
 
         Raises:
             SeamError: The model was updated, but the loss was not seen to go through the seam; or advantages are to be
                 computed that TRL's rules do not explain.
         """
-        sampled = Sampled()
-        if slots and most and self._buffer.capacity:
+        filled = Filled.with_nothing(fresh.groups)
+        if slots.wanted and self._buffer.capacity:
             if self._handshake.has_run(self._clock.update, collected_at):
-                sampled = self._draw(plan, slots, most, keys)
+                filled = self._draw(fresh, slots, tally)
             else:
-                plan.tally.reasons[TOO_EARLY if len(self._buffer) else self._shortage([])] += 1
-        self._book(plan, sampled)
-        return sampled
+                tally.note(1, TOO_EARLY if len(self._buffer) else self._shortage([]))
+        self._book(fresh.groups, filled, tally)
+        return filled
 
-    def _book(self, plan: Plan, sampled: Sampled) -> None:
+    def _book(self, fresh: Groups, filled: Filled, tally: Tally) -> None:
         """Counts what is replayed, in the table too."""
-        fresh = plan.fresh
-        outcome = plan.outcome
-        assert fresh is not None
-        assert outcome is not None
-        tally = plan.tally
         table = self._buffer.table
+        sampled = filled.sampled
         entries = np.array([taken.row for taken in sampled.taken], np.int64)
-        filled = sampled.slots
         self._rate_limiter.drawn(len(entries))
         self._buffer.use(entries, self._clock.update)
-        tally.replaced = len(filled)
+        tally.replaced = len(sampled.slots)
         tally.entries = len(entries)
         tally.rows = sum(len(taken.targets) for taken in sampled.taken)
         tally.age = float(sum(taken.age for taken in sampled.taken))
         tally.score = float(table.score[entries].sum())
         tally.uses = float(table.uses[entries].sum())
-        tally.items_delta = self._items_delta(fresh, outcome, sampled)
-        tally.dead_after = int(fresh.dead.sum() - fresh.dead[filled].sum())
+        tally.items_delta = self._items_delta(fresh, filled)
+        tally.dead_after = int(fresh.dead.sum() - fresh.dead[sampled.slots].sum())
 
-    def _items_delta(self, fresh: Groups, outcome: RowOutcome, sampled: Sampled) -> float:
+    def _items_delta(self, fresh: Groups, filled: Filled) -> float:
         """What the batch's token count changes by: stored rows for fresh ones, and masked rows count nothing."""
-        table = self._buffer.table
         unmasked = fresh.trainable if fresh.items is None else fresh.items
         items = unmasked.copy()
-        stored_items = table.row_items
-        for taken in sampled.taken:
+        stored_items = self._buffer.table.row_items
+        for taken in filled.sampled.taken:
             items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
-        items[outcome.masked] = 0
+        items[filled.outcome.masked] = 0
         return float(items.sum() - unmasked.sum())
 
-    def _draw(self, plan: Plan, slots: list[int], most: int, keys: frozenset[str]) -> Sampled:
-        """Stored rows for up to `most` slots."""
-        fresh = plan.fresh
-        outcome = plan.outcome
-        assert fresh is not None
-        assert outcome is not None
-        buffer = self._buffer
-        tally = plan.tally
-        wanted = min(len(slots), most)
-        rows, held_back = buffer.eligible(self._clock.update, keys, self._unfit(plan))
-        if not len(rows):
-            tally.reasons[self._shortage(held_back)] += 1
-            return Sampled()
-        table = self._aged(buffer.table)
-        if len(rows) < len(buffer):
-            table = table.take(rows)
-        fillable = fresh.take(slots)
-        context = self._context(fillable)
-        drawn = self._hooks.sample(table, len(slots), context)
-        if len(drawn) < wanted:
-            tally.reasons[self._shortage(held_back)] += 1
-        places = np.flatnonzero((drawn >= 0).any(axis=1))
-        left = min(len(drawn), wanted) - len(places)
-        if left > 0:
-            tally.reasons["the sampler left a slot as it was"] += left
-        if not len(places):
-            return Sampled()
-        to_fill = [slots[place] for place in places.tolist()]
-        if len(places) < len(slots):
-            context = self._context(fillable.take(places))
-        filling = self._mixing.mix(plan, to_fill, table, drawn[places], context)
-        filling = filling.within(most, self._rate_limiter.entries_left)
-        filling.write(outcome)
+    def _draw(self, fresh: FreshBatch, slots: Slots, tally: Tally) -> Filled:
+        """Stored rows for as many of the slots as the limits allow."""
+        eligible, reasons = self._buffer.eligible(self._clock.update, fresh.keys, self._unfit(fresh.rule))
+        if not len(eligible):
+            tally.note(1, self._shortage(reasons))
+            return Filled.with_nothing(fresh.groups)
+        table = self._aged(self._buffer.table)
+        if len(eligible) < len(table):
+            table = table.take(eligible)
+        chosen, drawn = self._sampled(fresh.groups, slots, table, reasons, tally)
+        if not chosen:
+            return Filled.with_nothing(fresh.groups)
+        filling = self._mixing.mix(fresh, chosen, table, drawn, tally)
+        filling = filling.within(slots.most, self._rate_limiter.entries_left)
         priorities = self._priorities(table, filling.mixed.used)
-        taken = filling.taken(rows, self._clock.update, priorities)
-        return Sampled(taken)
+        taken = filling.taken(eligible, self._clock.update, priorities)
+        return Filled(Sampled(taken), filling.outcome(fresh.groups))
 
-    def _unfit(self, plan: Plan) -> dict[str, Bools]:
+    def _sampled(
+        self, fresh: Groups, slots: Slots, table: Table, reasons: Sequence[str], tally: Tally
+    ) -> tuple[list[int], Ints]:
+        """What the sampler draws.
+
+        Args:
+            fresh ([`Groups`]): Of the batch.
+            slots ([`Slots`]): For which it draws.
+            table ([`Table`]): The eligible entries.
+            reasons (`Sequence[str]`): Why others are not eligible.
+            tally ([`Tally`]): Counts what was not drawn.
+
+        Returns:
+            The slots for which something was drawn, and for each of them rows of `table`, `(n, k)`, -1 for none.
+        """
+        drawn = self._hooks.sample(table, len(slots.order), self._context(fresh.take(slots.order)))
+        if len(drawn) < slots.wanted:
+            tally.note(1, self._shortage(reasons))
+        some = np.flatnonzero((drawn >= 0).any(axis=1))
+        left = min(len(drawn), slots.wanted) - len(some)
+        tally.note(max(left, 0), "the sampler left a slot as it was")
+        return [slots.order[place] for place in some.tolist()], drawn[some]
+
+    def _unfit(self, rule: AdvantageRule) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
         setting = self._settings.advantages
-        rule = plan.rule
         computes = setting in ("joint", "split") or (setting == "auto" and self._mixes_rows)
-        if not computes or rule is None or not rule.takes_functions_apart:
+        if not computes or not rule.takes_functions_apart:
             return {}
         unnamed = ~np.isnan(self._buffer.table.row_other_reward).all(axis=1)
         return {"its file does not name its reward functions": unnamed}
@@ -441,51 +448,56 @@ class Decisions:
         positive = table.score > 0
         return table.with_scores(np.where(positive, table.score * decay, fallen))
 
-    def _noteworthy(self, fresh: Groups, sampled: Sampled, known: bool, tally: Tally) -> list[int]:
+    def _noteworthy(self, fresh: FreshBatch, sampled: Sampled, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
         if not self._buffer.capacity:
             return []
-        live = np.flatnonzero(~fresh.dead).tolist()
-        if not known:
+        live = np.flatnonzero(~fresh.groups.dead).tolist()
+        if not fresh.known:
             filled = set(sampled.slots)
             seen = [slot for slot in live if slot not in filled]
             tally.lost = len(live) - len(seen)
             live = seen
-        solved = self._solved(fresh)
+        solved = self._solved(fresh.groups)
         unsolved = [slot for slot in live if not solved[slot]]
         tally.refuse(len(live) - len(unsolved), SOLVED)
         return unsolved
 
-    def _copies(self, plan: Plan, fresh: Groups, rows: RowLayout) -> list[tuple[int, int]]:
-        """What `replay_unfilled` makes of the dead groups that nothing fills; returns the pairs (slot, live slot that
-        is copied there)."""
-        choice = self._settings.unfilled
-        tally = plan.tally
-        outcome = plan.outcome
-        assert outcome is not None
-        tokens = fresh.counted.sum(axis=1)
-        if choice == "exclude":
-            left = dead_slots(fresh, plan.sampled.slots)
-            tally.excluded = len(left)
-            tally.excluded_items = float(tokens[left].sum())
-        if choice != "intra_batch":
+    def _copies(self, fresh: FreshBatch, sampled: Sampled, tally: Tally) -> list[Pair]:
+        """Live groups that take the slots of dead ones, where `replay_unfilled` wants that."""
+        if self._settings.unfilled != "intra_batch" or self._settings.dry_run:
             return []
-        pairs = copies(fresh, plan.sampled, rows, self._context().rng)
+        pairs = copies(fresh.groups, sampled, fresh.rows, self._context().rng)
+        tokens = fresh.groups.counted.sum(axis=1)
         tally.dead_after -= len(pairs)
-        for dead, live in pairs:
-            tally.items_delta += float(tokens[live] - tokens[dead])
-            outcome.advantages[dead] = fresh.advantages[live]
-            outcome.masked[dead] = fresh.masked[live]
+        tally.items_delta += float(sum(tokens[live] - tokens[dead] for dead, live in pairs))
         return pairs
 
-    def _count_masked(self, plan: Plan, fresh: Groups) -> None:
-        """Counts the masked rows of the composed batch, but for those of groups that are left out as a whole."""
-        assert plan.outcome is not None
-        masked = plan.outcome.masked.sum(axis=1)
-        plan.tally.masked = int(masked.sum())
-        if plan.tally.excluded:
-            masked[dead_slots(fresh, plan.sampled.slots)] = 0
-        plan.tally.masked_apart = int(masked.sum())
+
+def _with_copies(outcome: RowOutcome, pairs: Sequence[Pair]) -> RowOutcome:
+    """What rows train with where live slots are copied to dead ones."""
+    if not pairs:
+        return outcome
+    slots = np.arange(len(outcome.masked))
+    for dead, live in pairs:
+        slots[dead] = live
+    return outcome.take(slots)
+
+
+def _exclude(fresh: Groups, sampled: Sampled, tally: Tally) -> None:
+    """Counts the dead groups that nothing fills, which are left out of the loss."""
+    left = dead_slots(fresh, sampled.slots)
+    tally.excluded = len(left)
+    tally.excluded_items = float(fresh.counted[left].sum())
+
+
+def _count_masked(fresh: Groups, sampled: Sampled, outcome: RowOutcome, tally: Tally) -> None:
+    """Counts the masked rows of the composed batch, but for those of groups that are left out as a whole."""
+    masked = outcome.masked.sum(axis=1)
+    tally.masked = int(masked.sum())
+    if tally.excluded:
+        masked[dead_slots(fresh, sampled.slots)] = 0
+    tally.masked_apart = int(masked.sum())
 
 
 def _untrained(fresh: Groups) -> int:

@@ -6,17 +6,21 @@ Decided from columns alone, alike on all processes that share a buffer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..batch.group_view import TINY, AdvantageRule, reward_noise, teach_nothing
 from ..components import Components
+from ..counters import Tally
 from ..errors import ConfigurationError, SeamError
-from ..plan import Plan, RowOutcome, Taken
+from ..plan import RowOutcome, Taken
 from ..settings import Settings
 from ..table import Table
 from ..types import NONE, Bools, Context, Floats, Groups, Ints
+from .stages import FreshBatch
 
 
 def shaped(fresh: Groups, given: Floats) -> Groups:
@@ -33,22 +37,34 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     masked = np.isnan(given) | (left & fresh.masked)
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
     advantages = np.where(left, fresh.advantages, rounded)
-    touched = (~left | masked).any(axis=1)
-    given_groups = replace(fresh, advantages=advantages, masked=masked)
-    trains = given_groups.trains
-    nothing = teach_nothing(advantages, trains, TINY * np.abs(advantages).max(initial=0.0))
+    changed = replace(fresh, advantages=advantages, masked=masked)
+    least = TINY * np.abs(advantages).max(initial=0.0)
     noise = reward_noise(fresh.rewards, fresh.reward_weights)
-    nothing |= fresh.dead & teach_nothing(advantages, trains, noise)
-    return replace(given_groups, dead=np.where(touched, nothing, fresh.dead))
+    least = np.where(fresh.dead, np.maximum(least, noise), least)
+    touched = (~left | masked).any(axis=1)
+    dead = np.where(touched, teach_nothing(advantages, changed.trains, least), fresh.dead)
+    return replace(changed, dead=dead)
 
 
-def untouched(fresh: Groups) -> RowOutcome:
-    """What the fresh rows train with as they are."""
-    nowhere = np.zeros(fresh.advantages.shape, bool)
-    return RowOutcome(fresh.advantages.copy(), fresh.masked.copy(), nowhere)
+class Trained(NamedTuple):
+    """What the rows of some groups train with, and which groups teach nothing then."""
+
+    advantages: Floats
+    """`(n, G)`; 0 for masked rows."""
+    masked: Bools
+    """`(n, G)`: rows that train nothing."""
+    dead: Bools
+    """`(n,)`."""
+
+    def with_groups(self, places: Ints, others: Trained) -> Trained:
+        """The same, but at `places` those of `others`."""
+        mine = Trained(self.advantages.copy(), self.masked.copy(), self.dead.copy())
+        for values, of_others in zip(mine, others, strict=True):
+            values[places] = of_others
+        return mine
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MixedGroups:
     """Slots with stored rows in the places of some or all of their rows, `n` groups of `G` rows.
 
@@ -58,8 +74,6 @@ class MixedGroups:
         table ([`Table`]): These entries alone.
         entries (`(n, G)` int64): Row of `table` whose entry takes each row; `NONE` for none.
         sources (`(n, G)` int64): Which of that entry's rows; `NONE` for none.
-        stored (`(n, G)` bool): Which rows are stored ones.
-        is_whole (`(n,)` bool): Whether one entry takes the whole slot.
     """
 
     slots: Groups
@@ -67,16 +81,17 @@ class MixedGroups:
     table: Table
     entries: Ints
     sources: Ints
-    stored: Bools = field(init=False)
-    is_whole: Bools = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._mark()
+    @property
+    def stored(self) -> Bools:
+        """Which rows are stored ones, `(n, G)`."""
+        return np.asarray(self.entries != NONE)
 
-    def _mark(self) -> None:
-        self.stored = self.entries != NONE
+    @property
+    def is_whole(self) -> Bools:
+        """Whether one entry takes the whole slot, `(n,)`."""
         one_entry = (self.entries == self.entries[:, :1]).all(axis=1)
-        self.is_whole = one_entry & self.stored[:, 0]
+        return np.asarray(one_entry & self.stored[:, 0])
 
     @classmethod
     def of(cls, slots: Groups, table: Table, drawn: Ints, chosen: Ints) -> MixedGroups:
@@ -97,44 +112,38 @@ class MixedGroups:
         sources = np.where(stored, chosen % size, NONE)
         return cls(slots, used, table.take(used), entries, sources)
 
-    def leave_silent(self) -> int:
-        """Reverts stored rows that train nothing to fresh ones, but for groups that are replayed whole; returns their
-        number."""
-        if self.is_whole.all():
-            return 0
-        silent = self.column("row_trains", self.stored) == 0
-        return self._leave(silent & ~self.is_whole[:, None])
+    def silent(self) -> Bools:
+        """Stored rows that train nothing, `(n, G)`, but for those of groups that are replayed whole."""
+        trains = self.column("row_trains", self.stored)
+        return np.asarray((trains == 0) & ~self.is_whole[:, None])
 
-    def leave_other_prompts(self, chosen: Bools) -> int:
-        """Takes stored rows of other prompts than the slot's out of the `chosen` slots, `(n,)`; returns how many."""
-        if not len(self.used):
-            return 0
-        prompts = self.table.prompt[self.entries]
-        other = prompts != self.slots.prompt[:, None]
-        return self._leave(other & chosen[:, None])
+    def of_other_prompts(self) -> Bools:
+        """Stored rows of other prompts than the slot's, `(n, G)`."""
+        return np.asarray(self._of_entries(self.table.prompt) != self.slots.prompt[:, None])
 
-    def leave_unknown(self, computed: Bools, each_function: bool) -> int:
-        """Takes rows out of which too little is known; returns how many.
+    def without_rewards(self, each_function: bool) -> Bools:
+        """Stored rows whose rewards are not known, `(n, G)`.
 
         Args:
-            computed (`(n,)` bool): Slots whose advantages are computed anew, by the rewards of their rows.
             each_function (`bool`): Whether each function's reward counts, which a file that does not name its
                 functions does not tell.
         """
-        if not len(self.used) or not computed.any():
-            return 0
         unknown = np.asarray(np.isnan(self.table.row_reward).all(axis=1))  # scored by functions of another run
         if each_function:
             unknown |= ~np.isnan(self.table.row_other_reward).all(axis=1)
-        return self._leave(unknown[self.entries] & computed[:, None])
+        return self._of_entries(unknown)
 
-    def _leave(self, rows: Bools) -> int:
-        """Lets the fresh rows stay where stored ones would take these, `(n, G)`; returns how many stored ones."""
-        left = rows & self.stored
-        self.entries = np.where(left, NONE, self.entries)
-        self.sources = np.where(left, NONE, self.sources)
-        self._mark()
-        return int(left.sum())
+    def _of_entries(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The value of each stored row's entry, `(n, G)`."""
+        if not len(values):
+            return np.zeros(self.entries.shape, values.dtype)
+        return np.asarray(values[self.entries])
+
+    def without(self, rows: Bools) -> MixedGroups:
+        """The same, but the fresh rows stay where stored ones would take these, `(n, G)`."""
+        entries = np.where(rows, NONE, self.entries)
+        sources = np.where(rows, NONE, self.sources)
+        return replace(self, entries=entries, sources=sources)
 
     def column(self, name: str, fresh: Floats | Ints | Bools) -> Floats:
         """A row column of the table where a row is a stored one, and what is given for fresh rows elsewhere: an array
@@ -145,29 +154,39 @@ class MixedGroups:
         stored = self.stored if values.ndim == 2 else self.stored[:, :, None]
         return np.asarray(np.where(stored, values, fresh))
 
-    def kept(self) -> tuple[Floats, Bools]:
-        """Advantages and masks where every row keeps its own, `(n, G)`."""
-        advantages = self.column("row_advantage", self.slots.advantages)
-        masked = self.column("row_masked", self.slots.masked).astype(bool, copy=False)
-        return advantages, masked
-
     @property
     def trainable(self) -> Ints:
         """Trained tokens of each row, `(n, G)`."""
         return self.column("row_trainable", self.slots.trainable).astype(np.int64)
 
-    def joint(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
-        """Advantages over all rows of each mixed group that `train`, `(n, G)`, and which groups are dead, `(n,)`."""
-        return self._computed(rule, train)
+    def kept(self, largest: float) -> Trained:
+        """Every row trains with its own advantage.
 
-    def split(self, rule: AdvantageRule, train: Bools) -> tuple[Floats, Bools]:
-        """Advantages over the fresh and the stored rows of each group apart, `(n, G)`, and which groups have a dead
-        stored part, `(n,)`."""
-        of_stored, dead = self._computed(rule, self.stored & train)
-        of_fresh, _ = self._computed(rule, ~self.stored & train)
-        return np.where(self.stored, of_stored, of_fresh), dead
+        A group that is replayed whole is dead if no row trains: a file's groups may be all right. Others are judged
+        beside the largest advantage, and fresh rows of dead slots count for nothing.
 
-    def _computed(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
+        Args:
+            largest (`float`): Of the fresh batch's advantages.
+        """
+        advantages = self.column("row_advantage", self.slots.advantages)
+        masked = self.column("row_masked", self.slots.masked).astype(bool, copy=False)
+        trains = (self.trainable > 0) & ~masked
+        counted = np.where(self.stored | ~self.slots.dead[:, None], advantages, 0.0)
+        largest = np.abs(counted).max(initial=largest)
+        least = np.where(self.is_whole, 0.0, TINY * largest)
+        return Trained(advantages, masked, teach_nothing(counted, trains, least))
+
+    def computed(self, rule: AdvantageRule, masked: Bools, split: bool) -> Trained:
+        """Advantages anew, over the rows of each group that are not `masked`, `(n, G)`: over all of them, or over
+        stored and fresh ones apart, where a group is dead if its stored part is."""
+        if not split:
+            advantages, dead = self._by_rule(rule, ~masked)
+            return Trained(advantages, masked, dead)
+        of_stored, dead = self._by_rule(rule, self.stored & ~masked)
+        of_fresh, _ = self._by_rule(rule, ~self.stored & ~masked)
+        return Trained(np.where(self.stored, of_stored, of_fresh), masked, dead)
+
+    def _by_rule(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
         rewards = self.column("row_rewards", self.slots.rewards)
         totals = self.column("row_reward", self.slots.reward)
         return rule(rewards, totals, members, members & (self.trainable > 0))
@@ -185,19 +204,19 @@ class MixedGroups:
         rewards[..., first] = np.where(np.isnan(other), rewards[..., first], other / weights[first])
         return rewards
 
-    def as_groups(self, advantages: Floats, dead: Bools, masked: Bools) -> Groups:
+    def as_groups(self, trained: Trained) -> Groups:
         """The mixed groups as a plugin sees them."""
         items = self.slots.trainable if self.slots.items is None else self.slots.items
         return replace(
             self.slots,
             rewards=self._named_rewards(),
-            advantages=advantages,
+            advantages=trained.advantages,
             lengths=self.column("row_length", self.slots.lengths).astype(np.int64),
             trainable=self.trainable,
             items=self.column("row_items", items).astype(np.int64),
-            dead=dead,
+            dead=trained.dead,
             behavior_logps=None,
-            masked=masked,
+            masked=trained.masked,
         )
 
     def take(self, chosen: Ints) -> MixedGroups:
@@ -246,11 +265,15 @@ class Filling:
         fitting = int((np.cumsum(numbers) <= entries).sum())
         return self.take(np.arange(min(slots, fitting, len(self.slots))))
 
-    def write(self, outcome: RowOutcome) -> None:
-        """Puts down what the slots' rows train with."""
-        outcome.advantages[self.slots] = self.advantages
-        outcome.masked[self.slots] = self.masked
-        outcome.computed[self.slots] = self.computed[:, None]
+    def outcome(self, fresh: Groups) -> RowOutcome:
+        """What all rows of the batch train with."""
+        advantages = fresh.advantages.copy()
+        masked = fresh.masked.copy()
+        computed = np.zeros(masked.shape, bool)
+        advantages[self.slots] = self.advantages
+        masked[self.slots] = self.masked
+        computed[self.slots] = self.computed[:, None]
+        return RowOutcome(advantages, masked, computed)
 
     def taken(self, rows: Ints, update: int, priorities: Floats) -> list[Taken]:
         """What stored rows take, slot by slot and entry by entry.
@@ -301,7 +324,7 @@ class Mixing:
         settings ([`Settings`]): How advantages of mixed groups are made.
     """
 
-    def __init__(self, components: Components, context: Callable[[], Context], settings: Settings) -> None:
+    def __init__(self, components: Components, context: Callable[..., Context], settings: Settings) -> None:
         self._hooks = components.hooks
         self._forward = components.forward
         self._context = context
@@ -324,85 +347,80 @@ class Mixing:
                 "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
             )
 
-    def mix(self, plan: Plan, slots: list[int], table: Table, drawn: Ints, context: Context) -> Filling:
+    def mix(self, fresh: FreshBatch, slots: list[int], table: Table, drawn: Ints, tally: Tally) -> Filling:
         """Which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
-            plan ([`Plan`]): With `fresh` and `rule`.
+            fresh ([`FreshBatch`]): The batch.
             slots (`list[int]`): For which something was drawn.
             table ([`Table`]): The eligible entries.
             drawn (`(n, k)`): Rows of `table`.
-            context ([`Context`]): With the fresh groups of these slots.
+            tally ([`Tally`]): Counts why rows and slots stay fresh.
 
         Returns:
             Those of the slots that take a stored row and would not be dead.
         """
-        view = context.slots
-        assert view is not None
-        chosen = self._hooks.mix(table, drawn, view, context)
+        view = fresh.groups.take(slots)
+        chosen = self._hooks.mix(table, drawn, view, self._context(view))
         mixed = MixedGroups.of(view, table, drawn, chosen)
-        reasons = plan.tally.reasons
         setting = self._settings.advantages
         computed = ~mixed.is_whole if setting == "auto" else np.full(len(view), setting != "stored")
-        rule = plan.rule
-        unknown = mixed.leave_unknown(computed, rule is not None and rule.takes_functions_apart)
-        if unknown:
-            reasons["a stored row can't be mixed: its rewards are not known, or not of each function"] += unknown
-        silent = mixed.leave_silent()
-        if silent:
-            reasons[f"{self._hooks.giver} chose a stored row that trains nothing: the fresh row stays"] += silent
-        if computed.any():
-            others = mixed.leave_other_prompts(computed)
-            if others:
-                reasons["a stored row of another prompt can't share the slot's baseline"] += others
-        advantages, masked, dead = self._advantages(plan, mixed, computed)
-        some = mixed.stored.any(axis=1)
-        if not some.all():
-            reasons["the mixer took no stored row for a slot"] += int((~some).sum())
-        if (some & dead).any():
-            what = "the stored rows alone" if setting == "split" else "a mixed group"
-            reasons[f"{what} would have been dead"] += int((some & dead).sum())
-        usable = np.flatnonzero(some & ~dead)
-        return Filling(slots, mixed, advantages, masked, computed).take(usable)
+        mixed = self._fitting(mixed, computed, fresh.rule, tally)
+        trained = self._trained(fresh, mixed, computed)
+        some = np.asarray(mixed.stored.any(axis=1))
+        tally.note(int((~some).sum()), "the mixer took no stored row for a slot")
+        what = "the stored rows alone" if setting == "split" else "a mixed group"
+        tally.note(int((some & trained.dead).sum()), f"{what} would have been dead")
+        filling = Filling(slots, mixed, trained.advantages, trained.masked, computed)
+        return filling.take(np.flatnonzero(some & ~trained.dead))
 
-    def _advantages(self, plan: Plan, mixed: MixedGroups, computed: Bools) -> tuple[Floats, Bools, Bools]:
-        """What the rows of mixed groups train with, `(n, G)` advantages and masks, and which groups are dead, `(n,)`;
-        computed anew where `computed`, `(n,)`, says so."""
-        fresh = plan.fresh
-        assert fresh is not None
-        advantages, masked = mixed.kept()
-        trains = (mixed.trainable > 0) & ~masked
-        taught = trains & (advantages != 0)
-        dead = ~(mixed.is_whole & taught.any(axis=1))  # no row trains in a file's groups that are all right
-        if dead.any():
-            counted = np.where(mixed.stored | ~mixed.slots.dead[:, None], advantages, 0.0)
-            largest = np.abs(np.concatenate([fresh.advantages, counted])).max(initial=0.0)
-            dead &= teach_nothing(counted, trains, TINY * largest)
-        if computed.any():
-            some = np.flatnonzero(computed)
-            anew = self._computed(plan, mixed.take(some), masked[some])
-            advantages[some], masked[some], dead[some] = anew
-        return advantages, masked, dead
+    def _fitting(self, mixed: MixedGroups, computed: Bools, rule: AdvantageRule, tally: Tally) -> MixedGroups:
+        """The mixed groups without stored rows that can't stand beside others.
 
-    def _computed(self, plan: Plan, mixed: MixedGroups, masked: Bools) -> tuple[Floats, Bools, Bools]:
+        Args:
+            mixed ([`MixedGroups`]): As the mixer wants them.
+            computed (`(n,)` bool): Slots whose advantages are computed anew.
+            rule ([`AdvantageRule`]): How.
+            tally ([`Tally`]): Counts what is left out.
+        """
+        anew = computed[:, None]
+        unknown = mixed.without_rewards(rule.takes_functions_apart) & anew
+        reason = "a stored row can't be mixed: its rewards are not known, or not of each function"
+        mixed = _without(mixed, unknown, reason, tally)
+        reason = f"{self._hooks.giver} chose a stored row that trains nothing: the fresh row stays"
+        mixed = _without(mixed, mixed.silent(), reason, tally)
+        reason = "a stored row of another prompt can't share the slot's baseline"
+        return _without(mixed, mixed.of_other_prompts() & anew, reason, tally)
+
+    def _trained(self, fresh: FreshBatch, mixed: MixedGroups, computed: Bools) -> Trained:
+        """What the rows of mixed groups train with, computed anew where `computed`, `(n,)`, says so."""
+        kept = mixed.kept(np.abs(fresh.groups.advantages).max(initial=0.0))
+        if not computed.any():
+            return kept
+        some = np.flatnonzero(computed)
+        anew = self._computed(fresh.rule, mixed.take(some), kept.masked[some])
+        return kept.with_groups(some, anew)
+
+    def _computed(self, rule: AdvantageRule, mixed: MixedGroups, masked: Bools) -> Trained:
         """The same, computed anew over all rows but stored ones that are masked: on fresh rows the hook decides again.
 
         Raises:
             SeamError: Those of the batch are not what TRL's rules make of its rewards.
         """
-        rule = plan.rule
-        assert rule is not None
         if not rule.explains_batch:
             if self._settings.dry_run:
-                return mixed.slots.advantages, masked, np.ones(len(masked), bool)
+                return Trained(mixed.slots.advantages, masked, np.ones(len(masked), bool))
             raise SeamError(
                 f"replay_advantages={self._settings.advantages!r} computes the advantages of mixed groups by "
                 "TRL's rules, and those of this batch are others: the trainer shapes them by itself. Use "
                 "replay_advantages='stored', or shape them in a plugin's trl_replay_advantages."
             )
-        masked = masked & mixed.stored
-        train = ~masked
-        splits = self._settings.advantages == "split"
-        advantages, dead = mixed.split(rule, train) if splits else mixed.joint(rule, train)
-        view = self.shape(mixed.as_groups(advantages, dead, masked))
-        return view.advantages, view.masked, view.dead
+        trained = mixed.computed(rule, masked & mixed.stored, split=self._settings.advantages == "split")
+        view = self.shape(mixed.as_groups(trained))
+        return Trained(view.advantages, view.masked, view.dead)
+
+
+def _without(mixed: MixedGroups, rows: Bools, reason: str, tally: Tally) -> MixedGroups:
+    """The mixed groups without these stored rows, `(n, G)`, which are counted."""
+    tally.note(int((rows & mixed.stored).sum()), reason)
+    return mixed.without(rows)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..batch.group_view import AdvantageRule
-from ..distributed.row_layout import RowLayout
 from ..loss.tap import Expected
-from ..types import Batch, Groups
+from ..types import Batch
+from .stages import FreshBatch
 
 
 @dataclass(slots=True)
@@ -22,10 +20,7 @@ class Template:
         batch (`dict`): The fresh batch, before anything was exchanged, without reference log-probs if only fresh rows
             have them.
         reference (`(B, C)`, *optional*): These.
-        rows ([`RowLayout`]): Where its rows lie.
-        fresh ([`Groups`]): Its groups, all of them dead: a further iteration may fill each slot.
-        rule ([`AdvantageRule`]): How TRL made advantages of its rewards.
-        keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
+        fresh ([`FreshBatch`]): Its groups, all of them dead: a further iteration may fill each slot.
         expected ([`Expected`]): What the tap does about the composed batch.
         drawn (`dict[int, list[int]]`): Of the composed batch, by serial of an entry, the rows that it took.
         micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
@@ -34,16 +29,8 @@ class Template:
 
     batch: Batch
     reference: torch.Tensor | None
-    rows: RowLayout
-    fresh: Groups
-    rule: AdvantageRule
-    keys: frozenset[str]
+    fresh: FreshBatch
     expected: Expected
     drawn: dict[int, list[int]]
     micro_batches: list[Any] | None = None
     step: int | None = None
-
-
-def all_slots_empty(fresh: Groups) -> Groups:
-    """The groups of a batch with every slot to be filled."""
-    return replace(fresh, dead=np.ones(len(fresh), bool))

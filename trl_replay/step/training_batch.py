@@ -11,25 +11,25 @@ from torch.nn import functional
 
 from .. import compat
 from ..batch.compose import with_stored_fields
-from ..buffer.candidates import Candidate, PendingGroups, StepCarry, collect_candidates
+from ..buffer.candidates import Candidate, collect_candidates
 from ..components import Components
-from ..distributed.row_layout import RowLayout
 from ..loss.row_mask import NOTHING_MASKED, RowMask
-from ..plan import Plan, RowOutcome, Taken
-from ..types import Batch, Bools, Context, Floats, Group, Groups, Placement
+from ..plan import RowOutcome, Taken
+from ..types import Batch, Bools, Context, Floats, Group, Placement
 from .dead_groups import all_wrong, dead_slots, place_copies
+from .stages import BatchDecision, FreshBatch
 
 
-def write_advantages(batch: Batch, fresh: Groups, rows: RowLayout) -> Batch:
+def write_advantages(batch: Batch, fresh: FreshBatch) -> Batch:
     """The batch with what a plugin made of the advantages of this process's rows; values that it left keep their
     bits, and without any other the batch itself returns.
 
     Args:
         batch (`dict`): As TRL returned it.
-        fresh ([`Groups`]): The fresh groups, as the plugin shaped them.
-        rows ([`RowLayout`]): Where the batch's rows lie, with the columns of the trainer's own.
+        fresh ([`FreshBatch`]): Its groups as the plugin shaped them, and the columns of the trainer's own.
     """
-    shaped = fresh.advantages.ravel()[rows.here]
+    rows = fresh.rows
+    shaped = rows.of_here(fresh.groups.advantages)
     stock = rows.columns["advantages"][rows.here]
     return _with_advantages(batch, shaped, shaped != stock)
 
@@ -45,33 +45,32 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
 
 
 def compose_batch(
-    batch: Batch, rows: RowLayout, plan: Plan, groups: Mapping[int, Group], components: Components, context: Context
+    batch: Batch, decision: BatchDecision, payload: Mapping[int, Group], components: Components, context: Context
 ) -> tuple[Batch, list[Placement]]:
     """The batch with the drawn rows in their slots; without any, the batch itself.
 
     Args:
-        batch (`dict`): With the advantages of `plan.fresh`.
-        rows ([`RowLayout`]): Where its rows lie.
-        plan ([`Plan`]): What was decided.
-        groups (`Mapping[int, Group]`): Payload of what was drawn, by serial.
+        batch (`dict`): With the advantages of `decision.fresh`.
+        decision ([`BatchDecision`]): What was decided.
+        payload (`Mapping[int, Group]`): What was drawn, by serial.
         components ([`Components`]): The hooks, which may compose in their own way.
         context ([`Context`]): Handed to hooks.
 
     Returns:
         The batch, and the placements of drawn groups (not those of copies).
     """
-    outcome = plan.outcome
-    assert outcome is not None
-    payload = {
-        taken.serial: _rewritten(groups[taken.serial], taken, outcome)
-        for taken in plan.sampled.taken
-        if taken.serial in groups
+    rows = decision.fresh.rows
+    outcome = decision.outcome
+    groups = {
+        taken.serial: _rewritten(payload[taken.serial], taken, outcome)
+        for taken in decision.sampled.taken
+        if taken.serial in payload
     }
-    replayed = rows.placements(plan.sampled, payload)
-    copied = place_copies(batch, rows, plan.copies, components.fields)
+    replayed = rows.placements(decision.sampled, groups)
+    copied = place_copies(batch, rows, decision.copies, components.fields)
     placements = replayed + copied
     # before anything is placed: of a slot that straddles processes, stored rows may take another one's rows alone
-    batch = _with_advantages(batch, outcome.advantages.ravel()[rows.here], outcome.computed.ravel()[rows.here])
+    batch = _with_advantages(batch, rows.of_here(outcome.advantages), rows.of_here(outcome.computed))
     if not placements:
         return batch, replayed
     batch = with_stored_fields(batch, components.fields, placements)
@@ -103,22 +102,20 @@ def with_reference(batch: Batch, reference: torch.Tensor | None) -> Batch:
     return {**batch, compat.REF_LOGPS: functional.pad(reference, (0, wider))}
 
 
-def rows_without_kl(
-    kl: str, fresh: Groups, rows: RowLayout, placements: Sequence[Placement], pass_reward: float
-) -> list[int]:
+def rows_without_kl(kl: str, fresh: FreshBatch, placements: Sequence[Placement], pass_reward: float) -> list[int]:
     """Rows of this process whose KL term does not count.
 
     Args:
         kl (`str`): `replay_kl`.
-        fresh ([`Groups`]): The fresh groups.
-        rows ([`RowLayout`]): Where their rows lie.
+        fresh ([`FreshBatch`]): The batch.
         placements (`Sequence[Placement]`): What was exchanged here.
         pass_reward (`float`): `replay_pass_reward`.
     """
     if kl == "all":
         return []
-    counts = np.ones(len(fresh), bool) if kl == "fresh" else all_wrong(fresh, pass_reward)
-    here = np.repeat(counts, rows.size)[rows.here]
+    groups = fresh.groups
+    counts = np.ones(len(groups), bool) if kl == "fresh" else all_wrong(groups, pass_reward)
+    here = np.repeat(counts, fresh.rows.size)[fresh.rows.here]
     for placed in placements:
         here[placed.rows] = False
     return np.flatnonzero(~here).tolist()
@@ -137,25 +134,21 @@ def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Ba
     return {**composed, "num_items_in_batch": torch.where(counted > 0, counted, items)}
 
 
-def mask_rows(
-    plan: Plan, fresh: Groups, rows: RowLayout, total: Mapping[str, float], unfilled: str, denominator: str
-) -> RowMask:
+def mask_rows(decision: BatchDecision, total: Mapping[str, float], unfilled: str, denominator: str) -> RowMask:
     """What the loss does about rows that a plugin masks, and about dead groups that nothing filled.
 
     Args:
-        plan ([`Plan`]): What is filled, and which rows are masked.
-        fresh ([`Groups`]): The fresh groups.
-        rows ([`RowLayout`]): Where their rows lie.
+        decision ([`BatchDecision`]): What is filled, and which rows are masked.
         total (`Mapping[str, float]`): Counters of all ranks.
         unfilled (`str`): `replay_unfilled`.
         denominator (`str`): What this trainer's loss divides by.
     """
-    assert plan.outcome is not None
-    left_out = plan.outcome.masked.copy()
+    rows = decision.fresh.rows
+    left_out = decision.outcome.masked.copy()
     silent = left_out.copy()
     excluding = unfilled == "exclude" and total["excluded"] < total["groups"]
     if unfilled in ("mask", "exclude"):
-        dead = dead_slots(fresh, plan.sampled.slots)
+        dead = dead_slots(decision.fresh.groups, decision.sampled.slots)
         silent[dead] = True
         if excluding:
             left_out[dead] = True
@@ -164,48 +157,40 @@ def mask_rows(
     factor = count / (count - out) if 0 < out < count else 1.0
     if not silent.any() and factor == 1.0:
         return NOTHING_MASKED
-    of_here = silent.ravel()[rows.here]
-    left_out_here = left_out.ravel()[rows.here]
-    return RowMask(
-        np.flatnonzero(of_here).tolist(), np.flatnonzero(left_out_here).tolist(), factor, denominator if out else ""
-    )
+    masked = np.flatnonzero(rows.of_here(silent)).tolist()
+    excluded = np.flatnonzero(rows.of_here(left_out)).tolist()
+    return RowMask(masked, excluded, factor, denominator if out else "")
 
 
 def collect(
     batch: Batch,
-    plan: Plan,
-    fresh: Groups,
-    rows: RowLayout,
+    decision: BatchDecision,
     components: Components,
-    carry: StepCarry,
+    serial: int,
     update: int,
     recorded: torch.Tensor | None = None,
 ) -> list[Candidate]:
-    """Live groups become candidates, which `carry` keeps; returns those whose rows here still need log-probs.
+    """The live groups that are to be stored, as candidates: complete where their log-probs are known.
 
     Args:
-        batch (`dict`): The fresh one, with the advantages of `fresh`.
-        plan ([`Plan`]): With `candidates`.
-        fresh ([`Groups`]): The fresh groups.
-        rows ([`RowLayout`]): Where their rows lie.
+        batch (`dict`): The fresh one, with the advantages of `decision.fresh`.
+        decision ([`BatchDecision`]): Which groups.
         components ([`Components`]): How to cut each key.
-        carry ([`StepCarry`]): Gets the candidates.
+        serial (`int`): The first one's serial number.
         update (`int`): Updates done.
         recorded (`(B, C)`, *optional*): Log-probs of the batch that it does not hold itself.
     """
     if recorded is not None:
         batch = {**batch, compat.OLD_LOGPS: recorded}
     fields = components.fields
+    rows = decision.fresh.rows
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
-    local = [(slot, *rows.local(slot)) for slot in plan.candidates]
-    keys = [rows.holds(stored, slot) for slot in plan.candidates]
+    local = [(slot, *rows.local(slot)) for slot in decision.candidates]
+    keys = [rows.holds(stored, slot) for slot in decision.candidates]
     leave_device = components.payload_leaves_device
-    candidates = collect_candidates(batch, fields, fresh, local, keys, carry.serial, update, leave_device)
-    carry.serial += len(candidates)
-    carry.pending_groups = PendingGroups(fresh, candidates)
-    carry.collected_at = update
+    groups = decision.fresh.groups
+    candidates = collect_candidates(batch, fields, groups, local, keys, serial, update, leave_device)
     if compat.OLD_LOGPS in batch:
         for candidate in candidates:
             candidate.complete()
-        return []
-    return [candidate for candidate in candidates if candidate.group is not None]
+    return candidates
