@@ -48,6 +48,9 @@ ALSO = {
     "loss/micro_batch.py": ("unit/test_tap.py",),
     "step/decisions.py": ("trainer/test_methods.py",),
     "step/mixing.py": ("trainer/test_mixing.py",),
+    "step/stages.py": ("trainer/test_mixing.py",),
+    "generation/generated.py": ("trainer/test_generation_rounds.py",),
+    "distributed/agreement.py": ("unit/test_communicator.py",),
     "step/training_batch.py": ("trainer/test_mixing.py",),
     "plan.py": ("trainer/test_mixing.py",),
     "loss/handshake.py": ("unit/test_tap.py",),
@@ -112,15 +115,15 @@ NAMED = (
     ),
     Named(
         "masked rows count as tokens of the batch", "step/decisions.py",
-        "items[outcome.masked] = 0", "pass",
+        "items[filled.outcome.masked] = 0", "pass",
     ),
     Named(
         "rows of two prompts share a baseline", "step/mixing.py",
-        "others = mixed.leave_other_prompts(computed)", "others = 0",
+        "mixed.of_other_prompts() & anew", "mixed.of_other_prompts() & False",
     ),
     Named(
         "fresh rows of a mixed group keep their own advantages", "step/training_batch.py",
-        "outcome.computed.ravel()[rows.here])", "outcome.computed.ravel()[rows.here] & False)",
+        "rows.of_here(outcome.computed))", "rows.of_here(outcome.computed) & False)",
     ),
     Named(
         "stored rows of a mixed group keep their own advantages", "step/training_batch.py",
@@ -132,7 +135,7 @@ NAMED = (
     ),
     Named(
         "a slot that would be dead is filled all the same", "step/mixing.py",
-        "usable = np.flatnonzero(some & ~dead)", "usable = np.flatnonzero(some)",
+        "np.flatnonzero(some & ~trained.dead)", "np.flatnonzero(some)",
     ),
     Named(
         "masked rows stay in the loss's denominator", "loss/tap.py",
