@@ -89,10 +89,10 @@ class Step:
     def __call__(self) -> None:
         """Settles half of this rank's groups and fills the other half, with the payload's bound noted."""
         from trl_replay.batch.group_view import blank
+        from trl_replay.decision import Sampled, Taken
         from trl_replay.distributed.agreement import decision_message, packed_bits
         from trl_replay.distributed.row_layout import RowLayout
         from trl_replay.loss.off_policy_stats import STATS
-        from trl_replay.plan import Sampled, Taken
         from trl_replay.serialization.wire import packed_size
 
         rank, ranks, live = self.scope.rank, self.scope.ranks, self.groups // 2

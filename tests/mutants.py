@@ -52,7 +52,7 @@ ALSO = {
     "generation/generated.py": ("trainer/test_generation_rounds.py",),
     "distributed/agreement.py": ("unit/test_communicator.py",),
     "step/training_batch.py": ("trainer/test_mixing.py",),
-    "plan.py": ("trainer/test_mixing.py",),
+    "decision.py": ("trainer/test_mixing.py",),
     "loss/handshake.py": ("unit/test_tap.py",),
     "loss/supply.py": ("unit/test_tap.py", "trainer/test_methods.py"),
     "loss/tap.py": ("trainer/test_methods.py",),
@@ -130,7 +130,7 @@ NAMED = (
         "if not group.keys or not outcome.computed", "if True or not outcome.computed",
     ),
     Named(
-        "an owner sends rows that are not taken", "plan.py",
+        "an owner sends rows that are not taken", "decision.py",
         "np.array_equal(self.targets, self.sources) and", "True or",
     ),
     Named(

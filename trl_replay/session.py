@@ -21,6 +21,7 @@ from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
 from .counters import BRIEF, SETTLED, Tally, Totals, metrics
+from .decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.agreement import MODES
 from .distributed.communicator import Agreed, Communicator
 from .distributed.roll_call import roll_call_of
@@ -33,7 +34,6 @@ from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.supply import Supply
 from .loss.tap import Tap
-from .plan import DETACHED, PAUSED, RUNS, Decision
 from .prompt_table import PromptTable
 from .protocols import Scope, division_of
 from .settings import Settings

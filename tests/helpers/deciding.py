@@ -12,11 +12,11 @@ from trl_replay import ReplayConfig
 from trl_replay.batch.group_view import blank
 from trl_replay.buffer.rate_limiter import RateLimiter
 from trl_replay.buffer.replay_buffer import ReplayBuffer
+from trl_replay.decision import RowOutcome
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.hooks import SessionHooks
 from trl_replay.loss.handshake import Handshake
 from trl_replay.loss.off_policy_stats import STATS
-from trl_replay.plan import RowOutcome
 from trl_replay.progress import Clock
 from trl_replay.settings import Settings, resolve
 from trl_replay.step.decisions import Decisions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trl_replay.plan import Sampled, Taken
+from trl_replay.decision import Sampled, Taken
 
 
 def whole(

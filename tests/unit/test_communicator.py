@@ -16,11 +16,11 @@ from trl_replay import BatchError, SeamError
 from trl_replay.batch.compose import cut
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.counters import Tally
+from trl_replay.decision import Admitted, Decision
 from trl_replay.distributed.communicator import Communicator
 from trl_replay.distributed.row_layout import MISSING
 from trl_replay.fields import FieldTable
 from trl_replay.loss.off_policy_stats import OffPolicyStats
-from trl_replay.plan import Admitted, Decision
 from trl_replay.progress import Clock, KeptErrors
 from trl_replay.protocols import Agreement, Arrival
 from trl_replay.strategies.storages import CpuStorage

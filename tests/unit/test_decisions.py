@@ -12,7 +12,7 @@ from deciding import NO_KEYS, SIZE, Deciding, fresh_batch, layout, stats
 from trl_replay import SeamError
 from trl_replay.buffer.candidates import Candidate, Left, PendingGroups
 from trl_replay.counters import Tally
-from trl_replay.plan import Admitted, Decision
+from trl_replay.decision import Admitted, Decision
 from trl_replay.step.decisions import TOO_EARLY
 from trl_replay.step.stages import BatchDecision, Slots
 from trl_replay.testing import make_groups

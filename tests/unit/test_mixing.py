@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from trl_replay.batch.compose import compose, cut, take_rows
 from trl_replay.batch.group_view import AdvantageRule, blank
 from trl_replay.compat import RewardSetup
+from trl_replay.decision import Sampled
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
-from trl_replay.plan import Sampled
 from trl_replay.step.mixing import Filling, MixedGroups, shaped
 from trl_replay.testing import make_groups, make_table
 from trl_replay.types import NONE

@@ -11,9 +11,9 @@ from sampling import whole
 
 from trl_replay import BatchError, SeamError
 from trl_replay.batch.group_view import blank
+from trl_replay.decision import Admitted, Decision, Sampled, Taken
 from trl_replay.distributed.row_layout import MISSING, RowLayout
 from trl_replay.fields import PIXELS
-from trl_replay.plan import Admitted, Decision, Sampled, Taken
 from trl_replay.protocols import Arrival, Request
 from trl_replay.testing import make_table
 from trl_replay.types import Group

@@ -13,9 +13,9 @@ from ..batch.group_view import blank, describe, with_environments
 from ..buffer.candidates import PendingGroups
 from ..components import Components
 from ..counters import COUNTERS, Tally
+from ..decision import RUNS, Decision, Taken
 from ..errors import SeamError
 from ..loss.off_policy_stats import OffPolicyStats
-from ..plan import RUNS, Decision, Taken
 from ..protocols import Agreement, Columns
 from ..tasks import settled
 from ..types import Batch, Floats, Group

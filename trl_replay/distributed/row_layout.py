@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..decision import Decision, Sampled, Taken
 from ..errors import BatchError, SeamError
 from ..fields import PIXELS
-from ..plan import Decision, Sampled, Taken
 from ..protocols import Arrival, Request
 from ..table import Table
 from ..types import NONE, Bools, Group, Ints, Placement

@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 
 from ..batch.compose import cut
+from ..decision import Sampled
 from ..distributed.row_layout import RowLayout
 from ..fields import FieldTable
-from ..plan import Sampled
 from ..types import Batch, Bools, Groups, Placement
 
 Pair: TypeAlias = tuple[int, int]

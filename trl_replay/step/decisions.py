@@ -15,10 +15,10 @@ from ..batch.group_view import AdvantageRule, have_equal_rewards
 from ..buffer.candidates import Candidate, Left, PendingGroups
 from ..components import Components
 from ..counters import NO_ROOM, Tally
+from ..decision import Admitted, RowOutcome, Sampled
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
 from ..loss.off_policy_stats import effective_share
-from ..plan import Admitted, RowOutcome, Sampled
 from ..settings import Settings
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ..batch.group_view import TINY, AdvantageRule, reward_noise, teach_nothing
 from ..components import Components
 from ..counters import Tally
+from ..decision import RowOutcome, Taken
 from ..errors import ConfigurationError, SeamError
-from ..plan import RowOutcome, Taken
 from ..settings import Settings
 from ..table import Table
 from ..types import NONE, Bools, Context, Floats, Groups, Ints

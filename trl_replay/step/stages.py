@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..batch.group_view import AdvantageRule
+from ..decision import Decision, RowOutcome, Sampled
 from ..distributed.row_layout import RowLayout
-from ..plan import Decision, RowOutcome, Sampled
 from ..types import Groups
 from .dead_groups import Pair
 

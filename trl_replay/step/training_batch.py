@@ -13,8 +13,8 @@ from .. import compat
 from ..batch.compose import with_stored_fields
 from ..buffer.candidates import Candidate, collect_candidates
 from ..components import Components
+from ..decision import RowOutcome, Taken
 from ..loss.row_mask import NOTHING_MASKED, RowMask
-from ..plan import RowOutcome, Taken
 from ..types import Batch, Bools, Context, Floats, Group, Placement
 from .dead_groups import all_wrong, dead_slots, place_copies
 from .stages import BatchDecision, FreshBatch
