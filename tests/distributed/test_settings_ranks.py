@@ -4,20 +4,12 @@ trained on, with the setting and both values. One launch goes through the cases 
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "ranks"))
-
+from launches import Launches
 from settings_ranks import ALIKE, CASES
-from two_ranks import run_two_ranks
 
-SCRIPT = Path(__file__).parent / "ranks" / "settings_ranks.py"
-LIMIT = 400
-"""Seconds after which the launch counts as hanging."""
 VALUES = {
     "replay_weight": ("1.0", "0.5"),
     "replay_unfilled": ("'keep'", "'mask'"),
@@ -46,26 +38,27 @@ VALUES = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: Any) -> list[Any]:
-    return run_two_ranks(SCRIPT, tmp_path_factory.mktemp("settings"), LIMIT)
+def launches(tmp_path_factory: Any) -> Launches:
+    return Launches("settings_ranks.py", tmp_path_factory.mktemp("settings"))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_69_a_setting_that_differs_is_told_on_all_ranks_with_both_values(results: list[Any], case: str) -> None:
+def test_69_a_setting_that_differs_is_told_on_all_ranks_with_both_values(launches: Launches, case: str) -> None:
     name = re.escape(case.partition(",")[0])
     first, second = map(re.escape, VALUES[case])
-    told = [rank[case]["text"] for rank in results]
-    for rank, text in zip(results, told, strict=True):
-        assert rank[case]["type"] == "ConfigurationError", text
+    ranks = launches(2, case)
+    told = [rank["text"] for rank in ranks]
+    for rank, text in zip(ranks, told, strict=True):
+        assert rank["type"] == "ConfigurationError", text
         assert re.search(f"{name}[^;]* is .*{first}.* on rank 0 and .*{second}.* on rank 1", text), text
         differences = 2 if case == "replay_scorer, another release" else 1  # its plugin's, too
         assert text.count(" on rank 0 and ") == differences, f"nothing else differs: {text}"
-        assert rank[case]["updates"] == 0, "nothing was trained"
+        assert rank["updates"] == 0, "nothing was trained"
     assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("case", ALIKE)
-def test_69_what_may_differ_does(results: list[Any], case: str) -> None:
-    for rank in results:
-        assert rank[case]["type"] == "", rank[case]["text"]
-        assert rank[case]["updates"] == 2
+def test_69_what_may_differ_does(launches: Launches, case: str) -> None:
+    for rank in launches(2, case):
+        assert rank["type"] == "", rank["text"]
+        assert rank["updates"] == 2

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import os
 import sys
-import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
-from ending import end
+from one_rank import outcome, perform, rank
 from scripted import build
 
 import trl_replay
@@ -23,7 +17,6 @@ from trl_replay import FieldSpec, ScopeSpec
 from trl_replay.registry import registry
 from trl_replay.strategies.scopes import GatheredScope
 
-RANK = int(os.environ.get("RANK", "0"))
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replay_weight": ({}, {"replay_weight": 0.5}),
     "replay_unfilled": ({}, {"replay_unfilled": "mask"}),
@@ -90,7 +83,7 @@ class Prompts:
 class Keys:
     @trl_replay.hookimpl
     def trl_replay_fields(self) -> Iterator[Any]:
-        yield FieldSpec(f"extra_{RANK}", layout="row")
+        yield FieldSpec(f"extra_{rank()}", layout="row")
 
 
 class Tuned:
@@ -113,26 +106,21 @@ def register() -> None:
     plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys(), "tuned": Tuned()}
     for name, plugin in plugins.items():
         trl_replay.register(plugin, name)
-    registry().add(Released(), "released", f"released {RANK + 1}.0")
+    registry().add(Released(), "released", f"released {rank() + 1}.0")
 
 
-def attempt(folder: Path, **settings: Any) -> dict[str, Any]:
-    """Attaches, trains for two updates, and says what came of it."""
-    began = time.monotonic()
+def attempt(folder: Path, version: str = trl_replay.__version__, **settings: Any) -> dict[str, Any]:
+    """Attaches and trains for two updates."""
     trainer_settings = {name: settings.pop(name) for name in ["seed"] if name in settings}
-    trainer = build(folder, 8, 4, lambda update, group, rank: group % 2, rank=RANK, max_steps=2, **trainer_settings)
+    trainer = build(folder, 8, 4, lambda update, group, rank: group % 2, rank=rank(), max_steps=2, **trainer_settings)
     settings = {"replay_buffer_size": 8, "replay_start": 0, "replay_scope": "gathered", **settings}
     if settings.get("replay_storage") == "disk":
         settings["replay_storage_kwargs"] = {"folder": str(folder / settings["replay_storage_kwargs"]["folder"])}
-    found = {"type": "", "text": ""}
-    with mine(settings.pop("version", trl_replay.__version__)):
+    with mine(version):
         trl_replay.attach(trainer, **settings)
-        try:
-            trainer.train()
-        except Exception as error:
-            found = {"type": type(error).__name__, "text": str(error)}
+        found = outcome(trainer.train)
     trl_replay.detach(trainer)
-    return {**found, "updates": trainer.state.global_step, "seconds": time.monotonic() - began}
+    return {**found, "updates": trainer.state.global_step}
 
 
 @contextlib.contextmanager
@@ -146,16 +134,11 @@ def mine(version: str) -> Iterator[None]:
         trl_replay.__version__ = before
 
 
-def main(folder: Path) -> None:
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     register()
-    found = {}
     for name, by_rank in {**CASES, **ALIKE}.items():
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found[name] = attempt(folder / str(RANK) / name.replace(" ", "_"), **by_rank[RANK])
-    (folder / f"results.{RANK}.json").write_text(json.dumps(found))
+        yield name, partial(attempt, folder / str(rank()) / name.replace(" ", "_"), **by_rank[rank()])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    end()
+    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import os
 import sys
-import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "helpers"))
-
 from datasets import Dataset
-from ending import end
 from following import crossed, follow
 from methods import INJECTED
+from one_rank import perform, rank
 from replaying import build as build_with
 from scripted import Script, build, mixed
 from support import Spy, weights_hash
@@ -24,7 +19,6 @@ from tools import tool_tokenizer
 
 from trl_replay.testing import make_model
 
-RANK = int(os.environ.get("RANK", 0))
 LAYOUTS = {"whole": (8, 4), "straddling": (6, 4)}
 SCOPES = ("gathered", "sharded")
 ROWS = [{"prompt": "1=", "label": label} for label in "abcde"]
@@ -44,9 +38,9 @@ def shown(trainer: Any, session: Any, followed: Any) -> dict[str, Any]:
     }
 
 
-def trained(folder: Path, scope: str, layout: str, resume: bool = False, born: Any = None) -> tuple[Any, Any]:
-    """Eight updates, or the last four of them."""
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": RANK}
+def trained(folder: Path, scope: str, layout: str, born: dict[int, str], resume: bool = False) -> dict[str, Any]:
+    """Eight updates, or the last four of them; `born` tells the label of every group stored so far."""
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": rank()}
     trainer = build(folder, *LAYOUTS[layout], mixed, **settings)
     trainer.train_dataset = Dataset.from_list(ROWS * 32)
     checkpoint = None
@@ -54,7 +48,8 @@ def trained(folder: Path, scope: str, layout: str, resume: bool = False, born: A
         trainer.reward_funcs[0].update = 3  # as if the script had been read so far
         checkpoint = str(folder / "checkpoint-4")
     session, followed = follow(trainer, checkpoint, born, replay_scope=scope, **REPLAY)
-    return shown(trainer, session, followed), followed.born
+    born.update(followed.born)
+    return shown(trainer, session, followed)
 
 
 class Riddle:
@@ -72,9 +67,9 @@ class Riddle:
 def riddled(folder: Path) -> dict[str, Any]:
     """Environments of groups that straddle the ranks."""
     rows, size = LAYOUTS["straddling"]
-    Riddle.first = RANK * rows
+    Riddle.first = rank() * rows
     tokenizer = tool_tokenizer()
-    script = Script(mixed, rows, size, RANK)
+    script = Script(mixed, rows, size, rank())
 
     def rewards(completions: Any, **columns: Any) -> list[float]:
         script.update += 1
@@ -88,20 +83,15 @@ def riddled(folder: Path) -> dict[str, Any]:
     return shown(trainer, *follow(trainer, replay_scope="sharded", **REPLAY))
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    found: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for scope in SCOPES:
-            for layout in LAYOUTS:
-                name = f"{scope} {layout}"
-                found[name], born = trained(folder / name, scope, layout)
-                found[f"{name} resumed"], _ = trained(folder / name, scope, layout, True, born)
-        found["environments"] = riddled(folder / "environments")
-    (folder / f"results.{RANK}.json").write_text(json.dumps(found))
-    end()
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for scope in SCOPES:
+        for layout in LAYOUTS:
+            name = f"{scope} {layout}"
+            born: dict[int, str] = {}
+            yield name, partial(trained, folder / name, scope, layout, born)
+            yield f"{name} resumed", partial(trained, folder / name, scope, layout, born, resume=True)
+    yield "environments", partial(riddled, folder / "environments")
 
 
 if __name__ == "__main__":
-    main()
+    perform(Path(sys.argv[1]), cases(Path(sys.argv[1])))
