@@ -53,8 +53,9 @@ def test_a_buffer_takes_what_was_planned(tmp_path: Path, training: dict[str, Any
         logps_dtype=replay.get("replay_logps_dtype", "float32"),
     )
     group = made_up_group(run)
-    for serial in session.buffer:
+    for serial, nbytes in zip(session.buffer.table.serial.tolist(), session.buffer.table.nbytes.tolist(), strict=True):
         stored = session.buffer.storage.get(serial)
+        assert nbytes == packed_size(stored) + 2 * 8 * 4, "and two lengths a row"
         assert stored.nbytes == group.nbytes
         assert packed_size(stored) == pytest.approx(packed_size(group), rel=0.02), "a header is compressed"
     by_name = {each.scope: each for each in needs(run)}

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import transfer
+from trl_replay.buffer import candidates
 from trl_replay.testing import make_trainer
 
 
@@ -92,3 +93,18 @@ def test_payload_that_stays_on_the_device_is_not_copied(tmp_path: Path, monkeypa
 def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path: Path, monkeypatch: Any) -> None:
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_record="forward")
     assert each.begun_before == 2
+
+
+def test_a_copy_that_can_not_be_begun_in_the_loss_is_made_by_the_step(tmp_path: Path, monkeypatch: Any) -> None:
+    """There all processes hear of an error, if it fails again."""
+    begin, failed = transfer.begin, []
+
+    def without_memory_once(tensors: Any) -> Any:
+        if not failed:
+            failed.append(tensors)
+            raise RuntimeError("no pinned memory")
+        return begin(tensors)
+
+    monkeypatch.setattr(candidates, "begin", without_memory_once)
+    counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD])
+    assert failed

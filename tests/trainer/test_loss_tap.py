@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy
+from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, record
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -71,3 +71,35 @@ def test_the_off_policy_mask_sees_the_behavior_log_probs_whatever_the_correction
                 torch.testing.assert_close(inputs["sampling_per_token_logps"][row][mask[row]], stored[tokens])
                 checked += 1
     assert checked >= 16
+
+
+def test_a_correction_is_told_of_each_row_its_age_its_tokens_and_its_log_probs(tmp_path: Any) -> None:
+    told: list[trl_replay.ReplayedRows] = []
+
+    def watched(rows: trl_replay.ReplayedRows, context: Any) -> trl_replay.Corrected:
+        told.append(rows)
+        return trl_replay.Corrected(rows.behavior_logps)
+
+    script = Rewards([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [DEAD, DEAD, DEAD])
+    trainer = make_trainer(tmp_path, script, trainer_class=Spy, max_steps=4, learning_rate=5e-2)
+    trl_replay.attach(trainer, replay_correction=watched, replay_sampler="newest")
+    trainer.train()
+    rows, inputs, logps = told[-1], trainer.losses[-1]["inputs"], trainer.losses[-1]["logps"]
+    mask = inputs["completion_mask"].bool()
+    assert torch.equal(rows.mask, mask)
+    assert torch.equal(rows.logps, logps)
+    assert torch.equal(rows.advantages, inputs["advantages"])
+    assert torch.equal(rows.behavior_logps, torch.where(mask, inputs["old_per_token_logps"], logps))
+    slots = (inputs.rows[:, 0].max() - inputs.rows[:, 0]) // 4
+    assert rows.ages.tolist() == [(2, 3, 3)[slot] for slot in slots.tolist()], "the newest group took the first slot"
+
+
+def test_replayed_rows_of_an_earlier_generation_batch_are_an_error(tmp_path: Any) -> None:
+    """Their log-probs are gone."""
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+    steps = record(trl_replay.attach(trainer))
+    trainer.train()
+    (_, earlier), (_, last) = steps[1:]
+    with pytest.raises(trl_replay.SeamError, match="replayed rows of an earlier generation batch"):
+        trainer._compute_loss(trainer.model, earlier)
+    trainer._compute_loss(trainer.model, last)

@@ -199,6 +199,8 @@ def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(
     assert (rows[:, :, 0] < 0).tolist() == [[False, True, False, False]] * 3
     masked = (rows[:, :, 1] & MASKED).bool()
     assert masked.tolist() == [[row == longest for row in range(SIZE)]] * 3
+    trained_tokens = after["completion_mask"][~masked.flatten()].sum()
+    assert int(after["num_items_in_batch"]) == int(trained_tokens)
     joint = np.array([0.0, 2.0, 1.0, 3.0]) - 1.5  # over all rows, as TRL's own before the hook
     joint[longest] = 0.0
     np.testing.assert_allclose(after["advantages"].view(3, SIZE).numpy(), [joint] * 3, atol=1e-6)

@@ -30,6 +30,20 @@ def test_a_half_life_lets_newer_groups_win_over_higher_scores(tmp_path: Any) -> 
     assert kept == {None: [0], 1.0: [1]}, "after three half-lives 2.5 is worth less than 0.5"
 
 
+def test_a_half_life_lets_newer_groups_be_drawn_before_higher_scores(tmp_path: Any) -> None:
+    drawn = {}
+    for half_life in (None, 1.0):
+        script = Rewards([[5.0, 0, 0, 0], LIVE, DEAD], *[[DEAD] * 3] * 3, [LIVE, DEAD, DEAD])
+        trainer = make_trainer(tmp_path, script, max_steps=6)
+        session = trl_replay.attach(
+            trainer, replay_half_life=half_life, replay_scorer="reward_std", replay_sampler="top", replay_start=5,
+            replay_max_fraction=0.34,
+        )  # fmt: skip
+        trainer.train()
+        drawn[half_life] = session.buffer.table.serial[session.buffer.table.uses > 0].tolist()
+    assert drawn == {None: [0], 1.0: [2]}
+
+
 def test_a_half_life_that_makes_negative_scores_overflow_still_ranks(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([[-10.0, -20.0, -10.0, -10.0]] * 3), max_steps=4)
     session = trl_replay.attach(
@@ -193,7 +207,7 @@ def test_the_tables_drift_is_the_groups_mean_log_ratio(tmp_path: Any) -> None:
     trainer = make_trainer(
         tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD] * 3), trainer_class=Spy, max_steps=3, learning_rate=2e-2
     )
-    session = trl_replay.attach(trainer)
+    session = trl_replay.attach(trainer, replay_max_log_ratio=1.0)
     trainer.train()
     last = trainer.losses[-1]
     replayed = last["inputs"].rows[:, 0] < 0
@@ -201,7 +215,7 @@ def test_the_tables_drift_is_the_groups_mean_log_ratio(tmp_path: Any) -> None:
     new, old = last["logps"][replayed][mask], last["inputs"]["old_per_token_logps"][replayed][mask]
     assert float(session.buffer.table.drift[0]) == pytest.approx(float((new - old).abs().mean()), rel=1e-5)
     assert session.metrics["replay/drift_mean"] == pytest.approx(float(session.buffer.table.drift[0]), rel=1e-5)
-    assert float(session.buffer.table.drift[0]) > 0
+    assert float((new - old).abs().sum()) > 1.0 > float(session.buffer.table.drift[0]) > 0, "the mean is limited"
 
 
 @pytest.mark.parametrize("sampler", ["proportional", "prompt_balanced", "uniform"])
