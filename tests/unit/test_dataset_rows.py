@@ -49,11 +49,6 @@ def test_every_row_of_a_part_comes_once_before_any_comes_again(
             assert len(set(first)) == len(first)
 
 
-def test_the_parts_of_ranks_have_nothing_in_common() -> None:
-    parts = [set(numbers(PromptSource(dataset(30), 1, part, 3).take(10))) for part in range(3)]
-    assert set.union(*parts) == set(range(30))
-
-
 def test_prompts_of_the_batch_are_passed_over_while_there_are_others() -> None:
     source = PromptSource(dataset(20), seed=0)
     present = {prompt_key({"prompt": f"{number}="}) for number in range(15)}
@@ -84,19 +79,6 @@ def test_a_dataset_that_repeats_a_few_prompts_is_not_searched_to_its_end() -> No
     present = {prompt_key({"prompt": f"{number}="}) for number in range(2)}
     assert len(PromptSource(rows, seed=0).take(4, present)) == 4
     assert len(looked_at) < 200
-
-
-def test_its_state_goes_on_where_it_was_and_begins_anew_with_another_number_of_parts() -> None:
-    source = PromptSource(dataset(9), seed=2)
-    source.take(4)
-    state = source.state_dict()
-    expected = numbers(source.take(5))
-    again = PromptSource(dataset(9), seed=2)
-    again.load_state_dict(state)
-    assert numbers(again.take(5)) == expected
-    for other in (PromptSource(dataset(9), 2, 0, 3), PromptSource(dataset(11), 2)):
-        other.load_state_dict(state)
-        assert (other.position, other.order) == (0, 1)
 
 
 # rows

@@ -25,26 +25,6 @@ def gated(gates: Gates, given: ReplayedRows, weights: Any = None) -> Any:
     return found.weights
 
 
-def test_gates_act_together() -> None:
-    gates = Gates(weight=0.5, max_weight=0.75, max_log_ratio=1.0)
-    found = gated(gates, rows([[0.5, -0.1], [0.0, 0.0], [3.0, 3.0]]))
-    torch.testing.assert_close(found, torch.tensor([[0.75 / 1.6487213, 0.5], [0.5, 0.5], [0.0, 0.0]]))
-    assert gates.metrics() == {"replay/capped_fraction": 0.5}
-    assert gates.metrics() == {}
-
-
-def test_without_gates_what_the_correction_gave_passes_as_it_is() -> None:
-    given = Corrected(torch.zeros(1, 2))
-    assert Gates()(None, given) is given  # type: ignore[arg-type]
-
-
-def test_a_weight_multiplies_those_of_the_correction() -> None:
-    given = rows([[0.0, 0.0], [0.0, 0.0]])
-    assert gated(Gates(weight=0.25), given).tolist() == [0.25, 0.25]
-    assert gated(Gates(weight=0.25), given, [2.0, 4.0]).tolist() == [0.5, 1.0]
-    assert gated(Gates(weight=0.25), given, [[1.0, 2.0], [4.0, 0.0]]).tolist() == [[0.25, 0.5], [1.0, 0.0]]
-
-
 def test_the_limit_is_on_the_mean_over_trained_tokens_and_includes_itself() -> None:
     logs = [[0.5, -0.5, 0.5], [0.75, 0.5, 0.5], [0.9, 0.0, 9.0], [9.0, 9.0, 9.0], [-0.9, -0.9, 0.0]]
     mask = [[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 1, 0]]
@@ -64,26 +44,11 @@ def test_a_cap_bounds_the_ratio_times_the_weight_and_lets_less_pass(log: float, 
     assert found == pytest.approx(2.0 * torch.tensor(-20.0).exp().item() if weight is None else weight, rel=1e-5)
 
 
-def test_a_cap_counts_the_weights_of_the_correction() -> None:
-    given = rows([[0.0, 0.6931472]])
-    assert gated(Gates(max_weight=1.0), given, [4.0])[0].tolist() == pytest.approx([1.0, 0.5])
-    assert gated(Gates(max_weight=1.0), given, [[0.5, 1.0]])[0].tolist() == pytest.approx([0.5, 0.5])
-
-
 def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted() -> None:
     gates = Gates(max_weight=1.0)
     found = gated(gates, rows([[2.0, 2.0, -1.0, -1.0]], [[1, 0, 1, 0]]))
     assert found.tolist()[0][1:] == [1.0, 1.0, 1.0]
     assert gates.metrics() == {"replay/capped_fraction": 0.5}
-
-
-def test_the_capped_share_is_over_everything_since_the_last_log() -> None:
-    gates = Gates(max_weight=1.0)
-    gated(gates, rows([[2.0, 0.0]]))
-    gated(gates, rows([[0.0, 0.0], [0.0, 3.0]]))
-    assert gates.metrics() == {"replay/capped_fraction": pytest.approx(2 / 6)}
-    gated(gates, rows([[2.0]], [[0]]))
-    assert gates.metrics() == {}, "no trained token, no share"
 
 
 def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio() -> None:

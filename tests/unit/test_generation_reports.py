@@ -109,10 +109,3 @@ def test_two_ranks_with_different_prompts_for_one_group_are_told() -> None:
     vectors[1, -4:-2] += 1
     with pytest.raises(SeamError, match=r"Group 1 .* rank 0 and rank 1, with different prompts"):
         Reports(layouts[0]).read(vectors, layouts[0])
-
-
-def test_a_group_is_counted_where_it_begins() -> None:
-    layouts = [GroupLayout(6, 4, rank, 2) for rank in range(2)]
-    assert [layout.begins().tolist() for layout in layouts] == [[True, True], [False, True]]
-    assert [layout.rows_here() for layout in layouts] == [[range(4), range(4, 6)], [range(2), range(2, 6)]]
-    assert [layout.width for layout in layouts] == [2, 2]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import torch
 from batches import EXTRA, KEYS, PAD, SIZE, make_batch
 from hypothesis import given, settings
 
 from trl_replay.batch.compose import compose, cut, take_rows
-from trl_replay.batch.group_view import AdvantageRule, blank
-from trl_replay.compat import RewardSetup
+from trl_replay.batch.group_view import blank
 from trl_replay.decision import Sampled
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
-from trl_replay.step.mixing import Filling, MixedGroups, shaped
+from trl_replay.step.mixing import Filling, MixedGroups
 from trl_replay.testing import make_groups, make_table
 from trl_replay.types import NONE
 
@@ -100,55 +97,6 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
                 source = batches[entry // GROUPS]
                 expected = row_of(source, entry % GROUPS * SIZE + number % SIZE)
             assert_same_row(row_of(composed, row), expected)
-
-
-def test_rows_of_other_prompts_and_of_files_with_unnamed_rewards_are_left_out() -> None:
-    table = table_of(2)
-    table.writable("prompt")[:] = [7, 8]
-    slots = replace(make_groups([[0.0] * SIZE] * 2), prompt=np.array([7, 7]))
-    mixed = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, -1, 2], [0, 1, -1]]))
-    other = mixed.of_other_prompts()
-    assert (other & mixed.stored).tolist() == [[False] * 3, [True, True, False]]
-    assert mixed.without(other).stored.tolist() == [[True, False, True], [False] * 3]
-    table.writable("row_other_reward")[1] = 1.0
-    whole = MixedGroups.of(slots, table, np.array([[0], [1]]), np.array([[0, 1, 2], [0, 1, 2]]))
-    assert not whole.without_rewards(each_function=False).any()
-    unknown = whole.without_rewards(each_function=True)
-    assert unknown.all(axis=1).tolist() == [False, True]
-    assert whole.without(unknown).is_whole.tolist() == [True, False]
-
-
-def test_shaped_advantages_keep_bits_mask_rows_and_tell_dead_groups() -> None:
-    fresh = make_groups([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]])
-    given = fresh.advantages.copy()
-    given[1] = 2.0
-    given[2] = [np.nan, 1e-9, 0.0]
-    given[3] = np.nan
-    found = shaped(fresh, given)
-    assert (found.advantages[0] == fresh.advantages[0]).all()
-    assert found.dead.tolist() == [False, False, True, True], "equal advantages that are not 0 teach something"
-    assert found.masked.tolist() == [[False] * 3, [False] * 3, [True, False, False], [True] * 3]
-    assert found.counted[2].tolist() == [0, 5, 5]
-    assert np.isfinite(found.advantages).all()
-
-
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_a_rows_advantage_in_a_group_of_its_own_batch_is_trls(aggregation: str) -> None:
-    """All rows of the batch's own groups: the rule then gives what TRL gave them."""
-    from trl_replay import compat
-
-    rewards = np.random.default_rng(0).normal(size=(4, 3, 2))
-    setup = RewardSetup(np.array([1.0, 0.5]), "group", aggregation)
-    scored = torch.from_numpy(rewards.reshape(-1, 2))
-    rule = AdvantageRule({}, scored, setup, 3)
-    totals = (rewards * setup.weights).sum(axis=2)
-    found, dead = rule(rewards, totals, np.ones((4, 3), bool), np.ones((4, 3), bool))
-    np.testing.assert_allclose(found, compat.advantages(scored, setup, 3).view(4, 3).numpy(), rtol=1e-6)
-    assert not dead.any()
-    members = np.array([[True, True, False]] * 4)
-    half, _ = rule(rewards, totals, members, members)
-    assert (half[:, 2] == 0).all()
-    np.testing.assert_allclose(half[:, :2].sum(axis=1), 0, atol=1e-6 if aggregation == "sum_then_normalize" else 9)
 
 
 def test_what_a_filling_writes_and_how_limits_cut_it() -> None:

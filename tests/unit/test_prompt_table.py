@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,25 +54,6 @@ def test_the_prompts_of_the_longest_ago_leave_a_full_table() -> None:
     assert table.rows([39]).tolist() == [len(table) - 1]
     note(table, 0, [True, True, True], update=41)
     assert table.get("tries", [0], default=0).tolist() == [3]
-
-
-def test_columns_can_only_be_read() -> None:
-    table = PromptTable()
-    note(table, 1, [True, False, False])
-    with pytest.raises(ValueError, match="read-only"):
-        table.tries[0] = 9
-
-
-def test_state_goes_round() -> None:
-    table, other = PromptTable(), PromptTable()
-    for key in (5, 3, 9):
-        note(table, key, [True, False, key > 4], update=key)
-    other.load_state_dict(table.state_dict())
-    for name in COLUMNS:
-        assert getattr(other, name).tolist() == getattr(table, name).tolist()
-    assert other.rows([3, 9]).tolist() == [1, 2]
-    other.load_state_dict(PromptTable().state_dict())
-    assert len(other) == 0
 
 
 def test_what_several_ranks_knew_is_put_together() -> None:

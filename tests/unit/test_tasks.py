@@ -6,7 +6,6 @@ import datetime
 import json
 import subprocess
 import sys
-import warnings
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from trl_replay import ConfigurationError
-from trl_replay.tasks import Tasks, encoded, hashed, own, settled
+from trl_replay.tasks import Tasks, encoded, settled
 
 
 def key(**columns: Any) -> int:
@@ -38,11 +36,6 @@ def test_a_key_is_of_prompt_images_and_every_other_column() -> None:
     assert key(image=red) == key(image=red.copy())
     messages = [{"role": "user", "content": "1="}]
     assert Tasks().key({"prompt": messages}) == Tasks().key({"prompt": [{"content": "1=", "role": "user"}]}) != plain
-
-
-def test_the_order_of_columns_does_not_matter() -> None:
-    row = {"prompt": "1=", "answer": "2", "seed": 3}
-    assert Tasks().key(row) == Tasks().key(dict(reversed(row.items())))
 
 
 @pytest.mark.parametrize(
@@ -122,22 +115,6 @@ def test_a_key_is_the_same_in_another_process() -> None:
 # which columns
 
 
-def test_chosen_columns_alone_count_beside_the_prompt() -> None:
-    tasks = Tasks(["answer"])
-    rows = [{"prompt": "1=", "answer": answer, "index": index} for index, answer in enumerate("aab")]
-    first, second, third = map(tasks.key, rows)
-    assert first == second != third
-    alone = Tasks([])
-    assert len({alone.key(row) for row in rows}) == 1
-    assert alone.key(rows[0]) != alone.key({"prompt": "2="})
-    assert alone.key({"prompt": "1=", "image": Image.new("L", (1, 1))}) != alone.key(rows[0])
-
-
-def test_a_row_without_a_chosen_column_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"replay_task_columns=\['answr'\].*no column 'answr'.*'prompt', 'a'"):
-        Tasks(["answr"]).key({"prompt": "1=", "a": 1})
-
-
 def test_a_column_without_content_is_left_out_and_named_once() -> None:
     tasks = Tasks()
     with pytest.warns(UserWarning, match="column 'judge' can't be told by its content .it holds a object.") as told:
@@ -152,38 +129,7 @@ def test_a_prompt_without_content_is_like_no_other() -> None:
         assert tasks.key({"prompt": "1=", "image": object()}) != tasks.key({"prompt": "1=", "image": object()})
 
 
-def test_columns_that_split_a_prompt_are_named_once() -> None:
-    tasks = Tasks()
-    tasks.key({"prompt": "1=", "answer": "1", "index": 0, "level": 1})
-    tasks.key({"prompt": "2=", "answer": "1", "index": 1, "level": 1})
-    with pytest.warns(UserWarning, match=r"one prompt differ in 'index', 'level'.*replay_task_columns"):
-        tasks.key({"prompt": "2=", "answer": "1", "index": 2})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tasks.key({"prompt": "1=", "answer": "2", "index": 3})
-        quiet = Tasks(warns=False)
-        chosen = Tasks(["index"])
-        nameless = Tasks()
-        for index in range(2):
-            quiet.key({"prompt": "1=", "index": index})
-            chosen.key({"prompt": "1=", "index": index})
-            nameless.key({"environment": "vault", "index": index})
-
-
 # groups
-
-
-def test_rows_of_a_group_have_one_key_on_every_process() -> None:
-    rows = [{"prompt": prompt} for prompt in "aaaabbbbcccc"]
-    whole = Tasks()
-    whole.begin(rows, 0, 4)
-    assert len(set(whole.of_rows.tolist())) == 3
-    parts = []
-    for first in (0, 6):
-        part = Tasks()
-        part.begin(rows[first : first + 6], first, 4)
-        parts += part.of_rows.tolist()
-    assert parts == whole.of_rows.tolist()
 
 
 def test_a_group_whose_rows_differ_is_a_task_of_its_own() -> None:
@@ -196,9 +142,3 @@ def test_a_group_whose_rows_differ_is_a_task_of_its_own() -> None:
     others = [settled(tasks, rows, 2, 3, 2), settled(tasks, rows, 2, 4, 1), settled(tasks, rows + 2, 2, 3, 1)]
     assert len({int(each[2]) for each in (first, *others)}) == 4
     assert settled(tasks[:5], rows[:5], 2, 3, 1).tolist() == tasks[:5].tolist(), "no whole groups"
-
-
-def test_hashes_have_63_bits_and_those_of_single_groups_the_sign() -> None:
-    assert all(0 <= hashed(bytes([number])) < 2**63 for number in range(200))
-    assert all(-(2**63) <= own(number) < 0 for number in range(200))
-    assert hashed(b"ab") != hashed(b"a", b"b")
