@@ -66,6 +66,8 @@ def mixed_advantages(
     fresh = watch.rewards[step].tolist()
     batch = [fresh[begin : begin + size] for begin in range(0, len(fresh), size)]
     expected = before["advantages"].tolist()
+    parts: list[tuple[list[int], bool]] = []  # rows that are normalized together, and whether they are fresh alone
+    rewards = dict(enumerate(fresh))
     for begin in range(0, len(fresh), size):
         rows = list(range(begin, begin + size))
         taken = {row: watch.source(*watch.taken[step][row]) for row in rows if row in watch.taken[step]}
@@ -77,14 +79,17 @@ def mixed_advantages(
             for row, (origin, source) in taken.items():
                 expected[row] = float(watch.steps[origin][0]["advantages"][source])
             continue
-        rewards = {row: fresh[row] for row in rows}
         rewards |= {row: watch.rewards[origin][source].tolist() for row, (origin, source) in taken.items()}
-        parts = [rows]
         if mode == "split":
-            parts = [[row for row in rows if row in taken], [row for row in rows if row not in taken]]
-        for part in parts:
-            if part:
-                found = advantages([rewards[row] for row in part], batch, weights, scale, aggregation)
-                for row, value in zip(part, found, strict=True):
-                    expected[row] = value
+            parts += [(list(taken), False), ([row for row in rows if row not in taken], True)]
+        else:
+            parts.append((rows, False))
+    for rows, is_fresh in parts:
+        if not rows:
+            continue
+        mixed = [[rewards[row] for row in others] for others, other_fresh in parts if not other_fresh]
+        within = batch if is_fresh else [*batch, *mixed]
+        found = advantages([rewards[row] for row in rows], within, weights, scale, aggregation)
+        for row, value in zip(rows, found, strict=True):
+            expected[row] = value
     return torch.tensor(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,25 @@ def test_advantages_follow_trls_rules_with(tmp_path: Any, aggregation: str, scal
         loss_type="grpo",
     )
     assert partly(watch) > 3
+
+
+@pytest.mark.parametrize(
+    "rule", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
+)
+@pytest.mark.parametrize("mode", ["auto", "joint", "split"])
+@pytest.mark.parametrize("others", [DEAD, [0.1, 0.1, 0.1, 0.101]], ids=["dead", "nearly dead"])
+def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on(
+    tmp_path: Any, others: list[float], mode: str, rule: dict[str, Any]
+) -> None:
+    """A batch has N rows, so that no advantage by TRL's rule is larger than the root of N."""
+    settings = {**MIXED, "replay_mixer_kwargs": {"rows": 2}, "replay_advantages": mode}
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [others] * 3), max_steps=6, **rule)
+    session = trl_replay.attach(trainer, **settings)
+    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+    trainer.train()
+    assert session.totals.counters["rows"] > 6
+    largest = max(float(batch["advantages"].abs().max()) for _, batch in watch.steps)
+    assert largest <= math.sqrt(2 * 12), "rows of the batch, and those of its slots"
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -404,7 +424,7 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> No
     rewards = scored.double().numpy().reshape(2, 4, 1)
     for group in (0, 1):
         everything = np.ones((1, 4), bool)
-        _, dead = rule(rewards[[group]], rewards[[group], :, 0], everything, everything)
+        _, dead = rule(rewards[[group]], rewards[[group], :, 0], everything, everything, join=True)
         assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
 
 

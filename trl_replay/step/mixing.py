@@ -180,16 +180,16 @@ class MixedGroups:
         """Advantages anew, over the rows of each group that are not `masked`, `(n, G)`: over all of them, or over
         stored and fresh ones apart, where a group is dead if its stored part is."""
         if not split:
-            advantages, dead = self._by_rule(rule, ~masked)
+            advantages, dead = self._by_rule(rule, ~masked, join=True)
             return Trained(advantages, masked, dead)
-        of_stored, dead = self._by_rule(rule, self.stored & ~masked)
-        of_fresh, _ = self._by_rule(rule, ~self.stored & ~masked)
+        of_stored, dead = self._by_rule(rule, self.stored & ~masked, join=True)
+        of_fresh, _ = self._by_rule(rule, ~self.stored & ~masked, join=False)
         return Trained(np.where(self.stored, of_stored, of_fresh), masked, dead)
 
-    def _by_rule(self, rule: AdvantageRule, members: Bools) -> tuple[Floats, Bools]:
+    def _by_rule(self, rule: AdvantageRule, members: Bools, join: bool) -> tuple[Floats, Bools]:
         rewards = self.column("row_rewards", self.slots.rewards)
         totals = self.column("row_reward", self.slots.reward)
-        return rule(rewards, totals, members, members & (self.trainable > 0))
+        return rule(rewards, totals, members, members & (self.trainable > 0), join)
 
     def _named_rewards(self) -> Floats:
         """`(n, G, functions)`: raw rewards. That of a file which does not name its functions stands in the place of
