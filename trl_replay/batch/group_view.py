@@ -284,7 +284,7 @@ def _scaled(groups: Floats, batch: Floats, setup: compat.RewardSetup, trains: Bo
     size, functions = groups.shape[1:]
     flat, within = (torch.from_numpy(rewards.reshape(-1, functions)) for rewards in (groups, batch))
     computed = compat.advantages(flat, setup, size, within).numpy().reshape(groups.shape[:2])
-    members = ~np.isnan(groups).all(axis=2)
+    members = np.asarray(~np.isnan(groups).all(axis=2))
     advantages = np.where(members, computed, 0.0).astype(np.float32).astype(np.float64)  # as they are trained on
     with np.errstate(invalid="ignore"):
         noise = advantage_noise(np.concatenate([groups, batch]), setup)[: len(groups)]
