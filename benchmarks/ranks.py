@@ -11,7 +11,7 @@ a batch has. Seconds are CPU time of one step, the median of some.
 
 * share, agree: bytes that a rank receives
 * payload: `admit` and `fetch`, on average over all ranks; the limit is the bytes of the tensors that had to come
-* plan: what `trl-replay plan` says of all traffic, as a multiple of what was counted
+* plan: what benchmarks/capacity.py says of all traffic, as a multiple of what was counted
 
 Compared: real processes with gloo play patterns of live and dead groups through real sessions, without a model; the
 simulation of each rank must receive the same number of bytes in each verb and step.
@@ -44,10 +44,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers")]
 
 import forked
+from capacity import Run, needs
 from patterns import LOST, SLOW, Pattern, modelless, play, random_pattern, wrong
 from simulated_rank import MadeUp, Played, SimulatedRank
 
-from trl_replay.report.capacity import Run, needs
 from trl_replay.sizes import format_bytes
 
 RESULTS = ROOT / "benchmarks" / "results" / "ranks.json"

@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 from forked import check, launch
 
-from trl_replay.cli.examples import packages
 from trl_replay.testing import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -129,8 +128,10 @@ def test_smollm2_reasoning_has_help_for_its_own_and_for_replays_settings(monkeyp
 def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     example = importlib.import_module("smollm2_reasoning")
-    lines = packages(ROOT / "examples" / "smollm2_reasoning.py")
+    lines = re.findall(r"^ +(pip install .*)$", example.__doc__, re.MULTILINE)
     assert example.MISSING.format("gguf").endswith(f": {' && '.join(lines)}")
+    make = (ROOT / "Makefile").read_text()
+    assert lines[1] in make
 
 
 def test_the_real_model_needs_no_compiler():

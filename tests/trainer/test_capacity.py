@@ -1,8 +1,8 @@
-"""`trl-replay plan`: what it says of a buffer is what a real one takes."""
+"""`benchmarks/capacity.py`: what it says of a buffer is what a real one takes."""
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from support import DEAD, HALF, LIVE, Rewards
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay.cli import main
-from trl_replay.report.capacity import Run, agreement_of, columns_of, made_up_group, needs
 from trl_replay.serialization.wire import packed_size
-from trl_replay.sizes import format_bytes
 from trl_replay.testing import make_table, make_trainer
+
+ROOT = Path(trl_replay.__file__).parents[1]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from capacity import RUNS, Run, agreement_of, columns_of, made_up_group, needs, table_row
 
 TOKENS = 6
 
@@ -89,7 +91,6 @@ def test_scopes_differ_in_what_travels_and_in_what_they_hold() -> None:
     assert gathered.payload == 16 * 7 / 8 * sent, "seven eighths of 16 live groups come from others"
     assert sharded.payload == 6 * 7 / 8 * sent + 8 * 7, "six dead slots a rank, and the sizes"
     assert [each.groups for each in (process, gathered, sharded)] == [256, 32, 256]
-    assert [each.batches for each in (process, gathered, sharded)] == [16, 2, 16]
     entry = make_table([1.0]).row_bytes * 8 / 4  # of groups of eight
     assert process.memory == gathered.memory
     assert sharded.memory - process.memory == (256 - 32) * (process.memory / 32 - group.nbytes), "the whole table"
@@ -97,52 +98,6 @@ def test_scopes_differ_in_what_travels_and_in_what_they_hold() -> None:
     assert gathered.columns == sharded.columns == columns_of(64) * 7
 
 
-DOCUMENTED = (
-    Run(ranks=8, prompts=64, generations=8, tokens=1000),
-    Run(ranks=64, prompts=512, generations=16, tokens=3000),
-    Run(ranks=128, prompts=512, generations=16, tokens=20_000),
-    Run(ranks=224, prompts=224, generations=8, tokens=32_000),
-    Run(ranks=1024, prompts=2048, generations=16, tokens=8000),
-)
-
-
-def documented_row(run: Run) -> str:
-    """A line of the table in docs/scopes.md."""
-    process, gathered, sharded = needs(run)
-    cells = [
-        f"{run.ranks:,}",
-        f"{run.prompts:,} × {run.generations} × {run.tokens:,}",
-        format_bytes(made_up_group(run).nbytes),
-        f"{process.groups:,}",
-        format_bytes(process.memory),
-        format_bytes(sharded.memory),
-        format_bytes(process.traffic),
-        format_bytes(gathered.traffic),
-        f"{format_bytes(sharded.traffic)} ({format_bytes(sharded.columns)})",
-        format_bytes(process.checkpoint),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-@pytest.mark.parametrize("run", DOCUMENTED, ids=lambda run: f"{run.ranks} ranks")
-def test_the_documentations_table_is_what_the_plan_says(run: Run) -> None:
-    page = (Path(trl_replay.__file__).parents[1] / "docs" / "scopes.md").read_text()
-    assert documented_row(run) in page
-
-
-def test_the_command_prints_a_table_or_json_and_warns_of_few_groups(capsys: Any) -> None:
-    assert main(["plan", "--ranks", "64", "--prompts", "96", "--generations", "16", "--tokens", "600"]) == 0
-    shown = capsys.readouterr().out
-    assert "sharded" in shown
-    assert "'process' is refused" in shown
-    assert main(["plan", "--ranks", "8", "--prompts", "16"]) == 0
-    assert "a process has 2 groups a batch" in capsys.readouterr().out
-    assert main(["plan", "--ranks", "2", "--live", "0", "--json"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert [scope["scope"] for scope in planned["scopes"]] == ["process", "gathered", "sharded"]
-    assert planned["scopes"][0]["batches"] is None, "never, where no group is live"
-
-
-def test_a_share_that_is_none_is_refused_in_words(capsys: Any) -> None:
-    assert main(["plan", "--live", "3"]) != 0
-    assert "live=3.0 can't be used" in capsys.readouterr().err
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.ranks} ranks")
+def test_the_documented_table_is_what_the_formulas_give(run: Run) -> None:
+    assert table_row(run) in (ROOT / "docs" / "scopes.md").read_text()

