@@ -13,14 +13,12 @@ from jinja2 import Environment, FileSystemLoader
 from ..checkpoint.save_id import FOLDER
 from ..config import ReplayConfig
 from ..sizes import counted, format_bytes
-from .charts import FRAME, Line, histogram, line_chart
+from .charts import Line, histogram, line_chart
 from .inspection import SUMMARIZED, SUMMARY, inspect
 from .log import DEAD, DEAD_EXACT, Log, is_number, mean, newest, points, read_log
 
-GRAY = "var(--gray)"
-BLUE = "var(--blue)"
-RED = "var(--red)"
-GREEN = "var(--green)"
+GRAY, BLUE, RED, GREEN = "#868d97", "#2f86d8", "#dd6249", "#3b9d5d"
+"""Colors that are seen on a light and on a dark page."""
 DEAD_AFTER = "replay/dead_fraction_after"
 REPLACED = "replay/replaced_fraction"
 
@@ -80,7 +78,6 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         last_step=log[-1]["step"] if log else None,
         means={"dead": mean(log, dead), "replaced": mean(log, REPLACED), "dead_after": mean(log, DEAD_AFTER)},
         course=[mean(part, "reward") or 0.0 for part in (log[:tenth], log[-tenth:])] if tenth > 1 else None,
-        frame=FRAME,
         charts=charts,
         buffer=buffer,
         summary=SUMMARY,
@@ -98,18 +95,18 @@ def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:
     ratios = Line("mean importance ratio", RED, points(log, "replay/ratio_mean"))
     sizes = Line("effective sample size", GREEN, points(log, "replay/ess"))
     return {
-        "dead": line_chart([generated, trained_on], "step", "share of groups", percent=True),
-        "reward": line_chart([reward], "step", "mean reward", low=0.0),
-        "share": line_chart([replaced], "step", "share of groups", percent=True),
-        "ratios": line_chart([ratios, sizes], "step", "ratio, and share of tokens", low=0.0),
+        "dead": line_chart([generated, trained_on], "share of groups", percent=True),
+        "reward": line_chart([reward], "mean reward"),
+        "share": line_chart([replaced], "share of groups", percent=True),
+        "ratios": line_chart([ratios, sizes], "ratio, and share of tokens"),
     }
 
 
 def _charts_of_buffer(columns: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: [value for value in column if is_number(value)] for name, column in columns.items()}
     return {
-        "age": histogram(values["age"], "age in updates", GRAY, whole=True),
-        "uses": histogram(values["uses"], "uses", BLUE, whole=True),
+        "age": histogram(values["age"], "age in updates", GRAY),
+        "uses": histogram(values["uses"], "uses", BLUE),
         "score": histogram(values["score"], "score", GREEN),
         "mean_reward": histogram(values["mean_reward"], "mean reward", RED),
     }
