@@ -124,11 +124,11 @@ def try_out(distribution: Path, plugins: list[Path], release: str) -> float:
         install(python, plugin)
     with tempfile.TemporaryDirectory() as outside:
         listed = call(python.parent / "trl-replay", "list", "--json", cwd=Path(outside))
-    offers = json.loads(listed)
-    names = {offer["name"]: offer["distribution"] for offer in offers["strategies"]}
+    found = json.loads(listed)
+    names = {offer["name"]: offer["distribution"] for offer in found["offers"]}
     assert {"prompt_balanced", "zero_std", "ratio"} <= set(names), f"what is built in is not listed: {names}"
     assert names.get("freshness/half_life", "").startswith("trl-replay-freshness "), "the plugin is not listed"
-    assert offers["failures"] == []
+    assert found["failures"] == []
     return float(replaced)
 
 

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 import trl_replay
 from trl_replay import EvictorSpec, compat
 from trl_replay.cli.commands import COMMANDS, main
-from trl_replay.cli.listing import _signature
+from trl_replay.cli.listing import _arguments
 from trl_replay.registry import Failure, registry
 from trl_replay.specs import SPECS
 
@@ -32,7 +32,7 @@ def shown(capsys, name):
 
 
 def test_list_names_every_strategy_on_offer_with_its_kind_summary_and_distribution(capsys):
-    rows = {(row["kind"], row["name"]): row for row in listed(capsys)["strategies"]}
+    rows = {(row["kind"], row["name"]): row for row in listed(capsys)["offers"] if row["kind"] in SPECS}
     for kind in SPECS:
         for plugin, spec in registry().strategies(kind):
             name = spec.name if plugin.name == "builtin" else f"{plugin.name}/{spec.name}"
@@ -50,7 +50,7 @@ def test_list_prints_a_table_that_keeps_names_whole(capsys):
 
 
 def test_list_marks_the_one_default_of_each_kind(capsys):
-    defaults = [(row["kind"], row["name"]) for row in listed(capsys)["strategies"] if row["default"]]
+    defaults = [(row["kind"], row["name"]) for row in listed(capsys)["offers"] if row["default"]]
     assert defaults == [(kind, getattr(trl_replay.ReplayConfig(), f"replay_{kind}")) for kind in SPECS]
     main(["list"])
     out = capsys.readouterr().out
@@ -60,14 +60,11 @@ def test_list_marks_the_one_default_of_each_kind(capsys):
 
 
 def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
-    rows = {(row["kind"], row["name"]): row for row in listed(capsys)["strategies"]}
-    assert rows["evictor", "heap"]["arguments"] == []
-    assert rows["scope", "process"]["arguments"] == []
-    assert rows["scope", "sharded"]["arguments"] == [{"name": "slack", "required": False, "default": 8}]
-    assert rows["correction", "truncated"]["arguments"] == [
-        {"name": "cap", "required": False, "default": 2.0},
-        {"name": "level", "required": False, "default": "token"},
-    ]
+    rows = {(row["kind"], row["name"]): row["arguments"] for row in listed(capsys)["offers"]}
+    assert rows["evictor", "heap"] == ""
+    assert rows["scope", "process"] == ""
+    assert rows["scope", "sharded"] == "slack=8"
+    assert rows["correction", "truncated"] == 'cap=2.0, level="token"'
     main(["list"])
     out = capsys.readouterr().out
     for text in ("threshold=0.04 ", 'by="newest"', "slack=8 ", "half_life=10.0 "):
@@ -88,9 +85,9 @@ def test_list_shows_the_arguments_of_a_plugin():
         def __init__(self, high=0.5):
             self.high = high
 
-    assert _signature(Curriculum()) == "high=0.5"
-    assert _signature(json) == ""
-    assert _signature(object()) == ""
+    assert _arguments(Curriculum()) == "high=0.5"
+    assert _arguments(json) == ""
+    assert _arguments(object()) == ""
 
 
 def test_list_shows_what_a_plugin_offers_by_its_name(capsys):
@@ -100,7 +97,7 @@ def test_list_shows_what_a_plugin_offers_by_its_name(capsys):
 
 
 def test_list_shows_all_that_share_a_name(capsys):
-    rows = listed(capsys, "pass_rate")["strategies"]
+    rows = listed(capsys, "pass_rate")["offers"]
     assert [row["kind"] for row in rows] == ["scorer", "selector"]
     out = shown(capsys, "pass_rate")
     assert "replay_scorer=" in out
@@ -128,16 +125,15 @@ def test_list_shows_plugins_that_take_part_in_training(capsys):
 
     trl_replay.register(Plugin(), "quiet")
     try:
-        rows = {row["name"]: row for row in listed(capsys)["plugins"]}
+        rows = {row["name"]: row for row in listed(capsys)["offers"] if row["kind"] == "plugin"}
         assert rows["quiet"]["summary"] == "Prints nothing."
-        assert rows["quiet"]["hooks"] == ["trl_replay_detached"]
         assert not {"builtin", "freshness"} & set(rows), "plugins without such a hook are not for replay_plugins"
         main(["list"])
         assert "Prints nothing." in capsys.readouterr().out
         out = shown(capsys, "quiet")
     finally:
         trl_replay.unregister("quiet")
-    for text in ('replay_plugins=["quiet"]', "registered in this process", "trl_replay_detached", "At any time."):
+    for text in ('replay_plugins=["quiet"]', "registered in this process", "At any time."):
         assert text in out
 
 
@@ -162,12 +158,10 @@ def test_list_shows_strategies_whose_defaults_json_does_not_know_or_that_do_not_
 
     trl_replay.register(Plugin(), "odd")
     try:
-        rows = {row["name"]: row for row in listed(capsys)["strategies"]}
-        assert rows["odd/far"]["signature"] == f"reach=inf, folder={Path('out')!r}, …"
-        assert [argument["default"] for argument in rows["odd/far"]["arguments"]] == ["inf", "out"]
-        assert rows["odd/needy"]["arguments"][1] == {"name": "folder", "required": True, "default": None}
-        assert rows["odd/needy"]["signature"] == "reach=inf, folder, …"
-        assert rows["odd/compiled"]["signature"] == "…"
+        rows = {row["name"]: row["arguments"] for row in listed(capsys)["offers"]}
+        assert rows["odd/far"] == f"reach=inf, folder={Path('out')!r}, …"
+        assert rows["odd/needy"] == "reach=inf, folder, …"
+        assert rows["odd/compiled"] == "…"
         assert "Far away.\\x1b[31m" in shown(capsys, "odd/far"), "a terminal acts on nothing that a plugin says"
     finally:
         trl_replay.unregister("odd")

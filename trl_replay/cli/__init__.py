@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from .checking import diagnosis
 from .commands import main, parser
-from .listing import offers
 
-__all__ = ["diagnosis", "main", "offers", "parser"]
+__all__ = ["diagnosis", "main", "parser"]

@@ -1,4 +1,4 @@
-"""`trl-replay list`: what the installed plugins offer, and what one strategy, preset or plugin is."""
+"""`trl-replay list`: what the installed plugins offer, and the documentation of one strategy, preset or plugin."""
 
 from __future__ import annotations
 
@@ -7,71 +7,84 @@ import difflib
 import inspect
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownNameError
-from ..plain import in_json
 from .command import Command, add_json_option
 from .tables import make_console, make_table, printable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..registry import Plugin, Registry
-    from ..specs import Kind, StrategySpec
 
 NEAREST = 3
 """How many similar names an unknown one is answered with, at most."""
+SETTINGS = {"preset": 'replay_preset="{}"', "plugin": 'replay_plugins=["{}"]'}
+"""How a preset and a plugin are set."""
 
 
-def offers() -> dict[str, list[dict[str, Any]]]:
-    """Every strategy and preset on offer and every plugin that can take part in training, with its distribution; and
-    the plugins that could not be loaded."""
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A strategy, preset or plugin.
+
+    Attributes:
+        kind (`str`): A strategy's, `"preset"`, or `"plugin"`.
+        name (`str`): As a setting takes it: with its plugin's name before it where it is not built in.
+        distribution (`str`): Where it comes from.
+        summary (`str`): One line.
+        arguments (`str`): With their defaults; empty if it takes none.
+        documentation (`str`): Its docstring; a preset's settings come first.
+        default (`bool`): Whether it is the default of its kind.
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    summary: str
+    arguments: str = ""
+    documentation: str = ""
+    default: bool = False
+
+    @property
+    def setting(self) -> str:
+        """How it is set."""
+        return SETTINGS.get(self.kind, f'replay_{self.kind}="{{}}"').format(self.name)
+
+    @property
+    def names(self) -> set[str]:
+        """`freshness/decayed`, `decayed`, and with all that its plugin offers `freshness`."""
+        plugin, _, short = self.name.rpartition("/")
+        return {self.name, short, plugin} - {""}
+
+
+def offers(known: Registry) -> list[Offer]:
+    """Every strategy and preset on offer, and every plugin that can take part in training."""
+    return [*_strategies(known), *_presets(known), *_plugins(known)]
+
+
+def _registry() -> Registry:
     from ..registry import registry
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # failures are listed
-        known = registry()
-    return {
-        "strategies": _strategies(known),
-        "presets": _presets(known),
-        "plugins": _plugins(known),
-        "failures": _failures(known),
-    }
+        return registry()
 
 
-def _strategies(known: Registry) -> list[dict[str, Any]]:
+def _strategies(known: Registry) -> Iterator[Offer]:
+    from ..arguments import arguments_of
     from ..config import ReplayConfig
     from ..specs import SPECS
 
     defaults = ReplayConfig()
-    rows = []
     for kind in SPECS:
         default = getattr(defaults, f"replay_{kind}")
-        rows += [_strategy(kind, plugin, spec, default) for plugin, spec in known.strategies(kind)]
-    return rows
-
-
-def _strategy(kind: Kind, plugin: Plugin, spec: StrategySpec, default: str) -> dict[str, Any]:
-    from ..arguments import arguments_of
-
-    name = _qualified(spec.name, plugin)
-    taken = arguments_of(spec.factory, kind)
-    return {
-        "kind": kind,
-        "name": name,
-        "distribution": plugin.distribution,
-        "summary": spec.summary,
-        "default": name == default,
-        "arguments": [
-            {"name": argument.name, "required": argument.required, "default": in_json(argument.default)}
-            for argument in taken.named
-        ],
-        "signature": str(taken),
-        "docstring": _docstring(spec.factory),
-    }
+        for plugin, spec in known.strategies(kind):
+            name = _qualified(spec.name, plugin)
+            arguments = str(arguments_of(spec.factory, kind))
+            text = _docstring(spec.factory)
+            yield Offer(kind, name, plugin.distribution, spec.summary, arguments, text, name == default)
 
 
 def _docstring(factory: Any) -> str:
@@ -81,56 +94,29 @@ def _docstring(factory: Any) -> str:
     return inspect.getdoc(factory) or ""
 
 
-def _presets(known: Registry) -> list[dict[str, Any]]:
-    rows = []
+def _presets(known: Registry) -> Iterator[Offer]:
     for plugin, preset in known.presets():
-        rows.append(
-            {
-                "name": _qualified(preset.name, plugin),
-                "distribution": plugin.distribution,
-                "summary": preset.summary,
-                "settings": dict(preset.settings),
-                "documentation": preset.documentation,
-            }
-        )
-    return rows
+        settings = "\n".join(f"{name}={value!r}" for name, value in preset.settings.items())
+        text = f"{settings}\n\n{preset.documentation}".strip()
+        yield Offer("preset", _qualified(preset.name, plugin), plugin.distribution, preset.summary, documentation=text)
 
 
-def _plugins(known: Registry) -> list[dict[str, Any]]:
+def _plugins(known: Registry) -> Iterator[Offer]:
     """Those for `replay_plugins`: with a hook that is called in a session."""
-    from ..hookspecs import SessionHooks, hook_names
     from ..registry import BUILTIN
 
-    rows = []
     for plugin in known.plugins.values():
-        hooks = [hook for hook in hook_names(SessionHooks) if callable(getattr(plugin.object, hook, None))]
-        if hooks and plugin.name != BUILTIN:
-            docstring = inspect.getdoc(plugin.object) or ""
-            rows.append(
-                {
-                    "name": plugin.name,
-                    "distribution": plugin.distribution,
-                    "summary": docstring.partition("\n")[0],
-                    "hooks": hooks,
-                    "signature": _signature(plugin.object),
-                    "docstring": docstring,
-                }
-            )
-    return rows
+        if plugin.takes_part and plugin.name != BUILTIN:
+            text = inspect.getdoc(plugin.object) or ""
+            arguments = _arguments(plugin.object)
+            yield Offer("plugin", plugin.name, plugin.distribution, text.partition("\n")[0], arguments, text)
 
 
-def _signature(plugin: object) -> str:
+def _arguments(plugin: object) -> str:
     """The arguments that a plugin is made with; empty if it takes none."""
     from ..arguments import arguments_of
 
     return "" if inspect.ismodule(plugin) else str(arguments_of(type(plugin)))
-
-
-def _failures(known: Registry) -> list[dict[str, Any]]:
-    rows = []
-    for failure in known.failures.values():
-        rows.append({"name": failure.name, "distribution": failure.distribution, "reason": failure.reason})
-    return rows
 
 
 def _qualified(name: str, plugin: Plugin) -> str:
@@ -151,114 +137,58 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    on_offer = offers()
+    known = _registry()
+    on_offer = offers(known)
     if options.name is not None:
         on_offer = _called(options.name, on_offer)
     if options.json:
-        print(json.dumps(on_offer, indent=2))
+        failures = [asdict(failure) for failure in known.failures.values()]
+        print(json.dumps({"offers": [asdict(offer) for offer in on_offer], "failures": failures}, indent=2))
     elif options.name is not None:
-        texts = [
-            *map(_strategy_in_words, on_offer["strategies"]),
-            *map(_preset_in_words, on_offer["presets"]),
-            *map(_plugin_in_words, on_offer["plugins"]),
-        ]
-        print(printable("\n\n\n".join(texts)))
+        print(printable("\n\n\n".join(map(_in_words, on_offer))))
     else:
-        _print_tables(on_offer)
+        _print_tables(on_offer, known)
     return 0
 
 
-def _called(name: str, on_offer: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Of all that is on offer what has this name, with or without its plugin's.
+def _called(name: str, on_offer: Sequence[Offer]) -> list[Offer]:
+    """The offers of this name, with or without their plugin's.
 
     Raises:
-        UnknownNameError: Nothing has; says the nearest names, and which plugins were not loaded.
+        UnknownNameError: There is none; says the nearest names.
     """
-    found = {}
-    for what in ("strategies", "presets", "plugins"):
-        found[what] = [offer for offer in on_offer[what] if name in _names(offer)]
-    if any(found.values()):
+    found = [offer for offer in on_offer if name in offer.names]
+    if found:
         return found
-    known = {known for what in found for offer in on_offer[what] for known in _names(offer)}
-    near = difflib.get_close_matches(name, sorted(known), n=NEAREST)
+    names = sorted(set().union(*(offer.names for offer in on_offer)))
+    near = difflib.get_close_matches(name, names, n=NEAREST)
     hint = f" The nearest: {', '.join(near)}." if near else ""
-    failed = [
-        f" The plugin {failure['name']!r} from {failure['distribution']} was not loaded: {failure['reason']}"
-        for failure in on_offer["failures"]
-    ]
-    raise UnknownNameError(
-        f"There is no strategy, preset or plugin {name!r}.{hint} `trl-replay list` shows all.{''.join(failed)}"
-    )
+    raise UnknownNameError(f"There is no strategy, preset or plugin {name!r}.{hint} `trl-replay list` shows all.")
 
 
-def _names(offer: dict[str, Any]) -> set[str]:
-    """What it can be called: `freshness/decayed`, `decayed`, and with all that its plugin offers `freshness`."""
-    plugin, _, short = offer["name"].rpartition("/")
-    return {offer["name"], short, plugin} - {""}
-
-
-def _strategy_in_words(strategy: dict[str, Any]) -> str:
-    kind = strategy["kind"]
+def _in_words(offer: Offer) -> str:
     facts = {
-        "kind": f"{kind}: replay_{kind}={json.dumps(strategy['name'])}",
-        "distribution": strategy["distribution"],
-        "arguments": f"{strategy['signature']} (replay_{kind}_kwargs)" if strategy["signature"] else "none",
-        "what it does": strategy["summary"],
+        offer.kind: offer.setting,
+        "distribution": offer.distribution,
+        "arguments": f"{offer.arguments} ({offer.setting.partition('=')[0]}_kwargs)" if offer.arguments else "none",
+        "what it does": offer.summary,
     }
-    default = f", the default {kind}" if strategy["default"] else ""
-    return _in_words(f"{strategy['name']}{default}", facts, strategy["docstring"])
-
-
-def _preset_in_words(preset: dict[str, Any]) -> str:
-    facts = {
-        "kind": f"preset: replay_preset={json.dumps(preset['name'])}",
-        "distribution": preset["distribution"],
-        "what it does": preset["summary"],
-    }
-    settings = "\n".join(f"{name}={value!r}" for name, value in preset["settings"].items())
-    return _in_words(preset["name"], facts, settings, preset["documentation"].strip())
-
-
-def _plugin_in_words(plugin: dict[str, Any]) -> str:
-    facts = {
-        "kind": f"plugin: replay_plugins={json.dumps([plugin['name']])}",
-        "distribution": plugin["distribution"],
-        "arguments": f"{plugin['signature']} (replay_plugins_kwargs)" if plugin["signature"] else "none",
-        "hooks": ", ".join(plugin["hooks"]),
-    }
-    return _in_words(plugin["name"], facts, plugin["docstring"])
-
-
-def _in_words(title: str, facts: dict[str, str], *texts: str) -> str:
-    """A title, a line for each fact, and texts that are not empty, each after an empty line."""
+    title = f"{offer.name}, the default {offer.kind}" if offer.default else offer.name
     lines = [f"  {name:12}  {fact}" for name, fact in facts.items()]
-    return "\n".join([title, *lines, *(f"\n{text}" for text in texts if text)])
+    return "\n".join([title, *lines, "", offer.documentation])
 
 
-def _print_tables(on_offer: dict[str, list[dict[str, Any]]]) -> None:
+def _print_tables(on_offer: Sequence[Offer], known: Registry) -> None:
     console = make_console()
     rows = []
-    for strategy in on_offer["strategies"]:
-        name = f"{strategy['name']} (default)" if strategy["default"] else strategy["name"]
-        rows.append(_row(strategy["kind"], name, strategy, strategy["signature"]))
-    for preset in on_offer["presets"]:
-        rows.append(_row("preset", preset["name"], preset, ""))
-    for plugin in on_offer["plugins"]:
-        rows.append(_row("plugin", plugin["name"], plugin, plugin["signature"]))
+    for offer in on_offer:
+        name = f"{offer.name} (default)" if offer.default else offer.name
+        rows.append([offer.kind, name, offer.summary, offer.arguments, offer.distribution])
     columns = ("kind", "name", "what it does", "arguments", "distribution")
     console.print(make_table("Strategies, presets and plugins", columns, rows))
-    if on_offer["failures"]:
-        console.print(_failures_table(on_offer["failures"]))
-
-
-def _row(kind: str, name: str, offer: dict[str, Any], arguments: str) -> list[str]:
-    return [kind, name, offer["summary"], arguments, offer["distribution"]]
-
-
-def _failures_table(failures: Sequence[dict[str, Any]]) -> Table:
-    columns = ("plugin", "distribution", "why")
-    rows = [[failure["name"], failure["distribution"], failure["reason"]] for failure in failures]
-    return make_table("Plugins that were not loaded", columns, rows)
+    failures = [[failure.name, failure.distribution, failure.reason] for failure in known.failures.values()]
+    if failures:
+        console.print(make_table("Plugins that were not loaded", ("plugin", "distribution", "why"), failures))
 
 
 LIST = Command(
