@@ -96,7 +96,6 @@ class Rehearsal:
         table = Table.preallocated(count, self._size, self._functions)
         table.reward_weights = groups.reward_weights
         table.append(values, count)
-        table.count_peers(groups.prompt)
         return table
 
     def select(self, hooks: SessionHooks) -> None:

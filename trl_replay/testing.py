@@ -42,7 +42,6 @@ def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
     }
     values |= {name: np.asarray(column, (COLUMNS | ROW_COLUMNS).get(name)) for name, column in columns.items()}
     table.append(values, count)
-    table.count_peers(table.prompt)
     return table
 
 

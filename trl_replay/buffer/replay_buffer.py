@@ -15,7 +15,7 @@ from ..errors import ReplayError, StorageFullError
 from ..fields import PIXELS
 from ..protocols import Storage
 from ..sizes import format_bytes
-from ..table import CORE, Table, among_lowest, lowest
+from ..table import CORE, Table
 from ..transfer import fetch
 from ..types import Bools, Group, Ints
 
@@ -196,7 +196,6 @@ class ReplayBuffer:
         table.append({**columns, "tag": tags}, count)
         rows = np.arange(first, first + count)
         table.writable("first_score")[rows] = table.score[rows]
-        table.joined(rows)
         if admitted is not None:
             try:
                 admitted(rows)
@@ -213,19 +212,19 @@ class ReplayBuffer:
         """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
         table = self.table
         excess = max(len(table) - self.capacity, 0)
-        if self.max_bytes is not None:
-            costs = table.nbytes + table.row_bytes
-            total = int(costs.sum())
-            if total > self.max_bytes:
-                order = np.lexsort((table.serial, rank(table)))  # the lowest first, of equal ranks the older
-                left = total - np.cumsum(costs[order])
-                over = int(np.argmax(left <= self.max_bytes)) + 1
-                if over > excess:
-                    self._warn_of_bytes(costs)
-                return self._forget(order[: max(over, excess)])
-        if excess == 0:
+        costs = table.nbytes + table.row_bytes
+        total = int(costs.sum())
+        is_over = self.max_bytes is not None and total > self.max_bytes
+        if not excess and not is_over:
             return 0
-        return self._forget(_lowest_ranks(rank(table), table.serial, excess))
+        order = np.lexsort((table.serial, rank(table)))  # the lowest first, of equal ranks the older
+        if is_over:
+            left = total - np.cumsum(costs[order])
+            over = int(np.argmax(left <= self.max_bytes)) + 1
+            if over > excess:
+                self._warn_of_bytes(costs)
+                excess = over
+        return self._forget(order[:excess])
 
     def fits(self, nbytes: Ints) -> Bools:
         """Whether groups of `nbytes` payload would fit into the buffer alone."""
@@ -291,7 +290,6 @@ class ReplayBuffer:
         known = {name: columns[name] for name in self.table.names if name in CORE or name in columns}
         known["keys"] = numbers[columns["keys"]]
         self.table.append(known, len(columns["serial"]))
-        self.table.count_peers(self.table.prompt)
 
     def receive(self, groups: Mapping[int, Group], keep: bool = True) -> None:
         """Puts away the payload that lives on this process, by serial.
@@ -411,23 +409,8 @@ class ReplayBuffer:
             if self._overflow.pop(serial, None) is None:
                 self.storage.remove(serial)
             self._here.discard(serial)
-        self.table.leave(index)
+        self.table.remove(index)
         return len(index)
-
-
-def _lowest_ranks(ranks: NDArray[Any], serials: Ints, count: int) -> Ints:
-    """Rows of the `count` lowest ranks; among equal ranks at the border the lowest serials, that is the older."""
-    near = among_lowest(ranks, count)
-    lows = ranks[near]
-    found = near[lowest(lows, count)]
-    border = ranks[found[-1]]
-    ties = near[lows == border]
-    below = found[ranks[found] < border]
-    left = count - len(below)
-    if left == len(ties):
-        return found
-    oldest = lowest(serials[ties], left)
-    return np.concatenate([below, ties[oldest]])
 
 
 def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:

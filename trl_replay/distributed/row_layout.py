@@ -106,8 +106,7 @@ class RowLayout:
         """
         if len(self.columns["row"]) == self.count:
             return 0
-        hashed = hashlib.blake2b(digest_size=6)
-        hashed.update(table.fingerprint.to_bytes(8, "little"))
+        hashed = hashlib.blake2b(np.sort(table.serial).tobytes(), digest_size=6)
         for numbers in decision.numbers():
             with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
             hashed.update(with_length.tobytes())

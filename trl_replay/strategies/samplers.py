@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError
-from ..table import Table, lowest, weighted_sample
+from ..table import Table, weighted_sample
 from ..types import Context, Floats, Ints
 
 
@@ -46,10 +46,7 @@ def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
     _require_alpha("prompt_balanced", alpha)
 
     def weights(table: Table, context: Context) -> Floats:
-        peers = table.peers
-        if peers.min(initial=1) < 1:  # nobody has counted them
-            peers = np.maximum(peers, 1)
-        return np.asarray(_priorities(table, alpha) / peers)
+        return np.asarray(_priorities(table, alpha) / table.peers)
 
     return WeightedSampler(weights)
 
@@ -65,7 +62,7 @@ def top(table: Table, count: int, context: Context) -> Ints:
 
 def newest(table: Table, count: int, context: Context) -> Ints:
     """Takes the newest entries."""
-    return lowest(-table.serial.astype(np.float64), count)
+    return np.argsort(-table.serial)[:count]
 
 
 class SamePrompt:
