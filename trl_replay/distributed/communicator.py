@@ -29,7 +29,6 @@ from .agreement import (
     unpacked_bits,
 )
 from .row_layout import MISSING, RowLayout
-from .whereabouts import Whereabouts
 
 Made = TypeVar("Made")
 Decided = TypeVar("Decided", bound=Decision)
@@ -74,7 +73,6 @@ class Communicator:
         self.rank = rank
         self.ranks = components.processes
         self._shares = 0
-        self._whereabouts = Whereabouts(rank, components.processes)
 
     def share(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
         """Row columns of the fresh batch, of the last one's candidates and of its replayed rows, from all processes.
@@ -139,8 +137,7 @@ class Communicator:
         """Where the rows of all processes lie, each with its group's task."""
         size = self._components.num_generations
         update = self._components.clock.update
-        with self._whereabouts.at("share", update):
-            shared: Columns = self._components.scope.share(local)
+        shared: Columns = self._components.scope.share(local)
         self._shares += 1
         prompt = settled(shared["prompt"], shared["row"], size, update, self._shares)
         return RowLayout({**shared, "prompt": prompt}, local, size)
@@ -212,8 +209,8 @@ class Communicator:
         with self._errors.keeping():
             made, vector = make()
         error = self._errors.take()
-        with self._whereabouts.at("agree", self._components.clock.update):
-            agreement: Agreement = self._components.scope.agree(np.append(mode, vector), _words(error))
+        words = "" if error is None else f"{type(error).__name__}: {error}"
+        agreement: Agreement = self._components.scope.agree(np.append(mode, vector), words)
         modes = agreement.vectors[:, 0]
         reason = reason_of_failure(agreement) or reason_of_modes(modes)
         if error is not None:
@@ -227,8 +224,7 @@ class Communicator:
         """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
         components = self._components
         buffer = components.buffer
-        with self._whereabouts.at("admit", self._components.clock.update):
-            parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
+        parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
         try:
             groups = {serial: join(held, components.fields) for serial, held in parts.items()}
             buffer.receive(groups)
@@ -242,8 +238,7 @@ class Communicator:
         def load(serial: int) -> Group:
             return self._load(wanted[serial])
 
-        with self._whereabouts.at("fetch", self._components.clock.update):
-            fetched: dict[int, Group] = components.scope.fetch(requests, load)
+        fetched: dict[int, Group] = components.scope.fetch(requests, load)
         return fetched
 
     def _load(self, taken: Taken) -> Group:
@@ -257,8 +252,3 @@ class Communicator:
         except Exception as caught:
             self._errors.keep(caught)
             return MISSING
-
-
-def _words(error: Exception | None) -> str:
-    """What an error tells other processes."""
-    return "" if error is None else f"{type(error).__name__}: {error}"
