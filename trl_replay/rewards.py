@@ -32,16 +32,14 @@ def mean_of_scored(values: Floats) -> Floats:
     return np.asarray(sum_of_scored(values, 1) / count)
 
 
-def bessel_std(values: Floats, mean: Floats | None = None) -> Floats:
+def bessel_std(values: Floats) -> Floats:
     """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values.
 
     Args:
         values (`(n, m)` or `(n, m, …)`): Numbers, NaN where one is missing.
-        mean (`(n,)` or `(n, …)`, *optional*): Their `mean_of_scored`, if it is known.
     """
     scored = ~np.isnan(values)
-    mean = mean_of_scored(values) if mean is None else mean
-    centered = values - mean[:, None]
+    centered = values - mean_of_scored(values)[:, None]
     squares = np.where(scored, centered, 0.0) ** 2
     degrees = np.maximum(scored.sum(axis=1) - 1, 1)
     return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))

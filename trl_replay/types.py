@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -60,24 +60,23 @@ class Groups:
     update: Ints
     prompt: Ints
     behavior_logps: Floats | None = None
-    items: Ints | None = None
-    masked: Bools = None  # type: ignore[assignment]  # an array of its own shape from `__post_init__` on
+    items: Ints = None  # type: ignore[assignment]  # an array from `__post_init__` on
+    masked: Bools = None  # type: ignore[assignment]  # likewise
     origin: Ints = None  # type: ignore[assignment]  # likewise
-    _reward: Floats | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
-    _mean: Floats | None = field(default=None, init=False, repr=False, compare=False)  # likewise
-    _std: Floats | None = field(default=None, init=False, repr=False, compare=False)  # likewise
 
     def __post_init__(self) -> None:
+        if self.items is None:
+            object.__setattr__(self, "items", self.trainable)
         if self.masked is None:
             object.__setattr__(self, "masked", np.zeros(self.advantages.shape, bool))
         if self.origin is None:
             object.__setattr__(self, "origin", np.zeros(len(self.advantages), np.int64))
-        for name in _ARRAYS:
-            array = getattr(self, name)
+        for spec in fields(self):
+            array = getattr(self, spec.name)
             if array is not None and array.flags.writeable:
                 to_read = array.view()
                 to_read.flags.writeable = False
-                object.__setattr__(self, name, to_read)
+                object.__setattr__(self, spec.name, to_read)
 
     def __len__(self) -> int:
         return len(self.dead)
@@ -90,88 +89,42 @@ class Groups:
     @property
     def counted(self) -> Ints:
         """Tokens of each row in `num_items_in_batch`, `(n, G)`."""
-        items = self.trainable if self.items is None else self.items
-        return np.where(self.masked, 0, items) if self.masked.any() else items
+        return np.where(self.masked, 0, self.items)
 
     @property
     def reward(self) -> Floats:
         """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
-        return self._weighted().copy()
+        return weighted_rewards(self.rewards, self.reward_weights)
 
     @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
-        return self._mean_of_scored().copy()
+        return mean_of_scored(self.reward)
 
     @property
     def reward_std(self) -> Floats:
         """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; 0 with fewer than two scored rows."""
-        if self._std is None:
-            object.__setattr__(self, "_std", bessel_std(self._weighted(), self._mean_of_scored()))
-        assert self._std is not None
-        return self._std.copy()
-
-    def _mean_of_scored(self) -> Floats:
-        if self._mean is None:
-            object.__setattr__(self, "_mean", mean_of_scored(self._weighted()))
-        assert self._mean is not None
-        return self._mean
-
-    def _weighted(self) -> Floats:
-        if self._reward is None:
-            object.__setattr__(self, "_reward", weighted_rewards(self.rewards, self.reward_weights))
-        assert self._reward is not None
-        return self._reward
+        return bessel_std(self.reward)
 
     def take(self, rows: Sequence[int] | Ints, behavior_logps: Floats | None = None) -> Groups:
-        """The groups at `rows`, with other behavior log-probs where they are given; itself if these are all there
-        is, in order."""
+        """The groups at `rows`, with other behavior log-probs where they are given."""
         index = np.asarray(rows, dtype=np.int64)
-        if behavior_logps is None:
-            in_order = np.arange(len(self))
-            if len(index) == len(self) and (index == in_order).all():
-                return self
-            if self.behavior_logps is not None:
-                behavior_logps = self.behavior_logps[index]
-        taken = Groups(
-            rewards=self.rewards[index],
-            reward_weights=self.reward_weights,
-            advantages=self.advantages[index],
-            lengths=self.lengths[index],
-            trainable=self.trainable[index],
-            dead=self.dead[index],
-            update=self.update[index],
-            prompt=self.prompt[index],
-            behavior_logps=behavior_logps,
-            items=None if self.items is None else self.items[index],
-            masked=self.masked[index],
-            origin=self.origin[index],
-        )
-        if self._reward is not None:
-            object.__setattr__(taken, "_reward", self._reward[index])
-        return taken
+        taken = {name: getattr(self, name)[index] for name in OF_GROUPS}
+        if behavior_logps is None and self.behavior_logps is not None:
+            behavior_logps = self.behavior_logps[index]
+        return replace(self, **taken, behavior_logps=behavior_logps)
 
     @staticmethod
     def concatenate(parts: Sequence[Groups]) -> Groups:
-        """One view over the groups of all `parts` (at least one)."""
-        logps = [part.behavior_logps for part in parts if part.behavior_logps is not None]
-        return Groups(
-            rewards=np.concatenate([part.rewards for part in parts]),
-            reward_weights=parts[0].reward_weights,
-            advantages=np.concatenate([part.advantages for part in parts]),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            trainable=np.concatenate([part.trainable for part in parts]),
-            dead=np.concatenate([part.dead for part in parts]),
-            update=np.concatenate([part.update for part in parts]),
-            prompt=np.concatenate([part.prompt for part in parts]),
-            behavior_logps=np.concatenate(logps) if len(logps) == len(parts) else None,
-            items=np.concatenate([part.trainable if part.items is None else part.items for part in parts]),
-            masked=np.concatenate([part.masked for part in parts]),
-            origin=np.concatenate([part.origin for part in parts]),
-        )
+        """One view over the groups of all `parts` (at least one); all of them have behavior log-probs, or none."""
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in OF_GROUPS}
+        if parts[0].behavior_logps is not None:
+            joined["behavior_logps"] = np.concatenate([part.behavior_logps for part in parts])
+        return replace(parts[0], **joined)
 
 
-_ARRAYS = tuple(spec.name for spec in fields(Groups) if spec.init)
+OF_GROUPS = ("rewards", "advantages", "lengths", "trainable", "dead", "update", "prompt", "items", "masked", "origin")
+"""Fields of [`Groups`] with one part a group."""
 
 
 @dataclass(frozen=True, slots=True)

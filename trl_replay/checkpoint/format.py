@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from ..buffer.candidates import Candidate, PendingGroups
 from ..errors import CheckpointError, MismatchError
 from ..serialization import group_files
-from ..types import Group, Groups
+from ..types import OF_GROUPS, Group, Groups
 from .save_id import FOLDER
 
 FORMAT = 1
@@ -42,7 +42,7 @@ STATE, TABLE, CANDIDATES, PROMPTS, PLUGINS = (
 )
 SHARD_BYTES = 64 << 20
 SHARD_GROUPS = 1024
-VIEWS = ("rewards", "reward_weights", "advantages", "lengths", "trainable", "dead", "update", "prompt")
+VIEWS = (*OF_GROUPS, "reward_weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +305,7 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     """What safetensors holds of candidates: their view, their payload, and log-probs recorded so far."""
-    arrays = {name: getattr(pending.groups, name) for name in VIEWS}
-    groups = pending.groups
-    arrays["items"] = groups.trainable if groups.items is None else groups.items
-    arrays["masked"] = groups.masked
-    tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
     for candidate in pending.candidates:
         if candidate.group is not None:
             tensors |= group_files.named(candidate.serial, candidate.group)
@@ -329,7 +325,7 @@ def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGrou
     if not description:
         return None
     tensors = load_file(mine / CANDIDATES)
-    views = {name: tensors[name].numpy() for name in (*VIEWS, "items", "masked")}
+    views = {name: tensors[name].numpy() for name in VIEWS}
     candidates = [_read_candidate(described, tensors) for described in description["candidates"]]
     return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
 

@@ -352,13 +352,12 @@ class Decisions:
 
     def _items_delta(self, fresh: Groups, filled: Filled) -> float:
         """What the batch's token count changes by: stored rows for fresh ones, and masked rows count nothing."""
-        unmasked = fresh.trainable if fresh.items is None else fresh.items
-        items = unmasked.copy()
+        items = fresh.items.copy()
         stored_items = self._buffer.table.row_items
         for taken in filled.sampled.taken:
             items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
         items[filled.outcome.masked] = 0
-        return float(items.sum() - unmasked.sum())
+        return float(items.sum() - fresh.items.sum())
 
     def _draw(self, fresh: FreshBatch, slots: Slots, tally: Tally) -> Filled:
         """Stored rows for as many of the slots as the limits allow."""
@@ -530,6 +529,6 @@ def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
         "row_advantage": groups.advantages,
         "row_logp": np.where(groups.trainable > 0, logps / np.maximum(groups.trainable, 1), np.nan),
         "row_length": groups.lengths,
-        "row_items": groups.trainable if groups.items is None else groups.items,
+        "row_items": groups.items,
         "row_masked": groups.masked,
     }

@@ -206,14 +206,13 @@ class MixedGroups:
 
     def as_groups(self, trained: Trained) -> Groups:
         """The mixed groups as a plugin sees them."""
-        items = self.slots.trainable if self.slots.items is None else self.slots.items
         return replace(
             self.slots,
             rewards=self._named_rewards(),
             advantages=trained.advantages,
             lengths=self.column("row_length", self.slots.lengths).astype(np.int64),
             trainable=self.trainable,
-            items=self.column("row_items", items).astype(np.int64),
+            items=self.column("row_items", self.slots.items).astype(np.int64),
             dead=trained.dead,
             behavior_logps=None,
             masked=trained.masked,
