@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import compat
-from .batch.compose import padding
+from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
 from .components import Components
@@ -42,16 +42,7 @@ from .specs import Kind
 from .step.decisions import Decisions
 from .step.stages import BatchDecision, FreshBatch
 from .step.template import Template
-from .step.training_batch import (
-    collect,
-    compose_batch,
-    count_items,
-    mask_rows,
-    rows_without_kl,
-    split_reference,
-    with_reference,
-    write_advantages,
-)
+from .step.training_batch import collect, compose_batch, count_items, mask_rows, rows_without_kl, write_advantages
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 
 MEETING = 600.0
@@ -413,13 +404,14 @@ class Session:
     def _with_logps(self, shared: Shared) -> Shared:
         """The batch with old log-probs where the loss goes around the tap, and without the reference's where these
         count for fresh rows alone; and log-probs of it that are stored without being seen by the loss."""
+        batch, reference = split_reference(shared.batch, self.settings.kl)
+        recorded = None
         with self.components.errors.keeping():
             if self.components.forward:
-                shared = replace(shared, batch=compat.with_old_logps(self.trainer, shared.batch))
+                batch = compat.with_old_logps(self.trainer, batch)
             if self.components.records:
-                shared = replace(shared, recorded=compat.forward_logps(self.trainer, shared.batch))
-        batch, reference = split_reference(shared.batch, self.settings.kl)
-        return replace(shared, batch=batch, reference=reference)
+                recorded = compat.forward_logps(self.trainer, batch)
+        return replace(shared, batch=batch, recorded=recorded, reference=reference)
 
     def _decide(self, shared: Shared, left: Left) -> BatchDecision:
         """Settle, select, sample and mix, from columns alone."""

@@ -16,9 +16,9 @@ from releases import COUNTS_TRUNCATED
 from support import Spy
 
 import trl_replay
+from trl_replay.batch.compose import with_reference
 from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
 from trl_replay.session import Session
-from trl_replay.step.training_batch import with_reference
 from trl_replay.testing import make_model, make_tokenizer
 from trl_replay.types import Batch
 

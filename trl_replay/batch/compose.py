@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ..compat import REF_LOGPS
 from ..errors import BatchError
 from ..fields import IMAGE_LAYOUTS, TOKEN_TYPES, FieldSpec, FieldTable
 from ..transfer import fetch
@@ -477,3 +478,19 @@ def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> tor
             f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch has {tuple(like.shape)}."
         )
     return stored.to(like)
+
+
+def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
+    """The batch without its reference log-probs, and these: only fresh rows have them unless all KL terms count."""
+    if kl == "all" or REF_LOGPS not in batch:
+        return batch, None
+    rest = dict(batch)
+    return rest, rest.pop(REF_LOGPS)
+
+
+def with_reference(batch: Batch, reference: torch.Tensor | None) -> Batch:
+    """The batch with the reference log-probs of its fresh rows, `(B, C)`, as wide as it has become."""
+    if reference is None:
+        return batch
+    wider = batch["completion_ids"].size(1) - reference.size(1)
+    return {**batch, REF_LOGPS: functional.pad(reference, (0, wider))}

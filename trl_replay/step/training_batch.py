@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from .. import compat
 from ..batch.compose import with_stored_fields
@@ -61,6 +60,8 @@ def compose_batch(
     """
     rows = decision.fresh.rows
     outcome = decision.outcome
+    # before anything is placed: of a slot that straddles processes, stored rows may take another one's rows alone
+    batch = _with_advantages(batch, rows.of_here(outcome.advantages), rows.of_here(outcome.computed))
     groups = {
         taken.serial: _rewritten(payload[taken.serial], taken, outcome)
         for taken in decision.sampled.taken
@@ -69,8 +70,6 @@ def compose_batch(
     replayed = rows.placements(decision.sampled, groups)
     copied = place_copies(batch, rows, decision.copies, components.fields)
     placements = replayed + copied
-    # before anything is placed: of a slot that straddles processes, stored rows may take another one's rows alone
-    batch = _with_advantages(batch, rows.of_here(outcome.advantages), rows.of_here(outcome.computed))
     if not placements:
         return batch, replayed
     batch = with_stored_fields(batch, components.fields, placements)
@@ -84,22 +83,6 @@ def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:
     values = torch.from_numpy(outcome.advantages[taken.slot, taken.targets])
     stored = group.tensors["advantages"]
     return replace(group, tensors={**group.tensors, "advantages": values.to(stored)})
-
-
-def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
-    """The batch without its reference log-probs, and these: only fresh rows have them unless all KL terms count."""
-    if kl == "all" or compat.REF_LOGPS not in batch:
-        return batch, None
-    rest = dict(batch)
-    return rest, rest.pop(compat.REF_LOGPS)
-
-
-def with_reference(batch: Batch, reference: torch.Tensor | None) -> Batch:
-    """The batch with the reference log-probs of its fresh rows, `(B, C)`, as wide as it has become."""
-    if reference is None:
-        return batch
-    wider = batch["completion_ids"].size(1) - reference.size(1)
-    return {**batch, compat.REF_LOGPS: functional.pad(reference, (0, wider))}
 
 
 def rows_without_kl(kl: str, fresh: FreshBatch, placements: Sequence[Placement], pass_reward: float) -> list[int]:
