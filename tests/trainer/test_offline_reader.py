@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from support import DEAD, Rewards, masked_rollout
 from teacher import IDS, TEACHER, rows, rows_of
 
@@ -83,8 +85,7 @@ def test_38_log_probs_of_tokens_that_are_not_trained_on_may_be_fillers(session: 
 NOT_FINITE = "a trainable token's log-prob is not finite"
 REFUSED = [
     *((changed(old_per_token_logps=[-1.0, value]), NOT_FINITE) for value in (math.nan, math.inf, -math.inf)),
-    *((changed(advantage=value), "an advantage is not finite") for value in (math.nan, math.inf)),
-    (changed(reward=math.inf), "an advantage is not finite"),
+    (changed(advantage=math.nan), "an advantage is not finite"),
     ([{**row, "reward": 1e-300 * row["reward"]} for row in rows()], "its rewards do not differ"),
     (rows(**IDS, tool_mask=[0, 0]), "it has no trainable token"),
 ]
@@ -154,6 +155,11 @@ WRONG = [
     ({"old_per_token_logps": [-1.0]}, "1 old_per_token_logps for 2 completion_ids"),
     ({"completion": 5, "prompt_ids": None}, f"completion=5, {NO_TEXT}"),
     ({"prompt": 7, "prompt_ids": None, "group": 1}, f"prompt=7, {NO_TEXT}"),
+    ({"reward": math.inf}, "reward=inf, which is not finite"),
+    ({"advantage": -math.inf}, "advantage=-inf, which is not finite"),
+    ({"completion": [{"role": "assistant", "content": None}]}, f"completion=.*None.*, {NO_TEXT}"),
+    ({"completion": "\ud800"}, r"completion='\\ud800', which holds half of a surrogate pair"),
+    ({"prompt": [{"role": "user", "content": "\ud800"}]}, "prompt=.*, which holds half of a surrogate pair"),
     ({"prompt": {"a": 1}, "prompt_ids": None}, rf"prompt=\{{'a': 1\}}, {NO_TEXT}"),
 ]
 NO_TOKEN_VALUE = [
@@ -251,6 +257,17 @@ def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session: Any, tmp_
     lines = [json.dumps({**row, "note": f"a{character}b"}, ensure_ascii=False) for row in rows()]
     (tmp_path / "rows.jsonl").write_bytes("\r\n".join(lines).encode())
     assert session.buffer.add(tmp_path / "rows.jsonl") == 1
+
+
+def test_a_column_that_a_file_has_twice_is_named(session: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n')
+    with pytest.raises(ReplayError, match=r"rows.jsonl can't be read: .* 'reward' twice"):
+        session.buffer.add(path)
+    twice = pa.table([["1="], ["1"], [0.0], [1.0]], names=["prompt", "completion", "reward", "reward"])
+    parquet.write_table(twice, tmp_path / "rows.parquet")
+    with pytest.raises(ReplayError, match=r"rows.parquet can't be read: .* 'reward' twice"):
+        session.buffer.add(tmp_path / "rows.parquet")
 
 
 @pytest.mark.parametrize("name", ["missing.parquet", "missing.jsonl", "rows.csv"])

@@ -170,16 +170,31 @@ def _read(source: Any) -> tuple[Iterable[Any], Mapping[str, str]]:
             return _read_parquet(path)
         if path.suffix == ".jsonl":
             lines = path.read_bytes().split(b"\n")
-            return [json.loads(line) for line in lines if line.strip()], {}
+            return [json.loads(line, object_pairs_hook=_named_once) for line in lines if line.strip()], {}
     except Exception as error:  # of pyarrow, json or the system
         raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
     raise ReplayError(f"{path} can't be read: give a path that ends in .parquet or .jsonl.")
+
+
+def _named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping of a JSON object or of a file's columns.
+
+    Raises:
+        ValueError: A name comes twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has {name!r} twice")
+        found[name] = value
+    return found
 
 
 def _read_parquet(path: Path) -> tuple[list[Row], Mapping[str, str]]:
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)
+    _named_once([(name, None) for name in file.schema_arrow.names])
     found = file.schema_arrow.metadata or {}
     metadata = {key: found[key.encode()].decode() for key in METADATA if key.encode() in found}
     in_json = json.loads(metadata.get(IN_JSON, "[]"))

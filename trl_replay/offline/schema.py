@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,11 +79,13 @@ def _refuse_lacking(row: Row, label: str) -> None:
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     """What is wrong with the kind of a column's value."""
     if name in ("prompt", "completion"):
-        return None if _is_text(value) else "is neither text nor messages"
+        return _text_fault(name, value)
     if name in ("reward", "advantage") or name.startswith("reward/"):
         if not _is_number(value):
             return "is no number"
-        too_large = math.isfinite(float(value)) and abs(float(value)) > LARGEST_ADVANTAGE
+        if math.isinf(float(value)):
+            return "is not finite"
+        too_large = abs(float(value)) > LARGEST_ADVANTAGE
         return f"is larger than {LARGEST_ADVANTAGE:g}, which no gradient of float32 bears" if too_large else None
     if name == "masked":
         return None if isinstance(value, bool | np.bool_) else "is neither true nor false"
@@ -179,6 +182,21 @@ def has_images(row: Row) -> bool:
     if hasattr(images, "__len__"):
         return len(images) > 0
     return bool(images)
+
+
+def _text_fault(name: str, value: Any) -> str | None:
+    """What is wrong with a prompt or a completion; of a completion's messages the last one's text counts."""
+    if not _is_text(value) or (name == "completion" and not isinstance(_last_text(value), str)):
+        return "is neither text nor messages"
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return "holds half of a surrogate pair"
+    return None
+
+
+def _last_text(value: Any) -> Any:
+    return value if isinstance(value, str) else value[-1]["content"]
 
 
 def _is_text(value: Any) -> bool:
