@@ -1,7 +1,7 @@
 """Tables of benchmarks/papers.py for docs/evidence.md, and the line of each method card that says what was measured.
 
 python benchmarks/papers_report.py            # prints the tables of benchmarks/results/papers.json
-python benchmarks/papers_report.py --write    # puts them into docs/evidence.md, the cards and docs/papers.md
+python benchmarks/papers_report.py --write    # puts them into docs/evidence.md and the cards
 """
 
 from __future__ import annotations
@@ -185,8 +185,6 @@ def write(results: dict[str, Any]) -> None:
             path.write_text(
                 re.sub(r"## Measured here\n.*?## Source", lambda _, section=section: section, card, flags=re.DOTALL)
             )
-    page = subprocess.run([sys.executable, "-m", "trl_replay_papers"], capture_output=True, text=True, check=True)
-    (ROOT / "docs" / "papers.md").write_text(page.stdout)
 
 
 def main(arguments: list[str] | None = None) -> int:

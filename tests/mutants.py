@@ -89,7 +89,7 @@ NAMED = (
     ),
     Named(
         "trim forgets the capacity where bytes are too many", "buffer/replay_buffer.py",
-        "order[: max(over, excess)]", "order[:over]",
+        "if over > excess:", "if over:",
     ),
     Named(
         "sizes of payload without lengths", "distributed/row_layout.py",

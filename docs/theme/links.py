@@ -1,13 +1,14 @@
-"""What mkdocs does to our pages besides.
+"""Extend what mkdocs does to our pages.
 
-Links that leave docs/ lead to the repository, and pictures from outside come along: so the same Markdown leads
-somewhere on a site that shows the repository and on the one that mkdocs builds. Names in tables may break after an
-underscore, a dot, and the like.
+The page of methods is made of their cards. Links that leave docs/ lead to the repository, and pictures from outside
+come along: so the same Markdown leads somewhere on a site that shows the repository and on the one that mkdocs builds.
+Names in tables may break after an underscore, a dot, and the like.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), *map(str, ROOT.glob("plugins/*/src"))]
 PICTURES = "pictures"
 LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[^)#\s]+)", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
@@ -24,7 +26,10 @@ NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the benchmarks' pictures to what is published."""
+    """Add the page of methods, and the benchmarks' pictures."""
+    from trl_replay_papers.__main__ import page
+
+    files.append(File.generated(config, "papers.md", content=page()))
     for path in sorted(ROOT.glob("benchmarks/results/*.png")):
         files.append(File.generated(config, f"{PICTURES}/{path.name}", abs_src_path=str(path)))
     return files

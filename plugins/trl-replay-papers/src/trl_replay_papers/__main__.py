@@ -1,4 +1,4 @@
-"""`python -m trl_replay_papers`: the page of the documentation about all methods, from their cards."""
+"""Make the documentation's page about all methods from their cards: `python -m trl_replay_papers` prints it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ Most papers append replayed rows to a batch. Here they take the places of others
 trainer's: dead groups first. Their learning rates, losses and clipping are settings of the trainer, which a preset
 does not touch; the cards name them. What was measured was measured with tiny models on four small tasks, described in
 [What was measured](evidence.md#methods-of-papers): it tells what works and what breaks, not what a large model gains.
-
-This page is written by `python -m trl_replay_papers` from the cards.
 """
 
 
