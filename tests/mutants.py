@@ -38,7 +38,7 @@ MODULES = (
     "trainer/attachment.py", "trainer/seam.py", "session.py",
 )  # fmt: skip
 """What `make mutants` damages."""
-BROAD = "trainer/test_known_failures.py"
+BROAD = "trainer/test_replayed_groups.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
     "batch/compose.py": ("unit/test_wire.py",),

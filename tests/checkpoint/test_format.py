@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from resuming import build, differences, resume, state, train
+from resuming import build, differences, resume, rewrite, state, train
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError
@@ -166,3 +166,11 @@ def another(data: bytes) -> bytes:
         told["content"]["session"]["update"] += 1
         return json.dumps(told).encode()
     return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("update", [-5, 2, 1.5, None])
+def test_71_a_checkpoint_whose_updates_cant_be_is_refused(tmp_path: Path, copied: Path, update: Any) -> None:
+    """Its checksum is right; entries of updates to come would have negative ages."""
+    rewrite(copied / "trl_replay" / "rank-00000", lambda content: content["session"].update(update=update))
+    with pytest.raises(CheckpointError, match=rf"checkpoint-6.*update {update}"):
+        resume(tmp_path, copied)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from resuming import PROMPTS, train
+from resuming import PROMPTS, rewrite, train
 
 import trl_replay
 
@@ -45,16 +45,11 @@ def test_another_number_of_processes_puts_what_they_knew_together(tmp_path: Path
 
 def two_ranks(folder: Path) -> None:
     """Makes the files of one rank those of two, each with half of the rows of a batch."""
-    import json
-
-    from trl_replay.checkpoint.format import _digest
-
     shutil.copytree(folder / "rank-00000", folder / "rank-00001")
     for rank in range(2):
-        path = folder / f"rank-0000{rank}" / "state.json"
-        saved = json.loads(path.read_text())
-        content = saved["content"]
-        content["rank"] = content["payload_rank"] = rank
-        content["identity"]["processes"] = 2
-        saved["checksum"] = _digest(content)
-        path.write_text(json.dumps(saved))
+
+        def change(content: dict[str, Any], rank: int = rank) -> None:
+            content["rank"] = content["payload_rank"] = rank
+            content["identity"]["processes"] = 2
+
+        rewrite(folder / f"rank-0000{rank}", change)

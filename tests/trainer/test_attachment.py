@@ -562,6 +562,17 @@ def test_55_numbers_that_no_weight_can_be_are_refused_at_attach(tmp_path: Path, 
         trl_replay.attach(trainer, **settings)
 
 
+@pytest.mark.parametrize("settings", [{"replay_buffer_size": 0}, {"use_replay": False}])
+def test_31_no_room_or_no_replay_patches_nothing(trainer: Any, settings: dict[str, Any]) -> None:
+    before = state(trainer)
+    session = trl_replay.attach(trainer, **settings)
+    assert state(trainer) == before
+    assert not session.enabled
+    trainer.train()
+    assert len(session.buffer) == 0
+    trl_replay.detach(trainer)
+
+
 def test_replay_that_is_off_takes_any_trainer(tmp_path: Any) -> None:
     from transformers import Trainer, TrainingArguments
 

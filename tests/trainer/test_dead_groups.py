@@ -15,6 +15,52 @@ from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 
+def counted(trainer: Any) -> tuple[float, int]:
+    """Of the one batch that it trains on, the share of dead groups, and how many groups were stored."""
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    return session.metrics["replay/dead_fraction"], len(session.buffer)
+
+
+RULES: list[tuple[dict[str, Any], list[list[float]], int]] = [
+    ({}, [[0.7] * 8, [100.1] * 8, [0.7] * 7 + [0.6]], 1),
+    ({"scale_rewards": "batch"}, [[0.7] * 8, [100.1] * 8, [100.1] * 7 + [100.0]], 1),
+    ({"scale_rewards": "none"}, [[0.7] * 8, [100.1] * 8, [100.1] * 7 + [100.099]], 1),
+    ({"scale_rewards": "none"}, [[1e-3] * 8, [0.0] * 8, [1e-5] + [0.0] * 7], 1),
+    *(
+        (
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            [[scale, *[0.0] * 7], [scale] * 4 + [0.0] * 4, [0] * 8],
+            2,
+        )
+        for scale in (1e-5, 1e-2, 1e4)
+    ),
+]
+"""Settings, rewards, and how many groups are live."""
+
+
+@pytest.mark.parametrize(("settings", "rewards", "live"), RULES)
+def test_20_deadness_is_per_group_and_tolerates_float_noise(
+    tmp_path: Any, settings: dict[str, Any], rewards: Any, live: int
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(rewards), max_steps=1, num_generations=8, **settings)
+    assert counted(trainer) == (pytest.approx(1 - live / 3), live)
+
+
+@pytest.mark.parametrize(("weights", "live"), [([1.0, 1.0], 1), ([1.0, 2.0], 3)])
+def test_20_with_normalize_then_sum_deadness_follows_the_advantages_and_not_the_sum(
+    tmp_path: Any, weights: list[float], live: int
+) -> None:
+    first = Rewards([[1, 0, 1, 0], [2, 0, 2, 0], DEAD, LIVE])
+    second = Rewards([[0, 3, 0, 3], [0, 1, 0, 1], DEAD, DEAD])
+    second.__name__ = "second"
+    trainer = make_trainer(
+        tmp_path, [first, second], prompts=["1=", "2=", "3=", "4="], max_steps=1, per_device_train_batch_size=16,
+        multi_objective_aggregation="normalize_then_sum", reward_weights=weights,
+    )  # fmt: skip
+    assert counted(trainer) == (1 - live / 4, live)
+
+
 class Shaped(Spy):
     """Changes the advantages of the batch, as subclasses for reward shaping do."""
 
@@ -68,10 +114,7 @@ def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_a
 ) -> None:
     trainer = make_trainer(tmp_path, Rewards(rewards), trainer_class=Shaped, max_steps=1)
     trainer.shape = shape
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    assert session.metrics["replay/dead_fraction"] == live.count(False) / 3
-    assert len(session.buffer) == live.count(True)
+    assert counted(trainer) == (live.count(False) / 3, live.count(True))
 
 
 def test_41_a_group_with_a_bonus_keeps_its_gradient(tmp_path: Any) -> None:

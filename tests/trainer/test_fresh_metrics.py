@@ -1,14 +1,15 @@
-"""What the loss logs, over fresh rows alone."""
+"""What is logged: of what was generated, of what was trained on, and of what the loss computes over fresh rows."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from releases import since
-from support import DEAD, HALF, LIVE, Rewards, Spy
+from support import DEAD, HALF, LIVE, Rewards, Spy, logged
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -38,8 +39,19 @@ def fresh_tokens(loss: dict[str, Any]) -> Any:
     return loss["inputs"]["completion_mask"].bool() & fresh.unsqueeze(1)
 
 
-def logged(trainer: Any, key: str) -> list[float]:
-    return [log[key] for log in trainer.state.log_history if key in log]
+def test_25_the_log_tells_generated_and_trained_apart(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD] * 3), max_steps=2)
+    trl_replay.attach(trainer)
+    trainer.train()
+    last = [entry for entry in trainer.state.log_history if "replay/size" in entry][-1]
+    assert last["frac_reward_zero_std"] == 1.0, "stock's keys describe what was generated"
+    assert last["reward"] == 0.0
+    assert last["replay/dead_fraction"] == 1.0
+    assert last["replay/dead_fraction_after"] == pytest.approx(1 / 3)
+    assert last["replay/replaced_fraction"] == pytest.approx(2 / 3)
+    assert last["replay/age_mean"] == last["replay/uses_mean"] == 1.0
+    assert 0 < last["replay/ess"] <= 1
+    assert all(math.isfinite(value) for key, value in last.items() if key.startswith("replay/"))
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -152,10 +152,11 @@ def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(t
         ([], r"returned 0 rows at update 0; it must return 3, one for each group"),
         ("1=", r"returned a str .* a list of rows of the dataset"),
         (["1=", "2=", "3="], r"returned a list .* a list of rows of the dataset"),
+        ([{"question": "1+1="}] * 3, r"in trl_replay_inputs.*without a 'prompt'"),
     ],
 )
-def test_what_is_no_row_a_group_is_refused_by_name(tmp_path: Any, answer: Any, words: str) -> None:
-    with pytest.raises(trl_replay.ResultError, match=rf"^Plugin 'chooser' .* {words}"):
+def test_71_what_is_no_row_a_group_is_refused_by_name(tmp_path: Any, answer: Any, words: str) -> None:
+    with pytest.raises(trl_replay.ResultError, match=rf"^Plugin 'chooser' .*{words}"):
         train(tmp_path, lambda rows, context: answer)
 
 

@@ -64,6 +64,15 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"delta": 1.5, "epsilon_high": 0.4, "steps_per_generation": 2, "gradient_accumulation_steps": 1,
          "per_device_train_batch_size": 6}, {},
     ),
+    "three iterations over an accumulated window": ({"num_iterations": 3, "max_steps": 9, **ACCUMULATED}, {}),
+    "more accumulation than generations": ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, {}),
+    "generation not in step with accumulation": (
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3,
+         "max_steps": 8}, {},
+    ),
+    "padding to a multiple": ({"pad_to_multiple_of": 8}, {}),
+    "KL not multiplied by the ratio": ({"beta": 0.1, "use_bias_correction_kl": False}, {}),
+    "rewards not scaled": ({"scale_rewards": "none"}, {}),
     "the off-policy mask": ({"off_policy_mask_threshold": 1e-3, "loss_type": "grpo"}, {}),
     "truncated completions masked, beta": ({"mask_truncated_completions": True, "beta": 0.1}, {}),
     "LoRA, beta": ({"lora": True, "beta": 0.1}, {}),
@@ -89,6 +98,9 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "row weights: topr, sequence level": ({"loss_type": "grpo", **SEQUENCE}, correction("topr")),
     "row weights: sequence_mask, vespo": ({"loss_type": "vespo"}, correction("sequence_mask")),
     "half weight, sapo, beta": ({"loss_type": "sapo", "beta": 0.1}, {"replay_weight": 0.5}),
+    "half weight, the same micro-batch twice": (
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2}, {"replay_weight": 0.5},
+    ),
     "capped weights, accumulation": ({**ACCUMULATED}, {"replay_weight": 0.5, "replay_max_weight": 0.45}),
     "far rows shut, entropy bonus": ({"entropy_coef": 0.05}, {"replay_max_log_ratio": 0.4}),
     # rows

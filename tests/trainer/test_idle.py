@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from idle import IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
-from support import DEAD, LOSSES, Forwards, Rewards, Spy
+from support import DEAD, LIVE, LOSSES, Forwards, Rewards, Spy
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -93,3 +93,16 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_pat
     trl_replay.detach(trainer)
     with pytest.raises(trl_replay.RefusedError, match="replay_correction='none' needs the loss to call"):
         trl_replay.attach(trainer, replay_correction="none")
+
+
+def test_23_with_a_learning_rate_of_0_replay_changes_no_completion(tmp_path: Any) -> None:
+    """What replay draws is from generators of its own."""
+    completions = []
+    for attach in (False, True):
+        rewards = Rewards([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD])
+        trainer = make_trainer(tmp_path, rewards, learning_rate=0.0)
+        session = trl_replay.attach(trainer, use_replay=attach)
+        trainer.train()
+        assert (session.totals.counters["replaced"] > 0) == attach
+        completions.append(rewards.completions)
+    assert completions[0] == completions[1]

@@ -1,4 +1,7 @@
-"""Every batch of text that TRL can produce: stored, replayed, and trained on with the loss written down by hand."""
+"""Batches and losses that no setting alone makes: stored, replayed, and trained on with the loss written down by hand.
+
+All that settings make is in the table of test_gradients_by_hand.py.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +12,12 @@ import pytest
 import torch
 from releases import since
 from replaying import Checked, build, check_losses, replay
-from support import DEAD, HALF, LIVE, LOSSES, Rewards
+from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
-BATCHES: dict[str, dict[str, Any]] = {
-    "two iterations": {"num_iterations": 2},
-    "three iterations over an accumulated window": {
-        "num_iterations": 3, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "max_steps": 9,
-    },
-    "accumulation": {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2},
-    "more generations than accumulation": {
-        "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 8,
-    },
-    "more accumulation than generations": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
-    "more accumulation, and iterations": {
-        "gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2,
-    },
-    "generation not in step with accumulation": {
-        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 8,
-    },
-    "padding to a multiple": {"pad_to_multiple_of": 8},
-    "a reference model": {"beta": 0.1, "learning_rate": 3e-2},
-    "a reference model, KL not multiplied by the ratio": {"beta": 0.1, "use_bias_correction_kl": False},
-    "a reference model, sequence level": {"beta": 0.1, "importance_sampling_level": "sequence"},
-    "a reference model, two iterations": {"beta": 0.1, "num_iterations": 2},
-    "truncated completions masked": {"mask_truncated_completions": True, "max_completion_length": 12, "max_steps": 8},
-    "high-entropy tokens only": {"top_entropy_quantile": 0.5},
-    "two-sided clipping": {"delta": 1.5, "epsilon_high": 0.4, "learning_rate": 3e-2},
-    "rewards scaled by batch": {"scale_rewards": "batch"},
-    "rewards not scaled": {"scale_rewards": "none"},
-    "a KL penalty, dr_grpo, accumulation": {
-        "beta": 0.05, "loss_type": "dr_grpo", "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2,
-    },
-    **{f"{loss}, {level} level": {"loss_type": loss, "importance_sampling_level": level}
-       for loss in LOSSES for level in ("token", "sequence")},
-}  # fmt: skip
-NEWER = {"luspo, token level": since("1.10.0", "a token-level luspo loss that leaves padding out")}
 
 
 def checked(tmp_path: Any, rewards: Any = None, **settings: Any) -> Any:
@@ -55,45 +25,9 @@ def checked(tmp_path: Any, rewards: Any = None, **settings: Any) -> Any:
     return make_trainer(tmp_path, rewards or Rewards(*SCRIPT), **settings)
 
 
-@pytest.mark.parametrize("batch", [pytest.param(name, marks=NEWER.get(name, ())) for name in BATCHES])
-def test_replay_is_right_with(tmp_path: Any, batch: str) -> None:
-    trainer = checked(tmp_path, **BATCHES[batch])
-    session, _ = replay(trainer)
-    if "truncated" not in batch:
-        assert session.totals.counters["refused"] == 0
-    check_ratios(trainer)
-
-
-def check_ratios(trainer: Any) -> None:
-    """A replayed row's ratio is not 1; a fresh one's is, bit for bit, where it is the tap that supplies it."""
-    for loss in trainer.losses:
-        inputs, replayed = loss["inputs"], loss["inputs"].rows[:, 0] < 0
-        if not replayed.any():
-            continue
-        mask = inputs["completion_mask"][replayed].bool()
-        moved = (loss["logps"] - inputs["old_per_token_logps"])[replayed][mask]
-        assert float(moved.abs().max()) > 1e-4, "a replayed row's ratio is not 1"
-        if "old_per_token_logps" not in trainer.scored[0]:
-            fresh, old = loss["logps"][~replayed], inputs["old_per_token_logps"][~replayed]
-            torch.testing.assert_close(old, fresh, rtol=0, atol=0, msg="a fresh row's ratio is 1")
-
-
 def test_the_loss_by_hand_notices_replay_without_correction(tmp_path: Any) -> None:
     with pytest.raises(AssertionError, match="replayed rows is"):
         replay(checked(tmp_path, learning_rate=3e-2), replay_correction="none")
-
-
-def test_replay_is_right_with_the_off_policy_mask_and_drops_rows(tmp_path: Any) -> None:
-    trainer = checked(tmp_path, off_policy_mask_threshold=1e-3, learning_rate=3e-2, max_steps=6)
-    replay(trainer)
-    dropped = 0
-    for loss in trainer.losses:
-        rows = loss["inputs"].rows[:, 0] < 0
-        if rows.any():
-            mask = loss["inputs"]["completion_mask"]
-            drift = ((loss["inputs"]["old_per_token_logps"] - loss["logps"]) * mask).sum(1) / mask.sum(1)
-            dropped += int((rows & (loss["inputs"]["advantages"] < 0) & (drift > 1e-3)).sum())
-    assert dropped > 0, "the mask took some replayed row out of the loss"
 
 
 @since("1.8.0", "the entropy bonus")
@@ -118,8 +52,13 @@ def test_replay_is_right_with_an_entropy_bonus(tmp_path: Any, settings: dict[str
 
 
 @since("1.7.0", "the auxiliary loss")
-@pytest.mark.parametrize("family", ["Qwen2Moe", "Mixtral"])
-def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_path: Any, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "replay_settings"),
+    [("Qwen2Moe", {}), ("Mixtral", {}), ("Qwen2Moe", {"replay_unfilled": "exclude", "replay_max_fraction": 0.4})],
+)
+def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(
+    tmp_path: Any, family: str, replay_settings: dict[str, Any]
+) -> None:
     import transformers
 
     from trl_replay.testing import make_tokenizer
@@ -136,14 +75,15 @@ def test_replay_is_right_with_a_mixture_of_experts_and_its_auxiliary_loss(tmp_pa
         shape |= {"num_local_experts": 4}
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
-    trainer = checked(tmp_path, model=model, router_aux_loss_coef=0.1)
+    accumulated = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
+    trainer = checked(tmp_path, model=model, router_aux_loss_coef=0.5, loss_type="grpo", **accumulated)
     assert trainer.aux_loss_enabled
-    replay(trainer)
+    replay(trainer, **replay_settings)
 
 
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_replay_is_right_with_several_reward_functions(tmp_path: Any, aggregation: str, scale: str) -> None:
+def test_13_replay_is_right_with_several_reward_functions(tmp_path: Any, aggregation: str, scale: str) -> None:
     """With weights, rows that one function or none has scored, and a group that none has."""
     nothing = [None] * 4
     functions = [
@@ -181,41 +121,6 @@ def test_replay_is_right_with_an_iterable_dataset(tmp_path: Any) -> None:
 
     rows = Dataset.from_list([{"prompt": prompt} for prompt in ("1=", "12=", "123+4=")] * 16).to_iterable_dataset()
     replay(build(tmp_path, Rewards(*SCRIPT), arguments={"train_dataset": rows}))
-
-
-def test_replay_is_right_with_eval_and_logged_completions(tmp_path: Any, capsys: Any) -> None:
-    trainer = checked(
-        tmp_path, Scored(), eval_prompts=["1=", "2=", "3="], eval_strategy="steps", eval_steps=1, log_completions=True,
-        per_device_eval_batch_size=12,
-    )  # fmt: skip
-    _, watch = replay(trainer)
-    assert len(watch.steps) == 5, "the step ran for training batches only"
-    assert sum("eval_reward" in entry for entry in trainer.state.log_history) == 5
-    assert len(list((tmp_path / "completions").iterdir())) >= 5
-    assert "Prompt" in capsys.readouterr().out
-
-
-class Scored(Rewards):
-    """Rewards of the script for training batches; 0 for eval batches, which come after each update."""
-
-    def __init__(self) -> None:
-        super().__init__(*SCRIPT)
-        self.turn = 0
-
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
-        self.turn += 1
-        return super().__call__(completions, **kwargs) if self.turn % 2 else [0.0] * len(completions)
-
-
-def test_replay_is_right_with_dropout_and_warns_once(tmp_path: Any) -> None:
-    from trl_replay.testing import make_model, make_tokenizer
-
-    model = make_model(make_tokenizer(), attention_dropout=0.2)
-    trainer = checked(tmp_path, model=model)
-    trainer.independent = False  # a second forward would draw another dropout
-    with pytest.warns(UserWarning, match="The model has dropout") as caught:
-        replay(trainer)
-    assert len([one for one in caught if "dropout" in str(one.message)]) == 1
 
 
 def test_a_sync_of_the_reference_model_makes_what_was_stored_before_ineligible(tmp_path: Any) -> None:

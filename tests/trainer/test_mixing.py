@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -469,6 +470,17 @@ def test_a_masked_row_that_a_hook_leaves_as_it_is_stays_masked() -> None:
     assert not shown.masked.any(), "a hook may train it again"
 
 
+def shaping_by(given: Callable[[Any], Any]) -> Any:
+    """A plugin that gives these advantages."""
+
+    class Plugin:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+            return given(groups)
+
+    return Plugin()
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -476,23 +488,24 @@ def test_a_masked_row_that_a_hook_leaves_as_it_is_stays_masked() -> None:
         (lambda groups: groups.advantages * 1e38, r"an advantage of .*e\+38.*at most 1e\+09"),
         (lambda groups: groups.advantages / 0.0, "an advantage of inf"),
         (lambda groups: groups.advantages[:, :1], r"float64 values of shape \(3, 1\)"),
+        (lambda groups: np.ma.masked_less(groups.advantages, 0), r"np\.ma.*NaN"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, given: Any, words: str) -> None:
-    class Wrong:
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-            return given(groups)
+def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, plug: Any, given: Any, words: str) -> None:
+    name = plug(shaping_by(given))
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    trl_replay.attach(trainer, replay_plugins=[name], replay_buffer_size=0)
+    with pytest.raises(trl_replay.ResultError, match=f"Plugin '{name}'.*trl_replay_advantages.*{words}"):
+        trainer.train()
 
-    trl_replay.register(Wrong(), "wrong")
-    try:
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-        trl_replay.attach(trainer, replay_plugins=["wrong"], replay_buffer_size=0)
-        with pytest.raises(trl_replay.ResultError, match=words):
-            trainer.train()
-    finally:
-        trl_replay.unregister("wrong")
+
+def test_71_a_masked_array_in_which_nothing_is_masked_is_taken(tmp_path: Any, plug: Any) -> None:
+    name = plug(shaping_by(lambda groups: np.ma.masked_array(groups.advantages)))
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    session = trl_replay.attach(trainer, replay_plugins=[name])
+    trainer.train()
+    assert session.totals.batches == 2
 
 
 def test_a_dry_run_beside_a_trainer_that_shapes_advantages_goes_on(tmp_path: Any) -> None:

@@ -101,8 +101,8 @@ class Saving:
         self.read.append((directory / "file").read_text())
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "n" * 256, "\0" * 86, "é" * 50])
-def test_51_a_plugin_name_that_names_no_folder_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".", "..", "n" * 256, "\0" * 86, "é" * 50, "one/two", "/", "a/../../b"])
+def test_51_and_71_a_plugin_name_that_names_no_folder_is_refused(name: str) -> None:
     with pytest.raises(PluginError, match="The plugin name"):
         trl_replay.register(Saving(), name)
 

@@ -37,56 +37,66 @@ class Raising:
         raise ZeroDivisionError("no luck")
 
 
-def one_too_many(groups: Any, context: Any) -> Any:
-    return np.ones(len(groups) + 1)
+def ones(rows: Any) -> Any:
+    return torch.ones_like(rows.logps)
 
 
-def as_text(groups: Any, context: Any) -> Any:
-    return ["much"] * len(groups)
+def rows_like(slots: Any, *row: float) -> Any:
+    return np.resize(row, slots.advantages.shape)
 
 
-def of_nan(table: Any, context: Any) -> Any:
-    return table.score * np.nan
+WRONG = [
+    (
+        "scorer",
+        lambda groups, context: np.ones(len(groups) + 1),
+        r"float64 values of shape \(4,\); it must return numbers of shape \(3,\)",
+    ),
+    (
+        "scorer",
+        lambda groups: groups.reward_std,
+        "failed in trl_replay_score: TypeError: .* takes 1 positional argument",
+    ),
+    ("scorer", lambda groups, context: ["high"], "<U4 values"),
+    ("scorer", lambda groups, context: None, "object values"),
+    ("scorer", lambda groups, context: np.ones(len(groups), complex), "complex128 values"),
+    ("scorer", lambda groups, context: torch.ones(len(groups), requires_grad=True), "a Tensor"),
+    ("evictor", lambda table, context: np.ones(1), r"float64 values of shape \(1,\)"),
+    ("evictor", lambda table, context: np.full(len(table), np.nan), "keep ranks with NaN"),
+    ("sampler", lambda table, count, context: [0, 0], r"\[0, 0\].*distinct indices from 0 to 5 \(-1: the slot stays"),
+    ("sampler", lambda table, count, context: [len(table)], r"\[6\]"),
+    ("sampler", lambda table, count, context: [-2], r"\[-2\]"),
+    ("sampler", lambda table, count, context: range(count + 1), r"int64 values of shape \(4, 1\).*at most 3 slots"),
+    ("sampler", lambda table, count, context: [0.0], "float64 values.*whole numbers"),
+    ("sampler", lambda table, count, context: [[[0]]], r"int64 values of shape \(1, 1, 1\)"),
+    ("sampler", lambda table, count, context: [[0], [0, 0]], "a list"),
+    ("sampler", lambda table, count, context: None, "object values"),
+    ("mixer", lambda table, drawn, slots, context: [0, 1, 2, 3], r"int64 values of shape \(4,\).*shape \(\d, 4\)"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0), "every stored row at most once a slot"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 4, 5, 6, 7), "stored rows from 0 to 3"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0.5), "float64 values.*whole numbers"),
+    ("selector", lambda groups, context: [1, 1], r"\[1, 1\].*at most 3 distinct indices from 0 to 2"),
+    ("selector", lambda groups, context: [3], r"\[3\]"),
+    ("selector", lambda groups, context: groups.dead, r"bool values.*whole numbers"),
+    ("correction", lambda rows, context: None, "a NoneType.*a Corrected"),
+    ("correction", lambda rows, context: Corrected(None), "old_logps of type NoneType"),
+    (
+        "correction",
+        lambda rows, context: Corrected(rows.logps[:, :1]),
+        r"old_logps .*shape \(3, 1\); it must return a tensor of shape \(3, 5\)",
+    ),
+    ("correction", lambda rows, context: Corrected(rows.logps, 0.5), "weights of type float"),
+    ("correction", lambda rows, context: Corrected(rows.logps, torch.ones(1)), r"weights .*shape \(1,\)"),
+    ("correction", lambda rows, context: Corrected(rows.logps, -ones(rows)[:, 0]), r"weights \[-1\.0, .*at least 0"),
+    ("correction", lambda rows, context: Corrected(rows.logps, ones(rows) / 0), r"weights \[\[inf, .*finite"),
+]
 
 
-def the_same_twice(table: Any, count: int, context: Any) -> Any:
-    return np.zeros(count, int)
-
-
-def outside(groups: Any, context: Any) -> Any:
-    return [len(groups)]
-
-
-def in_one_row(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
-    return drawn[:, 0]
-
-
-def unweighted(rows: Any, context: Any) -> Any:
-    return Corrected(rows.behavior_logps, rows.ages[:1].float())
-
-
-def alone(groups: Any) -> Any:
-    return groups.reward_std
-
-
-@pytest.mark.parametrize(
-    ("kind", "strategy", "reason"),
-    [
-        ("scorer", one_too_many, r"returned float64 values of shape \(4,\); it must return numbers of shape \(3,\)"),
-        ("scorer", as_text, "it must return numbers of shape"),
-        ("scorer", alone, r"failed in trl_replay_score: TypeError: alone.. takes 1 positional argument"),
-        ("evictor", of_nan, "returned keep ranks with NaN; it must return numbers that can be compared"),
-        ("sampler", the_same_twice, r"returned \[0, 0, 0\]; it must return distinct indices from 0 to 5"),
-        ("selector", outside, r"returned \[3\]; it must return at most 3 distinct indices from 0 to 2"),
-        ("mixer", in_one_row, r"it must return whole numbers of shape \(3, 4\)"),
-        ("correction", unweighted, r"it must return a tensor of shape \(3,\) or \(3, 5\)"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "strategy", "words"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_result_is_refused_with_setting_value_and_remedy(
-    trainer: Any, kind: str, strategy: Any, reason: str
+    trainer: Any, kind: str, strategy: Any, words: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=reason) as refused:
-        attach(trainer, **{f"replay_{kind}": strategy})
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        attach(trainer, **{f"replay_{kind}": strategy, "replay_advantages": "stored"})
     text = str(refused.value)
     assert text.startswith(f"replay_{kind}='{strategy.__name__}' can't be used")
     assert text.endswith(f"Mend it, or name another {kind}: `trl-replay list` shows all.")
@@ -161,7 +171,7 @@ def test_a_strategy_that_needs_its_plugins_columns_is_not_refused(trainer: Any) 
 
 
 def test_without_a_buffer_nothing_is_tried(trainer: Any) -> None:
-    attach(trainer, replay_buffer_size=0, replay_scorer=one_too_many)
+    attach(trainer, replay_buffer_size=0, replay_scorer=f"{__name__}:Raising")
 
 
 def test_as_many_entries_are_made_up_as_replay_waits_for(trainer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,12 @@ def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str, storage:
     assert buffer[serial].completions == entry.completions, "after detach it can still be read"
 
 
-def test_core_columns_can_only_be_read(tmp_path: Path) -> None:
+def test_42_core_columns_can_only_be_read_and_a_plugins_can_be_written(tmp_path: Path) -> None:
     _, session = trained(tmp_path)
     table = session.buffer.table
-    for name in table.names:
+    for part, name in itertools.product((table, table.take(np.array([0]))), table.names):
         with pytest.raises(ValueError, match="read-only"):
-            getattr(table, name)[:] = 0
+            getattr(part, name)[:] = 0
     table.add_column("mine")
     table.mine[:] = 3.0
     assert (session.buffer.table.mine == 3.0).all()

@@ -122,16 +122,56 @@ def test_gfpo_is_replayed_while_it_filters_nothing_and_refused_when_it_does(tmp_
         trainer.train()
 
 
+class AroundTheTap(Spy):
+    """A trainer whose loss computes log-probs some other way."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return model(input_ids=ids).logits.float().mean()
+
+
+class AroundTheLoss(Spy):
+    """A trainer that does not call `_compute_loss`."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return AroundTheTap._compute_loss(self, model, inputs)
+
+
+class ReadsTooEarly(Spy):
+    """A trainer whose loss reads the old log-probs before it computes the new ones."""
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, dict(inputs))
+
+
+def check_goes_around(trainer: Any, words: str) -> None:
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match=words):
+        trainer.train()
+    assert session.totals.counters["replaced"] == 0
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "words"),
+    [
+        (AroundTheTap, "never called _get_per_token_logps_and_entropies"),
+        (ReadsTooEarly, "did not read 'old_per_token_logps'"),
+        (AroundTheLoss, "goes around the seam"),
+    ],
+)
+def test_29_training_around_the_seam_is_an_error_before_anything_is_replayed(
+    tmp_path: Any, trainer_class: type, words: str
+) -> None:
+    check_goes_around(make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=trainer_class), words)
+
+
 @shipping("dppo")
 def test_dppo_is_refused_in_its_first_loss(tmp_path: Any) -> None:
     """It takes its ratio to the sampler's log-probs, and never reads the old ones."""
     from trl.experimental.dppo import DPPOConfig, DPPOTrainer
 
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=DPPOTrainer, config_class=DPPOConfig)
-    session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="did not read 'old_per_token_logps'"):
-        trainer.train()
-    assert session.totals.counters["replaced"] == 0
+    check_goes_around(trainer, "did not read 'old_per_token_logps'")
 
 
 def test_rloo_is_refused_by_name(tmp_path: Any) -> None:

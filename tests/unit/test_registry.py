@@ -112,6 +112,17 @@ def test_a_broken_plugin_raises_with_its_reason_only_when_it_is_asked_for(regist
             ask()
 
 
+@pytest.mark.parametrize("status", ["0", "3", "'bye'"])
+def test_71_a_plugin_that_exits_when_it_is_imported_is_a_broken_plugin(registry, install, status):
+    module = install("leaves", "leaves", f"import sys\nsys.exit({status})\n")
+    with pytest.warns(RuntimeWarning, match=r"'leaves' from leaves 1\.0 was not loaded: SystemExit"):
+        registry.discover()
+    with pytest.raises(PluginError, match=r"leaves 1\.0.*SystemExit"):
+        registry.plugin("leaves", "replay_plugins")
+    with pytest.raises(UnknownNameError, match=rf"{module}:score.*SystemExit"):
+        registry.resolve("scorer", f"{module}:score")
+
+
 def test_two_distributions_that_claim_one_name_are_both_named(registry, install):
     install("replay-first", "cold", version="1.0")
     install("replay-second", "cold", version="2.0")
