@@ -52,15 +52,6 @@ def test_the_gpu_benchmark_runs_on_a_cpu_in_small(
     }
 
 
-def test_it_asks_for_a_gpu_unless_it_is_to_be_small(
-    benchmark: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    gpu = benchmark("gpu")
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    assert gpu.main([]) == 1
-    assert "--small" in capsys.readouterr().err
-
-
 def test_a_task_of_the_methods_benchmark_trains_and_stops_at_its_completions(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,20 +162,6 @@ def test_the_benchmark_of_many_ranks_runs_in_small_and_real_ranks_receive_what_s
     for table in (ranks.traffic, ranks.decisions):
         assert "\n".join(table(found["simulated"])) in shown
     assert "\n".join(ranks.comparison(found["compared"])) in shown
-
-
-def test_what_goes_wrong_on_real_ranks_fails_the_benchmark(benchmark: Any) -> None:
-    ranks = benchmark("ranks")
-    fine = {
-        "ranks": 2, "scope": "gathered", "wrong": [], "steps that differ": 0, "payload by the average": 7.0,
-        "received": {"admit": 4, "fetch": 3},
-    }  # fmt: skip
-    assert ranks.failed({"compared": [fine], "real": {"16": {"wrong": []}}}) == []
-    for broken in (
-        {"wrong": ["update 3: the ranks' tables differ"]}, {"steps that differ": 1}, {"payload by the average": 8.0}
-    ):  # fmt: skip
-        assert len(ranks.failed({"compared": [{**fine, **broken}]})) == 1
-    assert ranks.failed({"real": {"16": {"wrong": ["pattern 3: …"]}}}) == ["pattern 3: …"]
 
 
 def test_the_benchmark_of_long_completions_runs_in_small(

@@ -115,9 +115,3 @@ def test_split_needs_two_stored_rows_a_slot_and_stored_takes_any_prompt(tmp_path
     with trl_replay.attached(trainer, **chosen) as session:
         trainer.train()
     assert bool(session.totals.counters["replaced"]) == replayed, session.explain()
-
-
-def test_inject_is_refused_with_a_sampler_of_any_prompt(tmp_path):
-    trainer = make_trainer(tmp_path / "out", Rewards([LIVE, LIVE, LIVE]))
-    with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
-        trl_replay.attach(trainer, replay_mixer="inject")

@@ -66,21 +66,6 @@ def test_an_arm_that_fails_ends_the_demo(tmp_path: Path, monkeypatch: pytest.Mon
         lock.main(["--steps", "2", "--out", str(tmp_path)])
 
 
-def test_progress_is_shown_every_few_seconds(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    assert lock.EVERY < 10
-    clock = iter([0.0, 5.0, 9.0, 9.0, 16.0, 17.5, 17.5])
-    monkeypatch.setattr(lock.time, "monotonic", lambda: next(clock))
-    watch = lock.Watch(Record("replay", 1, 1e-3, {}), lock.show)
-    batch = SimpleNamespace(per_device_train_batch_size=64, gradient_accumulation_steps=1, world_size=1)
-    for value in (0.0, 0.5, 0.5, 0.0):
-        logs = {"reward": value, "frac_reward_zero_std": 0.75, "num_tokens": 6.0, "replay/dead_fraction_after": 0.25}
-        watch.on_log(batch, None, None, logs)
-    assert capsys.readouterr().err.splitlines() == [
-        "with replay, seed 1, update 2: reward 0.25, dead groups 75% → 25%",
-        "with replay, seed 1, update 4: reward 0.25, dead groups 75% → 25%",
-    ]
-
-
 def test_the_lock_starts_from_uniformly_random_codes(taught: Any) -> None:
     record = lock.run("stock", SEED, 1e-9, 20)
     assert 0.85 < sum(record.dead) / 20 <= 1, "about 97 % of the groups are dead at the start"

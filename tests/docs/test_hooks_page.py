@@ -37,11 +37,6 @@ def heading(name):
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_every_hook_has_a_section_titled_with_its_signature(name):
-    assert heading(name) in SECTIONS, f"docs/hooks.md lacks the section: ## `{heading(name)}`"
-
-
-@pytest.mark.parametrize("name", HOOKS)
 def test_every_section_says_what_to_return_and_has_an_example_that_implements_the_hook(name):
     section = SECTIONS[heading(name)]
     assert "**Returns**" in section
@@ -54,7 +49,7 @@ def test_every_section_says_what_to_return_and_has_an_example_that_implements_th
     assert [caller.name for caller in manager.get_hookcallers(manager.get_plugin("example"))] == [name]
 
 
-def test_no_section_describes_a_hook_that_does_not_exist():
+def test_there_is_a_section_for_every_hook_titled_with_its_signature_and_no_other():
     assert set(SECTIONS) == {heading(name) for name in HOOKS}
 
 
@@ -68,17 +63,10 @@ def test_the_page_runs_from_top_to_bottom():
             getattr(suite, name)()
 
 
-def test_links_within_the_page_and_to_files_lead_somewhere():
-    slugs = {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", PAGE):
-        if target.startswith("#"):
-            assert target[1:] in slugs, f"{target} is no heading of docs/hooks.md"
-        elif not target.startswith("http"):
-            path = Path(__file__).parents[2] / "docs" / target.partition("#")[0]
-            assert path.exists(), f"{target} does not exist"
+def test_links_within_the_page_lead_to_headings():
+    titles = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= slugs
 
 
 def test_the_plugin_in_ten_lines_works_as_it_stands(tmp_path, monkeypatch):

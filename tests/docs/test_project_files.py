@@ -26,7 +26,7 @@ IN_REPOSITORY = re.compile(
 )
 PAGES = [
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md"))
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*/README.md"))
 ]
 WIDTH = 119
 

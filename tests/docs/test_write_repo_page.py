@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
@@ -41,20 +41,6 @@ def repo(tmp_path_factory: Any) -> Iterator[str]:
         yield re.search(r'replay_preset="(\w+/\w+)"', PAGE)[1]  # type: ignore[index]
         if name in registry().plugins:
             trl_replay.unregister(name)
-
-
-def steps_of(session: Any) -> list[tuple[Any, Any]]:
-    """From now on, every batch that goes into the session's step, and what comes out."""
-    steps = []
-    step = session.step
-
-    def recording(batch: Any, *others: Any) -> Any:
-        composed = step(batch, *others)
-        steps.append((batch, composed))
-        return composed
-
-    session.step = recording
-    return steps
 
 
 def normalized(rewards: Any) -> Any:
@@ -88,7 +74,7 @@ def test_the_plugin_replays_rows_of_the_same_prompt_with_split_advantages(repo: 
     rewards = Rewards(*REWARDS)
     trainer = make_trainer(tmp_path / "out", rewards, max_steps=8)
     with trl_replay.attached(trainer, replay_preset=repo) as session:
-        steps = steps_of(session)
+        steps = record(session)
         trainer.train()
         assert session.plugins == ["my_repo"]
         replayed = 0

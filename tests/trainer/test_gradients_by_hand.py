@@ -88,7 +88,7 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "generated again, rewards scaled by batch": ({"scale_rewards": "batch"}, REFILLED),
     "generated again and mixed": ({"loss_type": "dr_grpo"}, {**REFILLED, **ONE_ROW, "replay_advantages": "joint"}),
     # corrections and gates
-    "token weights: truncated, beta": ({"beta": 0.1}, correction("truncated")),
+    "half of token weights: truncated, beta": ({"beta": 0.1}, correction("truncated", replay_weight=0.5)),
     "token weights: icepop, grpo, high-entropy tokens": (
         {"loss_type": "grpo", "top_entropy_quantile": 0.6},
         correction("icepop", replay_correction_kwargs={"low": 0.8, "high": 1.25}),

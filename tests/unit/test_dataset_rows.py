@@ -81,6 +81,19 @@ def test_a_dataset_that_repeats_a_few_prompts_is_not_searched_to_its_end() -> No
     assert len(looked_at) < 200
 
 
+def test_its_state_goes_on_where_it_was_and_begins_anew_with_another_number_of_parts() -> None:
+    source = PromptSource(dataset(9), seed=2)
+    source.take(4)
+    state = source.state_dict()
+    expected = numbers(source.take(5))
+    again = PromptSource(dataset(9), seed=2)
+    again.load_state_dict(state)
+    assert numbers(again.take(5)) == expected
+    for other in (PromptSource(dataset(9), 2, 0, 3), PromptSource(dataset(11), 2)):
+        other.load_state_dict(state)
+        assert (other.position, other.order) == (0, 1)
+
+
 # rows
 
 

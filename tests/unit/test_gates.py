@@ -51,6 +51,14 @@ def test_tokens_that_are_not_trained_on_are_neither_capped_nor_counted() -> None
     assert gates.metrics() == {"replay/capped_fraction": 0.5}
 
 
+def test_the_capped_share_is_over_everything_since_the_last_log() -> None:
+    gates = Gates(max_weight=1.0)
+    gated(gates, rows([[2.0, 0.0]]))
+    gated(gates, rows([[0.0, 0.0], [0.0, 3.0]]))
+    assert gates.metrics() == {"replay/capped_fraction": pytest.approx(2 / 6)}
+    assert gates.metrics() == {}
+
+
 def test_at_sequence_level_the_cap_is_on_the_rows_mean_ratio() -> None:
     gates = Gates(max_weight=1.0, sequence_level=True)
     logs, mask = [[1.0, 0.0, 9.0], [-1.0, 0.5, 9.0], [5.0, 5.0, 5.0]], [[1, 1, 0], [1, 1, 0], [0, 0, 0]]

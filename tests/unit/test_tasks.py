@@ -129,6 +129,19 @@ def test_a_prompt_without_content_is_like_no_other() -> None:
         assert tasks.key({"prompt": "1=", "image": object()}) != tasks.key({"prompt": "1=", "image": object()})
 
 
+@pytest.mark.parametrize(
+    ("tasks", "row"),
+    [
+        (Tasks(["index"]), {"prompt": "1="}),
+        (Tasks(warns=False), {"prompt": "1="}),
+        (Tasks(), {"environment": "vault"}),
+    ],
+    ids=["columns are chosen", "another process warns", "there is no prompt"],
+)
+def test_nobody_is_told_of_columns_that_split_a_prompt_where(tasks: Tasks, row: dict[str, Any]) -> None:
+    assert tasks.key({**row, "index": 0}) != tasks.key({**row, "index": 1})  # warnings are errors here
+
+
 # groups
 
 
