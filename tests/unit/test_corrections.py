@@ -63,35 +63,51 @@ def log(*ratios: float) -> list[float]:
     return [math.log(ratio) for ratio in ratios]
 
 
-def test_geo_mask_takes_out_rows_whose_geometric_mean_is_a_percent_off() -> None:
-    ratios = [
-        log(2.0, 0.5, 1.0),  # 1
-        log(1.02, 1.0, 1.0),  # 1.0066
-        log(1.02, 1.02, 1.0),  # 1.0133
-        log(0.98, 1.0, 1.0),  # 0.9933
-        log(0.98, 0.98, 1.0),  # 0.9866
-    ]
-    rows = rows_of(ratios, [1.0, -1.0, 1.0, -1.0, 1.0])
-    assert made("geo_mask")(rows, make_context()).weights.tolist() == [1, 1, 0, 1, 0]
-    assert made("geo_mask", low=0.98, high=1.01)(rows, make_context()).weights.tolist() == [1, 1, 0, 1, 1]
-    assert made("sequence_mask")(rows, make_context()).weights.tolist() == [1, 1, 1, 1, 1]
+MEANS = [  # geometric means
+    log(2.0, 0.5, 1.0),  # 1
+    log(1.02, 1.0, 1.0),  # 1.0066
+    log(1.02, 1.02, 1.0),  # 1.0133
+    log(0.98, 1.0, 1.0),  # 0.9933
+    log(0.98, 0.98, 1.0),  # 0.9866
+]
+KL = [  # estimated
+    log(2.0, 0.5, 1.0),  # (1 - log 2 + -0.5 + log 2 + 0) / 3 = 0.5 / 3, though the ratios cancel
+    log(1.1, 0.9, 1.0),  # (0.1 - 0.09531 - 0.1 + 0.10536) / 3 = 0.00335
+    log(0.8, 0.8, 0.8),  # -0.2 + 0.22314 = 0.02314
+    log(1.2, 1.2, 1.2),  # 0.2 - 0.18232 = 0.01768
+    log(1.0, 1.0, 1.0),
+]
+OUTLIERS = [log(99.0, 1.1e-4, 1.0), log(101.0, 1.0, 1.0), log(1.0, 1.0, 9e-5)]
+SINGLE = [log(0.49, 0.51, 1.0), log(1.99, 2.01, 4.9)]
+SIGNED = [  # each with a positive and a negative advantage
+    *[log(0.1, 0.5, 0.5)] * 2,  # 0.292
+    *[log(0.9, 0.5, 0.5)] * 2,  # 0.608
+    *[log(9.0, 2.0, 1.0)] * 2,  # 2.62
+]
+WEIGHTS: list[tuple[str, dict[str, float], list[list[float]], Any]] = [
+    ("geo_mask", {}, MEANS, [1, 1, 0, 1, 0]),
+    ("geo_mask", {"low": 0.98, "high": 1.01}, MEANS, [1, 1, 0, 1, 1]),
+    ("sequence_mask", {}, MEANS, [1, 1, 1, 1, 1]),
+    ("k3_mask", {}, KL, [0, 1, 0, 0, 1]),
+    ("k3_mask", {"threshold": 0.0033}, KL, [0, 0, 0, 0, 1]),
+    ("k3_mask", {"threshold": 0.02}, KL, [0, 1, 0, 1, 1]),
+    ("k3_mask", {"threshold": 0.16}, KL, [0, 1, 1, 1, 1]),
+    ("k3_mask", {"threshold": 0.17}, KL, [1, 1, 1, 1, 1]),
+    ("icepop", {}, SINGLE, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # the last position is padding
+    ("icepop", {"high": 5.0}, SINGLE, [[0, 1, 1, 0], [1, 1, 1, 0]]),
+    ("outlier_mask", {}, OUTLIERS, [1, 0, 0]),
+    ("outlier_mask", {"high": 200}, OUTLIERS, [1, 1, 0]),
+    ("outlier_mask", {"low": 1e-5}, OUTLIERS, [1, 0, 1]),
+    ("veto_negative", {}, SIGNED, [1, 0, 1, 1, 1, 0]),
+    ("veto_negative", {"low": 0.25, "high": 1e6}, SIGNED, [1] * 6),
+    ("sequence_mask", {}, SIGNED, [0, 0, 1, 1, 0, 0]),
+]
 
 
-def test_k3_mask_takes_out_rows_of_large_estimated_kl_though_their_ratios_cancel() -> None:
-    ratios = [
-        log(2.0, 0.5, 1.0),  # (1 - log 2 + -0.5 + log 2 + 0) / 3 = 0.5 / 3
-        log(1.1, 0.9, 1.0),  # (0.1 - 0.09531 - 0.1 + 0.10536) / 3 = 0.00335
-        log(0.8, 0.8, 0.8),  # -0.2 + 0.22314 = 0.02314
-        log(1.2, 1.2, 1.2),  # 0.2 - 0.18232 = 0.01768
-        log(1.0, 1.0, 1.0),
-    ]
-    rows = rows_of(ratios, [1.0, -1.0, 1.0, -1.0, 1.0])
-    assert made("k3_mask")(rows, make_context()).weights.tolist() == [0, 1, 0, 0, 1]
-    for threshold, kept in ((0.0033, 0), (0.0034, 1)):
-        assert made("k3_mask", threshold=threshold)(rows, make_context()).weights[1] == kept
-    assert made("k3_mask", threshold=0.02)(rows, make_context()).weights.tolist() == [0, 1, 0, 1, 1]
-    assert made("k3_mask", threshold=0.16)(rows, make_context()).weights.tolist() == [0, 1, 1, 1, 1]
-    assert made("k3_mask", threshold=0.17)(rows, make_context()).weights.tolist() == [1, 1, 1, 1, 1]
+@pytest.mark.parametrize(("name", "limits", "logs", "weights"), WEIGHTS)
+def test_masks_by_hand_with_their_defaults_and_other_limits(name: str, limits: Any, logs: Any, weights: Any) -> None:
+    rows = rows_of(logs, [1.0, -1.0, 1.0, -1.0, 1.0, -1.0][: len(logs)])
+    assert made(name, **limits)(rows, make_context()).weights.tolist() == weights
 
 
 def test_k3_of_tokens_that_hardly_moved_is_not_lost_in_rounding() -> None:
@@ -100,31 +116,6 @@ def test_k3_of_tokens_that_hardly_moved_is_not_lost_in_rounding() -> None:
     rows = ReplayedRows(new, old, new, torch.ones(1, 3, dtype=torch.bool), torch.ones(1), torch.ones(1))
     assert made("k3_mask", threshold=1e-9)(rows, make_context()).weights.tolist() == [0]
     assert made("k3_mask", threshold=1.5e-9)(rows, make_context()).weights.tolist() == [1]
-
-
-def test_icepop_takes_out_single_tokens_on_both_sides() -> None:
-    rows = rows_of([log(0.49, 0.51, 1.0), log(1.99, 2.01, 4.9)], [1.0, -1.0])
-    corrected = made("icepop")(rows, make_context())
-    assert corrected.weights.tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]], "the last position is padding"
-    papers = made("icepop", high=5.0)(rows, make_context())
-    assert papers.weights[rows.mask].tolist() == [0, 1, 1, 1, 1, 1]
-
-
-def test_outlier_mask_takes_out_rows_with_a_single_token_far_off() -> None:
-    rows = rows_of([log(99.0, 1.1e-4, 1.0), log(101.0, 1.0, 1.0), log(1.0, 1.0, 9e-5)], [1.0, -1.0, 1.0])
-    assert made("outlier_mask")(rows, make_context()).weights.tolist() == [1, 0, 0]
-    assert made("outlier_mask", high=200)(rows, make_context()).weights.tolist() == [1, 1, 0]
-    assert made("outlier_mask", low=1e-5)(rows, make_context()).weights.tolist() == [1, 0, 1]
-
-
-def test_veto_negative_takes_out_what_sequence_mask_does_of_negative_rows_alone() -> None:
-    far, near = log(0.1, 0.5, 0.5), log(0.9, 0.5, 0.5)  # geometric means 0.292 and 0.608
-    above = log(9.0, 2.0, 1.0)  # 2.62
-    rows = rows_of([far, far, near, near, above, above, far], [1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0])
-    assert made("veto_negative")(rows, make_context()).weights.tolist() == [1, 0, 1, 1, 1, 0, 1]
-    assert made("sequence_mask")(rows, make_context()).weights.tolist() == [0, 0, 1, 1, 0, 0, 0]
-    one_sided = made("veto_negative", low=0.25, high=1e6)(rows, make_context())
-    assert one_sided.weights.tolist() == [1] * 7
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from trl_replay.registry import registry
 from trl_replay.strategies import evictors
-from trl_replay.strategies.evictors import prompt_balanced
 from trl_replay.testing import make_context, make_table
 
 
@@ -40,16 +39,6 @@ def test_two_hundred_equal_scores_through_a_heap_of_64_leave_the_newest_64(batch
     assert sorted(buffer.table.serial.tolist()) == list(range(136, 200))
 
 
-def test_a_heap_keeps_the_highest_scores_and_of_equals_the_newer():
-    buffer = fill(4, evictors.heap, [5, 1, 3, 3, 3, 9, 0, 3], batch=2)
-    assert sorted(buffer.table.serial.tolist()) == [0, 4, 5, 7]
-
-
-def test_fifo_keeps_the_newest_whatever_their_score():
-    buffer = fill(3, evictors.fifo, [9, 8, 7, 6, 5], batch=2)
-    assert sorted(buffer.table.serial.tolist()) == [2, 3, 4]
-
-
 def test_a_reservoir_is_a_uniform_sample_of_everything_offered():
     count, capacity, trials = 24, 6, 800
     counts = survivors(evictors.reservoir, [1.0] * count, capacity, trials)
@@ -66,18 +55,6 @@ def test_a_weighted_reservoir_of_one_keeps_in_proportion_to_the_scores():
     expected = {row: trials * score / 12 for row, score in enumerate(scores) if score}
     assert counts[4] == 0, "a worthless group was kept before a worthy one"
     assert chi_square(counts, expected) < 16.27, f"p < 0.001 with 3 degrees of freedom: {counts}"
-
-
-def test_a_weighted_reservoir_favors_higher_scores():
-    counts = survivors(evictors.weighted_reservoir, [1.0] * 12 + [4.0] * 12, 6, 200)
-    assert counts[12:].sum() > 2 * counts[:12].sum()
-
-
-def test_prompt_balanced_keeps_the_newest_of_every_prompt() -> None:
-    table = make_table([1.0] * 7, prompt=[5, 5, 5, 7, 5, 7, 9], serial=range(7))
-    assert table.peers.tolist() == [4, 4, 4, 2, 4, 2, 1]
-    assert table.newer.tolist() == [3, 2, 1, 1, 0, 0, 0]
-    assert prompt_balanced(table, make_context()).tolist() == [-2, -1, 0, 0, 1, 1, 1]
 
 
 @settings(deadline=None)
