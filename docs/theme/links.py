@@ -18,7 +18,6 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), *map(str, ROOT.glob("plugins/*/src"))]
 PICTURES = "pictures"
 LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[^)#\s]+)", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
@@ -27,6 +26,7 @@ NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the page of methods, and the benchmarks' pictures."""
+    sys.path[:0] = [str(ROOT), *map(str, ROOT.glob("plugins/*/src"))]  # mkdocs takes back what a hook's module adds
     from trl_replay_papers.__main__ import page
 
     files.append(File.generated(config, "papers.md", content=page()))
