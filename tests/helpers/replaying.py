@@ -227,6 +227,9 @@ class Watch:
                 self.taken.append(self.taken[composed])
             else:
                 self.steps.append((before, out))
+            for kept in (self.policy, self.rewards):
+                if kept:
+                    kept.append(kept[composed])
             self.iterations += 1
             return out
 

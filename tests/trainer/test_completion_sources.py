@@ -256,3 +256,13 @@ def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked
     assert max(map(len, rounds_of(coins.calls, 2))) == 3
     for _, after in watch.steps:
         assert int(after["num_items_in_batch"]) == int((after["completion_mask"] * after["tool_mask"]).sum())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_vllms_ratios_are_drawn_with_their_rows_in_further_iterations(tmp_path: Any, mode: str) -> None:
+    settings = {"vllm_importance_sampling_mode": mode, **CLIPPED_RATIOS}
+    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, **settings)
+    generation = StandIn(trainer, [5, 2, 4, 1, 3, 6, 2])
+    session, _ = replay(trainer, replay_iterations="replay", replay_start=0)
+    assert session.totals.counters["iterated"] > 4
+    assert generation.syncs == 3, "once a generation"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pictures
@@ -38,7 +40,13 @@ CASES = [
 ]
 
 
-def train(tmp_path: Any, make: Any, counts: tuple[int, ...], **settings: Any) -> tuple[Session, Any]:
+def train(
+    tmp_path: Any,
+    make: Any,
+    counts: tuple[int, ...],
+    replays: Mapping[str, Any] = MappingProxyType({}),
+    **settings: Any,
+) -> tuple[Session, Any]:
     model, processor = make()
     if SAMPLES_IMAGE_TOKENS:
         settings["generation_kwargs"] = {"suppress_tokens": [model.config.image_token_id]}
@@ -47,7 +55,7 @@ def train(tmp_path: Any, make: Any, counts: tuple[int, ...], **settings: Any) ->
         arguments={"train_dataset": pictures.dataset(counts)}, **settings,
     )  # fmt: skip
     trainer.independent = False
-    return replay(trainer)
+    return replay(trainer, **replays)
 
 
 def check_images(watch: Any) -> int:
@@ -70,6 +78,13 @@ def check_images(watch: Any) -> int:
                     )
                     assert torch.equal(types, stored_types)
     return seen
+
+
+def test_images_are_drawn_with_their_rows_in_further_iterations(tmp_path: Any) -> None:
+    settings = {"replay_iterations": "replay", "replay_start": 0}
+    session, watch = train(tmp_path, pictures.qwen2_vl, (2, 1, 3), settings, num_iterations=2)
+    assert check_images(watch) > 0
+    assert session.totals.counters["iterated"] > 0
 
 
 @pytest.mark.parametrize(("layout", "counts"), CASES, ids=str)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from corrected import MASKS
 from loss_by_hand import reference_loss
 from replaying import Watch, build, check_batches, check_losses, replay
 from resuming import digits, last, train
@@ -23,6 +24,7 @@ RIGHT = [1.0, 1.0, 1.0, 1.0]
 REPLAY = {"replay_iterations": "replay", "replay_start": 0}
 WINDOWS = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
 TWO_UPDATES = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 6}
+CORRECTIONS = ("ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped")
 KL = {
     "all": None,
     "fresh": lambda replayed, wrong: not replayed,
@@ -65,6 +67,39 @@ def test_the_losses_of_an_iterations_micro_batches_are_those_by_hand_together(
         together = trainer.by_hand[first] + trainer.by_hand[first + 1]
         expected = reference_loss(trainer, together, whole=True) * updates if together else 0.0
         assert math.isclose(found, expected, rel_tol=2e-4, abs_tol=2e-5), first
+
+
+@pytest.mark.parametrize(
+    ("correction", "level"),
+    [
+        *((name, "token") for name in (*CORRECTIONS, *MASKS)),
+        *((name, "sequence") for name in ("ratio", "none", "sequence_mask", "topr", "geo_mask")),
+    ],
+)
+def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(
+    tmp_path: Path, correction: str, level: str
+) -> None:
+    settings = {"loss_type": "grpo", "importance_sampling_level": level, "learning_rate": 2e-2}
+    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, **settings)
+    trainer.gradients, trainer.correction = True, correction
+    session = trl_replay.attach(
+        trainer, replay_correction=correction, replay_correction_kwargs=MASKS.get(correction), **REPLAY
+    )
+    watch = follow(trainer, session)
+    trainer.train()
+    check_batches(watch)
+    check_losses(trainer)
+    assert session.totals.counters["iterated"] > 4
+    assert len(trainer.gradient_errors) == len(trainer.compared) > 6
+
+
+def test_with_lora_every_iteration_is_the_one_by_hand(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    targets = ["q_proj", "v_proj", "down_proj"]
+    adapters = {"peft_config": LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")}
+    session, _ = trained(tmp_path, {}, arguments=adapters, beta=0.1)
+    assert session.totals.counters["iterated"] > 4
 
 
 def follow(trainer: Any, session: Any) -> Watch:
