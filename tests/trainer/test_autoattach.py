@@ -46,13 +46,13 @@ def session_of(trainer: Any) -> Any:
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes tiny trainers; afterwards, TRL's class is as it was."""
-    before = dict(vars(GRPOTrainer))
+    before = dict(vars(GRPOTrainer)), Trainer.train
 
     def make(trainer_class: type | None = None) -> Any:
         return make_trainer(tmp_path, Rewards([LIVE, DEAD, LIVE]), trainer_class=trainer_class, max_steps=2)
 
     yield make
-    assert dict(vars(GRPOTrainer)) == before
+    assert (dict(vars(GRPOTrainer)), Trainer.train) == before
 
 
 def test_every_trainer_attaches_when_it_first_trains_and_not_before(make: Any) -> None:
@@ -91,7 +91,6 @@ def test_subclasses_attach_whatever_they_do_to_train(make: Any) -> None:
 
     class Calls(GRPOTrainer):
         def train(self, *args: Any, **kwargs: Any) -> Any:
-            assert is_attached(self)
             return super().train(*args, **kwargs)
 
     for trainer_class in (Plain, GoesAround, MixedIn, Calls):
@@ -99,10 +98,6 @@ def test_subclasses_attach_whatever_they_do_to_train(make: Any) -> None:
         trainer.train()
         assert is_attached(trainer), trainer_class.__name__
     undo()
-    assert "train" not in vars(Plain)
-    assert "train" not in vars(MixedIn)
-    assert vars(GoesAround)["train"].__name__ == "train"
-    assert not hasattr(vars(GoesAround)["train"], "__wrapped__")
 
 
 def test_training_again_keeps_the_session_and_detach_is_not_undone(make: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from pathlib import Path
 
 from .save_id import FOLDER, TRAINER_STATE, SaveId, read_save_id
@@ -49,14 +48,14 @@ def numbered_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether stock's last file is there, all files that ours know of are, and every file has its end."""
-    if not (folder / TRAINER_STATE).is_file() or (folder / UNFINISHED).exists():
+    """Whether stock's last file is there and whole, and so are all files that ours know of."""
+    if (folder / UNFINISHED).exists():
         return False
-    saved = read_save_id(folder)
     try:
-        return _has_all_ranks(folder, saved) and all(_has_its_end(path) for path in _files(folder, saved))
-    except FileNotFoundError:  # it is being rotated
+        json.loads((folder / TRAINER_STATE).read_bytes())
+    except (OSError, ValueError, RecursionError):
         return False
+    return _has_all_ranks(folder, read_save_id(folder))
 
 
 def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
@@ -71,17 +70,6 @@ def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
     return all(_has_all_files(rank) for rank in present)
 
 
-def _files(folder: Path, saved: SaveId | None) -> list[Path]:
-    """All files in a checkpoint, and in its folders, which may be links; without what another run left behind."""
-    paths: list[Path] = []
-    for part in folder.iterdir():
-        if part.is_dir() and not (saved is None and part.name == FOLDER):
-            paths += part.rglob("*")
-        else:
-            paths.append(part)
-    return [path for path in paths if path.is_file()]
-
-
 def _has_all_files(rank: Path) -> bool:
     """Whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
     checkpoint = rank.parents[1]
@@ -92,36 +80,3 @@ def _has_all_files(rank: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return all(path.is_file() for path in paths)
-
-
-def _has_its_end(path: Path) -> bool:
-    """Whether a file of a kind that tells its length was written to the end; other kinds are taken as they are."""
-    if path.suffix == ".json":
-        return _parses(path)
-    if path.suffix in (".pt", ".pth"):
-        return zipfile.is_zipfile(path)  # the directory of a zip file comes last
-    if path.suffix == ".safetensors":
-        return _has_all_tensors(path)
-    return True
-
-
-def _parses(path: Path) -> bool:
-    try:
-        json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _has_all_tensors(path: Path) -> bool:
-    """Whether the file is as long as its header says."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header_length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(min(header_length, size)))
-            header.pop("__metadata__", None)
-            ends = [tensor["data_offsets"][1] for tensor in header.values()]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return False
-    return size == 8 + header_length + max(ends, default=0)

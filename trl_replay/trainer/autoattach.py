@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..bootstrap.sitecustomize import TRAINER_MODULE, VARIABLE, WhenImported, report
 from ..config import ReplayConfig
@@ -86,92 +86,50 @@ def autoattach_from_environment() -> None:
     _watch.begin()
 
 
-class Replaced(NamedTuple):
-    """A class's attribute that was replaced by ours; before, the class had none of its own if that is None."""
-
-    cls: type
-    name: str
-    before: Any
-    ours: Any
-
-    def put_back(self) -> None:
-        """Not where somebody has replaced ours again: theirs stays, and ours does nothing more."""
-        if vars(self.cls).get(self.name) is not self.ours:
-            return
-        if self.before is None:
-            delattr(self.cls, self.name)
-        else:
-            setattr(self.cls, self.name, self.before)
-
-
 class _Watch:
-    """Puts `train` methods that attach first on the trainer's class and its subclasses, and takes them off again."""
+    """Puts a `train` on the trainers' common class that attaches first, and takes it off again."""
 
     def __init__(self) -> None:
-        self._finder = WhenImported(TRAINER_MODULE, lambda module: self._watch_trainer(module.GRPOTrainer))
-        self._replaced: list[Replaced] = []
+        self._finder = WhenImported(TRAINER_MODULE, self._wrap_train)
+        self._put_back: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Now, or as soon as TRL's trainer has been imported."""
-        trainer_class = getattr(sys.modules.get(TRAINER_MODULE), "GRPOTrainer", None)
-        if trainer_class is not None:
-            self._watch_trainer(trainer_class)
+        module = sys.modules.get(TRAINER_MODULE)
+        if hasattr(module, "GRPOTrainer"):
+            self._wrap_train(module)
         elif self._finder not in sys.meta_path:
             sys.meta_path.insert(0, self._finder)
 
     def end(self) -> None:
-        """The classes are as they were."""
+        """The class is as it was."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        for replaced in reversed(self._replaced):
-            replaced.put_back()
-        self._replaced.clear()
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
 
-    def _watch_trainer(self, trainer_class: type) -> None:
-        """The trainer's class, the subclasses that it has, and those that it will have."""
-        if any(replaced.cls is trainer_class for replaced in self._replaced):
+    def _wrap_train(self, module: Any) -> None:
+        """However a subclass of TRL's trainer trains, it comes to the `train` of transformers' trainer."""
+        from transformers import Trainer
+
+        if self._put_back is not None:
             return
-        self._wrap_train(trainer_class)
-        self._watch_future_subclasses(trainer_class)
-        waiting: list[type] = trainer_class.__subclasses__()
-        while waiting:
-            cls = waiting.pop(0)
-            self._wrap_train(cls)
-            waiting += cls.__subclasses__()
+        trainer_class = module.GRPOTrainer
+        stock = Trainer.train
 
-    def _wrap_train(self, cls: Any) -> None:
-        """Nothing to do where `train` is inherited from a class that attaches already."""
-        found = cls.train
-        if any(found is replaced.ours for replaced in self._replaced):
-            return
-        own = vars(cls).get("train")
-
-        @functools.wraps(found)
+        @functools.wraps(stock)
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            _attach_once(trainer)
-            above: Any = super(cls, trainer)
-            stock = above.train if own is None else own.__get__(trainer, type(trainer))
-            return stock(*args, **kwargs)
+            if isinstance(trainer, trainer_class):
+                _attach_once(trainer)
+            return stock(trainer, *args, **kwargs)
 
-        self._replace(cls, "train", train)
+        def put_back() -> None:
+            if Trainer.train is train:  # else somebody has replaced ours, which does nothing more
+                Trainer.train = stock  # type: ignore[method-assign]
 
-    def _watch_future_subclasses(self, trainer_class: Any) -> None:
-        own = vars(trainer_class).get("__init_subclass__")
-
-        @classmethod  # type: ignore[misc]
-        def init_subclass(cls: Any, **kwargs: Any) -> None:
-            if own is None:
-                super(trainer_class, cls).__init_subclass__(**kwargs)
-            else:
-                own.__get__(None, cls)(**kwargs)
-            self._wrap_train(cls)
-
-        self._replace(trainer_class, "__init_subclass__", init_subclass)
-
-    def _replace(self, cls: type, name: str, ours: Any) -> None:
-        before = vars(cls).get(name)
-        setattr(cls, name, ours)
-        self._replaced.append(Replaced(cls, name, before, ours))
+        Trainer.train = train  # type: ignore[method-assign]
+        self._put_back = put_back
 
 
 _watch = _Watch()
