@@ -72,33 +72,18 @@ def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
     return Arguments(tuple(named), others)
 
 
-def refuse_unknown_arguments(kind: Kind, name: str, factory: Any, given: Mapping[str, Any]) -> None:
-    """Refuses arguments that a strategy does not take.
+def refuse_unknown_arguments(setting: str, taker: str, taken: Arguments, given: Mapping[str, Any]) -> None:
+    """Refuses arguments that are not taken.
 
     Args:
-        kind (`str`): Its kind.
-        name (`str`): Its name, for the message.
-        factory: What will be called with them.
+        setting (`str`): The setting with its value, for the message.
+        taker (`str`): What takes arguments, in words.
+        taken ([`Arguments`]): What it takes.
         given (`Mapping[str, Any]`): The arguments.
 
     Raises:
         ConfigurationError: Names the setting, the wrong arguments, the nearest right ones, and all of these.
     """
-    setting = f"replay_{kind}_kwargs={dict(given)!r}"
-    _refuse_unknown(arguments_of(factory, kind), given, setting, f"the {kind} {name!r}")
-
-
-def refuse_unknown_arguments_of_plugin(name: str, maker: Any, given: Mapping[str, Any]) -> None:
-    """Refuses arguments that a plugin is not made with.
-
-    Raises:
-        ConfigurationError: As for a strategy.
-    """
-    setting = f"replay_plugins_kwargs={ {name: dict(given)}!r}"
-    _refuse_unknown(arguments_of(maker), given, setting, f"the plugin {name!r}")
-
-
-def _refuse_unknown(taken: Arguments, given: Mapping[str, Any], setting: str, taker: str) -> None:
     known = [argument.name for argument in taken.named]
     wrong = [argument for argument in given if argument not in known]
     if not wrong or taken.others:

@@ -8,12 +8,11 @@ about once, and raised only when something asks for the failed plugin.
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -21,7 +20,7 @@ from urllib.parse import quote
 
 import pluggy
 
-from .arguments import arguments_of, refuse_unknown_arguments, refuse_unknown_arguments_of_plugin
+from .arguments import GIVEN, arguments_of, refuse_unknown_arguments
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
 from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
@@ -137,7 +136,6 @@ class Registry:
         self.plugins: dict[str, Plugin] = {}
         self.failures: dict[str, Failure] = {}
         self._manager = new_manager()
-        self._seen: set[tuple[str, str, str]] = set()
         self._offers: dict[tuple[str, str], list[Any]] = {}
 
     def add(self, plugin: Any, name: str, distribution: str = IN_THIS_PROCESS) -> None:
@@ -156,16 +154,12 @@ class Registry:
                 remedy = f"Take back the first, trl_replay.unregister({name!r}), or give the second another name."
             raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. {remedy}")
         if type(plugin).__hash__ is None:
-            raise PluginError(
-                f"Plugin {name!r} can't be hashed, and plugins are told apart by that: its class "
-                f"{type(plugin).__name__} defines __eq__ without __hash__; a dataclass needs @dataclass(eq=False)."
-            )
+            raise PluginError(f"Plugin {name!r} can't be hashed: a dataclass needs @dataclass(eq=False).")
         if inspect.isclass(plugin):
             raise PluginError(
                 f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {plugin.__name__}()."
             )
         try:
-            self._refuse_wrong_hooks(plugin, name, distribution)
             self._manager.register(plugin, name)
             self._manager.check_pending()
             self._require_marked_hooks(plugin, name)
@@ -210,24 +204,19 @@ class Registry:
         del self.plugins[name]
 
     def discover(self) -> None:
-        """Loads the entry points that have come since the last call; a broken one warns and is kept in `failures`."""
+        """Loads all entry points, once; a broken one warns and is kept in `failures`."""
         claims_of: dict[str, dict[str, EntryPoint]] = {}
         for point in entry_points(group=PROJECT):
             claims = claims_of.setdefault(point.name, {})
             claims[_distribution(point)] = point
         for name, claims in sorted(claims_of.items()):
-            key = (name, *_identity(claims))
-            if key not in self._seen:
-                self._seen.add(key)
-                self._load(name, claims)
+            self._load(name, claims)
 
     def _load(self, name: str, claims: dict[str, EntryPoint]) -> None:
         """Registers the plugin that one distribution offers under `name`; keeps and tells why it can't be."""
         sources = " and ".join(sorted(claims))
         try:
             if len(claims) > 1:
-                if name in self.plugins:
-                    self.remove(name)
                 raise PluginError(
                     f"Two distributions claim the plugin name {name!r}: {sources}. Uninstall one of them."
                 )
@@ -239,23 +228,6 @@ class Registry:
             warnings.warn(
                 f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}", RuntimeWarning, stacklevel=4
             )
-
-    def _refuse_wrong_hooks(self, plugin: Any, name: str, distribution: str) -> None:
-        """Marked functions that no hook is called like, and arguments that a hook does not have."""
-        known = {hook: specs for specs in (RegistryHooks, SessionHooks) for hook in hook_names(specs)}
-        for attribute in dir(plugin):
-            options = self._manager.parse_hookimpl_opts(plugin, attribute)
-            if options is None:
-                continue
-            hook = options["specname"] or attribute
-            if hook in known:
-                text = _wrong_arguments(getattr(plugin, attribute), hook, getattr(known[hook], hook))
-            elif options["optionalhook"]:
-                continue
-            else:
-                text = f"there is no hook {hook!r}.{_nearest(hook, known)} The hooks are: {', '.join(known)}."
-            if text:
-                raise PluginError(f"Plugin {name!r} ({distribution}): {text}")
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
         """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""
@@ -353,12 +325,15 @@ class Registry:
             label = getattr(name, "__qualname__", type(name).__qualname__)
             factory = lambda *given: name  # noqa: E731
         elif ":" in name:
-            factory = _imported(name, kind, setting)
+            factory = _imported(name, kind, bool(arguments))
         else:
             offers = [(plugin, spec.name, spec.factory) for plugin, spec in self.strategies(kind)]
             factory, plugin = self._find(name, setting, kind, offers)
-        refuse_unknown_arguments(kind, label, factory, arguments or {})
-        return Strategy(kind, label, factory, dict(arguments or {}), plugin)
+        given = dict(arguments or {})
+        refuse_unknown_arguments(
+            f"{setting}_kwargs={given!r}", f"the {kind} {label!r}", arguments_of(factory, kind), given
+        )
+        return Strategy(kind, label, factory, given, plugin)
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
         """The preset that `replay_preset` names, and its plugin."""
@@ -416,21 +391,20 @@ class Registry:
         return kinds
 
 
-def _imported(reference: str, kind: Kind, setting: str) -> Callable[..., Any]:
-    """A factory of what `package.module:Attribute` names."""
-    target = _import(reference, setting)
-    if isinstance(target, StrategySpec) and not isinstance(target, SPECS[kind]):
-        raise ConfigurationError(
-            f"{setting}={reference!r} is a {type(target).__name__}, not a {SPECS[kind].__name__}."
-        )
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        return _make(target, args, kwargs)
-
-    factory = target.factory if isinstance(target, StrategySpec) else target
-    if inspect.isroutine(factory) or inspect.isclass(factory):
-        make = functools.wraps(factory)(make)  # its signature tells which arguments it takes
-    return make
+def _imported(reference: str, kind: Kind, called: bool) -> Callable[..., Any]:
+    """The factory that `package.module:Attribute` names: a spec's, the attribute itself if it is a class, is `called`
+    with arguments or can be called with what a session gives, or else one that gives the attribute."""
+    target = _import(reference, f"replay_{kind}")
+    if isinstance(target, StrategySpec):
+        if not isinstance(target, SPECS[kind]):
+            raise ConfigurationError(
+                f"replay_{kind}={reference!r} is a {type(target).__name__}, not a {SPECS[kind].__name__}."
+            )
+        return target.factory
+    factory: Callable[..., Any] = target
+    if inspect.isclass(target) or called or _takes(target, GIVEN.get(kind, 0)):
+        return factory
+    return lambda *given: target
 
 
 def _import(reference: str, setting: str) -> Any:
@@ -446,47 +420,13 @@ def _import(reference: str, setting: str) -> Any:
     return target
 
 
-def _make(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an imported attribute stands for: a spec, a factory that takes these arguments, or else the strategy
-    itself."""
-    if isinstance(target, StrategySpec):
-        return target.factory(*args, **kwargs)
-    if inspect.isclass(target) or kwargs or _takes(target, args):
-        return target(*args, **kwargs)
-    return target
-
-
-def _takes(target: Any, args: tuple[Any, ...]) -> bool:
-    """Whether `target` can be called with these arguments; a builtin that does not tell can't."""
+def _takes(target: Any, count: int) -> bool:
+    """Whether `target` can be called with so many arguments; a builtin that does not tell can't."""
     try:
-        inspect.signature(target).bind(*args)
+        inspect.signature(target).bind(*range(count))
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
-
-
-def _wrong_arguments(function: Any, hook: str, specification: Any) -> str:
-    """Says which arguments of a hook's implementation the hook does not have; nothing if it has all."""
-    taken = [name for name in inspect.signature(specification).parameters if name != "self"]
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # something compiled that does not tell
-        return ""
-    asked = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
-    ]
-    for name in asked:
-        if name not in taken and name != "self":
-            takes = f"It takes {', '.join(taken)}." if taken else "It takes none."
-            return f"{hook} has no argument {name!r}.{_nearest(name, taken)} {takes}"
-    return ""
 
 
 def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
@@ -496,7 +436,8 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
     if inspect.ismodule(plugin.object) or not taken:
         remedy = f"the plugin {plugin.name!r} takes no arguments; leave them out"
         raise unusable(PLUGIN_ARGUMENTS, {plugin.name: dict(arguments)}, remedy)
-    refuse_unknown_arguments_of_plugin(plugin.name, maker, arguments)
+    given = f"{PLUGIN_ARGUMENTS}={ {plugin.name: dict(arguments)}!r}"
+    refuse_unknown_arguments(given, f"the plugin {plugin.name!r}", taken, arguments)
     own: dict[str, Any] = getattr(plugin.object, "__dict__", {})
     kept = {argument.name: own[argument.name] for argument in taken.named if argument.name in own}
     try:
@@ -509,12 +450,6 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
         raise PluginError(f"{who} can't be made with {PLUGIN_ARGUMENTS}={dict(arguments)!r}: {reason}") from error
 
 
-def _identity(claims: dict[str, EntryPoint]) -> tuple[str, str]:
-    """Which distributions claim a name, and what for."""
-    values = [point.value for point in claims.values()]
-    return " ".join(sorted(claims)), " ".join(sorted(values))
-
-
 def _distribution(point: EntryPoint) -> str:
     if point.dist is None:
         return "an unknown distribution"
@@ -525,14 +460,14 @@ _registry: Registry | None = None
 
 
 def registry() -> Registry:
-    """The process's registry, with the built-in plugin and all entry points found so far."""
+    """The process's registry, with the built-in plugin and those of all entry points."""
     global _registry
     if _registry is None:
         from .strategies import Builtin
 
         _registry = Registry()
         _registry.add(Builtin(), BUILTIN, "trl-replay")
-    _registry.discover()
+        _registry.discover()
     return _registry
 
 

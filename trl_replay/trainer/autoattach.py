@@ -126,9 +126,9 @@ class _Watch:
 
         def put_back() -> None:
             if Trainer.train is train:  # else somebody has replaced ours, which does nothing more
-                Trainer.train = stock  # type: ignore[method-assign]
+                Trainer.train = stock
 
-        Trainer.train = train  # type: ignore[method-assign]
+        Trainer.train = train
         self._put_back = put_back
 
 
