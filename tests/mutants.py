@@ -107,7 +107,7 @@ NAMED = (
     ),
     Named(
         "a resumed rate limiter has drawn nothing", "buffer/rate_limiter.py",
-        'self._drawn = state["drawn"]', "self._drawn = 0",
+        '"inserted", "drawn", "seen"', '"inserted", "seen"',
     ),
     Named(
         "a tool's tokens count in sums of log-probs", "buffer/candidates.py",

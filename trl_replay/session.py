@@ -108,7 +108,7 @@ class Session:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: Template | None = None
-        self.exporter: Callable[[str | Path], Path] | None = None
+        self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
 
     @property
@@ -222,6 +222,7 @@ class Session:
     def let_go(self) -> None:
         """Detached: nothing more is recorded, and what was taken off the trainer for the next batch is forgotten."""
         self.detached = True
+        self.buffer.adder = None
         self.tap.forget()
         self.rewards = None
 
@@ -476,7 +477,7 @@ class Session:
             ReplayError: The path does not end in `.parquet`.
         """
         assert self.exporter is not None  # attach gives one
-        return self.exporter(path)
+        return self.exporter(path, self.trainer, self.components)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""

@@ -416,7 +416,7 @@ def test_45_a_detached_session_takes_no_more_groups(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     session = trl_replay.attach(trainer)
     trl_replay.detach(trainer)
-    with pytest.raises(trl_replay.AttachError, match="is detached"):
+    with pytest.raises(trl_replay.ReplayError, match="an attached session only"):
         session.buffer.add([])
 
 

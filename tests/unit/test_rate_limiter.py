@@ -33,9 +33,9 @@ def test_a_fraction_is_rounded_down(fraction: float, slots: int) -> None:
 
 def test_the_tightest_limit_says_so() -> None:
     limits = limiter(replay_samples_per_insert=1.0, replay_max_fraction=0.5, replay_min_ess=0.5)
-    limits.inserted(5)
+    limits.inserted += 5
     assert limits.slots_allowed(8, 9) == (4, "replay_max_fraction")
-    limits.drawn(2)
+    limits.drawn += 2
     assert limits.slots_allowed(8, 9) == (3, "replay_samples_per_insert")
     limits.fraction = 0.25
     assert limits.slots_allowed(8, 9) == (2, "replay_min_ess")
@@ -86,7 +86,7 @@ def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(
 ) -> None:
     limits = limiter(replay_start="adaptive")
     seen(limits, *batches)
-    limits.inserted(stored)
+    limits.inserted += stored
     assert limits.slots_allowed(16, 99)[0] == slots
 
 
@@ -95,9 +95,9 @@ def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
     limits, resumed = limiter(**settings), limiter(**settings)
     seen(limits, [LIVE, DEAD, DEAD], [DEAD] * 3)
     limits.measured(0.1)
-    limits.inserted(7)
-    limits.drawn(4)
-    limits.prefilled()
+    limits.inserted += 7
+    limits.drawn += 4
+    limits.prefilled = True
     state = limits.state_dict()
     new = limiter(**settings).state_dict()
     assert all(state[name] != new[name] for name in state), "nothing is as in a new one"

@@ -121,5 +121,5 @@ def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
 
 
 def test_a_buffer_of_no_session_takes_nothing() -> None:
-    with pytest.raises(ReplayError, match=r"of a session only"):
+    with pytest.raises(ReplayError, match=r"of an attached session only"):
         ReplayBuffer(1, CpuStorage(), Limits()).add([])

@@ -32,6 +32,10 @@ class RateLimits:
     min_ess: float | None = None
 
 
+SAVED = ("fraction", "pass_rate", "inserted", "drawn", "seen", "live", "seen_at_live", "prefilled")
+"""Attributes of [`RateLimiter`] that a checkpoint keeps."""
+
+
 class RateLimiter:
     """Applies the limits. On processes that share a buffer it sees the same and says the same.
 
@@ -44,6 +48,10 @@ class RateLimiter:
             the last replay is below the floor, doubled again while it is not. One group is the least.
         capacity (`int`): Groups that the buffer may hold.
         planned (`int`): Updates of the run that is being trained; 0 if that is not known.
+        pass_rate (`float`, *optional*): Running share of completions that pass; None before the first batch.
+        inserted, drawn (`int`): Newcomers of the buffer so far, and entries that were replayed.
+        seen, live, seen_at_live (`int`): Groups generated; live ones of them; groups seen when the last live one came.
+        prefilled (`bool`): The buffer was filled from elsewhere: there is nothing to wait for.
     """
 
     def __init__(self, limits: RateLimits, capacity: int) -> None:
@@ -51,26 +59,26 @@ class RateLimiter:
         self.capacity = capacity
         self.fraction = 1.0
         self.planned = 0
-        self._pass_rate: float | None = None
-        self._inserted = 0
-        self._drawn = 0
-        self._seen = 0
-        self._live = 0
-        self._seen_at_live = 0
-        self._prefilled = False
+        self.pass_rate: float | None = None
+        self.inserted = 0
+        self.drawn = 0
+        self.seen = 0
+        self.live = 0
+        self.seen_at_live = 0
+        self.prefilled = False
 
     def observe(self, fresh: Groups, passed: Bools) -> None:
         """Takes note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
         rate = int(passed.sum()) / passed.size
-        if self._pass_rate is None:
-            self._pass_rate = rate
-        self._pass_rate += (rate - self._pass_rate) / MEMORY
+        if self.pass_rate is None:
+            self.pass_rate = rate
+        self.pass_rate += (rate - self.pass_rate) / MEMORY
         self.fraction = max(self.fraction, 1 / len(fresh))  # without one group the floor is never left again
-        self._seen += len(fresh)
+        self.seen += len(fresh)
         live = len(fresh) - int(fresh.dead.sum())
         if live:
-            self._live += live
-            self._seen_at_live = self._seen
+            self.live += live
+            self.seen_at_live = self.seen
 
     def measured(self, effective_share: float | None) -> None:
         """Takes note of the last replay's effective sample size; None: nothing was replayed."""
@@ -80,30 +88,13 @@ class RateLimiter:
         factor = 0.5 if effective_share < floor else 2.0
         self.fraction = min(factor * self.fraction, 1.0)
 
-    def inserted(self, count: int) -> None:
-        """Counts newcomers of the buffer."""
-        self._inserted += count
-
-    def prefilled(self) -> None:
-        """The buffer was filled from elsewhere: there is nothing to wait for."""
-        self._prefilled = True
-
-    @property
-    def has_seen_entries(self) -> bool:
-        """Whether anything was ever stored."""
-        return self._inserted > 0
-
-    def drawn(self, count: int) -> None:
-        """Counts entries that were replayed."""
-        self._drawn += count
-
     @property
     def entries_left(self) -> int:
         """How many more entries `replay_samples_per_insert` lets replay."""
         per_insert = self._limits.samples_per_insert
         if per_insert is None:
             return sys.maxsize
-        return max(int(per_insert * self._inserted + 1e-9) - self._drawn, 0)
+        return max(int(per_insert * self.inserted + 1e-9) - self.drawn, 0)
 
     def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
         """How many of a batch's `groups` replay may fill, and which limit says so.
@@ -119,7 +110,7 @@ class RateLimiter:
         elif update < int(rules.start or 0):
             return 0, "replay_start"
         start_rate = rules.start_pass_rate
-        if start_rate is not None and (self._pass_rate or 0.0) < start_rate:
+        if start_rate is not None and (self.pass_rate or 0.0) < start_rate:
             return 0, "replay_start_pass_rate"
         limits = [(_share(rules.max_fraction, groups), "replay_max_fraction")]
         if rules.min_ess is not None:
@@ -131,45 +122,30 @@ class RateLimiter:
     def _waits(self, update: int) -> bool:
         """Whether too few groups were stored yet of rewards that are sparse."""
         enough = min(ENOUGH, self.capacity // 4)
-        has_begun = self._prefilled or self._drawn > 0
-        if has_begun or not 0 < self._inserted < enough:  # with nothing stored, nothing is held back
+        has_begun = self.prefilled or self.drawn > 0
+        if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
             return False
         too_late = self.planned > 0 and update >= self.planned // PART
         return not too_late and self._is_sparse() and self._live_groups_keep_coming()
 
     def _is_sparse(self) -> bool:
-        return self._live < SPARSE * max(self._seen, EVIDENCE)
+        return self.live < SPARSE * max(self.seen, EVIDENCE)
 
     def _live_groups_keep_coming(self) -> bool:
-        if not self._live:
+        if not self.live:
             return False
-        since_live = self._seen - self._seen_at_live
-        mean_distance = max(self._seen_at_live, EVIDENCE) / self._live
+        since_live = self.seen - self.seen_at_live
+        mean_distance = max(self.seen_at_live, EVIDENCE) / self.live
         return since_live <= PATIENCE * mean_distance
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint keeps."""
-        return {
-            "fraction": self.fraction,
-            "pass_rate": self._pass_rate,
-            "inserted": self._inserted,
-            "drawn": self._drawn,
-            "seen": self._seen,
-            "live": self._live,
-            "seen_at_live": self._seen_at_live,
-            "prefilled": self._prefilled,
-        }
+        return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-        self.fraction = state["fraction"]
-        self._pass_rate = state["pass_rate"]
-        self._inserted = state["inserted"]
-        self._drawn = state["drawn"]
-        self._seen = state["seen"]
-        self._live = state["live"]
-        self._seen_at_live = state["seen_at_live"]
-        self._prefilled = state["prefilled"]
+        for name in SAVED:
+            setattr(self, name, state[name])
 
 
 def _share(fraction: float, groups: int) -> int:

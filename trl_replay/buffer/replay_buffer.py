@@ -155,7 +155,9 @@ class ReplayBuffer:
             ReplayError: The rows can't be used, or the buffer belongs to no session.
         """
         if self.adder is None:
-            raise ReplayError("Groups can be added to the buffer of a session only: attach(trainer).buffer.add(…).")
+            raise ReplayError(
+                "Groups can be added to the buffer of an attached session only: attach(trainer).buffer.add(…)."
+            )
         return self.adder(source, incomplete)
 
     def clear(self) -> None:

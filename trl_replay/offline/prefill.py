@@ -87,7 +87,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     session.totals.add(tally, batches=0)
     stayed = set(table.serial.tolist()) - before
     if stayed:
-        session.components.rate_limiter.prefilled()
+        session.components.rate_limiter.prefilled = True
     return len(stayed)
 
 

@@ -150,8 +150,7 @@ class Decisions:
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
-        if self._settings.rate_limits.min_ess is not None:
-            self._rate_limiter.measured(effective_share(columns))
+        self._rate_limiter.measured(effective_share(columns))
         if not replayed:
             return
         table = self._buffer.table
@@ -279,7 +278,7 @@ class Decisions:
         )
         tally.evicted = evicted
         tally.stored = len(stored)
-        self._rate_limiter.inserted(len(stored))
+        self._rate_limiter.inserted += len(stored)
         return set(stored)
 
     def trim(self) -> int:
@@ -339,7 +338,7 @@ class Decisions:
         table = self._buffer.table
         sampled = filled.sampled
         entries = np.array([taken.row for taken in sampled.taken], np.int64)
-        self._rate_limiter.drawn(len(entries))
+        self._rate_limiter.drawn += len(entries)
         self._buffer.use(entries, self._clock.update)
         tally.replaced = len(sampled.slots)
         tally.entries = len(entries)
@@ -413,7 +412,7 @@ class Decisions:
         """Why fewer entries were drawn than there were slots."""
         if len(self._buffer):
             reason = "the buffer held fewer eligible groups than slots"
-        elif self._rate_limiter.has_seen_entries:
+        elif self._rate_limiter.inserted:
             reason = "the buffer was empty"
         else:
             reason = "the buffer was empty: no live group has been stored yet"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from .. import compat
 from ..assembly import assemble, idle_components
-from ..buffer.replay_buffer import Entry
 from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
@@ -75,7 +74,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         for text in misgivings(trainer, in_force, components):
             warnings.warn(text, stacklevel=2)
     session = Session(trainer, in_force, components)
-    session.exporter = _exporter(weakref.ref(session))
+    session.exporter = export
     if session.enabled:
         _begin(trainer, session)
     else:
@@ -86,8 +85,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
 
 def _begin(trainer: Any, session: Session) -> None:
     """Puts the seam on, and tells the plugins; after an error the trainer is as it was."""
-    session.buffer.adder = _adder(weakref.ref(session))
-    session.buffer.reader = _reader(weakref.ref(session))
+    session.buffer.adder = partial(prefill.add, session)
+    session.buffer.reader = lambda serial: read_entry(serial, session.buffer, session.trainer)
     put_on(trainer, session)
     _sessions[trainer] = session
     try:
@@ -168,38 +167,3 @@ def _in_words(given: Any) -> str:
     if isinstance(given, type):
         return f"the class {given.__name__}"
     return f"an object of type {type(given).__name__}"
-
-
-def _adder(session: weakref.ref[Session]) -> Callable[[Any, str], int]:
-    """What `session.buffer.add` calls; holds the session weakly, which holds the buffer."""
-
-    def add(source: Any, incomplete: str) -> int:
-        found = session()
-        if found is None or found.detached:
-            raise AttachError("The session of this buffer is detached, or no longer exists.")
-        return prefill.add(found, source, incomplete)
-
-    return add
-
-
-def _exporter(session: weakref.ref[Session]) -> Callable[[str | Path], Path]:
-    """What `session.export` calls; holds the session weakly, which holds it."""
-
-    def write(path: str | Path) -> Path:
-        found = session()
-        assert found is not None  # it is the caller
-        return export(path, found.trainer, found.components)
-
-    return write
-
-
-def _reader(session: weakref.ref[Session]) -> Callable[[int], Entry]:
-    """What `session.buffer[serial]` calls; holds the session weakly, which holds the buffer."""
-
-    def read(serial: int) -> Entry:
-        found = session()
-        if found is None:
-            raise AttachError("The session of this buffer no longer exists.")
-        return read_entry(serial, found.buffer, found.trainer)
-
-    return read
