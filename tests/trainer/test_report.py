@@ -126,7 +126,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -
     assert "nan" not in re.sub(r"<code>.*?</code>", "", text).lower()
     lead = re.search(r'class="lead">(.*?)</p>', text)
     assert lead is not None
-    assert re.search(r"<b>\d+%</b> of the generated groups were dead", lead[1])
+    assert re.search(r"<b>[0-9.]+%</b> of the generated groups were dead", lead[1])
     assert "first tenth" not in lead[1], "twelve steps are too few to say"
     assert "prefers-color-scheme:dark" in text
 
@@ -165,17 +165,6 @@ def test_one_of_a_kind_is_told_in_the_singular(run: Any) -> None:
     assert "run, 2 logged steps" in text
     assert "2 groups of 2 completions, 5 B of payload, after 2 updates; 2 more groups wait for the next batch." in text
     assert "2 processes." in text
-
-
-def test_equal_completions_are_told_once_and_the_best_come_first(run: Any) -> None:
-    folder, _ = run
-    buffer = inspect(folder / "checkpoint-12")
-    rows = [("b", -0.5), ("a", 1.5), ("b", -0.5), ("c", -0.5)]
-    buffer["top"] = [{**buffer["top"][0], "completions": [{"text": t, "advantage": a} for t, a in rows]}]
-    buffer["bottom"] = []
-    told = re.findall(r'class="answer">(.*?)</div>', page("run", [], buffer))
-    texts = [(re.findall("<code>(.*?)</code>", row), re.findall("× [0-9]+", row)) for row in told]
-    assert texts == [(["a"], []), (["b"], ["× 2"]), (["c"], [])]
 
 
 def test_texts_from_the_model_are_text_and_not_markup(run: Any) -> None:
@@ -251,14 +240,6 @@ def rewrite(checkpoint: Path, change: Any) -> None:
     change(state["content"])
     state["checksum"] = saved._digest(state["content"])
     path.write_text(json.dumps(state))
-
-
-def test_a_checkpoint_whose_counts_are_no_counts_is_refused(run: Any, tmp_path: Path, capsys: Any) -> None:
-    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
-    for value in (MARKUP, None, 1.5, -1, 2**70):
-        rewrite(checkpoint, lambda content, value=value: content["session"].update(update=value))
-        assert main(["inspect", str(checkpoint)]) == 1
-        assert f"update is {value!r}, not a count" in capsys.readouterr().err
 
 
 TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"

@@ -197,13 +197,6 @@ def test_check_says_that_this_environment_is_usable(capsys):
     out = capsys.readouterr().out
     assert version("trl") in out
     assert "usable" in out
-    assert main(["check", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["usable"]
-    assert found["problems"] == []
-    assert set(found["versions"]) == {
-        "python", "trl-replay", "trl", "torch", "transformers", "accelerate", "pluggy",
-    }  # fmt: skip
 
 
 def test_check_fails_in_words_on_an_untested_trl(capsys, monkeypatch):
@@ -215,10 +208,8 @@ def test_check_fails_in_words_on_an_untested_trl(capsys, monkeypatch):
 
 def test_check_names_the_method_that_the_installed_trainer_lacks(capsys, monkeypatch):
     monkeypatch.setattr(compat, "SEAM", {**compat.SEAM, "_gone": ("inputs",)})
-    assert main(["check", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert not found["usable"]
-    assert found["problems"] == ["GRPOTrainer._gone is not a method"]
+    assert main(["check"]) == 1
+    assert "not usable: GRPOTrainer._gone is not a method" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

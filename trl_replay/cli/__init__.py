@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .checking import diagnosis
 from .commands import main, parser
 
-__all__ = ["diagnosis", "main", "parser"]
+__all__ = ["main", "parser"]

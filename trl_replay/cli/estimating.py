@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="a run's output_dir, one of its checkpoints, a trainer_state.json, or a completions_….parquet",
     )
     parser.add_argument("--size", type=positive, default=64, help="groups that a buffer would keep")
-    parser.add_argument("--generations", type=positive, help="completions of a group, where nothing tells (8)")
+    parser.add_argument(
+        "--generations", type=positive, default=8, help="completions of a group, where no table of completions tells"
+    )
     parser.add_argument("--ranks", type=positive, default=1, help="processes")
     parser.add_argument("--groups", type=positive, default=8, help="groups of a generation batch, on each process")
     parser.add_argument("--tokens", type=positive, help="mean tokens of a completion, where the log does not tell")
@@ -41,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
         completion_tokens=options.tokens,
     )
     if options.json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(asdict(found), indent=2))
         return 0
     console = make_console()
     console.print(make_table(found.source, ("", ""), _facts(found)))

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..checkpoint import format as saved
-from ..checkpoint.save_id import FOLDER
 from ..errors import ReplayError
 from ..strategies.scope_choice import choose_scope
 from ..table import Table
-from .log import DEAD, DEAD_EXACT, Log, is_number, mean, newest, points, read_log
+from .log import DEAD, DEAD_EXACT, Log, mean, points, read_log
 
 LENGTH = "completions/mean_length"
 REPLACED = "replay/replaced"
 """Our column in a table of completions."""
-GENERATIONS = 8
-"""Completions of a group where nothing tells: TRL's default."""
 PERIODS = 4
 """Parts of the run that are shown apart."""
 TOKEN_BYTES = 8
@@ -38,7 +32,7 @@ LITTLE, SPARSE = 0.2, 0.9
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A part of a run.
+    """A part of a run, at least one step.
 
     Attributes:
         first, last (`int`): Its steps.
@@ -85,39 +79,24 @@ class Estimate:
     scope: str
     advice: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One logged step."""
-
-    number: int
-    dead: float
-    all_wrong: float | None = None
-    all_right: float | None = None
-
 
 def estimate(
     source: str | Path,
     buffer_size: int = 64,
-    num_generations: int | None = None,
+    num_generations: int = 8,
     ranks: int = 1,
     groups: int = 8,
     completion_tokens: float | None = None,
     prompt_tokens: float = 128.0,
     pass_reward: float = 0.5,
 ) -> Estimate:
-    """What replay could do for a run.
+    """Estimates what replay could do for a run.
 
     Args:
         source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, a `trainer_state.json`, or a
             `completions_….parquet` of `log_completions=True` (or the folder that holds them).
         buffer_size (`int`): Groups that a buffer would keep.
-        num_generations (`int`, *optional*): Rows of a group, where neither a Parquet file nor a checkpoint's buffer
-            tells; 8 if not given.
+        num_generations (`int`): Rows of a group, where no Parquet file tells.
         ranks (`int`): Processes.
         groups (`int`): Groups of a generation batch, on each process.
         completion_tokens (`float`, *optional*): Mean tokens of a completion, where the log does not tell.
@@ -128,28 +107,29 @@ def estimate(
         ReplayError: There is nothing to read, or it is no log of GRPO.
     """
     path = Path(source)
-    tables = _parquet_files(path)
+    tables = [_read_table(file) for file in _parquet_files(path)]
     if tables:
-        steps, size, had_replay = _steps_of_tables(tables, pass_reward)
         log = _log_beside(path)
+        num_generations = min(_rows_of_a_group(table) for table in tables)
+        steps = [_judge(table, num_generations, pass_reward) for table in tables]
+        had_replay = any(REPLACED in table.columns for table in tables)
     else:
         log = read_log(path)
-        steps = _steps_of_log(log)
-        size = _saved_generations(path) or num_generations or GENERATIONS
+        steps = [Period(int(step), int(step), dead) for step, dead in points(log, DEAD_EXACT) or points(log, DEAD)]
         had_replay = any(DEAD_EXACT in entry for entry in log)
     if completion_tokens is None:
         completion_tokens = mean(log, LENGTH)
     if not steps:
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
-    nbytes = None if completion_tokens is None else _group_bytes(size, completion_tokens, prompt_tokens)
-    scope = choose_scope(ranks, groups * size, size).name
+    nbytes = None if completion_tokens is None else _group_bytes(num_generations, completion_tokens, prompt_tokens)
+    scope = choose_scope(ranks, groups * num_generations, num_generations).name
     return Estimate(
         source=str(path),
         periods=_periods(steps),
         dead=dead,
         bound=1 / (1 - dead) if dead < 1 else None,
-        num_generations=size,
+        num_generations=num_generations,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         group_bytes=nbytes,
@@ -185,14 +165,15 @@ def _advice(dead: float, scope: str, ranks: int, groups: int, had_replay: bool) 
     return words
 
 
-def _periods(steps: Sequence[_Step]) -> list[Period]:
+def _periods(steps: Sequence[Period]) -> list[Period]:
+    """The run in parts of about as many steps."""
     periods = []
     for part in np.array_split(np.arange(len(steps)), min(PERIODS, len(steps))):
         of_part = [steps[index] for index in part.tolist()]
         periods.append(
             Period(
-                first=of_part[0].number,
-                last=of_part[-1].number,
+                first=of_part[0].first,
+                last=of_part[-1].last,
                 dead=float(np.mean([step.dead for step in of_part])),
                 all_wrong=_mean_known([step.all_wrong for step in of_part]),
                 all_right=_mean_known([step.all_right for step in of_part]),
@@ -206,30 +187,12 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _saved_generations(path: Path) -> int | None:
-    """Completions of a group as a checkpoint's buffer has them; None where there is none that can be read."""
-    folder = (newest(path) if path.is_dir() else path.parent) / FOLDER
-    for rank in saved.ranks_in(folder)[:1]:
-        try:
-            text = json.loads((folder / f"rank-{rank:05d}" / saved.STATE).read_text(encoding="utf-8"))
-            size = text["content"]["identity"]["num_generations"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return size if isinstance(size, int) and size > 0 else None
-    return None
-
-
 def _log_beside(path: Path) -> Log:
     """The trainer's log of the run that tables of completions belong to; nothing where there is none."""
-    folders = [path] if path.is_dir() else []
-    for folder in (*folders, *list(path.absolute().parents)[:2]):
+    for folder in (path, *list(path.absolute().parents)[:2]):
         with suppress(ReplayError):
             return read_log(folder)
     return []
-
-
-def _steps_of_log(log: Log) -> list[_Step]:
-    return [_Step(int(step), dead) for step, dead in points(log, DEAD_EXACT) or points(log, DEAD)]
 
 
 def _parquet_files(path: Path) -> list[Path]:
@@ -242,56 +205,35 @@ def _parquet_files(path: Path) -> list[Path]:
     return here or sorted((path / "completions").glob("completions_*.parquet"))
 
 
-def _steps_of_tables(paths: Sequence[Path], pass_reward: float) -> tuple[list[_Step], int, bool]:
-    """The steps of tables of completions, the rows of a group, and whether replay was attached.
+def _read_table(path: Path) -> Any:
+    """A table of completions as a data frame, one row a completion.
 
     TRL's table has the columns `step`, `prompt`, `completion`, one for each reward function, and `advantage`.
     """
     from pyarrow import parquet
 
-    steps: dict[int, _Step] = {}
-    size = 1
-    had_replay = False
-    for path in paths:
-        try:
-            rows = parquet.read_table(path).to_pylist()
-        except Exception as error:  # of pyarrow, which has many
-            raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
-        if not rows or not {"step", "prompt", "advantage"} <= rows[0].keys():
-            raise ReplayError(f"{path} is no table of completions: it lacks step, prompt or advantage.")
-        names = _reward_names(list(rows[0]))
-        had_replay = had_replay or REPLACED in rows[0]
-        size = max(size, _rows_of_a_group(rows))
-        groups = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        number = int(rows[0]["step"])
-        steps[number] = _judge(number, groups, names, pass_reward)
-    return [steps[number] for number in sorted(steps)], size, had_replay
+    try:
+        table = parquet.read_table(path).to_pandas()
+    except Exception as error:  # of pyarrow, which has many
+        raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
+    if table.empty or not {"step", "prompt", "advantage"} <= {*table.columns}:
+        raise ReplayError(f"{path} is no table of completions: it lacks step, prompt or advantage.")
+    return table
 
 
-def _reward_names(columns: Sequence[str]) -> list[str]:
-    """TRL puts the reward functions' columns between `completion` and what is extra; ours is `replay/replaced`."""
-    others = {"step", "prompt", "completion", "advantage", "images", REPLACED}
-    return [name for name in columns if name not in others]
-
-
-def _rows_of_a_group(rows: Sequence[Mapping[str, Any]]) -> int:
+def _rows_of_a_group(table: Any) -> int:
     """The shortest run of rows with one prompt: two groups of the same prompt may follow each other."""
-    prompts = [json.dumps(row["prompt"], sort_keys=True, default=str) for row in rows]
-    return min(len(list(run)) for _, run in groupby(prompts))
+    prompts = table["prompt"].map(str)
+    run = (prompts != prompts.shift()).cumsum()
+    return int(run.value_counts().min())
 
 
-def _judge(
-    number: int, groups: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], pass_reward: float
-) -> _Step:
+def _judge(table: Any, size: int, pass_reward: float) -> Period:
     """Dead, all-wrong and all-right shares of one step's groups."""
-    dead = wrong = right = 0
-    for group in groups:
-        totals = [sum(float(row[name]) for name in names if is_number(row[name])) for row in group]
-        if max(totals) - min(totals) > 1e-9:
-            continue
-        dead += 1
-        passes = totals[0] >= pass_reward
-        right += passes
-        wrong += not passes
-    count = len(groups)
-    return _Step(number, dead / count, wrong / count, right / count)
+    rewards = table.drop(columns=["step", "advantage", REPLACED], errors="ignore").select_dtypes("number")
+    totals = rewards.sum(axis=1).to_numpy(float)
+    groups = totals[: len(totals) // size * size].reshape(-1, size)
+    dead = np.ptp(groups, axis=1) <= 1e-9
+    right = dead & (groups[:, 0] >= pass_reward)
+    step = int(table["step"].iloc[0])
+    return Period(step, step, dead.mean(), (dead & ~right).mean(), right.mean())

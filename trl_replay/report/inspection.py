@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
-from ..checkpoint.save_id import FOLDER
-from ..errors import CheckpointError
 from ..offline.export import Source, StoredEntry, of_checkpoint, rows_of
 from ..sizes import counted, format_bytes
 from ..types import Floats
@@ -36,7 +34,7 @@ SHOWN = 3
 
 
 def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
-    """Everything that `trl-replay inspect` prints, as plain values.
+    """Returns all that `trl-replay inspect` prints, as plain values.
 
     Args:
         checkpoint (`str` or `Path`): Folder of a checkpoint.
@@ -45,11 +43,10 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
     Raises:
         CheckpointError: It holds no buffer, or a damaged one.
     """
-    folder = Path(checkpoint) / FOLDER
     states = saved.read_all(checkpoint)
     columns = _columns(states)
     identity = states[0].identity
-    update = _count(states[0].session["update"], "update", folder)
+    update = states[0].session["update"]
     summarized = {
         "age": update - columns["update"],
         "uses": columns["uses"],
@@ -62,8 +59,8 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "update": update,
         "settings": dict(states[0].session["settings"]),
         "scope": str(identity.scope),
-        "processes": _count(identity.processes, "processes", folder),
-        "num_generations": _count(identity.num_generations, "num_generations", folder),
+        "processes": identity.processes,
+        "num_generations": identity.num_generations,
         "groups": len(columns["serial"]),
         "bytes": int(columns["nbytes"].sum()),
         "waiting": max(len(state.pending.candidates) if state.pending else 0 for state in states),
@@ -71,13 +68,6 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "columns": {name: column.tolist() for name, column in summarized.items() if name != "completion_tokens"},
         **_extremes(of_checkpoint(checkpoint), update, shown),
     }
-
-
-def _count(value: Any, name: str, folder: Path) -> int:
-    """A number from JSON, which may hold anything in its place."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise CheckpointError(f"{folder} can't be read: {name} is {value!r}, not a count.")
-    return value
 
 
 def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:

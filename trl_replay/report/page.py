@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,11 +64,10 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     tenth = len(log) // 10
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters |= {
-        "answers": _answers,
         "bytes": format_bytes,
         "counted": counted,
         "number": "{:.4g}".format,
-        "percent": _percent,
+        "percent": "{:.1%}".format,
     }
     return environment.get_template("page.html").render(
         name=name,
@@ -110,17 +108,3 @@ def _charts_of_buffer(columns: Mapping[str, Any]) -> dict[str, Any]:
         "score": histogram(values["score"], "score", GREEN),
         "mean_reward": histogram(values["mean_reward"], "mean reward", RED),
     }
-
-
-def _percent(share: float | None) -> str:
-    """Rounded, but never to all or nothing."""
-    share = share or 0.0
-    if share in (0, 1) or 0.005 <= share < 0.995:
-        return f"{share:.0%}"
-    return f"{share:.2%}"
-
-
-def _answers(entry: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """`(text, advantage, times)` of an entry's completions; equal ones are told once, the best come first."""
-    counts = Counter((row["text"], row["advantage"]) for row in entry["completions"])
-    return sorted(((*row, count) for row, count in counts.items()), key=lambda row: -row[1])
