@@ -28,6 +28,70 @@ ENTRIES, SLOTS = 6, 3
 TOKENS = 5
 
 
+def made_up_groups(rewards: Any, update: int = 0) -> Groups:
+    """Groups with TRL's group-scaled advantages; functions have equal weights.
+
+    Args:
+        rewards (`(n, G, functions)`): Of each function.
+        update (`int`): When they were generated.
+    """
+    rewards = np.asarray(rewards, np.float64)
+    count, size, functions = rewards.shape
+    reward = rewards.mean(axis=2)
+    deviation = reward.std(axis=1, ddof=1, keepdims=True)
+    tokens = np.full((count, size), TOKENS)
+    return Groups(
+        rewards=rewards,
+        reward_weights=np.full(functions, 1 / functions),
+        advantages=(reward - reward.mean(axis=1, keepdims=True)) / (deviation + 1e-4),
+        lengths=tokens,
+        trainable=tokens,
+        dead=np.ptp(reward, axis=1) == 0,
+        update=np.full(count, update),
+        prompt=np.arange(count),
+        behavior_logps=np.full((count, size), -3.0),
+    )
+
+
+def made_up_table(scores: Any, size: int, functions: int = 1, **columns: Any) -> Table:
+    """A table with one entry a score: serials 0, 1, …, ascending updates, distinct tags and prompts. The first of an
+    entry's rows passes.
+
+    Args:
+        scores (`(n,)`): Of each entry.
+        size (`int`): Rows of an entry.
+        functions (`int`): Reward functions.
+        **columns: Further columns, or others.
+    """
+    count = len(scores)
+    passes = np.zeros((count, size))
+    passes[:, :1] = 1.0
+    tokens = np.full(passes.shape, TOKENS)
+    values: dict[str, Any] = {
+        "serial": np.arange(count),
+        "update": np.arange(count),
+        "score": np.asarray(scores, np.float64),
+        "first_score": np.asarray(scores, np.float64),
+        "tag": np.linspace(1.0, 0.1, count),
+        "last_used": np.full(count, -1),
+        "reward_mean": passes.mean(axis=1),
+        "reward_std": passes.std(axis=1),
+        "tokens": tokens.sum(axis=1),
+        "items": tokens.sum(axis=1),
+        "prompt": np.arange(count),
+        "row_rewards": np.repeat(passes[:, :, None], functions, axis=2),
+        "row_advantage": 2 * passes - 0.5,
+        "row_logp": -1.0 - passes,
+        "row_length": tokens,
+        "row_items": tokens,
+        **columns,
+    }
+    table = Table.preallocated(count, size, functions)
+    table.reward_weights = np.full(functions, 1 / functions)
+    table.append(values, count)
+    return table
+
+
 class Rehearsal:
     """The stage: a small buffer, a fresh batch, and replayed rows, of the trainer's sizes.
 
@@ -43,7 +107,7 @@ class Rehearsal:
         self._size = size
         self._functions = functions
         self._device = device
-        self._table = self._stored(entries)
+        self._table = made_up_table(np.linspace(1.0, 2.0, entries), size, functions)
         generator = np.random.default_rng(0)
         self._context = Context(entries, generator, max(capacity, entries), size, self._table)
         self._drawn = np.arange(min(SLOTS, entries))[:, None]
@@ -56,47 +120,7 @@ class Rehearsal:
     def _groups(self, *passing: int) -> Groups:
         """Groups of which the first so many rows pass, by every reward function."""
         passes = np.arange(self._size) < np.array(passing)[:, None]
-        reward = passes.astype(np.float64)  # (n, G)
-        five = np.full(reward.shape, TOKENS)
-        return Groups(
-            rewards=np.repeat(reward[:, :, None], self._functions, axis=2),
-            reward_weights=np.full(self._functions, 1 / self._functions),
-            advantages=reward - reward.mean(axis=1, keepdims=True),
-            lengths=five,
-            trainable=five,
-            dead=np.ptp(reward, axis=1) == 0,
-            update=np.zeros(len(reward), np.int64),
-            prompt=np.arange(len(reward)),
-            behavior_logps=np.full(reward.shape, -3.0),
-        )
-
-    def _stored(self, count: int) -> Table:
-        """One row of each entry passes; each is an update younger than the one before it."""
-        groups = self._groups(*[1] * count)
-        score = np.linspace(1.0, 2.0, count)
-        values: dict[str, Any] = {
-            "serial": np.arange(count),
-            "update": np.arange(count),
-            "score": score,
-            "first_score": score,
-            "tag": np.linspace(0.1, 1.0, count),
-            "last_used": np.full(count, -1),
-            "reward_mean": groups.reward_mean,
-            "reward_std": groups.reward_std,
-            "tokens": groups.trainable.sum(axis=1),
-            "items": groups.counted.sum(axis=1),
-            "prompt": groups.prompt,
-            "nbytes": np.full(count, 1000),
-            "row_rewards": groups.rewards,
-            "row_advantage": groups.advantages,
-            "row_logp": np.full(groups.lengths.shape, -1.0),
-            "row_length": groups.lengths,
-            "row_items": groups.lengths,
-        }
-        table = Table.preallocated(count, self._size, self._functions)
-        table.reward_weights = groups.reward_weights
-        table.append(values, count)
-        return table
+        return made_up_groups(np.repeat(passes[:, :, None], self._functions, axis=2))
 
     def select(self, hooks: SessionHooks) -> None:
         """On a dead group, a live one, and one that is all right."""

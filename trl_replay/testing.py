@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from .hooks import SessionHooks
 from .protocols import Evictor, Mixer, Sampler, Scorer, Selector
+from .rehearsal import made_up_groups, made_up_table
+from .specs import Kind
 from .table import COLUMNS, ROW_COLUMNS, Table
 from .types import Context, Floats, Groups, Ints
 
@@ -24,44 +27,15 @@ CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
     """A table with one entry a score: serials 0, 1, …, ascending updates, distinct tags, groups of 4 rows of which the
     first has a reward of 1; `columns` override."""
-    count = len(scores)
-    table = Table.preallocated(count, size=4)
-    first = np.tile([1.0, 0.0, 0.0, 0.0], (count, 1))
-    values: dict[str, Any] = {
-        "serial": np.arange(count),
-        "update": np.arange(count),
-        "score": np.asarray(scores, dtype=np.float64),
-        "tag": np.linspace(1.0, 0.1, count),
-        "last_used": np.full(count, -1),
-        "prompt": np.arange(count),
-        "row_rewards": first[:, :, None],
-        "row_advantage": 2 * first - 0.5,
-        "row_logp": -1.0 - first,
-        "row_length": np.full(first.shape, 5),
-        "row_items": np.full(first.shape, 5),
+    typed: dict[str, Any] = {
+        name: np.asarray(column, (COLUMNS | ROW_COLUMNS).get(name)) for name, column in columns.items()
     }
-    values |= {name: np.asarray(column, (COLUMNS | ROW_COLUMNS).get(name)) for name, column in columns.items()}
-    table.append(values, count)
-    return table
+    return made_up_table(scores, 4, **typed)
 
 
 def make_groups(rewards: Sequence[Sequence[float]], update: int = 0) -> Groups:
     """Groups of one reward function with TRL's group-scaled advantages; `rewards` is `(n, G)`."""
-    reward = np.asarray(rewards, dtype=np.float64)
-    mean = reward.mean(axis=1, keepdims=True)
-    std = reward.std(axis=1, ddof=1, keepdims=True)
-    shape = reward.shape
-    return Groups(
-        rewards=reward[:, :, None],
-        reward_weights=np.ones(1),
-        advantages=(reward - mean) / (std + 1e-4),
-        lengths=np.full(shape, 5),
-        trainable=np.full(shape, 5),
-        dead=np.ptp(reward, axis=1) == 0,
-        update=np.full(shape[0], update),
-        prompt=np.arange(shape[0]),
-        behavior_logps=np.full(shape, -3.0),
-    )
+    return made_up_groups(np.asarray(rewards, np.float64)[:, :, None], update)
 
 
 def make_context(table: Table | None = None, update: int = 100, seed: int = 0, **overrides: Any) -> Context:
@@ -85,6 +59,11 @@ SCORES: dict[str, Sequence[float]] = {
 REWARDS: list[list[float]] = [[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]]
 
 
+def _called(kind: Kind, strategy: Any) -> SessionHooks:
+    """The strategy as a session calls it, which refuses results of another shape or kind."""
+    return SessionHooks([], {}, {kind: strategy})
+
+
 class ScorerContract:
     """Every scorer: one finite number a group, the same for the same groups, inputs untouched."""
 
@@ -93,28 +72,25 @@ class ScorerContract:
     def test_gives_one_finite_number_for_each_group(self) -> None:
         """The shape is `(n,)` for several groups and for one."""
         for rewards in (REWARDS, REWARDS[:1]):
-            count = len(rewards)
-            groups = make_groups(rewards, update=3)
-            scores = np.asarray(self.strategy(groups, make_context()))
-            assert scores.shape == (count,), f"{scores.shape} is not one score for each of {count} groups"
+            scores = self._score(make_groups(rewards, update=3))
             assert np.isfinite(scores).all(), f"scores {scores} are not finite"
 
     def test_does_not_depend_on_the_other_groups(self) -> None:
         """A group's score is the same alone and among others."""
         groups = make_groups(REWARDS, update=3)
-        together = np.asarray(self.strategy(groups, make_context()))
-        for row, expected in enumerate(together):
-            alone = np.asarray(self.strategy(groups.take([row]), make_context()))
-            np.testing.assert_allclose(alone, [expected], rtol=1e-12)
+        for row, expected in enumerate(self._score(groups)):
+            np.testing.assert_allclose(self._score(groups.take([row])), [expected], rtol=1e-12)
 
     def test_leaves_its_input_alone(self) -> None:
         """Rewards and advantages are as before."""
         groups = make_groups(REWARDS)
-        rewards = groups.rewards.copy()
-        advantages = groups.advantages.copy()
-        self.strategy(groups, make_context())
-        np.testing.assert_array_equal(groups.rewards, rewards)
-        np.testing.assert_array_equal(groups.advantages, advantages)
+        self._score(groups)
+        before = make_groups(REWARDS)
+        np.testing.assert_array_equal(groups.rewards, before.rewards)
+        np.testing.assert_array_equal(groups.advantages, before.advantages)
+
+    def _score(self, groups: Groups) -> Floats:
+        return _called("scorer", self.strategy).score(groups, make_context())
 
 
 class EvictorContract:
@@ -123,20 +99,11 @@ class EvictorContract:
     strategy: Evictor
 
     def test_ranks_every_entry_with_a_number_that_compares(self) -> None:
-        """The shape is `(n,)`, NaN is not allowed; infinities are."""
-        for name, scores in SCORES.items():
+        """The shape is `(n,)`, NaN is not allowed; infinities are. Every column is as before."""
+        for scores in SCORES.values():
             table = make_table(scores)
-            ranks = np.asarray(self.strategy(table, make_context(table)))
-            count = len(scores)
-            assert ranks.shape == (count,), f"{name}: {ranks.shape} is not one rank for each of {count}"
-            assert not np.isnan(ranks.astype(np.float64)).any(), f"{name}: {ranks} holds NaN"
-
-    def test_leaves_the_table_alone(self) -> None:
-        """Every column is as before."""
-        table = make_table(SCORES["mixed"])
-        before = _copy(table)
-        self.strategy(table, make_context(table))
-        _assert_same(table, before)
+            _called("evictor", self.strategy).rank(table, make_context(table))
+            _assert_same(table, make_table(scores))
 
 
 class SamplerContract:
@@ -146,16 +113,12 @@ class SamplerContract:
 
     def test_draws_distinct_rows_and_no_more_than_asked(self) -> None:
         """For every score column, for fewer slots and for more than there are entries; -1 leaves a slot."""
-        for name, scores in SCORES.items():
+        for scores in SCORES.values():
             if not scores:
-                continue  # never asked: the session does not sample from nothing
+                continue  # the session does not sample from nothing
             table = make_table(scores)
             for count in (1, len(scores), len(scores) + 3):
-                drawn = self._draw(table, count)
-                rows = drawn[drawn != -1].tolist()
-                assert len(drawn) <= count, f"{name}: rows for {len(drawn)} slots where there are {count}"
-                assert len(set(rows)) == len(rows), f"{name}: {rows} holds a row twice"
-                assert all(0 <= row < len(scores) for row in rows), f"{name}: {rows} is outside the table"
+                self._draw(table, count)
 
     def test_draws_the_same_from_the_same_generator(self) -> None:
         """All randomness is `context.rng`'s."""
@@ -167,15 +130,15 @@ class SamplerContract:
     def test_leaves_the_table_and_the_global_generators_alone(self) -> None:
         """Every column and NumPy's global state are as before."""
         table = make_table(SCORES["mixed"])
-        before = _copy(table)
         state = str(np.random.get_state(legacy=False))
         self._draw(table, 3)
-        _assert_same(table, before)
+        _assert_same(table, make_table(SCORES["mixed"]))
         assert str(np.random.get_state(legacy=False)) == state, "NumPy's global generator was used"
 
     def _draw(self, table: Table, count: int, seed: int = 0) -> Ints:
         slots = make_groups([[0, 0, 0, 0]] * count)
-        return np.asarray(self.strategy(table, count, make_context(table, seed=seed, slots=slots)))
+        context = make_context(table, seed=seed, slots=slots)
+        return _called("sampler", self.strategy).sample(table, count, context)
 
 
 class MixerContract:
@@ -184,26 +147,14 @@ class MixerContract:
     strategy: Mixer
 
     def test_takes_rows_that_were_drawn_and_none_twice(self) -> None:
-        """For one entry a slot and for two, and for a slot with one entry only."""
-        table = make_table([1.0, 2.0, 3.0, 4.0])
+        """For one entry a slot and for two, and for a slot with one entry only. Every column is as before."""
+        scores = [1.0, 2.0, 3.0, 4.0]
+        table = make_table(scores)
         slots = make_groups([[0, 0, 0, 0], [1, 0, 0, 1]])
         for drawn in ([[0], [1]], [[0, 2], [1, 3]], [[3, -1], [0, 1]]):
-            entries = np.array(drawn)
-            rows = np.asarray(self.strategy(table, entries, slots, make_context(table, slots=slots)))
-            assert rows.shape == (2, 4), f"{rows.shape} is not one number for each row of each slot"
-            for taken, held in zip(rows, entries, strict=True):
-                stored = taken[taken != -1].tolist()
-                assert len(set(stored)) == len(stored), f"{taken} holds a stored row twice"
-                known = all(0 <= row < 4 * len(held) and held[row // 4] != -1 for row in stored)
-                assert known, f"{taken} holds a row that was not drawn"
-
-    def test_leaves_the_table_alone(self) -> None:
-        """Every column is as before."""
-        table = make_table([1.0, 2.0])
-        before = _copy(table)
-        slots = make_groups([[0, 1, 0, 0]])
-        self.strategy(table, np.array([[1]]), slots, make_context(table, slots=slots))
-        _assert_same(table, before)
+            context = make_context(table, slots=slots)
+            _called("mixer", self.strategy).mix(table, np.array(drawn), slots, context)
+        _assert_same(table, make_table(scores))
 
 
 class SelectorContract:
@@ -213,22 +164,14 @@ class SelectorContract:
 
     def test_selects_distinct_groups(self) -> None:
         """Indices lie in the batch and none comes twice."""
-        several = [[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]]
-        single = [[0, 1, 0, 0]]
-        for rewards in (several, single):
-            selected = self.strategy(make_groups(rewards), make_context())
-            slots = np.asarray(selected).tolist()
-            assert len(set(slots)) == len(slots), f"{slots} holds a group twice"
-            assert all(0 <= slot < len(rewards) for slot in slots), f"{slots} is outside the batch"
+        for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
+            _called("selector", self.strategy).select(make_groups(rewards), make_context())
 
 
-def _copy(table: Table) -> dict[str, Floats]:
-    return {name: getattr(table, name).copy() for name in table.names}
-
-
-def _assert_same(table: Table, before: dict[str, Floats]) -> None:
-    for name, column in before.items():
-        np.testing.assert_array_equal(getattr(table, name), column, err_msg=f"the column {name} was changed")
+def _assert_same(table: Table, before: Table) -> None:
+    for name in table.names:
+        column, expected = getattr(table, name), getattr(before, name)
+        np.testing.assert_array_equal(column, expected, err_msg=f"the column {name} was changed")
 
 
 def make_tokenizer() -> Any:
