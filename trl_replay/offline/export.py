@@ -215,8 +215,7 @@ def _schema(source: Source) -> pyarrow.Schema:
         **dict.fromkeys(TOKENS, floats),
         TASK: pyarrow.int64(),
     }
-    plain = {str: pyarrow.string(), bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
-    columns |= {name: plain[kind] for name, kind in source.dataset.kinds.items()}
+    columns |= dict.fromkeys(source.dataset.names, pyarrow.string())
     metadata = {
         FINGERPRINT: source.fingerprint,
         TASK_COLUMNS: json.dumps(source.task_columns),

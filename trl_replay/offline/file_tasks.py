@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from .. import compat
 from ..errors import SeamError
 from ..generation.dataset_rows import Dataset
@@ -73,29 +71,25 @@ class FileTasks:
 
 
 class DatasetColumns:
-    """The dataset's columns as a file holds them: texts and numbers as they are, all else as JSON.
+    """The dataset's columns as a file holds them: texts as they are, all else as JSON.
 
     Args:
         rows (`Mapping[int, Row]`): By task, its dataset row.
 
     Attributes:
-        kinds (`dict[str, type]`): Of each column of the file, the Python type of its values.
-        in_json (`list[str]`): Columns that hold JSON.
+        names (`list[str]`): Columns of the file.
+        in_json (`list[str]`): Those of them that hold JSON.
     """
 
     def __init__(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         self._rows = {task: _in_file(row) for task, row in rows.items()}
-        self.kinds: dict[str, type] = {}
+        self.names: list[str] = []
         self.in_json: list[str] = []
         for name in dict.fromkeys(name for row in self._rows.values() for name in row):
             self._add([row for row in self._rows.values() if row.get(name) is not None], name)
 
     def _add(self, rows: Sequence[dict[str, Any]], name: str) -> None:
-        kinds = {type(row[name]) for row in rows}
-        fits = kinds <= {str} or kinds <= {bool} or kinds <= {float}
-        if kinds == {int}:
-            fits = all(-(2**63) <= row[name] < 2**63 for row in rows)
-        if not fits:
+        if not all(isinstance(row[name], str) for row in rows):
             try:
                 texts = [json.dumps(row[name], default=_listed) for row in rows]
             except TypeError:  # JSON can't hold it: the hash tells
@@ -103,12 +97,12 @@ class DatasetColumns:
             for row, text in zip(rows, texts, strict=True):
                 row[name] = text
             self.in_json.append(name)
-        self.kinds[name] = kinds.pop() if fits and kinds else str
+        self.names.append(name)
 
-    def of(self, task: int) -> dict[str, Any]:
-        """What a file's row has of them."""
+    def of(self, task: int) -> dict[str, str | None]:
+        """Return what a file's row has of them."""
         row = self._rows.get(task, {})
-        return {name: row.get(name) for name in self.kinds}
+        return {name: row.get(name) for name in self.names}
 
 
 def dataset_rows(trainer: Any, tasks: Tasks, wanted: Sequence[int]) -> dict[int, Mapping[str, Any]]:
@@ -140,15 +134,11 @@ def column_name(name: str, row: Row, exported: bool = True) -> str:
 
 def _in_file(row: Mapping[str, Any]) -> dict[str, Any]:
     """A dataset row without images, by the file's names."""
-    return {
-        column_name(name, {}): value.item() if isinstance(value, np.generic) else value
-        for name, value in row.items()
-        if name not in PROMPT_COLUMNS[1:]
-    }
+    return {column_name(name, {}): value for name, value in row.items() if name not in PROMPT_COLUMNS[1:]}
 
 
 def _listed(value: Any) -> Any:
-    """An array or tensor as JSON can hold it."""
+    """A NumPy number, array or tensor as JSON can hold it."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"JSON holds no {type(value).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import compat
 from ..batch.compose import cut
@@ -24,7 +24,7 @@ from ..fields import STORED_REWARD, STORED_REWARDS, FieldTable
 from ..protocols import Division, division_of
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
-from ..tasks import own
+from ..tasks import encoded, hashed, own
 from ..types import Batch, Floats, Group, Groups
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
@@ -103,7 +103,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     advantages: list[Floats] = []
     may_be_alike = session.components.mixes_rows and session.settings.advantages != "stored"
 
-    def read() -> str:
+    def read() -> int:
         whole = read_groups(session, source, incomplete, tally)
         for group, of_group in zip(whole, _advantages(session, whole), strict=True):
             with np.errstate(over="ignore"):
@@ -132,20 +132,13 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     return groups, advantages
 
 
-def _digest(groups: Sequence[OfflineGroup]) -> str:
-    """Tells the groups that one process read from those of another."""
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(groups: Sequence[OfflineGroup]) -> int:
+    """Tell the groups that one process read from those of another."""
+    digests = []
     for group in groups:
-        rows: list[NDArray[Any]] = [*group.prompt_ids, *group.completion_ids]
-        for key in sorted(group.tokens):
-            rows += group.tokens[key]
-        lengths = [len(row) for row in rows]
-        digest.update(repr(lengths).encode())
-        for row in rows:
-            digest.update(row.tobytes())
-        digest.update(group.rewards.tobytes())
-        digest.update(b"%d" % max(group.task, UNKNOWN))
-    return digest.hexdigest()
+        rows = [group.prompt_ids, group.completion_ids, group.tokens, group.rewards, max(group.task, UNKNOWN)]
+        digests.append(encoded(rows))
+    return hashed(*digests)
 
 
 def _has_finite_logps(group: Group) -> bool:
@@ -311,8 +304,8 @@ def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch
     prompt_mask = [np.ones_like(row) for row in prompts]
     completion_mask = [np.ones_like(row) for row in completions]
     batch: Batch = {
-        "prompt_ids": _padded(prompts, pad, torch.int64, left=True),
-        "prompt_mask": _padded(prompt_mask, 0, torch.int64, left=True),
+        "prompt_ids": _padded(prompts, pad, torch.int64, side="left"),
+        "prompt_mask": _padded(prompt_mask, 0, torch.int64, side="left"),
         "completion_ids": _padded(completions, pad, torch.int64),
         "completion_mask": _padded(completion_mask, 0, torch.int64),
         "advantages": torch.tensor(advantages, dtype=torch.float32),
@@ -325,14 +318,10 @@ def _batch(session: Session, offline: OfflineGroup, advantages: Floats) -> Batch
     return {key: value.to(device) for key, value in batch.items()}
 
 
-def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, left: bool = False) -> torch.Tensor:
+def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, side: str = "right") -> torch.Tensor:
     """`(rows, longest row)`, filled up with `value` on the right, or on the left."""
-    width = max(map(len, rows))
-    padded = torch.full((len(rows), width), value, dtype=dtype)
-    for target, numbers in zip(padded, rows, strict=True):
-        first = width - len(numbers) if left else 0
-        target[first : first + len(numbers)] = torch.from_numpy(numbers).to(dtype)
-    return padded
+    tensors = [torch.from_numpy(row).to(dtype) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 
 def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats]:

@@ -19,7 +19,7 @@ from ..session import Session
 from ..types import Bools, Floats
 from .export import PORTION
 from .file_tasks import IN_JSON, TASK_COLUMNS, UNKNOWN, FileTasks
-from .schema import FINGERPRINT, TOKENS, Row, array, checked, compact, has_images, reward_columns
+from .schema import FINGERPRINT, TOKENS, Row, checked, compact, has_images, reward_columns
 
 METADATA = (FINGERPRINT, TASK_COLUMNS, IN_JSON)
 """What a Parquet file says of itself."""
@@ -213,8 +213,8 @@ def source_name(source: Any) -> str:
 def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool, tasks: FileTasks) -> OfflineGroup:
     with_ids = same_tokenizer and all(map(_has_ids, rows))
     if with_ids:
-        prompts = [array(row["prompt_ids"], np.int32) for row in rows]
-        completions = [array(row["completion_ids"], np.int32) for row in rows]
+        prompts = [np.asarray(row["prompt_ids"]).astype(np.int32) for row in rows]
+        completions = [np.asarray(row["completion_ids"]).astype(np.int32) for row in rows]
     else:
         prompts = [_prompt_ids(trainer, row["prompt"]) for row in rows]
         completions = [_completion_ids(trainer, row["completion"]) for row in rows]
@@ -240,12 +240,9 @@ def _has_ids(row: Row) -> bool:
 
 
 def _token_fields(rows: Sequence[Row]) -> dict[str, list[NDArray[np.float32]]]:
-    """Those that every row has."""
-    fields: dict[str, list[NDArray[np.float32]]] = {}
-    for name in TOKENS:
-        if all(row.get(name) is not None for row in rows):
-            fields[name] = [array(row[name], np.float32) for row in rows]
-    return fields
+    """Return the token-level fields that every row has."""
+    present = [name for name in TOKENS if all(row.get(name) is not None for row in rows)]
+    return {name: [np.asarray(row[name]).astype(np.float32) for row in rows] for name in present}
 
 
 def _advantages(rows: Sequence[Row]) -> Floats | None:
@@ -277,13 +274,7 @@ def _rewards(trainer: Any, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
     """`(G, names)`; NaN for None."""
-    values = np.full((len(rows), len(names)), np.nan)
-    for number, row in enumerate(rows):
-        for column, name in enumerate(names):
-            value = row.get(name)
-            if value is not None:
-                values[number, column] = value
-    return values
+    return np.array([[row.get(name) for name in names] for row in rows], np.float64)
 
 
 def _prompt_ids(trainer: Any, prompt: Any) -> NDArray[np.int32]:

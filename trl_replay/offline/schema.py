@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import compat
 from ..errors import ReplayError
@@ -81,7 +80,7 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     if name in ("prompt", "completion"):
         return _text_fault(name, value)
     if name in ("reward", "advantage") or name.startswith("reward/"):
-        if not _is_number(value):
+        if not are_numbers(value, 0):
             return "is no number"
         if math.isinf(float(value)):
             return "is not finite"
@@ -92,7 +91,7 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     if name in ("prompt_ids", "completion_ids"):
         return None if _are_ids(value, vocabulary) else "are no token ids of this model"
     if name in TOKENS:
-        return None if _are_numbers(value) else "are no numbers"
+        return None if are_numbers(value, 1) else "are no numbers"
     return None
 
 
@@ -106,9 +105,9 @@ def _refuse_token_values(row: Row, label: str) -> None:
     trained = np.ones(size, bool)
     for name in MASKS:
         if name in fields:
-            trained &= array(fields[name], np.float64) != 0
+            trained &= np.asarray(fields[name]) != 0
     for name, values in fields.items():
-        numbers = array(values, np.float64)
+        numbers = np.asarray(values, np.float64)
         possible, fault = _possible(name, numbers, trained)
         if not possible.all():
             token = int(np.argmin(possible))
@@ -143,17 +142,9 @@ def compact(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def array(value: Any, dtype: Any) -> NDArray[Any]:
-    """Numbers of any kind (a list, an array, a tensor) as an array."""
-    if isinstance(value, np.ndarray):
-        return value.astype(dtype)
-    numbers = [float(number) for number in value]
-    return np.array(numbers).astype(dtype)
-
-
 def is_nan(value: Any) -> bool:
-    """Whether it is a number of any kind that is NaN."""
-    return _is_number(value) and math.isnan(float(value))
+    """Tell NaN of any type from other values."""
+    return are_numbers(value, 0) and math.isnan(value)
 
 
 def reward_columns(names: Sequence[str]) -> list[str]:
@@ -200,41 +191,26 @@ def _last_text(value: Any) -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """A text, or messages: mappings with a content."""
+    """Tell a text, or messages (mappings with a content), from anything else."""
     if isinstance(value, str):
         return True
-    if not _is_list(value) or not len(value):
-        return False
-    return all(isinstance(message, Mapping) and "content" in message for message in value)
+    is_list = isinstance(value, Sequence | np.ndarray) and len(value) > 0
+    return is_list and all(isinstance(message, Mapping) and "content" in message for message in value)
 
 
-def _is_list(value: Any) -> bool:
-    if isinstance(value, str | bytes | Mapping):
-        return False
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
-
-
-def _are_numbers(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.ndim == 1 and value.dtype.kind in "biuf"
-    return _is_list(value) and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it counts as a number: Python's, NumPy's, or a tensor of one."""
-    if value is None or isinstance(value, str | bytes):
-        return False
+def are_numbers(value: Any, dimensions: int) -> bool:
+    """Tell a number (no dimension) or a list of numbers (one) of any type from anything else."""
     try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
+        found = np.asarray(value)
+    except Exception:  # ragged lists, tensors with gradients
         return False
-    return True
+    return found.ndim == dimensions and found.dtype.kind in "biuf"
 
 
 def _are_ids(value: Any, vocabulary: int) -> bool:
-    if not _are_numbers(value):
+    if not are_numbers(value, 1):
         return False
-    ids = array(value, np.float64)
+    ids = np.asarray(value)
     known = (ids >= 0) & (ids < vocabulary)
     whole = ids == np.floor(ids)
     return bool((known & whole).all())
