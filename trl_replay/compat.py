@@ -16,6 +16,7 @@ import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from .counters import COUNTS, STATES
 from .errors import ContractError
 from .types import Floats
 
@@ -505,9 +506,15 @@ def local_rows(trainer: Any) -> int:
 
 
 def log_metrics(trainer: Any, values: Mapping[str, float]) -> None:
-    """Puts values of a training step where the trainer's log averages them."""
+    """Put values of a training step where the trainer's log averages them, but states and counts alone there."""
     for key, value in values.items():
-        trainer._metrics["train"][key].append(value)
+        logged = trainer._metrics["train"][key]
+        if key in STATES:
+            logged.clear()
+        elif key in COUNTS:
+            value += sum(logged)
+            logged.clear()
+        logged.append(value)
 
 
 def training_metrics(trainer: Any) -> dict[str, list[float]]:

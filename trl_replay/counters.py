@@ -14,6 +14,10 @@ from .types import Floats
 NO_ROOM = "the storage had no room for it"
 BRIEF = ("replay/dead_fraction", "replay/replaced_fraction", "replay/size", "replay/ratio_mean", "replay/age_mean")
 """The metrics that `replay_log="brief"` logs."""
+STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio")
+"""Metrics of which a log entry has the last value."""
+COUNTS = ("replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
+"""Metrics of which a log entry has the sum since the entry before. All others are averaged."""
 
 
 @dataclass(slots=True)
@@ -24,6 +28,7 @@ class Tally:
         items_delta (`float`): Trainable tokens put in, less those taken out.
         groups, dead_after, replaced (`float`): Groups of the batch; dead after replay; replaced.
         generated, dead (`float`): Groups generated for it, those of all rounds; dead ones among them.
+        all_wrong, all_right (`float`): Groups generated for it in which no row passes, and in which all do.
         refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
@@ -43,6 +48,8 @@ class Tally:
     refilled: float = 0
     surplus: float = 0
     dead: float = 0
+    all_wrong: float = 0
+    all_right: float = 0
     dead_after: float = 0
     replaced: float = 0
     stored: float = 0
@@ -110,6 +117,8 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
         "replay/refused": total["refused"],
         "replay/retired": total["retired"],
         "replay/dead_fraction": total["dead"] / total["generated"],
+        "replay/all_wrong_fraction": total["all_wrong"] / total["generated"],
+        "replay/all_right_fraction": total["all_right"] / total["generated"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
         "replay/replaced_rows_fraction": total["rows"] / rows,

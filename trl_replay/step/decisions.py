@@ -179,6 +179,9 @@ class Decisions:
             self._rate_limiter.observe(fresh, self._passed(fresh))
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
+            passed = self._passed(fresh)
+            tally.all_wrong += int((~passed.any(axis=1)).sum())
+            tally.all_right += int(passed.all(axis=1).sum())
             untrained = _untrained(fresh)
             if untrained:
                 tally.reasons[UNTRAINED] += untrained

@@ -1,0 +1,48 @@
+"""Counts and states in the log are counts and states, however many batches a log entry covers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+RIGHT = [1.0] * 4
+SCRIPT = ([LIVE, HALF, DEAD], [RIGHT, DEAD, LIVE], [DEAD, RIGHT, DEAD])
+
+
+def entries(folder: Any, every: int, **settings: Any) -> tuple[list[dict[str, float]], Any]:
+    """What six batches log."""
+    trainer = make_trainer(folder, Rewards(*SCRIPT), max_steps=6, logging_steps=every)
+    session = trl_replay.attach(trainer, replay_start=0, **settings)
+    trainer.train()
+    return [entry for entry in trainer.state.log_history if "replay/size" in entry], session
+
+
+def test_what_stands_at_a_step_is_logged_as_it_stands(tmp_path: Any) -> None:
+    often, _ = entries(tmp_path / "often", 1)
+    seldom, _ = entries(tmp_path / "seldom", 3)
+    for key in ("replay/rollouts", "replay/size", "replay/tasks", "replay/bytes"):
+        assert [entry[key] for entry in seldom] == [often[2][key], often[5][key]], key
+    assert [entry["replay/rollouts"] for entry in seldom] == [36, 72]
+
+
+def test_counts_are_those_since_the_last_entry(tmp_path: Any) -> None:
+    often, _ = entries(tmp_path / "often", 1, replay_buffer_size=2)
+    seldom, session = entries(tmp_path / "seldom", 3, replay_buffer_size=2)
+    for key in ("replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost"):
+        windows = [often[:3], often[3:]]
+        assert [entry[key] for entry in seldom] == [sum(entry[key] for entry in window) for window in windows], key
+    assert sum(entry["replay/stored"] for entry in seldom) == session.totals.counters["stored"] == 3
+
+
+def test_all_wrong_and_all_right_groups_are_told_apart(tmp_path: Any) -> None:
+    often, session = entries(tmp_path / "often", 1)
+    assert [entry["replay/all_wrong_fraction"] for entry in often[:3]] == pytest.approx([1 / 3, 1 / 3, 2 / 3])
+    assert [entry["replay/all_right_fraction"] for entry in often[:3]] == pytest.approx([0, 1 / 3, 1 / 3])
+    seldom, _ = entries(tmp_path / "seldom", 3)
+    assert seldom[0]["replay/all_wrong_fraction"] == pytest.approx(4 / 9), "a share is averaged"
+    assert session.totals.counters["all_wrong"] == 10
