@@ -11,7 +11,7 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay import hookspecs
-from trl_replay.registry import new_manager, registry
+from trl_replay.registry import new_manager
 from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
@@ -80,13 +80,10 @@ def test_the_plugin_in_ten_lines_works_as_it_stands(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-replay\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[trl_replay]\n{entry_points.replace(chr(34), '')}\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("trl_replay.registry._registry", None)  # as in a process that begins after the installation
     setting = re.search(r'Then `(replay_evictor)="([^"]+)"`', PAGE)
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]))
-    try:
-        with trl_replay.attached(trainer, **{setting[1]: setting[2]}, replay_buffer_size=3) as session:
-            trainer.train()
-    finally:
-        if "mine" in registry().plugins:
-            trl_replay.unregister("mine")
+    with trl_replay.attached(trainer, **{setting[1]: setting[2]}, replay_buffer_size=3) as session:
+        trainer.train()
     assert session.plugins == ["mine"]
     assert session.totals.counters["evicted"] > 0

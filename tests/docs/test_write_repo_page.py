@@ -14,7 +14,6 @@ from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "write-repo.md").read_text()
@@ -38,9 +37,8 @@ def repo(tmp_path_factory: Any) -> Iterator[str]:
     (info / "entry_points.txt").write_text(f"[trl_replay]\n{name} = {module}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        patch.setattr("trl_replay.registry._registry", None)  # as in a process that begins after the installation
         yield re.search(r'replay_preset="(\w+/\w+)"', PAGE)[1]  # type: ignore[index]
-        if name in registry().plugins:
-            trl_replay.unregister(name)
 
 
 def normalized(rewards: Any) -> Any:

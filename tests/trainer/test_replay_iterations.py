@@ -39,9 +39,14 @@ def trained(folder: Any, settings: dict[str, Any], **trainer: Any) -> tuple[Any,
     return session, watch
 
 
+def of_loss(loss: str) -> dict[str, str]:
+    """Its settings: LUSPO's loss is that of sequences."""
+    return {"loss_type": loss, "importance_sampling_level": "sequence" if loss == "luspo" else "token"}
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_of_every_iteration_is_the_one_by_hand(tmp_path: Path, loss: str) -> None:
-    session, watch = trained(tmp_path, {}, loss_type=loss)
+    session, watch = trained(tmp_path, {}, **of_loss(loss))
     assert watch.iterations >= 4
     assert session.totals.counters["iterated"] > 4
 
@@ -52,7 +57,7 @@ def test_the_losses_of_an_iterations_micro_batches_are_those_by_hand_together(
     tmp_path: Path, loss: str, layout: dict[str, Any]
 ) -> None:
     """A mean over rows is scaled by the rows of the whole iteration, so its micro-batches are compared together."""
-    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=14, loss_type=loss, **layout)
+    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=14, **of_loss(loss), **layout)
     session = trl_replay.attach(trainer, **REPLAY)
     watch = follow(trainer, session)
     trainer.train()
