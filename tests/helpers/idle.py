@@ -103,6 +103,7 @@ OTHERS = {
     "switched off": Idle({}, {"use_replay": False}, stores=False),
     "paused": Idle({}, {}, stores=False, paused=True),
     "a mixer that takes nothing, and TRL's own advantages": Idle({}, WHOLE, records=True),
+    "the same beside stock's log-probs": Idle({"num_iterations": 2}, WHOLE),
     "TRL's own advantages and prompts": Idle(
         {}, {"replay_buffer_size": 0, "replay_plugins": "as_they_are"}, stores=False
     ),

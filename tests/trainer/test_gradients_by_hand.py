@@ -121,6 +121,13 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows: joint, two iterations, half weight": (
         {"num_iterations": 2, "max_steps": 6}, {**ONE_ROW, "replay_weight": 0.5, "replay_advantages": "joint"},
     ),
+    "rows: joint, cispo, sequence level": (
+        {"loss_type": "cispo", **SEQUENCE}, {**INJECTED, "replay_advantages": "joint"},
+    ),
+    "rows: split, sapo, two updates a batch": (
+        {"loss_type": "sapo", "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1,
+         "steps_per_generation": 2, "max_steps": 8}, {**INJECTED, "replay_advantages": "split"},
+    ),
     "rows: joint, truncated completions masked": (
         {"truncating": True, "loss_type": "grpo"}, {**INJECTED, "replay_advantages": "joint"},
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,9 @@ from datasets import concatenate_datasets
 from image_rows import assert_same_images, by_row
 from methods import INJECTED as MIXED
 from replaying import Checked, Watch, build, check_batches, check_losses
-from support import DEAD, HALF, LIVE, LOSSES, Forwards, Rewards, masked_rollout
+from support import DEAD, HALF, LIVE, Rewards, masked_rollout
 
 import trl_replay
-from trl_replay.loss.micro_batch import ROWS
 from trl_replay.step.mixing import shaped
 from trl_replay.testing import make_groups, make_trainer
 
@@ -30,30 +28,29 @@ OTHER = (
 )
 
 
-def mixed(
-    tmp_path: Any,
-    settings: dict[str, Any],
-    rewards: Any = None,
+def watched(
+    trainer: Any,
     mode: str = "auto",
     weights: Any = (1.0,),
     scale: str = "group",
     aggregation: str = "sum_then_normalize",
-    **training: Any,
-) -> tuple[Any, Any, Watch]:
+    **settings: Any,
+) -> tuple[Any, Watch]:
     """Trains with stored rows beside fresh ones, and checks rows, advantages and losses against those by hand."""
-    training = {"max_steps": 6, "trainer_class": Checked, "scale_rewards": scale, **training}
-    training = {"gradient_checkpointing": False, **training}  # which computes the same twice, within the layers
-    if aggregation != "sum_then_normalize":
-        training["multi_objective_aggregation"] = aggregation
-    trainer = make_trainer(tmp_path, rewards or Rewards(*SCRIPT), **training)
-    session = trl_replay.attach(trainer, **{"replay_advantages": mode, **settings})
+    session = trl_replay.attach(trainer, **{**MIXED, "replay_advantages": mode, **settings})
     watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
     watch.advantages = lambda step: mixed_advantages(watch, step, mode, weights, scale, aggregation)
     trainer.watch, trainer.compared = watch, []
     trainer.train()
     check_batches(watch)
     check_losses(trainer)
-    return trainer, session, watch
+    assert partly(watch) > 1
+    return session, watch
+
+
+def checked(folder: Any, rewards: Any = None, **settings: Any) -> Any:
+    settings = {"max_steps": 6, "trainer_class": Checked, "gradient_checkpointing": False, **settings}
+    return make_trainer(folder, rewards or Rewards(*SCRIPT), **settings)
 
 
 def partly(watch: Watch) -> int:
@@ -66,10 +63,9 @@ def partly(watch: Watch) -> int:
 
 
 @pytest.mark.parametrize("mode", ["auto", "stored", "joint", "split"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_rows_advantages_and_loss_are_those_by_hand_for(tmp_path: Any, loss: str, mode: str) -> None:
-    level = "sequence" if loss == "luspo" else "token"
-    _, session, watch = mixed(tmp_path, MIXED, mode=mode, loss_type=loss, importance_sampling_level=level)
+def test_rows_advantages_and_loss_are_those_by_hand_with(tmp_path: Any, mode: str) -> None:
+    """With every loss type: in the table of test_gradients_by_hand.py."""
+    session, watch = watched(checked(tmp_path), mode)
     assert partly(watch) > 3
     assert session.totals.counters["lost"] == 0, "the forward shows every row's log-probs"
     assert session.totals.counters["stored"] > 8, "live groups are stored though their rows are displaced"
@@ -81,55 +77,11 @@ def test_rows_advantages_and_loss_are_those_by_hand_for(tmp_path: Any, loss: str
 def test_advantages_follow_trls_rules_with(tmp_path: Any, aggregation: str, scale: str, mode: str) -> None:
     first, second = Rewards(*SCRIPT), Rewards(*OTHER)
     second.__name__ = "other"
-    _, _, watch = mixed(
-        tmp_path,
-        MIXED,
-        [first, second],
-        mode=mode,
-        weights=(1.0, 0.7),
-        scale=scale,
-        aggregation=aggregation,
-        reward_weights=[1.0, 0.7],
-        loss_type="grpo",
-    )
-    assert partly(watch) > 3
-
-
-@pytest.mark.parametrize(
-    "rule", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
-)
-@pytest.mark.parametrize("mode", ["auto", "joint", "split"])
-@pytest.mark.parametrize("others", [DEAD, [0.1, 0.1, 0.1, 0.101]], ids=["dead", "nearly dead"])
-def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on(
-    tmp_path: Any, others: list[float], mode: str, rule: dict[str, Any]
-) -> None:
-    """A batch has N rows, so that no advantage by TRL's rule is larger than the root of N."""
-    settings = {**MIXED, "replay_mixer_kwargs": {"rows": 2}, "replay_advantages": mode}
-    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [others] * 3), max_steps=6, **rule)
-    session = trl_replay.attach(trainer, **settings)
-    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
-    trainer.train()
-    assert session.totals.counters["rows"] > 6
-    largest = max(float(batch["advantages"].abs().max()) for _, batch in watch.steps)
-    assert largest <= math.sqrt(2 * 12), "rows of the batch, and those of its slots"
-
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "two iterations": {"num_iterations": 2, "max_steps": 9},
-    "accumulation": {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2},
-    "two updates a batch": {
-        "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 9,
-    },
-    "a reference model": {"beta": 0.1},
-    "sequence level": {"importance_sampling_level": "sequence"},
-    "truncated completions masked": {"mask_truncated_completions": True, "max_completion_length": 12, "max_steps": 9},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_rows_are_mixed_rightly_with(tmp_path: Any, name: str) -> None:
-    _, _, watch = mixed(tmp_path, MIXED, **SETTINGS[name])
-    assert partly(watch) > 1
+    trainer = checked(
+        tmp_path, [first, second], loss_type="grpo", reward_weights=[1.0, 0.7], scale_rewards=scale,
+        multi_objective_aggregation=aggregation,
+    )  # fmt: skip
+    watched(trainer, mode, (1.0, 0.7), scale, aggregation)
 
 
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path: Any) -> None:
@@ -147,37 +99,11 @@ def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_pa
             taken[slot, context.rng.permutation(4)[: len(rows)]] = rows
         return taken
 
-    settings = {**MIXED, "replay_mixer_kwargs": None, "replay_sampler": several, "replay_mixer": scattered}
-    _, session, watch = mixed(tmp_path, settings, mode="stored", max_steps=8)
+    settings = {"replay_mixer_kwargs": None, "replay_sampler": several, "replay_mixer": scattered}
+    session, watch = watched(checked(tmp_path, max_steps=8), "stored", **settings)
     entries = [{taken[row][0] for row in taken if row // 4 == slot} for taken in watch.taken for slot in range(3)]
     assert max(map(len, entries)) == 2, "two entries gave rows to one slot"
     assert session.totals.counters["entries"] > session.totals.counters["replaced"]
-
-
-def test_only_stored_rows_are_flagged_and_fresh_ones_keep_a_ratio_of_one(tmp_path: Any) -> None:
-    trainer, _, watch = mixed(tmp_path, MIXED, loss_type="grpo")
-    for taken, (_, after) in zip(watch.taken, watch.steps, strict=True):
-        flagged = np.flatnonzero((after[ROWS][:, 0] < 0).numpy()).tolist()
-        assert flagged == sorted(taken)
-    for loss in trainer.losses:
-        if "old_per_token_logps" in loss["inputs"]:
-            fresh = loss["inputs"].rows[:, 0] >= 0
-            torch.testing.assert_close(
-                loss["inputs"]["old_per_token_logps"][fresh], loss["logps"][fresh], rtol=0, atol=0
-            )
-
-
-def trained(trainer: Any, mode: str = "auto", **settings: Any) -> tuple[Any, Watch]:
-    """Attaches, trains and checks rows, advantages and losses; some group must have been mixed."""
-    session = trl_replay.attach(trainer, **{**MIXED, "replay_advantages": mode, **settings})
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    watch.advantages = lambda step: mixed_advantages(watch, step, mode, (1.0,), "group", "sum_then_normalize")
-    trainer.watch, trainer.compared = watch, []
-    trainer.train()
-    check_batches(watch)
-    check_losses(trainer)
-    assert partly(watch) > 1
-    return session, watch
 
 
 def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
@@ -193,7 +119,7 @@ def test_rows_are_mixed_with_their_images(tmp_path: Any) -> None:
         generation_kwargs={"suppress_tokens": [model.config.image_token_id]},
     )
     trainer.independent = False
-    _, watch = trained(trainer, replay_record="loss", replay_selector="zero_std", replay_selector_kwargs=None)
+    _, watch = watched(trainer, replay_record="loss", replay_selector="zero_std", replay_selector_kwargs=None)
     for step, (before, after) in enumerate(watch.steps):
         found, fresh = by_row(after), by_row(before)
         for row in range(12):
@@ -233,37 +159,7 @@ def test_57_pictures_with_one_question_are_prompts_of_their_own(tmp_path: Any) -
 
 def test_rows_are_mixed_with_their_tool_masks(tmp_path: Any) -> None:
     trainer = build(tmp_path, Rewards(*SCRIPT), max_steps=6, arguments={"rollout_func": masked_rollout})
-    trained(trainer, "joint")
-
-
-def test_rows_are_mixed_under_lora(tmp_path: Any) -> None:
-    from peft import LoraConfig
-
-    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer = build(
-        tmp_path, Rewards(*SCRIPT), beta=0.1, learning_rate=5e-2, max_steps=6, arguments={"peft_config": adapter}
-    )
-    trained(trainer)
-
-
-def test_the_forward_that_records_is_one_a_batch_and_none_where_the_batch_has_log_probs(tmp_path: Any) -> None:
-    def forwards(folder: str, **settings: Any) -> int:
-        replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
-        trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT), max_steps=4, **settings)
-        counted = Forwards(trainer.model)
-        if replay:
-            trl_replay.attach(trainer, **replay)
-        trainer.train()
-        return counted.counts["no grad"]
-
-    batches = 4
-    for checkpointing in (False, True):
-        settings = {"gradient_checkpointing": checkpointing}
-        stock = forwards(f"stock{checkpointing}", **settings)
-        assert forwards(f"loss{checkpointing}", **settings, replay_start=0) == stock
-        assert forwards(f"forward{checkpointing}", **settings, **MIXED) == stock + batches
-    several = {"num_iterations": 2}
-    assert forwards("known", **several, **MIXED) == forwards("known stock", **several)
+    watched(trainer, "joint")
 
 
 def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_says_so(tmp_path: Any) -> None:
@@ -277,24 +173,6 @@ def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_s
     assert not records("dead", replay_selector="zero_std", replay_selector_kwargs=None)
     whole = {"replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_advantages": "stored"}
     assert not records("whole", **whole)
-
-
-def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
-    session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "loss"})
-    trainer.train()
-    assert session.totals.counters["lost"] > 2
-    assert any(entry.get("replay/lost") for entry in trainer.state.log_history)
-
-
-@pytest.mark.parametrize("setting", ["auto", "joint", "split"])
-def test_baselines_over_two_prompts_are_refused_before_training(tmp_path: Any, setting: str) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
-    with pytest.raises(
-        trl_replay.RefusedError, match="use replay_sampler='same_prompt', or replay_advantages='stored'"
-    ):
-        trl_replay.attach(trainer, replay_mixer="inject", replay_advantages=setting)
-    trl_replay.attach(trainer, replay_mixer="inject", replay_advantages="stored")
 
 
 class Shaping(Checked):
@@ -335,76 +213,49 @@ def test_corrections_and_gates_see_stored_rows_only(tmp_path: Any) -> None:
     assert (table.drift[table.uses > 0] > 0).any(), "an entry's drift is that of its replayed rows"
 
 
-def test_candidates_of_a_checkpoint_follow_the_order_of_todays_reward_functions(tmp_path: Any) -> None:
-    def first(completions: list[str], **_: Any) -> list[float]:
-        return [float(text[:1] in set("01234abcd")) for text in completions]
+def shaping_by(given: Callable[[Any, Any], Any]) -> Any:
+    """A plugin that gives these advantages."""
 
-    def second(completions: list[str], **_: Any) -> list[float]:
-        return [0.5 * len(text) for text in completions]
-
-    def run(folder: str, functions: list[Any], steps: int, resume: str | None = None) -> Any:
-        settings = {"max_steps": steps, "save_strategy": "steps", "save_steps": 3}
-        trainer = make_trainer(tmp_path / folder, functions, **settings)
-        session = trl_replay.attach(trainer, replay_start=0)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer, session
-
-    run("one", [first, second], 3)
-    checkpoint = str(tmp_path / "one" / "checkpoint-3")
-    _, session = run("two", [second, first], 4, checkpoint)
-    for row, serial in enumerate(session.buffer.table.serial.tolist()):
-        entry = session.buffer[serial]
-        assert session.buffer.table.row_rewards[row].T.tolist() == [entry.rewards["second"], entry.rewards["first"]]
-        assert entry.rewards["second"] == [0.5 * len(text) for text in entry.completions]
-
-
-def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any) -> None:
-    calls: list[tuple[int, Any]] = []
-
-    class Watching:
+    class Plugin:
         @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> None:
-            calls.append((context.update, groups))
+        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+            return given(groups, context)
+
+    return Plugin()
+
+
+def test_an_advantages_hook_sees_mixed_groups_that_are_computed_and_no_others(tmp_path: Any, plug: Any) -> None:
+    calls: list[list[int]] = [[] for _ in range(4)]
 
     def first_whole(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
         rows = np.tile([0, -1, -1, -1], (len(drawn), 1))
         rows[0] = [0, 1, 2, 3]
         return rows
 
-    trl_replay.register(Watching(), "watching")
-    try:
-        mixer = {"replay_mixer": first_whole, "replay_mixer_kwargs": None, "replay_plugins": ["watching"]}
-        _, session, _ = mixed(tmp_path, {**MIXED, **mixer}, max_steps=4)
-    finally:
-        trl_replay.unregister("watching")
-    per_update = {update: [len(groups) for when, groups in calls if when == update] for update in range(4)}
-    assert per_update[0] == [3]
+    name = plug(shaping_by(lambda groups, context: calls[context.update].append(len(groups))))
+    mixer = {"replay_mixer": first_whole, "replay_mixer_kwargs": None, "replay_plugins": [name]}
+    session, _ = watched(checked(tmp_path, max_steps=4), **mixer)
+    assert calls[0] == [3]
     assert session.totals.counters["replaced"] > 3
-    assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in per_update.values())
+    assert all(sizes[0] == 3 and (len(sizes) == 1 or 0 < sizes[1] < 3) for sizes in calls)
 
 
-def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_path: Any) -> None:
+def test_a_hook_reads_the_reward_of_a_file_that_does_not_name_its_functions(tmp_path: Any, plug: Any) -> None:
     seen = []
 
-    class Reading:
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-            seen.append(groups.reward)
-            return groups.reward - groups.reward.mean(axis=1, keepdims=True)
+    def reading(groups: Any, context: Any) -> Any:
+        seen.append(groups.reward)
+        return groups.reward - groups.reward.mean(axis=1, keepdims=True)
 
     rows = [
         {"prompt": prompt, "completion": text, "reward": 2 * float(text == "a")}
         for prompt in ("1=", "12=", "123+4=")
         for text in "abcd"
     ]
-    trl_replay.register(Reading(), "reading")
-    try:
-        trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, reward_weights=[0.5])
-        session = trl_replay.attach(trainer, **{**MIXED, "replay_plugins": ["reading"]})
-        session.buffer.add(rows)
-        trainer.train()
-    finally:
-        trl_replay.unregister("reading")
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, reward_weights=[0.5])
+    session = trl_replay.attach(trainer, **{**MIXED, "replay_plugins": [plug(shaping_by(reading))]})
+    session.buffer.add(rows)
+    trainer.train()
     assert session.totals.counters["rows"] > 0
     assert seen[-1].max() == 2.0, "the file's reward, as it is"
     assert session.metrics["replay/masked_rows_fraction"] == 0.0
@@ -429,24 +280,13 @@ def test_dead_mixed_groups_are_told_by_the_batchs_deviation(tmp_path: Any) -> No
         assert dead.tolist() == fresh.dead[[group]].tolist(), "alone as in its batch"
 
 
-class FirstMasked:
-    """Masks the first row of every group."""
-
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        shaped = groups.advantages.copy()
-        shaped[:, 0] = np.nan
-        return shaped
+def first_masked(groups: Any, context: Any) -> Any:
+    shaped = groups.advantages.copy()
+    shaped[:, 0] = np.nan
+    return shaped
 
 
-@pytest.fixture
-def first_masked() -> Any:
-    trl_replay.register(FirstMasked(), "first_masked")
-    yield
-    trl_replay.unregister("first_masked")
-
-
-def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path: Any, first_masked: None) -> None:
+def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_path: Any, plug: Any) -> None:
     tokens = []
 
     def noting(rows: Any, context: Any) -> Any:
@@ -454,8 +294,8 @@ def test_masked_stored_rows_are_no_matter_of_corrections_gates_or_figures(tmp_pa
         return trl_replay.Corrected(rows.behavior_logps)
 
     trainer = make_trainer(tmp_path, Rewards([HALF, DEAD, HALF]), max_steps=4)
-    settings = {"replay_plugins": ["first_masked"], "replay_correction": noting, "replay_start": 0}
-    session = trl_replay.attach(trainer, **settings)
+    name = plug(shaping_by(first_masked))
+    session = trl_replay.attach(trainer, replay_plugins=[name], replay_correction=noting, replay_start=0)
     trainer.train()
     assert session.totals.counters["replaced"] > 0
     assert tokens.count(0) == session.totals.counters["replaced"], "one row of each group"
@@ -470,25 +310,14 @@ def test_a_masked_row_that_a_hook_leaves_as_it_is_stays_masked() -> None:
     assert not shown.masked.any(), "a hook may train it again"
 
 
-def shaping_by(given: Callable[[Any], Any]) -> Any:
-    """A plugin that gives these advantages."""
-
-    class Plugin:
-        @trl_replay.hookimpl
-        def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-            return given(groups)
-
-    return Plugin()
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda groups: groups.reward > 0, "bool values.*numbers of shape"),
-        (lambda groups: groups.advantages * 1e38, r"an advantage of .*e\+38.*at most 1e\+09"),
-        (lambda groups: groups.advantages / 0.0, "an advantage of inf"),
-        (lambda groups: groups.advantages[:, :1], r"float64 values of shape \(3, 1\)"),
-        (lambda groups: np.ma.masked_less(groups.advantages, 0), r"np\.ma.*NaN"),
+        (lambda groups, _: groups.reward > 0, "bool values.*numbers of shape"),
+        (lambda groups, _: groups.advantages * 1e38, r"an advantage of .*e\+38.*at most 1e\+09"),
+        (lambda groups, _: groups.advantages / 0.0, "an advantage of inf"),
+        (lambda groups, _: groups.advantages[:, :1], r"float64 values of shape \(3, 1\)"),
+        (lambda groups, _: np.ma.masked_less(groups.advantages, 0), r"np\.ma.*NaN"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
@@ -501,7 +330,7 @@ def test_71_advantages_that_cannot_be_trained_on_are_refused(tmp_path: Any, plug
 
 
 def test_71_a_masked_array_in_which_nothing_is_masked_is_taken(tmp_path: Any, plug: Any) -> None:
-    name = plug(shaping_by(lambda groups: np.ma.masked_array(groups.advantages)))
+    name = plug(shaping_by(lambda groups, _: np.ma.masked_array(groups.advantages)))
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     session = trl_replay.attach(trainer, replay_plugins=[name])
     trainer.train()
@@ -521,14 +350,7 @@ def test_rows_of_another_prompt_are_left_out_of_a_baseline_and_counted(tmp_path:
         return np.arange(min(count, len(table)))[::-1]
 
     deceiving.same_prompt = True  # type: ignore[attr-defined]
-    settings = {**MIXED, "replay_sampler": deceiving, "replay_sampler_kwargs": None}
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6, trainer_class=Checked)
-    session = trl_replay.attach(trainer, **settings)
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    watch.advantages = lambda step: mixed_advantages(watch, step, "auto", (1.0,), "group", "sum_then_normalize")
-    trainer.watch, trainer.compared = watch, []
-    trainer.train()
-    check_batches(watch)
+    session, watch = watched(checked(tmp_path), replay_sampler=deceiving, replay_sampler_kwargs=None)
     for taken in watch.taken:
         for row, (serial, _) in taken.items():
             assert watch.origin[serial][1] == row // 4, "the script's prompts are those of the slots"
