@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from corrected import CORRECTIONS, MASKS
 from idle import IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
 from support import DEAD, LIVE, LOSSES, Forwards, Rewards, Spy
 
@@ -39,20 +40,41 @@ def test_idle_is_bit_identical_to_stock(tmp_path: Any, plug: Any, stock: Stock, 
     assert session.totals.counters["refused"] == 0
 
 
-@pytest.mark.parametrize("layout", ["one iteration", "two iterations", "accumulation", "a reference model"])
-def test_replay_adds_no_forward_of_the_policy_or_the_reference(tmp_path: Any, layout: str) -> None:
+CORRECTED: list[dict[str, Any]] = [
+    *({"replay_correction": name} for name in (*CORRECTIONS, *MASKS, "m2po")),
+    {"replay_correction": "per", "replay_sampler": "proportional"},
+    {"replay_max_log_ratio": 0.05},
+    {"replay_max_weight": 1.01},
+    {"replay_min_ess": 0.99},
+    {"replay_refresh": "advantage"},
+    {"replay_unfilled": "mask"},
+    {"replay_unfilled": "exclude"},
+    {"replay_unfilled": "intra_batch"},
+]
+"""What looks at log-probs of replayed rows or at what is left of dead groups."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        *((layout, [{}]) for layout in ("two iterations", "accumulation", "a reference model")),
+        ("one iteration", CORRECTED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_replay_adds_no_forward_of_the_policy_or_the_reference(
+    tmp_path: Any, layout: str, settings: list[dict[str, Any]]
+) -> None:
     counts = []
-    for attach in (False, True):
-        settings = {**LAYOUTS[layout], "max_steps": 6, "max_completion_length": 4, "learning_rate": 0.0}
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), **settings)
-        models = [trainer.model, *([trainer.ref_model] if trainer.ref_model is not None else [])]
-        forwards = [Forwards(model) for model in models]
-        if attach:
-            session = trl_replay.attach(trainer)
+    training = {**LAYOUTS[layout], "max_steps": 4, "max_completion_length": 4, "learning_rate": 0.0}
+    for replay in (None, *settings):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), **training)
+        forwards = [Forwards(model) for model in (trainer.model, trainer.ref_model) if model is not None]
+        session = None if replay is None else trl_replay.attach(trainer, **replay)
         trainer.train()
+        assert session is None or session.totals.counters["replaced"] > 0
         counts.append([forward.counts for forward in forwards])
-    assert session.totals.counters["replaced"] > 0
-    assert counts[1] == counts[0]
+    assert counts == counts[:1] * len(counts)
 
 
 def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_path: Any, monkeypatch: Any) -> None:

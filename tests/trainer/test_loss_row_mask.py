@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from loss_by_hand import Row, reference_loss
-from releases import since
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy, real_tokens, record, rows_of
-from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+from replaying import Checked, Watch, check_losses
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, real_tokens, record, rows_of
 
 import trl_replay
-from trl_replay.loss.tap import ROWS
-from trl_replay.testing import make_tokenizer, make_trainer
+from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
+from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], [DEAD, LIVE, DEAD])
 """Nothing can be replayed in the first batch; one group at a time in the others, with the limit below."""
@@ -22,69 +20,29 @@ SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], [DEAD, LIVE, DEAD])
 ONE = {"replay_max_fraction": 0.34}
 
 
-def watch_losses(session: trl_replay.Session) -> list[float]:
-    """Every loss from now on, as it leaves the seam."""
-    losses: list[float] = []
-    loss = session.tap.loss
-
-    def watched(stock: Any, inputs: Any) -> Any:
-        value = loss(stock, inputs)
-        losses.append(float(value.detach()))
-        return value
-
-    session.tap.loss = watched  # type: ignore[method-assign]
-    return losses
-
-
-def train(
-    tmp_path: Any, choice: str, script: Any = SCRIPT, replay: dict[str, Any] | None = None, **settings: Any
-) -> tuple[Any, Any, list[Any], list[float]]:
-    settings = {
-        "max_steps": 4, "learning_rate": 2e-2, "max_completion_length": 5, "trainer_class": Spy,
-        "gradient_checkpointing": False, **settings,
-    }  # fmt: skip
-    trainer = make_trainer(tmp_path, Rewards(*script), **settings)
-    session = trl_replay.attach(trainer, replay_unfilled=choice, **ONE, **(replay or {}))
-    steps, losses = record(session), watch_losses(session)
+def train(tmp_path: Any, choice: str, script: Any = SCRIPT, **settings: Any) -> tuple[Any, Any, Watch]:
+    """Trains, and compares every loss with the one by hand: of dead groups without weight, or without them at all."""
+    replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
+    settings = {"learning_rate": 2e-2, "max_completion_length": 5, "gradient_checkpointing": False, **settings}
+    trainer = make_trainer(tmp_path, Rewards(*script), trainer_class=Checked, **settings)
+    session = trl_replay.attach(trainer, replay_unfilled=choice, **ONE, **replay)
+    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+    trainer.watch, trainer.compared = watch, []
     trainer.train()
-    return trainer, session, steps, losses
+    if choice != "intra_batch":  # of whose copies nothing tells where they are from
+        check_losses(trainer, replays=False)
+    return trainer, session, watch
 
 
-def by_hand(trainer: Any, loss: dict[str, Any], choice: str) -> list[Row]:
-    """The rows of one loss as they should count: dead groups of the batch without weight, or not at all."""
-    inputs, logps, mask = loss["inputs"], loss["logps"], loss["inputs"]["completion_mask"].bool()
-    rows = []
-    for index, (number, flags) in enumerate(inputs.rows.tolist()):
-        silent = bool(flags & 2)
-        if silent and choice == "exclude":
-            continue
-        new = logps[index][mask[index]]
-        old = inputs["old_per_token_logps"][index][mask[index]] if number < 0 else new
-        ref = inputs["ref_per_token_logps"][index][mask[index]] if "ref_per_token_logps" in inputs else None
-        weight = torch.zeros_like(new) if silent else torch.ones_like(new)
-        rows.append(Row(new, old, float(inputs["advantages"][index]), weight, ref))
-    return rows
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("choice", ["mask", "exclude"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_loss_is_the_one_computed_by_hand(tmp_path: Any, loss: str, choice: str, beta: float) -> None:
-    trainer, _, steps, losses = train(tmp_path, choice, loss_type=loss, beta=beta)
-    dead = [4, 8, 4, 4]  # rows of dead groups that nothing filled
-    for at, (seen, value, (before, after)) in enumerate(zip(trainer.losses, losses, steps, strict=True)):
-        flags = seen["inputs"].rows[:, 1]
-        assert int((flags & 2).bool().sum()) == dead[at]
-        rows = by_hand(trainer, seen, choice)
-        assert len(rows) == 12 - dead[at] * (choice == "exclude")
-        expected = reference_loss(trainer, rows)
-        assert value == pytest.approx(expected, rel=2e-4, abs=2e-6)
-        if choice == "exclude":
-            live = [slot for slot in range(3) if not (after[ROWS][slot * 4, 1] & 2)]
-            assert int(after["num_items_in_batch"]) == sum(
-                int(rows_of(after, s)["completion_mask"].sum()) for s in live
-            )
-        assert before["prompt_ids"].shape[0] == after["prompt_ids"].shape[0] == 12
+def test_the_loss_is_the_one_computed_by_hand(tmp_path: Any, loss: str, choice: str) -> None:
+    trainer, _, watch = train(tmp_path, choice, loss_type=loss, beta=0.3)
+    silent = [int((seen["inputs"].rows[:, 1] & MASKED).bool().sum()) for seen in trainer.losses]
+    assert silent == [4, 8, 4, 4], "rows of dead groups that nothing filled"
+    for _, after in watch.steps:
+        live = (after[ROWS][:, 1] & EXCLUDED) == 0
+        assert int(after["num_items_in_batch"]) == int(after["completion_mask"][live].sum())
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -102,75 +60,21 @@ def test_mask_takes_the_gradient_of_kl_and_entropy(tmp_path: Any, loss: str) -> 
 
 
 def test_excluding_all_groups_changes_no_denominator(tmp_path: Any) -> None:
-    _, _, steps, losses = train(tmp_path, "exclude", ([DEAD] * 3,), loss_type="dapo", beta=0.3)
-    assert losses == [0.0] * 4
-    for before, after in steps:
+    trainer, _, watch = train(tmp_path, "exclude", ([DEAD] * 3,), loss_type="dapo", beta=0.3)
+    assert [loss for loss, _, _ in trainer.compared] == [0.0] * 4
+    for before, after in watch.steps:
         assert after["num_items_in_batch"] is before["num_items_in_batch"]
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "luspo", "dapo", "bnpo"])
-def test_exclude_over_several_micro_batches_divides_by_the_live_rows_of_them_all(tmp_path: Any, loss: str) -> None:
-    trainer, _, _, losses = train(
-        tmp_path, "exclude", loss_type=loss, per_device_train_batch_size=4, gradient_accumulation_steps=3, max_steps=1
-    )
-    assert len(losses) == 3
-    parts = [by_hand(trainer, seen, "exclude") for seen in trainer.losses]
-    rows = [row for part in parts for row in part]
-    assert len(rows) == 8
-    if loss == "bnpo":  # each micro-batch by its own tokens, as stock has it
-        expected = sum(reference_loss(trainer, part) for part in parts if part)
-    else:
-        expected = reference_loss(trainer, rows, whole=True)
-    assert sum(losses) == pytest.approx(expected, rel=2e-4, abs=2e-6)
-
-
-class AuxiliarySpy(Spy):
-    """Keeps the routers' auxiliary losses as stock computes them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.auxiliary: list[float] = []
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        self.auxiliary += [float(result[2].detach())] if self.in_loss else []
-        return result
-
-
-@since("1.7.0", "the auxiliary loss")
-def test_exclude_leaves_the_auxiliary_loss_as_it_is_in_every_micro_batch(tmp_path: Any) -> None:
-    tokenizer = make_tokenizer()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Qwen2MoeForCausalLM(
-            Qwen2MoeConfig(
-                vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                num_attention_heads=4, num_key_value_heads=2, num_experts=4, moe_intermediate_size=32,
-                shared_expert_intermediate_size=32, num_experts_per_tok=2, pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-            )
-        )  # fmt: skip
-    trainer, _, _, losses = train(
-        tmp_path, "exclude", loss_type="grpo", trainer_class=AuxiliarySpy, model=model, router_aux_loss_coef=0.5,
-        per_device_train_batch_size=2, gradient_accumulation_steps=6, max_steps=1,
-    )  # fmt: skip
-    silent = [bool((seen["inputs"].rows[:, 1] & 2).any()) for seen in trainer.losses]
-    assert set(silent) == {True, False}
-    rows = [row for seen in trainer.losses for row in by_hand(trainer, seen, "exclude")]
-    expected = reference_loss(trainer, rows, aux=sum(trainer.auxiliary) / 6, whole=True)
-    assert sum(losses) == pytest.approx(expected, rel=2e-4)
-
-
-ROUNDED = {"num_iterations": 2, "replay": {"replay_logps_dtype": "bfloat16"}}
+ROUNDED = {"num_iterations": 2, "replay_logps_dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
     "layout", [{}, {"num_iterations": 2}, ROUNDED], ids=["plain", "with stock's old log-probs", "stored in 16 bits"]
 )
 def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path: Any, layout: dict[str, Any]) -> None:
-    trainer, session, steps, losses = train(
-        tmp_path, "intra_batch", ([LIVE, DEAD, HALF], [DEAD, HALF, DEAD]), max_steps=4, **layout
-    )
+    _, session, watch = train(tmp_path, "intra_batch", ([LIVE, DEAD, HALF], [DEAD, HALF, DEAD]), **layout)
+    steps = watch.steps
     before, after = steps[0]
     assert real_tokens(after, 1) in (real_tokens(before, 0), real_tokens(before, 2))
     before, after = steps[1]
@@ -190,9 +94,6 @@ def test_intra_batch_fills_with_live_groups_of_the_same_batch(tmp_path: Any, lay
         assert int(after["num_items_in_batch"]) - int(before["num_items_in_batch"]) == added
     assert session.metrics["replay/dead_fraction_after"] == 0.0
     assert session.totals.counters["stored"] == 1 + len(steps), "copies are not stored"
-    if not layout:
-        for seen, value in zip(trainer.losses, losses, strict=True):
-            assert value == pytest.approx(reference_loss(trainer, by_hand(trainer, seen, "keep")), rel=2e-4)
 
 
 def test_intra_batch_copies_every_live_group_once_before_any_twice(tmp_path: Any) -> None:
@@ -210,5 +111,5 @@ def test_intra_batch_copies_every_live_group_once_before_any_twice(tmp_path: Any
 
 
 def test_a_batch_without_a_live_group_stays_as_it_is(tmp_path: Any) -> None:
-    _, _, steps, _ = train(tmp_path, "intra_batch", ([DEAD] * 3,))
-    assert all(after[key] is value for before, after in steps for key, value in before.items())
+    _, _, watch = train(tmp_path, "intra_batch", ([DEAD] * 3,))
+    assert all(after[key] is value for before, after in watch.steps for key, value in before.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,33 @@ def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_s
     assert not records("dead", replay_selector="zero_std", replay_selector_kwargs=None)
     whole = {"replay_mixer": "whole", "replay_mixer_kwargs": None, "replay_advantages": "stored"}
     assert not records("whole", **whole)
+
+
+def test_without_the_forward_displaced_live_groups_are_lost_and_counted(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=6)
+    session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "loss"})
+    trainer.train()
+    assert session.totals.counters["lost"] > 2
+    assert any(entry.get("replay/lost") for entry in trainer.state.log_history)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}], ids=str
+)
+@pytest.mark.parametrize("mode", ["auto", "joint", "split"])
+@pytest.mark.parametrize("others", [DEAD, [0.1, 0.1, 0.1, 0.101]], ids=["dead", "nearly dead"])
+def test_72_in_a_dead_batch_stored_rows_have_the_deviation_of_what_is_trained_on(
+    tmp_path: Any, others: list[float], mode: str, rule: dict[str, Any]
+) -> None:
+    """A batch has N rows, so that no advantage by TRL's rule is larger than the root of N."""
+    settings = {**MIXED, "replay_mixer_kwargs": {"rows": 2}, "replay_advantages": mode}
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [others] * 3), max_steps=6, **rule)
+    session = trl_replay.attach(trainer, **settings)
+    watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+    trainer.train()
+    assert session.totals.counters["rows"] > 6
+    largest = max(float(batch["advantages"].abs().max()) for _, batch in watch.steps)
+    assert largest <= math.sqrt(2 * 12), "rows of the batch, and those of its slots"
 
 
 class Shaping(Checked):
