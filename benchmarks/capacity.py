@@ -21,7 +21,6 @@ from trl_replay.buffer.candidates import with_rewards
 from trl_replay.distributed.agreement import decision_message
 from trl_replay.fields import LOGPS_KEYS, FieldTable
 from trl_replay.loss.off_policy_stats import STATS
-from trl_replay.protocols import division_of
 from trl_replay.serialization.wire import packed_size
 from trl_replay.sizes import format_bytes
 from trl_replay.strategies.scopes import GatheredScope, ProcessScope, ShardedScope
@@ -133,8 +132,7 @@ def needs(run: Run) -> list[Needs]:
     filled = min((1 - run.live) * run.prompts, float(run.size * run.ranks)) / run.ranks  # of a rank's slots
     found = []
     for name, make in SCOPES.items():
-        division = division_of(make(None))
-        assert division is not None  # ours say it
+        division = make(None).division
         groups = run.size if division.replicated else run.size * run.ranks
         payload = 0.0
         if division.replicated:

@@ -18,7 +18,7 @@ from .fields import FieldTable
 from .hooks import SessionHooks
 from .loss.bounds import Bounds
 from .loss.gates import Gates
-from .protocols import Stateful, division_of
+from .protocols import Stateful
 from .registry import Plugin
 from .rehearsal import ENTRIES, Rehearsal, rehearse
 from .settings import Settings
@@ -127,9 +127,8 @@ class Room(NamedTuple):
 
 def room_in(trainer: Any, settings: Settings, scope: Any) -> Room:
     """What a buffer of this scope may hold."""
-    division = division_of(scope)
-    one_buffer = division is None or division.one_buffer
-    sharded = division is not None and division.one_buffer and not division.replicated
+    one_buffer, replicated = scope.division
+    sharded = one_buffer and not replicated
     shards = int(trainer.accelerator.num_processes) if sharded else 1
     nbytes = None if settings.max_bytes is None else settings.max_bytes * shards
     seed = settings.seed

@@ -17,7 +17,7 @@ from .hooks import SessionHooks
 from .loss.bounds import Bounds
 from .loss.gates import Gates
 from .progress import Clock, KeptErrors
-from .protocols import Scope, Stateful, division_of
+from .protocols import Scope, Stateful
 from .table import Table
 from .tasks import Tasks
 from .types import Context
@@ -81,8 +81,7 @@ class Components:
     @property
     def payload_leaves_device(self) -> bool:
         """Whether groups that are stored are needed on the CPU: by the storage, or to be sent."""
-        division = division_of(self.scope)
-        is_sent = self.processes > 1 and (division is None or division.one_buffer)
+        is_sent = self.processes > 1 and self.scope.division.one_buffer
         return is_sent or bool(getattr(self.buffer.storage, "on_cpu", False))
 
     def seed(self, seed: int) -> None:

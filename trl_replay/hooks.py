@@ -18,10 +18,9 @@ import pluggy
 import torch
 from numpy.typing import NDArray
 
-from . import hookspecs
 from .errors import BatchError, HookError, PluginError, ResultError
 from .fields import IMAGE_KEYS
-from .hookspecs import PROJECT, hook_names, hookimpl
+from .hookspecs import PROJECT, hookimpl
 from .protocols import SessionLike
 from .registry import Plugin, Strategy, new_manager
 from .table import Table
@@ -71,26 +70,13 @@ class SessionHooks:
         configured = _Configured(made, compose)
         self._manager.register(configured, "configured strategies")
         self._attribute(configured, self._strategy_label)
-        self._callers = {name: self._caller(name) for name in _session_hooks()}
-
-    def _caller(self, hook: str) -> Callable[..., Any]:
-        """What calls a hook: pluggy, or where no plugin has it the configured strategy itself, if there is one."""
-        caller: pluggy.HookCaller = getattr(self._manager.hook, f"{PROJECT}_{hook}")
-        if self.has_plugin_for(hook):
-            return caller
-        implementations = caller.get_hookimpls()
-        if implementations:
-            return implementations[0].function
-        assert caller.spec is not None
-        nothing = None if caller.spec.opts["firstresult"] else ()
-        return lambda **arguments: nothing
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""
         self._update = update
         self._hook = f"{PROJECT}_{hook}"
         self._giver = ""
-        return self._callers[hook](**arguments)
+        return getattr(self._manager.hook, self._hook)(**arguments)
 
     def select(self, groups: Groups, context: Context) -> Ints:
         """Distinct indices of replaceable fresh groups."""
@@ -390,11 +376,6 @@ class SessionHooks:
 
     def _bad(self, shown: str, wanted: str) -> ResultError:
         return ResultError(f"{self.giver} returned {shown} at update {self._update}; it must return {wanted}.")
-
-
-def _session_hooks() -> list[str]:
-    """Names of the session hooks, without the project's."""
-    return [name.removeprefix(f"{PROJECT}_") for name in hook_names(hookspecs.SessionHooks)]
 
 
 KIND_OF_HOOK = {

@@ -10,7 +10,7 @@ import torch
 from . import compat
 from .components import Components
 from .errors import RefusedError
-from .protocols import Scope, division_of
+from .protocols import Scope
 from .settings import Settings
 
 
@@ -37,9 +37,7 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
     """Settings that don't fit the trainer's numbers."""
     rows = compat.local_rows(trainer)
     size = trainer.num_generations
-    division = division_of(scope)
-    alone = division is not None and not division.one_buffer
-    if alone and rows % size:
+    if not scope.division.one_buffer and rows % size:
         yield (
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
             f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "

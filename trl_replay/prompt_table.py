@@ -48,11 +48,7 @@ class PromptTable:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._row: dict[int, int] = {}
-        empty: dict[str, NDArray[Any]] = {}
-        for name, dtype in COLUMNS.items():
-            empty[name] = np.empty(0, dtype)
-        self._put(empty)
+        self._clear()
 
     def __len__(self) -> int:
         return len(self.key)
@@ -121,15 +117,19 @@ class PromptTable:
         """Takes what `state_dict` gave on one rank, or on several; of a prompt that several knew, all tries count and
         the last one's outcome."""
         joined = {name: np.concatenate([state[name] for state in states]) for name in COLUMNS}
-        keys, last, inverse = np.unique(joined["key"], return_index=True, return_inverse=True)
+        self._clear()
+        columns = self._with_room_for(joined["key"].tolist())
+        rows = self.rows(joined["key"])
         by_age = np.argsort(joined["update"], kind="stable")
-        last[inverse[by_age]] = by_age  # of each key, the row that was updated last
-        columns = {name: column[last] for name, column in joined.items()}
+        for name in ("prompt", "dead_streak", "update", "pass_rate"):
+            columns[name][rows[by_age]] = joined[name][by_age]  # of a prompt, the last one stays
         for name in ("tries", "passes"):
-            columns[name] = np.zeros(len(keys), np.int64)
-            np.add.at(columns[name], inverse, joined[name])
-        order = np.argsort(_first_rows(inverse, len(keys)))
-        self._put({name: column[order] for name, column in columns.items()})
+            np.add.at(columns[name], rows, joined[name])
+        self._put(columns)
+
+    def _clear(self) -> None:
+        self._row: dict[int, int] = {}
+        self._put({name: np.empty(0, dtype) for name, dtype in COLUMNS.items()})
 
     def _columns(self) -> dict[str, NDArray[Any]]:
         return {name: getattr(self, name).copy() for name in COLUMNS}
@@ -141,16 +141,7 @@ class PromptTable:
             by_age = np.argsort(columns["update"], kind="stable")
             oldest = by_age[:leaving]
             columns = {name: np.delete(column, oldest) for name, column in columns.items()}
-        keys = columns["key"].tolist()
-        if surplus > 0 or len(self._row) != len(keys):
-            self._row = {key: row for row, key in enumerate(keys)}
+            self._row = {key: row for row, key in enumerate(columns["key"].tolist())}
         for name, column in columns.items():
             column.flags.writeable = False
             setattr(self, name, column)
-
-
-def _first_rows(inverse: Ints, count: int) -> Ints:
-    """Of each of `count` values, the first place where it stands."""
-    first = np.full(count, len(inverse))
-    np.minimum.at(first, inverse, np.arange(len(inverse)))
-    return first

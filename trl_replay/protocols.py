@@ -140,18 +140,16 @@ class Division(NamedTuple):
     """Whether every process holds the payload of every entry."""
 
 
-def division_of(scope: Any) -> Division | None:
-    """What a scope says in its attribute `division`; None: nothing."""
-    division: Division | None = getattr(scope, "division", None)
-    return division
-
-
 class Scope(Protocol):
     """Who shares the buffer: all the communication there is. Every rank calls each verb once a generation batch, in
     this order and whatever its numbers are, none included.
 
-    A scope with an attribute `division` ([`Division`]) can be resumed by another number of processes, filled from
-    files, and has its capacity and seed chosen accordingly."""
+    Attributes:
+        division ([`Division`]): Decides capacity and seed, how files fill the buffer, and how another number of
+            processes resumes it.
+    """
+
+    division: Division
 
     def share(self, columns: Columns) -> Columns:
         """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.

@@ -37,10 +37,10 @@ OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "field
 
 
 INTERFACES: dict[Kind, tuple[str, ...]] = {
-    "scope": ("share", "admit", "fetch", "agree"),
+    "scope": ("share", "admit", "fetch", "agree", "division"),
     "storage": ("put", "get", "remove", "nbytes"),
 }
-"""Methods of strategies that are not called as functions."""
+"""Methods and attributes of strategies that are not called as functions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .prompt_table import PromptTable
-from .protocols import Scope, division_of
+from .protocols import Scope
 from .settings import Settings
 from .sizes import counted
 from .specs import Kind
@@ -623,8 +623,7 @@ class Session:
 
 def _room(scope: Scope, size: int, ranks: int) -> str:
     """How many groups there is room for, in words."""
-    division = division_of(scope)
     each = counted(size, "group")
-    if division is not None and division.replicated:
+    if scope.division.replicated:
         return f"{each} in all, on every process"
     return f"{each} a process, {size * ranks} in all"

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from resuming import last, restored, resume, train
 
-from trl_replay import MismatchError
-from trl_replay.strategies.scopes import ProcessScope
 from trl_replay.strategies.storages import CpuStorage
 
 
@@ -26,20 +24,6 @@ def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope
     assert set(saved["payload"].values()) < set(found["payload"].values())
     session = resume(tmp_path, Path(last(tmp_path)), replay_scope=scope, per_device_train_batch_size=4)
     assert session.update == 8
-
-
-def test_a_scope_that_is_not_ours_resumes_with_the_same_rows_only(tmp_path: Path) -> None:
-    from accelerate import Accelerator
-
-    def own(**settings: Any) -> dict[str, Any]:
-        scope = ProcessScope(Accelerator(cpu=True))
-        verbs = {name: getattr(scope, name) for name in ("share", "agree", "admit", "fetch")}
-        return {"replay_scope": type("Own", (), {"__init__": lambda self: self.__dict__.update(verbs)})(), **settings}
-
-    train(tmp_path, max_steps=6, **own())
-    assert resume(tmp_path, tmp_path / "checkpoint-6", **own()).update == 8
-    with pytest.raises(MismatchError, match=r"1 processes of 12 rows each wrote it and 1 of 4 read it.*='Own'"):
-        resume(tmp_path, tmp_path / "checkpoint-6", **own(per_device_train_batch_size=4))
 
 
 class Counting(CpuStorage):

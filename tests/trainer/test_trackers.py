@@ -166,15 +166,14 @@ def test_training_with_trackers_is_that_without(trackers: dict[str, Told], tmp_p
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_that_refuses_is_warned_of_once_and_training_goes_on(
+def test_a_tracker_that_refuses_is_warned_of_and_training_goes_on(
     name: str, trackers: dict[str, Told], tmp_path: Any
 ) -> None:
     trackers[name].refuses = True
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, report_to=list(TRACKERS))
     session = trl_replay.attach(trainer, **SETTINGS)
-    with pytest.warns(UserWarning, match=f"{CALLBACKS[name]}'s tracker: ValueError: a run has no room") as caught:
+    with pytest.warns(UserWarning, match=f"{CALLBACKS[name]}'s tracker: ValueError: a run has no room"):
         train_twice(trainer)
-    assert [warning.category for warning in caught].count(UserWarning) == 1
     assert session.totals.batches == 4
     begun = 1 if name == "mlflow" else 2  # transformers begins no MLflow run for a second training
     assert trackers[name].times == begun

@@ -325,18 +325,12 @@ def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]
 
 
 def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:
-    """The group with its raw rewards in the order of other reward functions; NaN for those that did not score it."""
+    """The group with its raw rewards in the order of other reward functions, on the CPU."""
     rewards = group.tensors.get(STORED_REWARDS)
-    if rewards is None or list(then) == list(now):
+    if rewards is None:
         return group
-    columns = []
-    for name in now:
-        if name in then:
-            columns.append(rewards[:, then.index(name)])
-        else:
-            columns.append(torch.full_like(rewards[:, 0], torch.nan))
-    named = torch.stack(columns, dim=1)
-    return replace(group, tensors={**group.tensors, STORED_REWARDS: named})
+    named = named_rewards(rewards.cpu().numpy(), then, now)
+    return replace(group, tensors={**group.tensors, STORED_REWARDS: torch.from_numpy(named)})
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:

@@ -13,7 +13,7 @@ from .. import assembly, compat
 from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
-from ..protocols import Columns, division_of
+from ..protocols import Columns
 from ..session import Session
 from ..strategies.scope_choice import SCOPES
 from ..types import Group, Groups
@@ -133,9 +133,8 @@ def _rank(session: Session) -> int:
 
 def _payload_rank(session: Session) -> int:
     """The rank that writes the payload that this rank holds: of a buffer that all ranks hold, one for each disk."""
-    division = division_of(session.scope)
     rank = _rank(session)
-    if division is None or not division.replicated:
+    if not session.scope.division.replicated:
         return rank
     if not session.trainer.args.save_on_each_node:
         return 0
@@ -227,8 +226,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
 
 def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankState) -> None:
     """Entries and candidates of all ranks are dealt to other ranks."""
-    division = division_of(session.scope)
-    assert division is not None  # read has refused
+    division = session.scope.division
     take = _adapter(session, mine)
     rank = _rank(session)
     ranks = session.components.processes
@@ -282,9 +280,7 @@ def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -
         session ([`Session`]): After `apply`.
         unrestored (`Sequence`): Of each rank, the buffer's `unrestored`.
     """
-    division = division_of(session.scope)
-    alone = division is not None and not division.one_buffer
-    shared_with = [unrestored[_rank(session)]] if alone else unrestored
+    shared_with = unrestored if session.scope.division.one_buffer else [unrestored[_rank(session)]]
     serials = [serial for part in shared_with for serial in part]
     tally = Tally()
     tally.refuse(session.buffer.withdraw(serials), NO_ROOM)
@@ -314,11 +310,6 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
         is_now = getattr(now, name)
         if was != is_now:
             differences.append(f"{words} was {was!r} and is {is_now!r}")
-    if then.layout != now.layout and division_of(session.scope) is None:
-        differences.append(
-            f"{then.processes} processes of {then.rows} rows each wrote it and {now.processes} of {now.rows} read it, "
-            f"and how replay_scope={now.scope!r} divides a buffer is not known"
-        )
     if differences:
         raise MismatchError(
             f"The buffer in this checkpoint does not fit this run: {'; '.join(differences)}. Resume with the values "
@@ -356,8 +347,8 @@ def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:
     names_now = list(trainer.reward_func_names)
 
     def take(group: Group) -> Group:
-        here = group.map(lambda tensor: tensor.to(device))
-        return with_named_rewards(here, names_then, names_now)
+        named = with_named_rewards(group, names_then, names_now)
+        return named.map(lambda tensor: tensor.to(device))
 
     return take
 

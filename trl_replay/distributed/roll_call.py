@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import compat
 from ..errors import ConfigurationError, SeamError
-from ..protocols import Scope, division_of
+from ..protocols import Scope
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -140,9 +140,8 @@ class RollCall:
 
 def roll_call_of(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
     """The roll calls of a session with these settings."""
-    division = division_of(scope)
     seed = int(trainer.args.seed) if settings.seed is None else settings.seed
-    equal = settings.equal_on_ranks(division is None or division.one_buffer, seed)
+    equal = settings.equal_on_ranks(scope.division.one_buffer, seed)
     if settings.acts:  # else any trainer will do
         equal["num_generations"] = trainer.num_generations
         equal["rows a process (per_device_train_batch_size × steps_per_generation)"] = compat.local_rows(trainer)

@@ -173,14 +173,11 @@ class RowLayout:
         """Candidates as arrivals, from the shared column `nbytes`."""
         chosen = list(slots)
         nbytes = self.columns["nbytes"].reshape(-1, self.size)[chosen]
-        if ranks == 1:
-            sizes: Ints = nbytes.sum(axis=1, keepdims=True)
-        else:
-            ranks_of_rows = self.columns["row"] // self.count
-            owners = ranks_of_rows.reshape(-1, self.size)[chosen]
-            number = np.arange(len(chosen))[:, None]
-            sizes = np.zeros((len(chosen), ranks), np.int64)
-            np.add.at(sizes, (number, owners), nbytes)
+        ranks_of_rows = self.columns["row"] // self.count
+        owners = ranks_of_rows.reshape(-1, self.size)[chosen]
+        number = np.arange(len(chosen))[:, None]
+        sizes = np.zeros((len(chosen), ranks), np.int64)
+        np.add.at(sizes, (number, owners), nbytes)
         return [Arrival(serial, of_ranks) for serial, of_ranks in zip(serials, sizes, strict=True)]
 
     def sizes(self, slots: Sequence[int]) -> list[int]:
@@ -205,12 +202,8 @@ class RowLayout:
         """Who needs what was drawn; `owners` is the table's column."""
         requests = []
         for taken in sampled.taken:
-            ranks: tuple[int, ...]
-            if (home := self.home(taken.slot)) is not None:
-                ranks = (home,)
-            else:
-                rows = self.span(taken.slot).start + taken.targets
-                ranks = tuple(np.unique(rows // self.count).tolist())
+            rows = self.span(taken.slot).start + taken.targets
+            ranks = tuple(np.unique(rows // self.count).tolist())
             requests.append(Request(taken.serial, int(owners[taken.row]), ranks))
         return requests
 

@@ -16,7 +16,6 @@ from ..checkpoint import format as saved
 from ..components import Components
 from ..errors import ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS
-from ..protocols import division_of
 from ..table import Table
 from ..tasks import Tasks
 from ..types import Group
@@ -62,8 +61,7 @@ def export(path: str | Path, trainer: Any, components: Components) -> Path:
     path = Path(path)
     rank = int(trainer.accelerator.process_index)
     ranks = components.processes
-    division = division_of(components.scope)
-    copies = division is not None and division.replicated
+    copies = components.scope.division.replicated
     if ranks > 1 and not copies:
         path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
     if rank == 0 or not copies:

@@ -21,7 +21,7 @@ from ..counters import Tally
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ConfigurationError, ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS, FieldTable
-from ..protocols import Division, division_of
+from ..protocols import Division
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
 from ..tasks import encoded, hashed, own
@@ -63,9 +63,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     """What [`ReplayBuffer.add`] does."""
     if incomplete not in ("refuse", "resample"):
         raise ConfigurationError(f"incomplete={incomplete!r} can't be used: give 'refuse' or 'resample'.")
-    division = division_of(session.scope)
-    if division is None:
-        raise ReplayError(f"How replay_scope={session.settings.label('scope')!r} divides a buffer is not known.")
+    division = session.scope.division
     tally = Tally()
     session.roll_call("add", "adding groups to its buffer")
     groups, advantages = _read(session, source, incomplete, tally)

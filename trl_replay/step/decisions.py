@@ -510,8 +510,6 @@ def _untrained(fresh: Groups) -> int:
 def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:
     """The sums of `columns` over the rows of each entry, `(columns, entries)`."""
     numbers = np.array(columns)
-    if len(set(map(len, places))) == 1:  # as it is with whole groups
-        return np.asarray(numbers[:, places].sum(axis=2))
     return np.stack([numbers[:, rows].sum(axis=1) for rows in places], axis=1)
 
 

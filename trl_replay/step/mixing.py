@@ -244,8 +244,6 @@ class Filling:
 
     def take(self, chosen: Ints) -> Filling:
         """The slots at `chosen`, distinct and in order."""
-        if len(chosen) == len(self.slots):
-            return self
         return Filling(
             [self.slots[number] for number in chosen.tolist()],
             self.mixed.take(chosen),
@@ -256,8 +254,6 @@ class Filling:
 
     def within(self, slots: int, entries: int) -> Filling:
         """The first of them, no more than so many slots and entries."""
-        if len(self.slots) <= slots and self.mixed.entries.size <= entries:
-            return self
         ordered = np.sort(self.mixed.entries, axis=1)
         begins = np.diff(ordered, axis=1, prepend=NONE) > 0
         numbers = begins.sum(axis=1)  # distinct entries of each slot
@@ -283,34 +279,22 @@ class Filling:
             priorities (`(used,)`): The chance of each entry that gives rows to be drawn first, relative to the least
                 likely one's.
         """
-        serials: list[int] = self.mixed.table.serial.tolist()
-        updates: list[int] = self.mixed.table.update.tolist()
-        used: list[int] = rows[self.mixed.used].tolist()
-        chances: list[float] = priorities.tolist()
+        table = self.mixed.table
         found = []
-        all_rows = np.arange(self.mixed.entries.shape[1])
-        whole: list[bool] = self.mixed.is_whole.tolist()
-        rows_of_slots = zip(self.slots, whole, self.mixed.entries, self.mixed.sources, strict=True)
-        for slot, is_whole, entries, sources in rows_of_slots:
-            targets_of = {int(entries[0]): all_rows} if is_whole else _rows_by_entry(entries)
-            for entry, targets in targets_of.items():
+        for slot, entries, sources in zip(self.slots, self.mixed.entries, self.mixed.sources, strict=True):
+            for entry in dict.fromkeys(entries[entries != NONE].tolist()):
+                targets = np.flatnonzero(entries == entry)
                 taken = Taken(
                     slot=slot,
-                    serial=serials[entry],
-                    row=used[entry],
-                    age=update - updates[entry],
-                    priority=chances[entry],
+                    serial=int(table.serial[entry]),
+                    row=int(rows[self.mixed.used[entry]]),
+                    age=update - int(table.update[entry]),
+                    priority=float(priorities[entry]),
                     targets=targets,
                     sources=sources[targets],
                 )
                 found.append(taken)
         return found
-
-
-def _rows_by_entry(entries: Ints) -> dict[int, Ints]:
-    """The rows of a slot that each entry takes, in the order of their first rows."""
-    taken = dict.fromkeys(entries[entries != NONE].tolist())
-    return {entry: np.flatnonzero(entries == entry) for entry in taken}
 
 
 class Mixing:

@@ -12,7 +12,7 @@ from .. import compat
 from ..errors import SeamError
 from ..offline.prefill import begin
 from ..session import Session
-from .trackers import TrackerSettings
+from .trackers import write_settings
 
 
 class ReplayCallback(TrainerCallback):
@@ -26,7 +26,6 @@ class ReplayCallback(TrainerCallback):
     def __init__(self, session: Session, take_off: Callable[[Any, Session], None]) -> None:
         self.session = session
         self._take_off = take_off
-        self._trackers = TrackerSettings(session.config.to_dict())
         self._trackers_told = False
 
     def on_train_begin(
@@ -58,7 +57,7 @@ class ReplayCallback(TrainerCallback):
             return
         self._trackers_told = True
         if state.is_world_process_zero:
-            self._trackers.write(self.session.trainer.callback_handler.callbacks)
+            write_settings(self.session.config.to_dict(), self.session.trainer.callback_handler.callbacks)
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -19,36 +19,28 @@ TEXT_TAG = "replay/settings"
 """Where TensorBoard shows the settings, beside transformers' own `args` and `model_config`."""
 
 
-class TrackerSettings:
-    """Tells each tracker the settings, once a `train()`, and warns once of one that refuses.
+def write_settings(settings: Settings, callbacks: Sequence[Any]) -> None:
+    """Writes the settings to the trackers of these trainer callbacks, and warns of one that refuses. Call it on the
+    main process, when they have begun their runs.
 
     Args:
         settings (`Mapping`): The settings in force, by name.
+        callbacks (`Sequence`): The trainer's.
     """
+    for callback in callbacks:
+        for base in type(callback).__mro__:
+            if base.__name__ in _WRITERS:
+                _write(base.__name__, callback, settings)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._refused: set[str] = set()
 
-    def write(self, callbacks: Sequence[Any]) -> None:
-        """Writes the settings to the trackers of these trainer callbacks. Call it on the main process, when they
-        have begun their runs."""
-        for callback in callbacks:
-            for base in type(callback).__mro__:
-                if base.__name__ in _WRITERS:
-                    self._write_to(base.__name__, callback)
-
-    def _write_to(self, name: str, callback: Any) -> None:
-        try:
-            _WRITERS[name](callback, self._settings)
-        except Exception as error:  # a tracker may raise anything; training goes on without its note
-            if name not in self._refused:
-                self._refused.add(name)
-                warnings.warn(
-                    f"Replay's settings are not in the run configuration of {name}'s tracker: "
-                    f"{type(error).__name__}: {error}",
-                    stacklevel=2,
-                )
+def _write(name: str, callback: Any, settings: Settings) -> None:
+    try:
+        _WRITERS[name](callback, settings)
+    except Exception as error:  # a tracker may raise anything; training goes on without its note
+        warnings.warn(
+            f"Replay's settings are not in the run configuration of {name}'s tracker: {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
 
 
 def _to_wandb(callback: Any, settings: Settings) -> None:
