@@ -200,33 +200,9 @@ class Table:
         return Table({**self._columns, "score": scores}, self._length, self.reward_weights)
 
     def take(self, rows: NDArray[np.int64]) -> Table:
-        """A table of copies of `rows`, made column by column when first read."""
-        return _Subset(self, rows)
-
-
-class _Subset(Table):
-    """Some rows of another table; a column is copied when it is first asked for, so unused ones cost nothing."""
-
-    def __init__(self, source: Table, rows: NDArray[np.int64]) -> None:
-        super().__init__({}, len(rows), source.reward_weights)
-        self._source = source
-        self._rows = rows
-
-    def __getattr__(self, name: str) -> NDArray[Any]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name not in self._columns:
-            column = getattr(self._source, name)
-            self._columns[name] = _read_only(name, column[self._rows])
-        return self._columns[name]
-
-    @property
-    def names(self) -> list[str]:
-        return self._source.names
-
-    def take(self, rows: NDArray[np.int64]) -> Table:
-        """Copies of `rows` from the source itself: no column is copied as a whole on the way."""
-        return _Subset(self._source, self._rows[rows])
+        """A table of copies of `rows`."""
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        return Table(columns, len(rows), self.reward_weights)
 
 
 def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,27 +35,19 @@ class RankShard:
         return self.rank if self.division.replicated else number % self.ranks
 
 
-@dataclass(slots=True)
-class ReadyGroups:
-    """Whole candidates that had all their log-probs: they settle as soon as they are dealt out.
+class Ready(NamedTuple):
+    """A candidate that has all its rows and log-probs: it settles as soon as it is dealt out."""
 
-    Attributes:
-        groups ([`Groups`]): Their view, with behavior log-probs.
-        serials (`list[int]`): Their serial numbers.
-        payload (`dict[int, Group]`): By serial, of those that this rank gets.
-        owners (`dict[int, int]`): By serial, the rank that gets the payload.
-        sizes (`list[int]`): Bytes of payload of each.
-        keys (`list[frozenset[str]]`): Batch keys that each can restore.
-        dropped (`int`): Candidates that lacked log-probs.
-    """
-
-    groups: Groups | None = None
-    serials: list[int] = field(default_factory=list)
-    payload: dict[int, Group] = field(default_factory=dict)
-    owners: dict[int, int] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)
-    keys: list[frozenset[str]] = field(default_factory=list)
-    dropped: int = 0
+    serial: int
+    """From now on."""
+    view: Groups
+    """Of it alone, with behavior log-probs."""
+    group: Group
+    """All of its rows."""
+    keys: frozenset[str]
+    """Batch keys that it can restore."""
+    owner: int
+    """The rank that gets its payload."""
 
 
 @dataclass(slots=True)
@@ -67,27 +59,16 @@ class Resharded:
         keysets (`list[frozenset[str]]`): What the column `keys` counts in.
         payload (`Callable`): Yields `(serial, group)`.
         next_serial (`int`): Of the next fresh group.
-        ready ([`ReadyGroups`]): Candidates.
+        ready (`list[Ready]`): Candidates that this rank's table is offered.
+        dropped (`int`): Candidates that lacked log-probs.
     """
 
     columns: Columns
     keysets: list[frozenset[str]]
     payload: Callable[[], Iterator[tuple[int, Group]]]
     next_serial: int
-    ready: ReadyGroups
-
-
-class _WholeCandidate(NamedTuple):
-    """A candidate, put together from what ranks had of it."""
-
-    pending: PendingGroups
-    """Those of its batch."""
-    parts: list[Candidate]
-    """In row order."""
-    serial: int
-    """From now on."""
-    owner: int
-    """The rank that gets its payload."""
+    ready: list[Ready]
+    dropped: int
 
 
 def reshard(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
@@ -120,17 +101,15 @@ def _reshard_private_buffers(states: Sequence[RankState], shard: RankShard, fiel
                 if (number, serial) in wanted:
                     yield wanted[number, serial], group
 
-    ready = ReadyGroups()
-    number = 0
+    found: list[Ready | None] = []
     for pending in _pending(states):
         for candidate in pending.candidates:
-            owner = shard.owner(number)
-            held = owner == shard.rank
-            whole = _WholeCandidate(pending, [candidate], count + number, owner)
-            _add(ready, whole, fields, seen=held, held=held)
-            number += 1
+            number = len(found)
+            found.append(_ready(pending, [candidate], count + number, shard.owner(number), fields))
     columns = {name: column[mine] for name, column in columns.items()}
-    return Resharded(columns, keysets, payload, count + number, ready)
+    ready = [one for one in found if one is not None]
+    here = [one for one in ready if one.owner == shard.rank]
+    return Resharded(columns, keysets, payload, count + len(found), here, len(found) - len(ready))
 
 
 def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
@@ -149,14 +128,13 @@ def _reshard_one_buffer(states: Sequence[RankState], shard: RankShard, fields: F
 
     pending = _pending(states)
     next_serial = max(state.session["serial"] for state in states)
-    ready = ReadyGroups()
+    found = []
     for number, parts in enumerate(zip(*(of_rank.candidates for of_rank in pending), strict=True)):
         with_rows = [part for part in parts if part.group is not None]
-        owner = shard.owner(number)
-        whole = _WholeCandidate(pending[0], with_rows, parts[0].serial, owner)
-        _add(ready, whole, fields, seen=True, held=owner == shard.rank)
+        found.append(_ready(pending[0], with_rows, parts[0].serial, shard.owner(number), fields))
+    ready = [one for one in found if one is not None]
     left = sum(len(of_rank.candidates) for of_rank in pending)
-    return Resharded(columns, keysets, payload, next_serial + left, ready)
+    return Resharded(columns, keysets, payload, next_serial + left, ready, len(found) - len(ready))
 
 
 def _concatenated(states: Sequence[RankState]) -> tuple[Columns, list[frozenset[str]]]:
@@ -184,48 +162,30 @@ def _pending(states: Sequence[RankState]) -> list[PendingGroups]:
     return [state.pending for state in states if state.pending is not None]
 
 
-def _add(ready: ReadyGroups, whole: _WholeCandidate, fields: FieldTable, seen: bool, held: bool) -> None:
-    """Adds a candidate that has all its log-probs; others are counted.
+def _ready(
+    pending: PendingGroups, parts: Sequence[Candidate], serial: int, owner: int, fields: FieldTable
+) -> Ready | None:
+    """A candidate, put together from what ranks had of it; None if a row or a log-prob is missing.
 
     Args:
-        ready ([`ReadyGroups`]): Where to.
-        whole ([`_WholeCandidate`]): The candidate.
+        pending ([`PendingGroups`]): Those of its batch.
+        parts (`Sequence[Candidate]`): In row order.
+        serial (`int`): From now on.
+        owner (`int`): The rank that gets its payload.
         fields ([`FieldTable`]): How to join its parts.
-        seen (`bool`): Whether this rank's table is offered it.
-        held (`bool`): Whether this rank gets the payload.
     """
-    group = _joined(whole, fields)
-    if group is None:
-        ready.dropped += 1
-        return
-    if not seen:
-        return
-    first = whole.parts[0]
-    sums = trainable_sums(group).cpu().numpy()
-    view = whole.pending.groups.take([first.slot], sums[None])
-    ready.groups = Groups.concatenate([view] if ready.groups is None else [ready.groups, view])
-    ready.serials.append(whole.serial)
-    ready.owners[whole.serial] = whole.owner
-    ready.sizes.append(group.nbytes)
-    ready.keys.append(first.keys)
-    if held:
-        ready.payload[whole.serial] = group
-
-
-def _joined(whole: _WholeCandidate, fields: FieldTable) -> Group | None:
-    """The candidate's group with all rows; None if a row or a log-prob is missing."""
-    if whole.pending.stale:
-        return None
     groups = []
-    for candidate in whole.parts:
+    for candidate in parts:
         candidate.logps_dtype = logps_dtype(fields)
         if not candidate.complete() or candidate.group is None:
             return None
         groups.append(candidate.group)
-    if not groups:
+    if pending.stale or not groups:
         return None
     group = join(groups, fields)
     sums = trainable_sums(group).cpu().numpy()
-    size = whole.pending.groups.advantages.shape[1]
-    is_whole = len(sums) == size and bool(np.isfinite(sums).all())
-    return group if is_whole else None
+    size = pending.groups.advantages.shape[1]
+    if len(sums) != size or not np.isfinite(sums).all():
+        return None
+    view = pending.groups.take([parts[0].slot], sums[None])
+    return Ready(serial, view, group, parts[0].keys, owner)

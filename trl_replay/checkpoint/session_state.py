@@ -19,7 +19,7 @@ from ..strategies.scope_choice import SCOPES
 from ..types import Group, Groups
 from . import format as files
 from .format import Identity, RankState, plain
-from .reshard import RankShard, ReadyGroups, reshard
+from .reshard import RankShard, Resharded, reshard
 from .save_id import read_save_id
 
 TOLD = {
@@ -241,7 +241,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})
     _fill(session, resharded.payload(), take)
     session.carry.serial = resharded.next_serial
-    _settle(session, resharded.ready, take, mine)
+    _settle(session, resharded, take, mine)
 
 
 def _with_named_rewards(columns: Columns, then: RankState, session: Session) -> Columns:
@@ -287,19 +287,22 @@ def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -
     session.totals.add(tally, batches=0)
 
 
-def _settle(session: Session, ready: ReadyGroups, take: Callable[[Group], Group], then: RankState) -> None:
+def _settle(session: Session, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:
     """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally = Tally()
     table = session.buffer.table
-    tally.refuse(ready.dropped, "a row's log-probs were missing when the number of processes changed")
-    if ready.groups is not None:
-        groups = _scored_as_today(ready.groups, then, session)
-        kept = session.decide.offer(groups, ready.serials, ready.sizes, ready.keys, tally)
-        for serial in kept:
-            table.writable("owner")[table.serial == serial] = ready.owners[serial]
-        for serial, group in ready.payload.items():
-            if serial in kept:
-                session.buffer.receive({serial: take(group)})
+    tally.refuse(resharded.dropped, "a row's log-probs were missing when the number of processes changed")
+    ready = resharded.ready
+    if ready:
+        groups = _scored_as_today(Groups.concatenate([one.view for one in ready]), then, session)
+        sizes = [one.group.nbytes for one in ready]
+        kept = session.decide.offer(groups, [one.serial for one in ready], sizes, [one.keys for one in ready], tally)
+        for one in ready:
+            if one.serial not in kept:
+                continue
+            table.writable("owner")[table.serial == one.serial] = one.owner
+            if one.owner == _rank(session):
+                session.buffer.receive({one.serial: take(one.group)})
     session.totals.add(tally, batches=0)
 
 
