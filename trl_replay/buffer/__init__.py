@@ -1,1 +1,1 @@
-"""What is kept: entries, groups on their way in, and how much of it may be replayed."""
+"""The buffer: entries, groups on their way in, and how much of it may be replayed."""

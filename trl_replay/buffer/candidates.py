@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def waits(self) -> bool:
-        """Whether rows here still need log-probs."""
+        """Tells whether rows here still need log-probs."""
         return self.group is not None and OLD_LOGPS not in self.group.tensors
 
     def record(self, row: int, logps: torch.Tensor) -> bool:
@@ -122,7 +122,7 @@ class PendingGroups:
         return replace(self, stale=self.stale or held)
 
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
-        """What scopes share of them, as 8-byte columns over this process's `count` rows.
+        """Describes them for scopes, as 8-byte columns over this process's `count` rows.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, what its local rows take when packed.
@@ -183,7 +183,7 @@ def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a generation batch leaves for the next one to settle.
+    """Everything that a generation batch leaves for the next one to settle.
 
     Attributes:
         pending ([`PendingGroups`], *optional*): Its candidates; None if it has none.
@@ -206,7 +206,7 @@ class Left:
 
 @dataclass(slots=True)
 class StepCarry:
-    """What a session carries from one generation batch to the next.
+    """State that a session carries from one generation batch to the next.
 
     Attributes:
         serial (`int`): The next group's serial number.
@@ -226,7 +226,7 @@ class StepCarry:
     settled: dict[str, float] = field(default_factory=dict)
 
     def take(self) -> Left:
-        """What is left, for the batch that settles it; it is forgotten here."""
+        """Returns what is left, for the batch that settles it, and forgets it here."""
         left, self.left = self.left, Left()
         return left
 
@@ -243,7 +243,7 @@ class StepCarry:
         return range(first, self.serial)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, candidates apart."""
+        """Returns what a checkpoint keeps, candidates apart."""
         return {
             "serial": self.serial,
             "collected_at": self.collected_at,
@@ -334,7 +334,7 @@ def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) ->
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:
-    """How log-probs are kept."""
+    """The type in which log-probs are kept."""
     dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
     return dtype
 

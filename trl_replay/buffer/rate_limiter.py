@@ -1,4 +1,4 @@
-"""How many slots replay may fill: the limits that look at the run as a whole rather than at single entries."""
+"""Limits on how many slots replay may fill, by the run as a whole rather than by single entries."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class RateLimiter:
 
     @property
     def entries_left(self) -> int:
-        """How many more entries `replay_samples_per_insert` lets replay."""
+        """Number of entries that `replay_samples_per_insert` still lets replay."""
         per_insert = self._limits.samples_per_insert
         if per_insert is None:
             return sys.maxsize
         return max(int(per_insert * self.inserted + 1e-9) - self.drawn, 0)
 
     def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
-        """How many of a batch's `groups` replay may fill, and which limit says so.
+        """Returns how many of a batch's `groups` replay may fill, and which limit says so.
 
         Args:
             groups (`int`): Of the fresh batch.
@@ -120,7 +120,7 @@ class RateLimiter:
         return min(limits)
 
     def _waits(self, update: int) -> bool:
-        """Whether too few groups were stored yet of rewards that are sparse."""
+        """Tells whether too few groups were stored yet of rewards that are sparse."""
         enough = min(ENOUGH, self.capacity // 4)
         has_begun = self.prefilled or self.drawn > 0
         if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
@@ -139,7 +139,7 @@ class RateLimiter:
         return since_live <= PATIENCE * mean_distance
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns what a checkpoint keeps."""
         return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ..types import Bools, Group, Ints
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What makes an entry eligible for replay; None is no limit.
+    """Limits on which entries are eligible for replay; None is no limit.
 
     Attributes:
         min_size (`int`): Entries that the buffer must hold before anything is replayed.
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an entry holds, to look at: rows in their order, texts decoded.
+    """An entry to look at: rows in their order, texts decoded.
 
     Attributes:
         serial (`int`): Its serial number.
@@ -113,7 +113,7 @@ class ReplayBuffer:
         return bool(row >= 0)
 
     def __getitem__(self, serial: int) -> Entry:
-        """What an entry holds, as texts and numbers.
+        """Reads an entry, as texts and numbers.
 
         Args:
             serial (`int`): Its serial number, as in `table.serial`.
@@ -229,7 +229,7 @@ class ReplayBuffer:
         return self._forget(order[:excess])
 
     def fits(self, nbytes: Ints) -> Bools:
-        """Whether groups of `nbytes` payload would fit into the buffer alone."""
+        """Tells whether groups of `nbytes` payload would fit into the buffer alone."""
         most = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
         return np.asarray(nbytes <= most)
 
@@ -270,8 +270,8 @@ class ReplayBuffer:
         return [serial for serial in self.table.serial.tolist() if serial in self._here]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, the sets of batch
-        keys that its column `keys` counts in."""
+        """Returns what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
+        batch keys that its column `keys` counts in."""
         columns = {name: getattr(self.table, name).copy() for name in self.table.names}
         return {"columns": columns, "keysets": list(self._keysets)}
 
