@@ -1,1 +1,1 @@
-"""What one generation batch goes through: what is decided from columns, before anything moves."""
+"""The step of one generation batch: decisions from columns, before anything moves, and the batch made of them."""

@@ -353,7 +353,8 @@ class Decisions:
         tally.dead_after = int(fresh.dead.sum() - fresh.dead[sampled.slots].sum())
 
     def _items_delta(self, fresh: Groups, filled: Filled) -> float:
-        """What the batch's token count changes by: stored rows for fresh ones, and masked rows count nothing."""
+        """Computes the change of the batch's token count: stored rows for fresh ones, and masked rows count
+        nothing."""
         items = fresh.items.copy()
         stored_items = self._buffer.table.row_items
         for taken in filled.sampled.taken:
@@ -382,7 +383,7 @@ class Decisions:
     def _sampled(
         self, fresh: Groups, slots: Slots, table: Table, reasons: Sequence[str], tally: Tally
     ) -> tuple[list[int], Ints]:
-        """What the sampler draws.
+        """Asks the sampler for entries.
 
         Args:
             fresh ([`Groups`]): Of the batch.
@@ -412,7 +413,7 @@ class Decisions:
         return {"its file does not name its reward functions": unnamed}
 
     def _shortage(self, held_back: Sequence[str]) -> str:
-        """Why fewer entries were drawn than there were slots."""
+        """Describes why fewer entries were drawn than there were slots."""
         if len(self._buffer):
             reason = "the buffer held fewer eligible groups than slots"
         elif self._rate_limiter.inserted:
@@ -476,7 +477,7 @@ class Decisions:
 
 
 def _with_copies(outcome: RowOutcome, pairs: Sequence[Pair]) -> RowOutcome:
-    """What rows train with where live slots are copied to dead ones."""
+    """Copies to dead slots what the rows of live ones train with."""
     if not pairs:
         return outcome
     slots = np.arange(len(outcome.masked))
@@ -514,7 +515,7 @@ def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
-    """What the table keeps of each row.
+    """Returns the table's columns of each row.
 
     Args:
         groups ([`Groups`]): With their behavior log-probs.

@@ -1,4 +1,4 @@
-"""What every row of the composed batch trains with, where a plugin shapes advantages or stored rows meet fresh ones.
+"""Advantages and masks of all rows, where a plugin shapes them or stored rows meet fresh ones.
 
 Decided from columns alone, alike on all processes that share a buffer.
 """
@@ -47,7 +47,7 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
 
 
 class Trained(NamedTuple):
-    """What the rows of some groups train with, and which groups teach nothing then."""
+    """Advantages and masks of some groups' rows, and which groups teach nothing then."""
 
     advantages: Floats
     """`(n, G)`; 0 for masked rows."""
@@ -84,18 +84,18 @@ class MixedGroups:
 
     @property
     def stored(self) -> Bools:
-        """Which rows are stored ones, `(n, G)`."""
+        """Marks stored rows, `(n, G)`."""
         return np.asarray(self.entries != NONE)
 
     @property
     def is_whole(self) -> Bools:
-        """Whether one entry takes the whole slot, `(n,)`."""
+        """Tells whether one entry takes the whole slot, `(n,)`."""
         one_entry = (self.entries == self.entries[:, :1]).all(axis=1)
         return np.asarray(one_entry & self.stored[:, 0])
 
     @classmethod
     def of(cls, slots: Groups, table: Table, drawn: Ints, chosen: Ints) -> MixedGroups:
-        """What a mixer chose.
+        """Takes what a mixer chose.
 
         Args:
             slots ([`Groups`]): The fresh groups.
@@ -261,7 +261,7 @@ class Filling:
         return self.take(np.arange(min(slots, fitting, len(self.slots))))
 
     def outcome(self, fresh: Groups) -> RowOutcome:
-        """What all rows of the batch train with."""
+        """Returns what all rows of the batch train with."""
         advantages = fresh.advantages.copy()
         masked = fresh.masked.copy()
         computed = np.zeros(masked.shape, bool)
@@ -271,7 +271,7 @@ class Filling:
         return RowOutcome(advantages, masked, computed)
 
     def taken(self, rows: Ints, update: int, priorities: Floats) -> list[Taken]:
-        """What stored rows take, slot by slot and entry by entry.
+        """Lists what stored rows take, slot by slot and entry by entry.
 
         Args:
             rows (`(entries,)`): Row of the buffer's table of each eligible entry.
@@ -314,7 +314,7 @@ class Mixing:
         self._settings = settings
 
     def shape(self, groups: Groups) -> Groups:
-        """What a plugin makes of the advantages of fresh rows, before anything is decided by them, and of those that
+        """Lets a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
         given = None if self._settings.dry_run else self._hooks.advantages(groups, self._context())
         if given is None:
@@ -331,7 +331,7 @@ class Mixing:
             )
 
     def mix(self, fresh: FreshBatch, slots: list[int], table: Table, drawn: Ints, tally: Tally) -> Filling:
-        """Which stored rows take which rows of the slots, and what all of their rows train with.
+        """Decides which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
             fresh ([`FreshBatch`]): The batch.
@@ -376,7 +376,7 @@ class Mixing:
         return _without(mixed, mixed.of_other_prompts() & anew, reason, tally)
 
     def _trained(self, fresh: FreshBatch, mixed: MixedGroups, computed: Bools) -> Trained:
-        """What the rows of mixed groups train with, computed anew where `computed`, `(n,)`, says so."""
+        """Returns what the rows of mixed groups train with, computed anew where `computed`, `(n,)`, says so."""
         kept = mixed.kept(np.abs(fresh.groups.advantages).max(initial=0.0))
         if not computed.any():
             return kept

@@ -39,7 +39,7 @@ class FreshBatch:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What replay may fill.
+    """Slots that replay may fill.
 
     Attributes:
         order (`list[int]`): Slots, the most replaceable first.
@@ -51,7 +51,7 @@ class Slots:
 
     @property
     def wanted(self) -> int:
-        """How many are filled if there is enough to fill them with."""
+        """Number of slots that are filled if there is enough to fill them with."""
         return min(len(self.order), self.most)
 
 

@@ -118,7 +118,7 @@ def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Ba
 
 
 def mask_rows(decision: BatchDecision, total: Mapping[str, float], unfilled: str, denominator: str) -> RowMask:
-    """What the loss does about rows that a plugin masks, and about dead groups that nothing filled.
+    """Returns what the loss does about rows that a plugin masks, and about dead groups that nothing filled.
 
     Args:
         decision ([`BatchDecision`]): What is filled, and which rows are masked.
