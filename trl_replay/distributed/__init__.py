@@ -1,1 +1,1 @@
-"""Where ranks talk to each other: which rows lie where, what is agreed upon, what has to move."""
+"""Communication between ranks: which rows lie where, what is agreed upon, what has to move."""

@@ -1,4 +1,4 @@
-"""What processes tell each other in one all-gather, and why all of them stop then."""
+"""Messages that processes exchange in one all-gather, and the reasons for which all of them stop then."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Message:
 
 
 def decision_message(rows: int) -> Message:
-    """What a process with so many rows tells once it has decided: its counters, the first of the processes that share
+    """The message of a process with so many rows that has decided: its counters, the first of the processes that share
     its buffer, a hash of what was decided for that buffer, and which of its rows were filled."""
     words = -(-rows // WORD)
     return Message(counters=(len(COUNTERS),), leader=(), decided=(), filled=(words,))
@@ -72,13 +72,13 @@ def unpacked_bits(words: Floats, rows: int) -> list[bool]:
 
 
 def reason_of_failure(agreement: Agreement) -> str:
-    """What failed on which process; empty if nothing did."""
+    """Names what failed on which process; empty if nothing did."""
     failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
     return "; ".join(failures)
 
 
 def reason_of_modes(told: Floats) -> str:
-    """What replay does on each process, in words; empty if it does the same on all.
+    """Names what replay does on each process; empty if it does the same on all.
 
     Args:
         told (`(ranks,)`): The mode of each.
@@ -95,7 +95,7 @@ def reason_of_modes(told: Floats) -> str:
 
 
 def reason_of_decisions(leaders: Floats, decided: Floats) -> str:
-    """Why processes that share a buffer can't go on; empty if they decided the same.
+    """Names why processes that share a buffer can't go on; empty if they decided the same.
 
     Args:
         leaders (`(ranks,)`): Of each process, the first of those that share its buffer.

@@ -134,7 +134,7 @@ class Communicator:
         return describe(batch, self.rank * count, of_rows, fields)
 
     def _share(self, local: Columns) -> RowLayout:
-        """Where the rows of all processes lie, each with its group's task."""
+        """Shares columns: the layout of the rows of all processes, each with its group's task."""
         size = self._components.num_generations
         update = self._components.clock.update
         shared: Columns = self._components.scope.share(local)

@@ -1,4 +1,4 @@
-"""Where the rows of one generation batch lie, and which payload has to move. No communication happens here."""
+"""The layout of a generation batch's rows, and which payload has to move. No communication happens here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Exchange(NamedTuple):
 
 
 class RowLayout:
-    """Where the rows of one generation batch lie: the columns that a scope shared, and this process's part of them.
+    """The layout of a generation batch's rows: the columns that a scope shared, and this process's part of them.
 
     Attributes:
         columns (`Mapping[str, NDArray]`): As shared, over all rows that share a buffer.
@@ -64,7 +64,7 @@ class RowLayout:
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the first of those that share a buffer."""
+        """Tells whether this process is the first of those that share a buffer."""
         return self.first == int(self.columns["row"][0])
 
     def check(self, scored: int, processes: int) -> None:
@@ -199,7 +199,7 @@ class RowLayout:
         return sorted(set(serials.tolist()))
 
     def requests(self, sampled: Sampled, owners: Ints) -> list[Request]:
-        """Who needs what was drawn; `owners` is the table's column."""
+        """Lists who needs what was drawn; `owners` is the table's column."""
         requests = []
         for taken in sampled.taken:
             rows = self.span(taken.slot).start + taken.targets
@@ -208,7 +208,7 @@ class RowLayout:
         return requests
 
     def filled(self, sampled: Sampled) -> Bools:
-        """Which rows of this process something was drawn for, `(count,)`."""
+        """Marks rows of this process for which something was drawn, `(count,)`."""
         mask = np.zeros(self.count, bool)
         for taken in self._reaching_here(sampled):
             rows, _ = self._local_targets(taken)
@@ -225,7 +225,7 @@ class RowLayout:
         return slice(self.here.start // self.size, -(-self.here.stop // self.size))
 
     def _reaching_here(self, sampled: Sampled) -> list[Taken]:
-        """What was drawn for slots that have rows on this process: of many, a few."""
+        """Finds what was drawn for slots that have rows on this process: of many, a few."""
         here = self.slots_here
         return [taken for taken in sampled.taken if here.start <= taken.slot < here.stop]
 
@@ -236,7 +236,7 @@ class RowLayout:
         return rows[here], here
 
     def placements(self, sampled: Sampled, groups: Mapping[int, Group]) -> list[Placement]:
-        """What was drawn for rows of this process, in runs of adjacent ones.
+        """Places what was drawn for rows of this process, in runs of adjacent ones.
 
         Args:
             sampled ([`Sampled`]): What was drawn.
