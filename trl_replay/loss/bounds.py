@@ -46,7 +46,7 @@ class Bounds:
     _counts: list[torch.Tensor] = field(default_factory=list)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
-        """What the correction decided, with old log-probs near enough to the new ones: unchanged where they are."""
+        """Moves old log-probs near enough to the new ones; those that are near stay unchanged."""
         logs = _log_ratios(rows, corrected.old_logps)
         limit = _log_limit(rows.logps.dtype)
         if self.form.sums_ratios:

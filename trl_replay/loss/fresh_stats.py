@@ -1,4 +1,4 @@
-"""What TRL's log would say of the loss if nothing had been replayed: KL, entropy and clipping of fresh rows alone."""
+"""Statistics of fresh rows alone, which TRL's log would show had nothing been replayed: KL, entropy and clipping."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class FreshStats:
         return values
 
     def _clipped(self, ratios: torch.Tensor, advantages: torch.Tensor, high: float) -> torch.Tensor:
-        """Which ratios the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b, C)`."""
+        """Marks ratios that the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b,
+        C)`."""
         advantages = advantages.view(len(ratios), -1)
         clipped = (ratios > high) & (advantages > 0)
         if self._form.clip_low is not None:

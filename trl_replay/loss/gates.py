@@ -31,7 +31,7 @@ class Gates:
     _capped: list[torch.Tensor] = field(default_factory=list)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
-        """What the correction decided, with the gates applied."""
+        """Applies the gates to what the correction decided."""
         weights = corrected.weights
         if self.weight != 1.0:
             given = torch.ones_like(rows.advantages) if weights is None else weights

@@ -38,7 +38,7 @@ class Handshake:
         self.verified = True
 
     def has_run(self, update: int, collected_at: int | None) -> bool:
-        """Whether replayed rows would be corrected.
+        """Tells whether replayed rows would be corrected.
 
         Args:
             update (`int`): Updates done.

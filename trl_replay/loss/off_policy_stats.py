@@ -1,4 +1,4 @@
-"""What the loss showed of replayed rows: how far the policy has moved from them, and what they still teach."""
+"""Statistics of replayed rows in the loss: how far the policy has moved from them, and what they still teach."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class OffPolicyStats:
         self._restored = {}
 
     def state_dict(self, count: int) -> dict[str, list[float]]:
-        """What a checkpoint keeps of the last generation batch's `count` rows: see `columns`."""
+        """Returns what a checkpoint keeps of the last generation batch's `count` rows: see `columns`."""
         columns = self.columns(count)
         return {name: column.tolist() for name, column in columns.items()}
 

@@ -15,7 +15,7 @@ from .micro_batch import EXCLUDED
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """What the tap does about one generation batch's rows that train nothing.
+    """The rows of one generation batch that train nothing, for the tap.
 
     Attributes:
         masked (`list[int]`): Rows of this process's batch without policy, KL or entropy gradient.
@@ -31,7 +31,7 @@ class RowMask:
     denominator: str = ""
 
     def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
-        """What the loss of a micro-batch is multiplied by to take excluded rows out of its denominator; None: nothing.
+        """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none.
 
         Args:
             micro (`Mapping`): The micro-batch.

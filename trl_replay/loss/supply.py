@@ -1,4 +1,4 @@
-"""What the loss gets for replayed rows: their stored log-probs, as the correction decides, and their weights."""
+"""Supplies the loss for replayed rows: their stored log-probs, as the correction decides, and their weights."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Supply:
 def _replayed_rows(
     stored: Sequence[PlacedRow], logps: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor
 ) -> ReplayedRows:
-    """What a correction sees.
+    """Returns what a correction sees.
 
     Args:
         stored (`Sequence[PlacedRow]`): The `R` replayed rows of a micro-batch.

@@ -31,7 +31,7 @@ EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the tap does about one composed batch: see [`Tap.expect_again`]."""
+    """Everything that the tap knows of one composed batch: see [`Tap.expect_again`]."""
 
     placed: Placed
     row_mask: RowMask
@@ -143,7 +143,7 @@ class Tap:
         return loss if scale is None else loss * scale
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the wrapped log-prob method returned: log-probs `(b, C)`, entropies `(b, C)` and more; looked at once
+        """Looks at what the wrapped log-prob method returned, log-probs `(b, C)`, entropies `(b, C)` and more, once
         in each training loss.
 
         Returns:
