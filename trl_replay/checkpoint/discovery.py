@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints is the newest whole one. Imports neither torch nor trl."""
+"""Finds the newest whole checkpoint of a run. Imports neither torch nor trl."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def numbered_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Whether stock's last file is there and whole, and so are all files that ours know of."""
+    """Tells whether stock's last file is there and whole, and so are all files that ours know of."""
     if (folder / UNFINISHED).exists():
         return False
     try:
@@ -59,7 +59,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
-    """Whether our part of a checkpoint is whole, if it has one: what another run left behind is none."""
+    """Tells whether our part of a checkpoint is whole, if it has one: what another run left behind is none."""
     ours = folder / FOLDER
     if saved is None or not ours.is_dir():
         return True
@@ -71,7 +71,7 @@ def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
 
 
 def _has_all_files(rank: Path) -> bool:
-    """Whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
+    """Tells whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
     checkpoint = rank.parents[1]
     try:
         content = json.loads((rank / "state.json").read_bytes())["content"]

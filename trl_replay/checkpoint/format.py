@@ -47,7 +47,7 @@ VIEWS = (*OF_GROUPS, "reward_weights")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a run was like, as far as stored groups depend on it.
+    """Facts about a run on which stored groups depend.
 
     Attributes:
         tokenizer (`str`): A hash of what each token id stands for.
@@ -69,7 +69,7 @@ class Identity:
 
     @property
     def layout(self) -> tuple[int, int]:
-        """How the rows of a generation batch lie on ranks."""
+        """Number of ranks, and of rows on each."""
         return self.processes, self.rows
 
 
@@ -218,7 +218,7 @@ def scope_in(folder: Path) -> str:
 
 
 def read_all(checkpoint: str | Path) -> list[RankState]:
-    """What all ranks wrote into a checkpoint.
+    """Reads what all ranks wrote into a checkpoint.
 
     Raises:
         CheckpointError: They wrote nothing, or it is damaged.
@@ -284,7 +284,7 @@ def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
 
 
 def _description(pending: PendingGroups) -> dict[str, Any]:
-    """What JSON holds of candidates."""
+    """Describes candidates for JSON."""
     candidates = [_describe(candidate) for candidate in pending.candidates]
     return {"stale": pending.stale, "candidates": candidates}
 
@@ -304,7 +304,7 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 
 
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
-    """What safetensors holds of candidates: their view, their payload, and log-probs recorded so far."""
+    """Collects candidates for safetensors: their view, their payload, and log-probs recorded so far."""
     tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
     for candidate in pending.candidates:
         if candidate.group is not None:

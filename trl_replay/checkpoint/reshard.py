@@ -18,7 +18,7 @@ from .format import RankState
 
 @dataclass(frozen=True, slots=True)
 class RankShard:
-    """Which part of everything a rank gets.
+    """The part of everything that a rank gets.
 
     Attributes:
         division ([`Division`]): Whether there is one buffer, and whether every rank holds all of it.
@@ -52,7 +52,7 @@ class Ready(NamedTuple):
 
 @dataclass(slots=True)
 class Resharded:
-    """What a rank gets.
+    """Everything that a rank gets.
 
     Attributes:
         columns (`dict[str, NDArray]`): The table's.

@@ -18,7 +18,7 @@ FOLDER = "trl_replay"
 
 @dataclass(frozen=True, slots=True)
 class SaveId:
-    """What the trainer's state says of our part of its checkpoint.
+    """The trainer's record of our part of its checkpoint.
 
     Attributes:
         save_id (`str`): Random; the same on all ranks.

@@ -33,7 +33,7 @@ TOLD = {
 
 
 def identity(session: Session) -> Identity:
-    """What this run is like."""
+    """Collects the facts about this run."""
     trainer = session.trainer
     return Identity(
         tokenizer=compat.tokenizer_fingerprint(trainer),
@@ -97,7 +97,7 @@ def _rank_state(session: Session, save_id: str) -> RankState:
 
 
 def _json_state(session: Session) -> dict[str, Any]:
-    """What JSON holds of a session."""
+    """Collects what JSON holds of a session."""
     state = session.state_dict()
     strategies = state["strategies"]
     state["strategies"] = {name: plain(strategy, name) for name, strategy in strategies.items()}
@@ -107,7 +107,7 @@ def _json_state(session: Session) -> dict[str, Any]:
 
 
 def _strategy_names(session: Session) -> dict[str, str]:
-    """What each kind with running state is, so that no other strategy takes that state."""
+    """Names the strategy of each kind with running state, so that no other strategy takes that state."""
     labels: dict[str, str] = {kind: strategy.label for kind, strategy in session.settings.strategies.items()}
     return {name: labels.get(name, name) for name in session.components.stateful}
 
@@ -343,7 +343,7 @@ def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> Non
 
 
 def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:
-    """What makes a saved group this run's: on its device, with its reward functions' names."""
+    """Returns a function that makes a saved group this run's: on its device, with its reward functions' names."""
     trainer = session.trainer
     device = trainer.accelerator.device
     names_then = then.session["reward_functions"]
