@@ -1,1 +1,1 @@
-"""What is put on one trainer, and taken off again: the seam, a callback, a column in its table of completions."""
+"""Puts a session on one trainer, and takes it off again: the seam, a callback, a column in its completions table."""

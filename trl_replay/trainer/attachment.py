@@ -99,7 +99,7 @@ def _begin(trainer: Any, session: Session) -> None:
 
 
 def is_attached(trainer: Any) -> bool:
-    """Whether `attach` was called for this trainer, also with settings under which it does nothing."""
+    """Tells whether `attach` was called for this trainer, also with settings under which it does nothing."""
     return trainer in _sessions
 
 
@@ -161,7 +161,7 @@ def _refuse_no_trainer(function: str, given: Any) -> None:
 
 
 def _in_words(given: Any) -> str:
-    """What something is, however long it would be in print."""
+    """Describes something briefly, however long it would be in print."""
     if given is None:
         return "None"
     if isinstance(given, type):

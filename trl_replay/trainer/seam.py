@@ -20,7 +20,7 @@ COPIED = "__getstate__"
 
 
 class SeamFunction:
-    """What stands on the trainer in a method's place: looks the class's method up when called, and knows its
+    """Stands on the trainer in a method's place: looks the class's method up when called, and knows its
     session."""
 
     def __init__(self, trainer: Any, name: str, session: Session, around: Callable[..., Any]) -> None:
