@@ -58,7 +58,7 @@ class Arguments:
 
 
 def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
-    """What the factory of a strategy takes, apart from what a session gives it; or what a plugin is made with."""
+    """Reads the arguments of a strategy's factory, apart from those that a session gives, or of a plugin's class."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # something compiled that does not tell

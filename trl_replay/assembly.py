@@ -34,7 +34,7 @@ RATE_LIMITER = "allowance"
 
 
 def assemble(trainer: Any, settings: Settings) -> Components:
-    """What a session is made of, built from its settings.
+    """Builds a session's components from its settings.
 
     Args:
         trainer (`trl.GRPOTrainer`): Only read.
@@ -117,7 +117,7 @@ def _scope(trainer: Any, settings: Settings) -> Any:
 
 
 class Room(NamedTuple):
-    """What a buffer may hold, and the seed of its generators: each process's, gathered's one, or what sharded ones
+    """A buffer's room, and the seed of its generators: each process's, gathered's one, or what sharded ones
     hold in all."""
 
     groups: int
@@ -126,7 +126,7 @@ class Room(NamedTuple):
 
 
 def room_in(trainer: Any, settings: Settings, scope: Any) -> Room:
-    """What a buffer of this scope may hold."""
+    """Computes what a buffer of this scope may hold."""
     one_buffer, replicated = scope.division
     sharded = one_buffer and not replicated
     shards = int(trainer.accelerator.num_processes) if sharded else 1
@@ -142,13 +142,13 @@ def _plugins_with(settings: Settings, hook: str) -> list[Plugin]:
 
 
 def _draws_same_prompt(settings: Settings, sampler: Any) -> bool:
-    """Whether entries are drawn for slots of their own prompt only, by whoever draws."""
+    """Tells whether entries are drawn for slots of their own prompt only, by whoever draws."""
     others = [plugin.object for plugin in _plugins_with(settings, "sample")]
     return all(getattr(drawer, "same_prompt", False) for drawer in others or [sampler])
 
 
 def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
-    """Whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
+    """Tells whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
     replaced, whose log-probs the loss would never show."""
     if settings.dry_run or not settings.capacity:  # nothing is displaced, or nothing stored
         return False
@@ -160,7 +160,7 @@ def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
 
 
 def idle_components() -> Components:
-    """What a disabled session is made of: an empty buffer without room, and no plugins."""
+    """Builds the components of a disabled session: an empty buffer without room, and no plugins."""
     return Components(
         buffer=ReplayBuffer(0, CpuStorage(), Limits()),
         scope=ProcessScope(None),

@@ -1,4 +1,4 @@
-"""What a session is made of: strategies, plugins and generators, built before anything is patched."""
+"""The components of a session: strategies, plugins and generators, built before anything is patched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .types import Context
 
 @dataclass(slots=True)
 class Components:
-    """What one session is made of.
+    """The components of one session.
 
     Attributes:
         buffer ([`ReplayBuffer`]): Where groups are kept.
@@ -80,7 +80,7 @@ class Components:
 
     @property
     def payload_leaves_device(self) -> bool:
-        """Whether groups that are stored are needed on the CPU: by the storage, or to be sent."""
+        """Tells whether groups that are stored are needed on the CPU: by the storage, or to be sent."""
         is_sent = self.processes > 1 and self.scope.division.one_buffer
         return is_sent or bool(getattr(self.buffer.storage, "on_cpu", False))
 
@@ -90,7 +90,7 @@ class Components:
         self.local_rng = self.rng.spawn(1)[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of generators and of strategies with running state."""
+        """Returns what a checkpoint keeps of generators and of strategies with running state."""
         return {
             "generators": {"shared": self.rng.bit_generator.state, "local": self.local_rng.bit_generator.state},
             "strategies": {name: component.state_dict() for name, component in self.stateful.items()},

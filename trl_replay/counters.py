@@ -1,4 +1,4 @@
-"""What happened: counters of one generation batch, the metrics made of them, and totals that explain a run."""
+"""Counters of one generation batch, the metrics made of them, and totals that explain a run."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Tally:
         self.note(count, f"an entry left: {reason}")
 
     def of_iteration(self) -> Tally:
-        """What a further iteration adds to a run's totals: nothing was generated, nothing of the batch replaced."""
+        """Returns what a further iteration adds to a run's totals: nothing was generated, nothing of the batch
+        replaced."""
         settled = {name: getattr(self, name) for name in SETTLED}
         return Tally(**settled, iterated=self.replaced, reasons=self.reasons)
 
@@ -161,7 +162,7 @@ class Totals:
         self.reasons.update(tally.reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns what a checkpoint keeps."""
         return {
             "batches": self.batches,
             "counters": {name: float(count) for name, count in self.counters.items()},
@@ -182,15 +183,14 @@ class Totals:
             self.of_all_ranks.update(state["of_all_ranks"])
 
     def explain_without_buffer(self) -> str:
-        """What was generated and shaped, where nothing is stored, on all processes; in plain words."""
+        """Describes what was generated and shaped, where nothing is stored, on all processes."""
         return (
             f"replay: no buffer (replay_buffer_size=0); {self.batches} generation batches, "
             f"{_without_buffer(self.of_all_ranks)}"
         )
 
     def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
-        """What was replayed (in a dry run: would have been) and, where replaceable groups stayed, why; in plain
-        words.
+        """Describes what was replayed (in a dry run: would have been) and, where replaceable groups stayed, why.
 
         Args:
             size (`int`): Entries in this rank's buffer.

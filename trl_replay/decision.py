@@ -1,4 +1,5 @@
-"""What one step decides, before anything moves: the same on all processes that share a buffer. Imports no torch."""
+"""The decisions of one step, before anything moves: the same on all processes that share a buffer. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Taken:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row of the entry takes the row of its number."""
+        """Tells whether every row of the entry takes the row of its number."""
         return np.array_equal(self.targets, self.sources) and np.array_equal(
             self.targets, np.arange(len(self.targets))
         )
@@ -65,7 +66,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was drawn for slots, the same on all processes that share the buffer.
+    """Entries drawn for slots, the same on all processes that share the buffer.
 
     Attributes:
         taken (`list[Taken]`): Slot by slot in the selector's order; no entry twice.
@@ -91,7 +92,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What every row of the composed batch trains with, `(n, G)` each, over the groups that the scope shares.
+    """Advantages and masks of all rows of the composed batch, `(n, G)` each, over the groups that the scope shares.
 
     Attributes:
         advantages (float64): 0 for masked rows.
@@ -116,7 +117,7 @@ class RowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one step decides: who comes into the buffer, and what leaves it for slots.
+    """The decision of one step: who comes into the buffer, and what leaves it for slots.
 
     Attributes:
         tally ([`Tally`]): What was counted on the way.

@@ -1,4 +1,4 @@
-"""How each key of TRL's batch is cut into groups, padded and merged: one row a key. Imports no torch."""
+"""Fields of TRL's batch: one row a key says how it is cut into groups, padded and merged. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIXELS = "pixel_values"
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """How to treat one key of the batch.
+    """Treatment of one key of the batch.
 
     Args:
         name (`str`): The key.
@@ -126,7 +126,7 @@ class FieldTable:
         return self._fields[key]
 
     def is_image(self, key: str) -> bool:
-        """Whether a known key is laid out by images."""
+        """Tells whether a known key is laid out by images."""
         return self._fields[key].layout in IMAGE_LAYOUTS
 
     def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:

@@ -134,7 +134,7 @@ class SessionHooks:
         return rows.astype(np.int64)
 
     def advantages(self, groups: Groups, context: Context) -> Floats | None:
-        """What a plugin makes of the advantages, `(n, G)`, NaN for rows that train nothing; None: nothing."""
+        """Advantages as a plugin shapes them, `(n, G)`, NaN for rows that train nothing; None if no plugin does."""
         result = self.call("advantages", context.update, groups=groups, context=context)
         if result is None:
             return None
@@ -152,7 +152,7 @@ class SessionHooks:
         return advantages
 
     def inputs(self, rows: Sequence[Row], context: InputsContext) -> list[Row] | None:
-        """What a plugin wants to generate for, one row a group; None: what is given."""
+        """Rows that a plugin wants to generate for, one a group; None for those that are given."""
         result = self.call("inputs", context.update, groups_of_rows=list(rows), context=context)
         if result is None:
             return None
@@ -169,7 +169,7 @@ class SessionHooks:
         self.call("admitted", context.update, table=table, rows=rows, groups=groups, context=context)
 
     def has_plugin_for(self, hook: str) -> bool:
-        """Whether a plugin implements a hook, configured strategies apart."""
+        """Tells whether a plugin implements a hook, configured strategies apart."""
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return any(not isinstance(implementation.plugin, _Configured) for implementation in implementations)
 
@@ -193,14 +193,15 @@ class SessionHooks:
         return result
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
-        """Whether all old log-probs that count are."""
+        """Tells whether all old log-probs that count are finite."""
         shape = tuple(rows.logps.shape)
         if not torch.is_tensor(old_logps) or tuple(old_logps.shape) != shape:
             raise self._bad(f"old_logps {_shown(old_logps)}", f"a tensor of shape {shape}")
         return (old_logps.isfinite() | ~rows.mask).all()
 
     def _are_usable(self, weights: Any, logps: torch.Tensor) -> torch.Tensor:
-        """Whether weights can be used in the type in which they are applied: float64 holds what float32 does not."""
+        """Tells whether weights can be used in the type in which they are applied, which may be narrower than
+        theirs."""
         shape = tuple(logps.shape)
         if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
             raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
@@ -336,11 +337,11 @@ class SessionHooks:
 
     @property
     def giver(self) -> str:
-        """Who gave the last result, in words."""
+        """Names whoever gave the last result."""
         return self._giver or self._strategy_label(self._hook)
 
     def _strategy_label(self, hook: str) -> str:
-        """Who is to blame where no plugin took a hook over: the configured strategy of its kind."""
+        """Names the configured strategy of a hook's kind, which answers where no plugin does."""
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")
         strategy = self._strategies.get(kind)
         if strategy is None:
@@ -422,7 +423,7 @@ def _complete(hook: str, result: Any) -> Any:
 
 
 def _asks_for_none(rows: Ints, drawn: Ints) -> bool:
-    """Whether a mixer wants rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
+    """Tells whether a mixer wants rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
     wanted = rows != NONE
     entries = np.where(wanted, rows, 0) // rows.shape[1]
     given = np.take_along_axis(drawn, entries, axis=1)
@@ -441,7 +442,7 @@ def _shown(value: Any) -> str:
 
 
 def _holds(batch: Batch, placed: Placement) -> bool:
-    """Whether the completion tokens of a placement are in their rows, with their advantages."""
+    """Tells whether the completion tokens of a placement are in their rows, with their advantages."""
     group = placed.group
     advantages = group.tensors["advantages"][placed.part]
     if batch["advantages"][placed.rows].tolist() != advantages.tolist():

@@ -27,7 +27,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class RegistryHooks(Protocol):
-    """What a plugin offers. Collected from every installed plugin; must not import torch."""
+    """Offers of a plugin. Collected from every installed plugin; must not import torch."""
 
     @hookspec
     def trl_replay_strategies(self) -> Iterable[StrategySpec]:
@@ -108,7 +108,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_select(self, groups: Groups, context: Context) -> Any:
-        """Which fresh groups may be replaced, instead of the configured selector.
+        """Selects the fresh groups that may be replaced, instead of the configured selector.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -149,8 +149,8 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Any:
-        """Which stored row takes each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the fresh
-        row stays.
+        """Names the stored row for each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the
+        fresh row stays.
 
         >>> import numpy as np
         >>> class Plugin:
@@ -164,7 +164,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> Any:
-        """Which prompts to generate for, instead of those that the trainer's sampler drew: one row of the dataset a
+        """Chooses prompts to generate for, instead of those that the trainer's sampler drew: one row of the dataset a
         group, in the order of the groups. In training only, before every generation, further rounds included.
 
         >>> class Plugin:

@@ -1,4 +1,4 @@
-"""Whether what was assembled fits the trainer: reasons to refuse, and warnings, before anything is patched."""
+"""Checks that a session fits its trainer: reasons to refuse, and warnings, before anything is patched."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
 
 
 def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
-    """What `replay_kl` does not go with."""
+    """Yields what `replay_kl` does not go with."""
     name = f"replay_kl={settings.kl!r}"
     if settings.kl == "all":
         return
@@ -86,7 +86,7 @@ def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
 
 
 def _without_iterations(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
-    """What `replay_iterations="replay"` does not go with."""
+    """Yields what `replay_iterations="replay"` does not go with."""
     name = "replay_iterations='replay'"
     args = trainer.args
     if trainer.num_iterations < 2:
@@ -145,7 +145,7 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
 
 
 def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
-    """What the user should know of this trainer, though it can be trained."""
+    """Yields what the user should know of this trainer, though it can be trained."""
     dropping = [name for name, module in trainer.model.named_modules() if _drops(module)]
     if dropping:
         more = ", …" if len(dropping) > 3 else ""
@@ -168,7 +168,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
 
 
 def _drops(module: torch.nn.Module) -> bool:
-    """Whether it is a dropout, or keeps a rate for one (attention often applies it without a module)."""
+    """Tells whether it is a dropout, or keeps a rate for one (attention often applies it without a module)."""
     if isinstance(module, torch.nn.Dropout):
         return bool(module.p > 0)
     rates = [rate for name, rate in vars(module).items() if "dropout" in name]

@@ -1,4 +1,4 @@
-"""How training goes: the updates done, and what failed on this process that the others have not heard of."""
+"""Progress of training: the updates done, and what failed on this process that the others have not heard of."""
 
 from __future__ import annotations
 

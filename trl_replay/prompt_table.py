@@ -23,7 +23,7 @@ COLUMNS: dict[str, type] = {
 
 
 class PromptTable:
-    """What is known of each prompt, as columns of equal length: arrays to read, in the order of first sight.
+    """A table of prompts, as columns of equal length: arrays to read, in the order of first sight.
 
     Attributes:
         key (`(n,)` int64): `context.key` of the prompt's dataset row.
@@ -54,12 +54,12 @@ class PromptTable:
         return len(self.key)
 
     def rows(self, keys: Sequence[int] | Ints) -> Ints:
-        """Where prompts stand in the columns, `(len(keys),)`; -1 for those that are not known."""
+        """Finds prompts in the columns, `(len(keys),)`; -1 for those that are not known."""
         found = [self._row.get(int(key), -1) for key in keys]
         return np.array(found, np.int64)
 
     def get(self, column: str, keys: Sequence[int] | Ints, default: float) -> NDArray[Any]:
-        """What a column says of prompts, `(len(keys),)`: `default` for those that were never generated for.
+        """Looks prompts up in a column, `(len(keys),)`: `default` for those that were never generated for.
 
         >>> PromptTable().get("pass_rate", [17], default=0.5).tolist()
         [0.5]

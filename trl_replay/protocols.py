@@ -77,7 +77,7 @@ class Stateful(Protocol):
     """A strategy with running statistics that a resumed run must find again; others need not have these methods."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What JSON can hold."""
+        """Returns what JSON can hold."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
@@ -102,7 +102,7 @@ class Storage(Protocol):
 
 
 class Agreement(NamedTuple):
-    """What all ranks know after [`Scope.agree`]."""
+    """Everything that all ranks know after [`Scope.agree`]."""
 
     vectors: Floats
     """`(ranks, width)`: every rank's vector."""
@@ -131,7 +131,7 @@ class Request(NamedTuple):
 
 
 class Division(NamedTuple):
-    """How a scope divides what is stored among the processes."""
+    """A scope's division of what is stored among the processes."""
 
     one_buffer: bool
     """Whether all processes decide for one buffer, in which a group's rows may come from several of them; otherwise
@@ -141,7 +141,7 @@ class Division(NamedTuple):
 
 
 class Scope(Protocol):
-    """Who shares the buffer: all the communication there is. Every rank calls each verb once a generation batch, in
+    """Shares a buffer among processes: all the communication there is. Every rank calls each verb once a batch, in
     this order and whatever its numbers are, none included.
 
     Attributes:
@@ -185,7 +185,7 @@ class Scope(Protocol):
 
 
 class SessionLike(Protocol):
-    """What hooks may rely on of a session (see `trl_replay.Session`)."""
+    """Everything that hooks may rely on of a session (see `trl_replay.Session`)."""
 
     @property
     def trainer(self) -> Any:
@@ -205,11 +205,11 @@ class SessionLike(Protocol):
 
     @property
     def prompts(self) -> PromptTable | None:
-        """What `context.prompts` is in every hook of this session."""
+        """The `context.prompts` of every hook of this session."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
         """The last generation batch's metrics."""
 
     def explain(self) -> str:
-        """What was replayed so far and, where nothing or little was, why."""
+        """Describes what was replayed so far and, where nothing or little was, why."""

@@ -56,7 +56,7 @@ class Plugin:
 
     @property
     def takes_part(self) -> bool:
-        """Whether it has a hook that is called in a session."""
+        """Tells whether it has a hook that is called in a session."""
         return not self.hooks.isdisjoint(hook_names(SessionHooks))
 
 
@@ -89,7 +89,7 @@ class Strategy:
 
     @property
     def origin(self) -> str:
-        """What it is called, and the distribution that another plugin than the built-in one came from."""
+        """Its label, and the distribution that another plugin than the built-in one came from."""
         if self.plugin is None or self.plugin.name == BUILTIN:
             return self.label
         return f"{self.label} ({self.plugin.distribution})"
@@ -245,7 +245,7 @@ class Registry:
         raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so that it would do nothing.")
 
     def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
-        """What a plugin's registry hook yields."""
+        """Collects the yields of a plugin's registry hook."""
         others = [other for other in self._manager.get_plugins() if other is not plugin]
         caller = self._manager.subset_hook_caller(f"{PROJECT}_{hook}", others)
         wanted = OFFERS[hook]
@@ -421,7 +421,7 @@ def _import(reference: str, setting: str) -> Any:
 
 
 def _takes(target: Any, count: int) -> bool:
-    """Whether `target` can be called with so many arguments; a builtin that does not tell can't."""
+    """Tells whether `target` can be called with so many arguments; a builtin that does not tell can't."""
     try:
         inspect.signature(target).bind(*range(count))
     except (TypeError, ValueError):

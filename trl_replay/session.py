@@ -118,12 +118,12 @@ class Session:
 
     @property
     def chosen_scope(self) -> str:
-        """Why this scope, where `replay_scope="auto"` chose it."""
+        """The reason for this scope, where `replay_scope="auto"` chose it."""
         return self.settings.chosen_scope
 
     @property
     def scope(self) -> Scope:
-        """Who shares the buffer."""
+        """The processes that share the buffer."""
         return self.components.scope
 
     def __repr__(self) -> str:
@@ -227,7 +227,7 @@ class Session:
         self.rewards = None
 
     def explain(self) -> str:
-        """What was replayed so far and, where nothing or little was, why."""
+        """Describes what was replayed so far and, where nothing or little was, why."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         lines = [self._explain_replay()]
@@ -255,7 +255,7 @@ class Session:
         return f"plugins that take part{origin}: {', '.join(told)}"
 
     def _explain_scope(self, ranks: int) -> str:
-        """Which processes share a buffer, why, and how much it holds."""
+        """Describes which processes share a buffer, why, and how much it holds."""
         label = self.settings.label("scope")
         why = f", chosen by replay_scope='auto': {self.chosen_scope}" if self.chosen_scope else ""
         room = _room(self.scope, self.settings.capacity, ranks)
@@ -293,7 +293,7 @@ class Session:
 
     @property
     def iterates(self) -> bool:
-        """Whether iterations 2 … `num_iterations` draw groups of their own."""
+        """Tells whether iterations 2 … `num_iterations` draw groups of their own."""
         return self.enabled and self.settings.iterates
 
     def iterate(self, template: Template) -> Batch | None:
@@ -376,7 +376,7 @@ class Session:
         self.totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
 
     def _settle(self, rows: RowLayout, left: Left) -> Decision:
-        """What is decided at the end of training."""
+        """Decides what is left at the end of training."""
         tally = Tally()
         return Decision(tally, self.decide.settle(left, rows, [], tally))
 
@@ -388,7 +388,7 @@ class Session:
         return Shared(generated.batch, generated.rows, lambda: generated)
 
     def _look(self, batch: Batch, rows: RowLayout) -> Generated:
-        """What is known of rows that were just scored."""
+        """Looks at rows that were just scored."""
         processes = self.components.processes
         setup = compat.reward_setup(self.trainer)
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
@@ -480,7 +480,7 @@ class Session:
         return self.exporter(path, self.trainer, self.components)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
+        """Returns what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         rows = compat.local_rows(self.trainer)
         return {
             "update": self.update,
@@ -558,7 +558,7 @@ class Session:
         self.carry.left = self.carry.left.outdated(compat.REF_LOGPS)
 
     def context(self, slots: Groups | None = None) -> Context:
-        """What strategies may know at this moment; a sampler or mixer also of the `slots` that may be filled."""
+        """Returns what strategies may know now; a sampler or mixer also of the `slots` that may be filled."""
         return Context(
             update=self.update,
             rng=self.components.rng,
@@ -622,7 +622,7 @@ class Session:
 
 
 def _room(scope: Scope, size: int, ranks: int) -> str:
-    """How many groups there is room for, in words."""
+    """Describes how many groups there is room for."""
     each = counted(size, "group")
     if scope.division.replicated:
         return f"{each} in all, on every process"

@@ -1,4 +1,4 @@
-"""What a session is set to: one frozen value, made once at attach, which everything below takes."""
+"""The settings of a session: one frozen value, made once at attach, which everything below takes."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class Settings:
 
     @property
     def acts(self) -> bool:
-        """Whether there is a buffer, or what needs none: generating again, something to do about dead groups, or a
-        plugin that shapes advantages or chooses prompts."""
+        """Tells whether there is a buffer, or what needs none: generating again, something to do about dead groups, or
+        a plugin that shapes advantages or chooses prompts."""
         if not self.strategies:
             return False
         if self.capacity or self.dynamic_sampling.rounds or self.unfilled != "keep" or self.kl != "all":
@@ -120,18 +120,18 @@ class Settings:
         return any(hook in plugin.hooks for plugin in self.plugins for hook in WITHOUT_BUFFER)
 
     def label(self, kind: Kind) -> str:
-        """What the strategy of a kind is called."""
+        """The label of a kind's strategy."""
         return self.strategies[kind].label
 
     @property
     def chooses_prompts(self) -> bool:
-        """Whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
+        """Tells whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
         asks = any("trl_replay_inputs" in plugin.hooks for plugin in self.plugins)
         return not self.dry_run and (self.dynamic_sampling.rounds > 0 or asks)
 
     def equal_on_ranks(self, one_buffer: bool, seed: int) -> dict[str, Any]:
-        """What must be equal on all ranks, by name, as JSON holds it. Folders and seeds may differ, and the bytes that
-        a buffer keeps, where ranks do not share or choose by them.
+        """Collects what must be equal on all ranks, by name, as JSON holds it. Folders and seeds may differ, and the
+        bytes that a buffer keeps, where ranks do not share or choose by them.
 
         Args:
             one_buffer (`bool`): Whether ranks share a buffer.

@@ -1,4 +1,4 @@
-"""What a plugin yields to offer something by name. Imports no torch."""
+"""Specs that a plugin yields to offer something by name. Imports no torch."""
 
 from __future__ import annotations
 

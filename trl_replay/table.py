@@ -192,7 +192,7 @@ class Table:
 
     @property
     def tasks(self) -> int:
-        """How many tasks the entries are of."""
+        """Number of tasks that the entries are of."""
         return len(np.unique(self.prompt))
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:

@@ -83,7 +83,7 @@ class Groups:
 
     @property
     def trains(self) -> Bools:
-        """Whether a row has a trained token and is not masked, `(n, G)`."""
+        """Tells whether a row has a trained token and is not masked, `(n, G)`."""
         return (self.trainable > 0) & ~self.masked
 
     @property
@@ -129,7 +129,7 @@ OF_GROUPS = ("rewards", "advantages", "lengths", "trainable", "dead", "update", 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a strategy may know besides its input.
+    """Everything that a strategy may know besides its input.
 
     Attributes:
         update (`int`): Optimizer updates that this session has counted so far.
@@ -160,8 +160,8 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class InputsContext(Context):
-    """What `trl_replay_inputs` may know besides. Its `rng` is made of the seed, the batch, the round and the first of
-    the groups, so that two processes with rows of one group draw alike.
+    """Everything that `trl_replay_inputs` may know. Its `rng` is made of the seed, the batch, the round and the first
+    of the groups, so that two processes with rows of one group draw alike.
 
     Attributes:
         prompts ([`PromptTable`]): The prompts generated for so far.
@@ -283,7 +283,7 @@ class ReplayedRows:
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """What a correction decides for [`ReplayedRows`].
+    """A correction's decision about [`ReplayedRows`].
 
     Attributes:
         old_logps (`(R, C)`): What the loss shall take as the old log-probs.

@@ -235,5 +235,5 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a real number of any kind, but neither True nor False."""
+    """Tells whether it is a real number of any kind, but neither True nor False."""
     return isinstance(value, Real) and not isinstance(value, bool)
