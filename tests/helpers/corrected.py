@@ -1,23 +1,14 @@
-"""Runs with corrections and gates, and the check of each of their losses against the one computed by hand."""
+"""What corrections give, by hand, and the combinations in which it is exact."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from loss_by_hand import Row, reference_loss
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
-
-import trl_replay
-from trl_replay.testing import make_model, make_tokenizer, make_trainer
-
-SCRIPT = ([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
-
+from support import LOSSES
 
 MASKS: dict[str, dict[str, float]] = {
     "geo_mask": {"low": 0.8, "high": 1.25},
@@ -96,64 +87,3 @@ def allowed(
 
 Gate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps the new, behavior and old log-probs of a row's tokens and their weights to other weights."""
-
-
-kept: list[Path] = []
-
-
-def with_reference(folder: Path) -> Any:
-    """The tiny model, whose first weights TRL can load for the reference model: they are written only once."""
-    model = make_model(make_tokenizer())
-    if not kept:
-        model.save_pretrained(folder / "initial_model")
-        kept.append(folder / "initial_model")
-    model.config._name_or_path = str(kept[0])
-    return model
-
-
-def train(
-    tmp_path: Any, correction: str, replay: dict[str, Any] | None = None, **settings: Any
-) -> tuple[Any, trl_replay.Session]:
-    settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
-    settings = {"gradient_checkpointing": False, **settings}  # which computes the same twice, within the layers
-    if settings.get("beta"):
-        settings["model"] = with_reference(tmp_path)
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, **settings)
-    trainer.signals = {}
-    chosen: dict[str, Any] = {"replay_correction": correction, "replay_sampler": "newest"}
-    if correction in MASKS:
-        chosen["replay_correction_kwargs"] = MASKS[correction]
-    session = trl_replay.attach(trainer, **chosen | (replay or {}))
-    trainer.train()
-    return trainer, session
-
-
-def check_by_hand(trainer: Any, correction: str, gate: Gate | None = None) -> int:
-    """Compares every loss with the reference; returns how many replayed rows were in them."""
-    replayed = 0
-    stored: dict[str, torch.Tensor] = {}
-    for loss in trainer.losses:
-        inputs, logps = loss["inputs"], loss["logps"]
-        mask = inputs["completion_mask"].bool()
-        rows = []
-        for index, number in enumerate(inputs.rows[:, 0].tolist()):
-            key = str(
-                (inputs["prompt_ids"][index].tolist()[-2:], inputs["completion_ids"][index][mask[index]].tolist())
-            )
-            new = logps[index][mask[index]]
-            advantage = (
-                float(trainer.signals[key]) if number < 0 else float(inputs["advantages"].view(12, -1)[index, 0])
-            )
-            old, weights = new, torch.ones_like(new)
-            if number < 0:
-                old, weights = weights_by_hand(correction, new, stored[key], advantage)
-                weights = gate(new, stored[key], old, weights) if gate else weights
-                replayed += 1
-            else:
-                stored[key] = new
-                trainer.signals[key] = advantage
-            ref = inputs["ref_per_token_logps"][index][mask[index]] if "ref_per_token_logps" in inputs else None
-            rows.append(Row(new, old, advantage, weights, ref))
-        expected = reference_loss(trainer, rows)
-        assert float(loss["loss"]) == pytest.approx(expected, rel=2e-4, abs=2e-6)
-    return replayed

@@ -172,23 +172,21 @@ def geometric_mean(args: Any, log_ratio: Any, advantage: float) -> Any:
 def token_losses(args: Any, kind: str, ratio: Any, log_ratio: Any, weights: torch.Tensor, row: Row) -> Any:
     """The policy loss of each trained token of one row."""
     low, high = args.epsilon, args.epsilon_high if args.epsilon_high is not None else args.epsilon
-    new, signal = row.new.double(), weights * row.advantage
+    new, advantage = row.new.double(), torch.as_tensor(row.advantage, dtype=torch.float64)
+    signal = weights * advantage
     if kind == "cispo":
         return -ratio.clamp(max=high).detach() * signal * new
     if kind == "sapo":
-        temperature = args.sapo_temperature_pos if row.advantage > 0 else args.sapo_temperature_neg
+        temperature = torch.where(advantage > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         return -torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature * signal
     if kind == "vespo":
         total = log_ratio.detach().clamp(-20, 20).sum()
         if row.sampler_ratio is not None:
             total = total + row.sampler_ratio.double().log().clamp(math.log(1e-8), 20).sum()
         total = float(total.clamp(math.log(1e-8), 20))
-        power, rate = (
-            (args.vespo_k_pos, args.vespo_lambda_pos)
-            if row.advantage >= 0
-            else (args.vespo_k_neg, args.vespo_lambda_neg)
-        )
-        return -math.exp(rate + power * total - rate * math.exp(total)) * signal * new
+        power = torch.where(advantage >= 0, args.vespo_k_pos, args.vespo_k_neg)
+        rate = torch.where(advantage >= 0, args.vespo_lambda_pos, args.vespo_lambda_neg)
+        return -(rate + power * total - rate * math.exp(total)).exp() * signal * new
     clipped = ratio.clamp(1 - low, 1 + high)
     unclipped = ratio if args.delta is None else ratio.clamp(max=args.delta)
     return -torch.minimum(unclipped * signal, clipped * signal)

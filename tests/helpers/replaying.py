@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from corrected import Gate, weights_by_hand
+from corrected import MASKS, Gate, weights_by_hand
 from loss_by_hand import Row, differentiable_loss, forward, forward_alone, setting
 from releases import COUNTS_TRUNCATED
-from support import Spy
+from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
 from trl_replay.batch.compose import with_reference
@@ -378,6 +379,53 @@ def replay(trainer: Any, **settings: Any) -> tuple[Session, Watch]:
     check_batches(watch)
     check_losses(trainer)
     return session, watch
+
+
+CORRECTED = ([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
+"""Rewards of `train_corrected`."""
+kept: list[Path] = []
+
+
+def loadable_model(folder: Path) -> Any:
+    """The tiny model, whose first weights TRL can load for the reference model: they are written only once."""
+    model = make_model(make_tokenizer())
+    if not kept:
+        model.save_pretrained(folder / "initial_model")
+        kept.append(folder / "initial_model")
+    model.config._name_or_path = str(kept[0])
+    return model
+
+
+def train_corrected(
+    folder: Path,
+    correction: str,
+    chosen: dict[str, Any] | None = None,
+    gate: Gate | None = None,
+    by_hand: bool = True,
+    **settings: Any,
+) -> tuple[Any, Session]:
+    """Trains with a correction, and checks everything as `replay` does unless not `by_hand`.
+
+    Args:
+        folder: For the trainer's files.
+        correction: Its name.
+        chosen: Further settings of replay.
+        gate: What these make of the correction's weights, by hand.
+        by_hand: Whether `weights_by_hand` knows what the correction gives with these settings.
+        settings: Of the trainer.
+    """
+    settings = {"max_steps": 3, "learning_rate": 2e-2, "max_completion_length": 5, **settings}
+    if settings.get("beta"):
+        settings["model"] = loadable_model(folder)
+    trainer = build(folder, Rewards(*CORRECTED), **settings)
+    trainer.correction, trainer.gate = correction, gate
+    replayed = {"replay_correction": correction, "replay_sampler": "newest"}
+    replayed |= {"replay_correction_kwargs": MASKS.get(correction)} | (chosen or {})
+    if by_hand:
+        return trainer, replay(trainer, **replayed)[0]
+    session = trl_replay.attach(trainer, **replayed)
+    trainer.train()
+    return trainer, session
 
 
 def check_batches(watch: Watch) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
-from corrected import with_reference
 from generating import Coins
 from methods import EVERY_GROUP, INJECTED, SAME_PROMPT
 from releases import since
-from replaying import Watch, build, check_batches, check_losses
+from replaying import Watch, build, check_batches, check_losses, loadable_model
 from support import DEAD, HALF, LIVE, Rewards, truncating
 
 import trl_replay
@@ -153,7 +152,7 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any) -> Any:
         targets = ["q_proj", "v_proj", "down_proj"]
         arguments["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
     elif settings.get("beta"):
-        settings["model"] = with_reference(folder)
+        settings["model"] = loadable_model(folder)
     if settings.pop("truncating", False):
         settings |= {"mask_truncated_completions": True, "max_completion_length": 12}
         arguments["rollout_func"] = truncating()

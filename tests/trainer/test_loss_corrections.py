@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKS, SCRIPT, TWO_LOSSES, allowed, check_by_hand, train
+from corrected import CORRECTIONS, MASKS, TWO_LOSSES, allowed
+from replaying import CORRECTED as SCRIPT
+from replaying import train_corrected
 from support import DEAD, LIVE, Rewards, Spy, record
 
 import trl_replay
@@ -47,9 +49,8 @@ def test_the_trainers_loss_is_the_one_computed_by_hand(
     tmp_path: Any, correction: str, loss: str, level: str, beta: float
 ) -> None:
     settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
-    trainer, session = train(tmp_path, correction, PER if correction == "per" else None, **settings)
+    trainer, session = train_corrected(tmp_path, correction, PER if correction == "per" else None, **settings)
     assert session.totals.counters["replaced"] == 4
-    assert check_by_hand(trainer, correction) == 16
     if correction in MASKS:
         kept = replayed_signal(trainer).ne(0)
         assert 0 < int(kept.sum()) < len(kept), "the limits are such that some is masked and some is not"
@@ -70,7 +71,8 @@ def replayed_signal(trainer: Any) -> torch.Tensor:
 def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, correction: str) -> None:
     """All but the rows of a positive advantage that `veto_negative` never takes out."""
     limits = {"threshold": 1e-30} if correction == "k3_mask" else {"low": 1e5, "high": 1e6}
-    trainer, _ = train(tmp_path, correction, {"replay_correction_kwargs": limits}, beta=0.1)
+    replay = {"replay_correction_kwargs": limits}
+    trainer, _ = train_corrected(tmp_path, correction, replay, by_hand=False, beta=0.1)
     signal = replayed_signal(trainer)
     assert len(signal) > 16
     assert not bool((signal < 0).any())
@@ -112,7 +114,7 @@ def test_per_takes_a_third_partys_weighted_sampler(tmp_path: Any) -> None:
 
 def test_decoupled_keeps_the_policy_of_the_first_forward_as_the_proximal_one(tmp_path: Any) -> None:
     """With two iterations, the second update's proximal policy is the first one's, not the trained one."""
-    trainer, _ = train(tmp_path, "decoupled", num_iterations=2, max_steps=6)
+    trainer, _ = train_corrected(tmp_path, "decoupled", by_hand=False, num_iterations=2, max_steps=6)
     pairs = []
     for first, second in zip(trainer.losses[::2], trainer.losses[1::2], strict=False):
         replayed = first["inputs"].rows[:, 0] < 0

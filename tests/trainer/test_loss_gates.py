@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import SCRIPT, TWO_LOSSES, allowed, check_by_hand, train
+from corrected import TWO_LOSSES, allowed
+from replaying import CORRECTED as SCRIPT
+from replaying import train_corrected
 from support import DEAD, HALF, LIVE, Rewards, Spy, logged
 
 import trl_replay
@@ -29,8 +31,7 @@ def test_a_row_beyond_the_limit_trains_nothing_and_loses_its_kl(
     tmp_path: Any, correction: str, loss: str, level: str, beta: float
 ) -> None:
     settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
-    trainer, _ = train(tmp_path, correction, {"replay_max_log_ratio": LIMIT}, **settings)
-    assert check_by_hand(trainer, correction, near) >= 8
+    trainer, _ = train_corrected(tmp_path, correction, {"replay_max_log_ratio": LIMIT}, near, **settings)
     gated = logged(trainer, "replay/gated_fraction")
     assert any(share > 0 for share in gated), "the limit is of use in this run"
 
@@ -86,8 +87,7 @@ def test_a_weight_cap_bounds_ratio_times_weight(
     tmp_path: Any, correction: str, loss: str, level: str, beta: float
 ) -> None:
     settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
-    trainer, _ = train(tmp_path, correction, {"replay_max_weight": CAP}, **settings)
-    assert check_by_hand(trainer, correction, capped(level)) == 16
+    trainer, _ = train_corrected(tmp_path, correction, {"replay_max_weight": CAP}, capped(level), **settings)
     shares = logged(trainer, "replay/capped_fraction")
     assert all(0 <= share <= 1 for share in shares)
     assert correction == "topr" or any(share > 0 for share in shares)
