@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,15 @@ def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path: Pa
     [
         {"num_iterations": 2},
         {"per_device_train_batch_size": 6, "steps_per_generation": 4, "gradient_accumulation_steps": 2},
+        {"rows": 9, "shuffle_dataset": True},
     ],
+    ids=["two iterations", "two updates a generation", "a second shuffled epoch"],
 )
 def test_in_the_middle_of_a_cycle_everything_comes_back_as_it_was_saved(
     tmp_path: Path, scope: str, layout: dict[str, Any]
 ) -> None:
-    """Rewards of three prompts; the fifth update is the first of two on its generation batch."""
+    """The fifth update is the first of two on its generation batch, or in a second epoch of nine prompts, which stock
+    shuffles anew when it resumes."""
     saved = {}
 
     def watched(trainer: Any) -> None:
@@ -94,15 +96,6 @@ def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_pa
     assert session.buffer.table.serial.tolist() == [0, 1, 2, 3], "two were saved as candidates"
     assert session.metrics["replay/stored"] == 2
     assert session.buffer.table.uses.tolist() == [0, 2, 1, 1], "and are replayed in the batch that settled them"
-
-
-def test_the_same_trainer_can_go_back_to_an_earlier_checkpoint(tmp_path: Path) -> None:
-    trainer, session = train(tmp_path)
-    whole = everything(trainer, session)
-    trl_replay.detach(trainer)
-    trainer._step, trainer._buffered_inputs = 0, None  # TRL's own, which stock does not reset either
-    resumed = everything(*train(tmp_path, trainer=trainer, resume=str(tmp_path / "checkpoint-6")))
-    assert not differences(whole, resumed)
 
 
 class Counting:
@@ -203,22 +196,23 @@ def test_the_user_may_decide_to_go_on_with_an_empty_buffer(tmp_path: Path, check
     assert session.totals.batches == 2
 
 
-class Versioned:
-    """A first in, first out evictor, whose running state is of one version."""
+class Stateful:
+    """A first in, first out evictor with a state of any kind, but for those that it does not know any more."""
 
-    def __init__(self, version: int) -> None:
-        self.version = self.known = version
+    def __init__(self, kept: Any, *unknown: Any) -> None:
+        self.kept = kept
+        self.unknown = unknown
 
     def __call__(self, table: Any, context: Any) -> Any:
         return table.serial
 
     def state_dict(self) -> dict[str, Any]:
-        return {"version": self.version}
+        return {"kept": self.kept}
 
     def load_state_dict(self, state: Any) -> None:
-        self.version = state["version"]
-        if self.version != self.known:
-            raise ValueError(f"version {self.version} is not known")
+        self.kept = state["kept"]
+        if self.kept in self.unknown:
+            raise ValueError(f"version {self.kept} is not known")
 
 
 def emptied(folder: Path, **settings: Any) -> dict[str, Any]:
@@ -230,20 +224,20 @@ def emptied(folder: Path, **settings: Any) -> dict[str, Any]:
         return everything(*train(folder / "without", resume=str(copy), **settings))
 
 
-def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoint(tmp_path: Path) -> None:
-    train(tmp_path, replay_evictor=Versioned(1), max_steps=6)
-    with pytest.raises(CheckpointError, match=r"checkpoint-6.*evictor.*Versioned.*version 1 is not known.*'empty'"):
-        train(tmp_path, replay_evictor=Versioned(2), resume=str(tmp_path / "checkpoint-6"))
-
-
-def test_67_a_strategy_that_cant_take_its_saved_state_may_leave_the_buffer_empty(tmp_path: Path) -> None:
-    train(tmp_path, replay_evictor=Versioned(1), max_steps=6, replay_refill_rounds=1)
-    evictor = Versioned(2)
-    settings: dict[str, Any] = {"replay_refill_rounds": 1, "replay_on_mismatch": "empty"}
-    with pytest.warns(UserWarning, match=r"an empty replay buffer.*Versioned.*version 1 is not known"):
-        found = train(tmp_path, replay_evictor=evictor, resume=str(tmp_path / "checkpoint-6"), **settings)
-    assert evictor.version == 2
-    assert not differences(emptied(tmp_path, replay_evictor=Versioned(2), **settings), everything(*found))
+def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoint_or_leaves_the_buffer_empty(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"replay_refill_rounds": 1, "resume": str(tmp_path / "checkpoint-6")}
+    train(tmp_path, replay_evictor=Stateful(1), max_steps=6, replay_refill_rounds=1)
+    with pytest.raises(CheckpointError, match=r"checkpoint-6.*evictor.*Stateful.*version 1 is not known.*'empty'"):
+        train(tmp_path, replay_evictor=Stateful(2, 1), **settings)
+    evictor = Stateful(2, 1)
+    settings["replay_on_mismatch"] = "empty"
+    with pytest.warns(UserWarning, match=r"an empty replay buffer.*Stateful.*version 1 is not known"):
+        found = train(tmp_path, replay_evictor=evictor, **settings)
+    assert evictor.kept == 2
+    del settings["resume"]
+    assert not differences(emptied(tmp_path, replay_evictor=Stateful(2), **settings), everything(*found))
 
 
 class Remembering:
@@ -265,21 +259,13 @@ class Remembering:
             raise ValueError("one number too many")
 
 
-@pytest.fixture
-def two_plugins() -> Iterator[tuple[Remembering, Remembering]]:
-    found = Remembering(1), Remembering(1)
-    for plugin, name in zip(found, ("first", "second"), strict=True):
-        trl_replay.register(plugin, name)
-    yield found
-    for name in ("first", "second"):
-        trl_replay.unregister(name)
-
-
 def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_or_leaves_everything_as_it_was(
-    tmp_path: Path, two_plugins: tuple[Remembering, Remembering]
+    tmp_path: Path, plug: Any
 ) -> None:
     """The plugin before it has read its file by then."""
-    first, second = two_plugins
+    first, second = Remembering(1), Remembering(1)
+    plug(first, "first")
+    plug(second, "second")
     settings: dict[str, Any] = {"replay_plugins": ["first", "second"], "resume": str(tmp_path / "checkpoint-6")}
     train(tmp_path, replay_plugins=["first", "second"], max_steps=6)
     second.fails = True
@@ -296,15 +282,12 @@ def test_67_a_load_hook_that_fails_is_named_with_the_checkpoint_or_leaves_everyt
     assert not differences(emptied(tmp_path, replay_plugins=["first", "second"]), found)
 
 
-def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, checkpoint: Path) -> None:
-    trl_replay.register(Remembering(1), "new")
-    try:
-        with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'new'.*FileNotFoundError"):
-            resume(tmp_path, checkpoint, replay_plugins=["new"])
-        with pytest.warns(UserWarning, match=r"an empty replay buffer.*Plugin 'new'"):
-            session = resume(tmp_path, checkpoint, replay_plugins=["new"], replay_on_mismatch="empty")
-    finally:
-        trl_replay.unregister("new")
+def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, checkpoint: Path, plug: Any) -> None:
+    plug(Remembering(1), "new")
+    with pytest.raises(CheckpointError, match=r"checkpoint-6.*Plugin 'new'.*FileNotFoundError"):
+        resume(tmp_path, checkpoint, replay_plugins=["new"])
+    with pytest.warns(UserWarning, match=r"an empty replay buffer.*Plugin 'new'"):
+        session = resume(tmp_path, checkpoint, replay_plugins=["new"], replay_on_mismatch="empty")
     assert session.totals.batches == 2
 
 
@@ -313,23 +296,6 @@ def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, c
     found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
     assert sorted(found["columns"]["score"]) == scores[-2:]
     assert len(found["payload"]) == 2
-
-
-class Keeping:
-    """A sampler with a state of any kind."""
-
-    def __init__(self, kept: Any) -> None:
-        self.kept = kept
-        self.loaded: Any = None
-
-    def __call__(self, table: Any, count: int, context: Any) -> Any:
-        return np.arange(len(table))[:count]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kept": self.kept}
-
-    def load_state_dict(self, state: Any) -> None:
-        self.loaded = state["kept"]
 
 
 @pytest.mark.parametrize(
@@ -342,10 +308,10 @@ class Keeping:
     ],
 )
 def test_what_json_can_hold_of_a_strategys_state_comes_back(tmp_path: Path, kept: Any, loaded: Any) -> None:
-    train(tmp_path, max_steps=6, replay_sampler=Keeping(kept))
-    sampler = Keeping(None)
-    resume(tmp_path, tmp_path / "checkpoint-6", replay_sampler=sampler)
-    assert sampler.loaded == loaded
+    train(tmp_path, max_steps=6, replay_evictor=Stateful(kept))
+    evictor = Stateful(None)
+    resume(tmp_path, tmp_path / "checkpoint-6", replay_evictor=evictor)
+    assert evictor.kept == loaded
 
 
 @pytest.mark.parametrize(
@@ -353,9 +319,9 @@ def test_what_json_can_hold_of_a_strategys_state_comes_back(tmp_path: Path, kept
 )
 def test_what_json_cannot_bring_back_is_refused_when_it_is_saved(tmp_path: Path, kept: Any, words: str) -> None:
     with pytest.raises(
-        CheckpointError, match=f"The sampler's state_dict.* gives {words}, which JSON can't bring back"
+        CheckpointError, match=f"The evictor's state_dict.* gives {words}, which JSON can't bring back"
     ):
-        train(tmp_path, max_steps=6, replay_sampler=Keeping(kept))
+        train(tmp_path, max_steps=6, replay_evictor=Stateful(kept))
 
 
 def test_resuming_from_the_end_settles_what_was_pending_and_ends(tmp_path: Path) -> None:
@@ -411,34 +377,6 @@ def test_a_checkpoint_in_the_middle_of_an_update_loses_nothing(tmp_path: Path, s
 def test_a_checkpoint_that_was_moved_is_read_where_it_is(checkpoint: Path, tmp_path: Path) -> None:
     there = shutil.copytree(checkpoint, tmp_path / "a" / "b")
     assert not differences(restored(tmp_path, str(checkpoint)), restored(tmp_path, str(there)))
-
-
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_in_a_second_shuffled_epoch_everything_comes_back_and_training_goes_on_as_stocks(
-    tmp_path: Path, scope: str
-) -> None:
-    """Nine prompts are three updates; stock shuffles a second epoch anew when it resumes."""
-    from datasets import Dataset
-
-    def shuffled(updates: int) -> Any:
-        made = build(tmp_path, max_steps=updates, save_steps=5, shuffle_dataset=True)
-        made.train_dataset = Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(9)])
-        return made
-
-    trainer, saved = shuffled(5), []
-    session = trl_replay.attach(trainer, replay_scope=scope, replay_buffer_size=5)
-    write = trainer._save_checkpoint
-    trainer.__dict__["_save_checkpoint"] = lambda *args, **kwargs: (
-        saved.append(state(session)),
-        write(*args, **kwargs),
-    )
-    trainer.train()
-    del trainer.__dict__["_save_checkpoint"]
-    folder = str(tmp_path / "checkpoint-5")
-    assert saved[0]["candidates"]
-    assert not differences(saved[0], restored(tmp_path, folder, trainer=shuffled(9), replay_scope=scope))
-    _, resumed = train(tmp_path, trainer=shuffled(9), resume=folder, replay_scope=scope)
-    assert (resumed.update, resumed.totals.batches) == (9, saved[0]["totals"][0] + 4)
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launches import Launches, everywhere
+from launches import Launches, check_batches_of_all, check_groups, check_one_table, everywhere
 from patterns import LOST, SLOW, random_pattern, wrong
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -46,40 +46,18 @@ def test_30_eight_ranks_come_to_the_end_whatever_each_has_dead_and_live(ranks: R
     assert sum(rank["counters"]["replaced"] for rank in found) > 0
 
 
-@pytest.mark.parametrize("case", SHARED)
-def test_eight_ranks_have_one_table_and_draw_alike(ranks: Results, case: str) -> None:
-    found = ranks(case)
-    assert len(set(found[0]["hashes"])) >= 4, "the table changes"
-    for rank in found[1:]:
-        assert rank["hashes"] == found[0]["hashes"]
-        assert rank["drawn"] == found[0]["drawn"]
-
-
 @pytest.mark.parametrize("case", TRAINED)
 def test_16_of_eight_ranks_each_counts_the_tokens_and_marks_the_rows_of_all(ranks: Results, case: str) -> None:
-    found = ranks(case)
-    for step in range(UPDATES):
-        total = sum(rank["steps"][step]["trained"] for rank in found)
-        assert [rank["steps"][step]["items"] for rank in found] == [total] * RANKS
-        replayed = everywhere(found, step, "replayed")
-        assert all(rank["marked"][step] == replayed for rank in found)
+    check_batches_of_all(ranks(case))
 
 
 @pytest.mark.parametrize("case", SHARED)
-def test_a_group_that_straddled_ranks_comes_whole_to_where_it_is_replayed(ranks: Results, case: str) -> None:
-    found, size, born, replayed = ranks(case), 4, {}, 0
-    for step in range(UPDATES):
-        out, flags = everywhere(found, step, "out"), everywhere(found, step, "replayed")
-        for first in range(0, len(out), size):
-            slot = slice(first, first + size)
-            assert len(set(flags[slot])) == 1
-            if flags[first]:
-                replayed += 1
-                when, where = born[out[first]]
-                assert when < step
-                assert [born[text] for text in out[slot]] == [(when, where + place) for place in range(size)]
-        born |= {text: (step, row) for row, text in enumerate(everywhere(found, step, "fresh"))}
+def test_eight_ranks_have_one_table_and_groups_that_straddled_them_come_whole(ranks: Results, case: str) -> None:
+    found = ranks(case)
+    check_one_table(found)
+    replayed, traveled = check_groups(found, size=4)
     assert replayed > 3
+    assert traveled > 0
 
 
 @pytest.mark.parametrize("number", range(PATTERNS))

@@ -6,9 +6,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from launches import Launches
+from launches import Launches, assert_same_gradients, everywhere
 from mixing_ranks import ITERATIONS, LAYOUTS, cases, register, trained, unregister
 from one_rank import told
 
@@ -39,10 +38,7 @@ def test_several_processes_do_what_one_does(
     one = alone(tmp_path_factory.getbasetemp() / "mixing", name, world, layout)
     mixed = 0
     for step, expected in enumerate(one["steps"]):
-        together = {
-            key: [value for rank in ranks for value in rank["steps"][step][key]]
-            for key in ("out", "replayed", "advantages_out")
-        }
+        together = {key: everywhere(ranks, step, key) for key in ("out", "replayed", "advantages_out")}
         assert together["out"] == expected["out"]
         assert together["replayed"] == expected["replayed"]
         assert together["advantages_out"] == pytest.approx(expected["advantages_out"], abs=1e-6), step
@@ -51,9 +47,7 @@ def test_several_processes_do_what_one_does(
     assert mixed > 1 or name in ("zscore", ITERATIONS)
     assert len(one["gradients"]) == (18 if name == ITERATIONS else 6)
     assert (one["counters"]["iterated"] > 10) == (name == ITERATIONS)
-    for step, (gradient, by_one) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
-        error = np.linalg.norm(np.subtract(gradient, by_one)) / max(float(np.linalg.norm(by_one)), 1e-9)
-        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
+    assert_same_gradients(ranks, one)
 
 
 def test_each_process_mixes_from_a_buffer_of_its_own(launches: Launches) -> None:

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from forked import launch
-from launches import LIMIT, RANKS, Launches, assert_same_training, everywhere
+from launches import (
+    LIMIT,
+    RANKS,
+    Launches,
+    assert_same_gradients,
+    assert_same_training,
+    check_batches_of_all,
+    check_groups,
+    check_one_table,
+    everywhere,
+)
 from one_rank import told
 from scripted import LIMITS, build, mixed, run
 
@@ -42,12 +52,7 @@ def size_of(world: int, layout: str) -> int:
 def test_all_ranks_have_the_same_table_after_every_step(
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:
-    ranks = launches(world, f"{scope} {layout}")
-    assert len(ranks[0]["hashes"]) == STEPS
-    assert len(set(ranks[0]["hashes"])) >= 4, "the table changes"
-    for rank in ranks[1:]:
-        assert rank["hashes"] == ranks[0]["hashes"]
-        assert rank["drawn"] == ranks[0]["drawn"]
+    check_one_table(launches(world, f"{scope} {layout}"))
 
 
 @pytest.mark.parametrize(
@@ -96,51 +101,11 @@ def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_the_table_of_completions_marks_the_replaced_rows_of_all_ranks(
-    launches: Launches, world: int, scope: str, layout: str
-) -> None:
-    ranks, marks = launches(world, f"{scope} {layout}"), 0
-    for step in range(STEPS):
-        expected = everywhere(ranks, step, "replayed")
-        assert all(rank["marked"][step] == expected for rank in ranks)
-        marks += sum(expected)
-    assert marks > 0
-    for rank in ranks:
-        assert set(rank["logged"].values()) == {len(expected)}, "every column has every row"
-        assert rank["logged marks"] == expected, "of the last generation batch"
-
-
-@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
 def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:
-    ranks = launches(world, f"{scope} {layout}")
-    size, born, traveled, replayed = size_of(world, layout), {}, 0, 0
-    rows = len(ranks[0]["steps"][0]["fresh"])
-    for step in range(STEPS):
-        out, flags = everywhere(ranks, step, "out"), everywhere(ranks, step, "replayed")
-        advantages = everywhere(ranks, step, "advantages_out")
-        fresh = everywhere(ranks, step, "fresh")
-        seen = set()
-        for first in range(0, len(out), size):
-            slot = slice(first, first + size)
-            assert len(set(flags[slot])) == 1, "a slot is filled on all the ranks that it straddles, or on none"
-            if not flags[first]:
-                assert out[slot] == fresh[slot]
-                continue
-            origins = [born[text] for text in out[slot]]
-            when, where, _ = origins[0]
-            assert where % size == 0, "its first row is a group's first row"
-            assert [(origin[0], origin[1]) for origin in origins] == [(when, where + place) for place in range(size)]
-            assert advantages[slot] == [origin[2] for origin in origins], "TRL's own advantages, with their rows"
-            assert when < step
-            assert (when, where) not in seen, "no group twice in a batch"
-            seen.add((when, where))
-            replayed += 1
-            traveled += any((where + place) // rows != (first + place) // rows for place in range(size))
-        values = everywhere(ranks, step, "advantages_in")
-        born |= {text: (step, row, values[row]) for row, text in enumerate(fresh)}
-    assert replayed >= (1 if layout == "one group on all" else 3), f"{replayed} groups were replayed"
+    replayed, traveled = check_groups(launches(world, f"{scope} {layout}"), size_of(world, layout))
+    assert replayed >= (1 if layout == "one group on all" else 3)
     if scope == "process":
         assert traveled == 0
     elif layout != "one group on all":
@@ -148,21 +113,15 @@ def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_b
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_16_every_rank_counts_the_trainable_tokens_of_the_final_batch(
+def test_16_every_rank_counts_the_tokens_and_marks_the_rows_of_the_final_batch(
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:
     ranks = launches(world, f"{scope} {layout}")
-    for step in range(STEPS):
-        total = sum(rank["steps"][step]["trained"] for rank in ranks)
-        assert [rank["steps"][step]["items"] for rank in ranks] == [total] * world
-
-
-@pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_batches_come_out_with_the_keys_that_went_in(launches: Launches, world: int, scope: str, layout: str) -> None:
-    for rank in launches(world, f"{scope} {layout}"):
-        for step in rank["steps"]:
-            before, after = step["keys"]
-            assert after == before
+    check_batches_of_all(ranks)
+    last = everywhere(ranks, STEPS - 1, "replayed")
+    for rank in ranks:
+        assert set(rank["logged"].values()) == {len(last)}, "every column of the logged table has every row"
+        assert rank["logged marks"] == last, "of the last generation batch"
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
@@ -215,37 +174,22 @@ def test_metrics_are_the_same_on_all_ranks_where_they_say_so(launches: Launches,
         assert metrics[0]["replay/size"] <= whole <= metrics[0]["replay/size"] + 4 * world
 
 
+@pytest.mark.parametrize("limits", [{}, LIMITS], ids=["", "limits "])
 @pytest.mark.parametrize("scope", ["gathered", "sharded"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
 def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
-    launches: Launches, tmp_path: Any, loss_type: str, scope: str
+    launches: Launches, tmp_path: Any, loss_type: str, scope: str, limits: dict[str, Any]
 ) -> None:
-    ranks = launches(2, f"{loss_type} {scope}")
-    one = alone(tmp_path, 16, loss_type=loss_type, replay_scope=scope)
+    """With everything that looks at how replay went, and excluded groups, too."""
+    ranks = launches(2, f"{'limits ' if limits else ''}{loss_type} {scope}")
+    one = alone(tmp_path, 16, loss_type=loss_type, replay_scope=scope, **limits)
     assert ranks[0]["drawn"] == one["drawn"], "the same serials for the same slots"
-    assert sum(map(len, one["drawn"])) > 5
-    assert_same_training(ranks, one)
-    for step, (gradient, expected) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
-        error = np.linalg.norm(np.subtract(gradient, expected)) / np.linalg.norm(expected)
-        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
-
-
-@pytest.mark.parametrize("scope", ["gathered", "sharded"])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "dr_grpo"])
-def test_limits_and_excluded_groups_are_the_same_on_two_ranks_as_on_one_process(
-    launches: Launches, tmp_path: Any, loss_type: str, scope: str
-) -> None:
-    ranks = launches(2, f"limits {loss_type} {scope}")
-    one = alone(tmp_path, 16, loss_type=loss_type, replay_scope=scope, **LIMITS)
-    assert ranks[0]["drawn"] == one["drawn"], "the same serials for the same slots"
-    assert sum(map(len, one["drawn"])) > 3
-    assert one["counters"]["excluded"] > 3
+    assert sum(map(len, one["drawn"])) > (3 if limits else 5)
+    assert (one["counters"]["excluded"] > 3) == bool(limits)
     for name in ("retired", "excluded", "excluded_items", "items_delta"):
         assert [rank["counters"][name] for rank in ranks] == [one["counters"][name]] * 2, name
     assert_same_training(ranks, one)
-    for step, (gradient, expected) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
-        error = np.linalg.norm(np.subtract(gradient, expected)) / max(float(np.linalg.norm(expected)), 1e-9)
-        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
+    assert_same_gradients(ranks, one)
     drifts = [np.asarray(found["drift"]) for found in (*ranks, one)]
     assert (drifts[0] == drifts[1]).all(), "the same table, bit for bit"
     assert drifts[0] == pytest.approx(drifts[2], rel=1e-4, abs=1e-6)
@@ -335,9 +279,7 @@ def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Lau
 
 
 def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
-    left, killed = launch(
-        RANKS / "endless.py", tmp_path, limit=LIMIT, local_ranks=(0, 1), together=False
-    )  # fmt: skip
+    left, killed = launch(RANKS / "endless.py", tmp_path, limit=LIMIT, local_ranks=(0, 1), together=False)
     assert (tmp_path / "replaying.1").exists()
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     assert left.returncode not in (0, -signal.SIGKILL), "it ended, with an error"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from forked import check, launch
 from one_rank import read
@@ -69,3 +70,59 @@ def assert_same_training(ranks: list[dict[str, Any]], one: dict[str, Any]) -> No
         assert set(together) == set(one["behavior"][kind])
         for text, sums in one["behavior"][kind].items():
             assert together[text][0] == pytest.approx(sums[0], abs=1e-5)
+
+
+def assert_same_gradients(ranks: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    """The whole gradient of every update, which all ranks have."""
+    for step, (gradient, expected) in enumerate(zip(ranks[0]["gradients"], one["gradients"], strict=True)):
+        error = np.linalg.norm(np.subtract(gradient, expected)) / max(float(np.linalg.norm(expected)), 1e-9)
+        assert error < 1e-5, f"step {step}: the gradient is off by {error:.1e}"
+
+
+def check_one_table(ranks: list[dict[str, Any]]) -> None:
+    """The same entries after every step, and the same ones drawn."""
+    assert len(set(ranks[0]["hashes"])) >= 4, "the table changes"
+    for rank in ranks[1:]:
+        assert rank["hashes"] == ranks[0]["hashes"]
+        assert rank["drawn"] == ranks[0]["drawn"]
+
+
+def check_batches_of_all(ranks: list[dict[str, Any]]) -> None:
+    """On every rank the tokens and marks of all rows that are trained on, and the keys that went in."""
+    for step in range(len(ranks[0]["steps"])):
+        shown = [rank["steps"][step] for rank in ranks]
+        total, replayed = sum(one["trained"] for one in shown), everywhere(ranks, step, "replayed")
+        for rank, one in zip(ranks, shown, strict=True):
+            assert one["items"] == total
+            assert one["keys"][0] == one["keys"][1]
+            assert rank["marked"][step] == replayed
+
+
+def check_groups(ranks: list[dict[str, Any]], size: int) -> tuple[int, int]:
+    """A replayed group is one stored group, whole, in order and with its advantages, and in no batch twice; how many
+    were replayed, and how many of them on other ranks than where they were generated."""
+    born: dict[str, tuple[int, int, float]] = {}
+    traveled = replayed = 0
+    rows = len(ranks[0]["steps"][0]["fresh"])
+    for step in range(len(ranks[0]["steps"])):
+        keys = ("out", "replayed", "advantages_out", "fresh", "advantages_in")
+        out, flags, advantages, fresh, values = (everywhere(ranks, step, key) for key in keys)
+        seen = set()
+        for first in range(0, len(out), size):
+            slot = slice(first, first + size)
+            assert len(set(flags[slot])) == 1, "a slot is filled on all the ranks that it straddles, or on none"
+            if not flags[first]:
+                assert out[slot] == fresh[slot]
+                continue
+            origins = [born[text] for text in out[slot]]
+            when, where, _ = origins[0]
+            assert where % size == 0, "its first row is a group's first row"
+            assert [(origin[0], origin[1]) for origin in origins] == [(when, where + place) for place in range(size)]
+            assert advantages[slot] == [origin[2] for origin in origins], "TRL's own advantages, with their rows"
+            assert when < step
+            assert (when, where) not in seen, "no group twice in a batch"
+            seen.add((when, where))
+            replayed += 1
+            traveled += any((where + place) // rows != (first + place) // rows for place in range(size))
+        born |= {text: (step, row, values[row]) for row, text in enumerate(fresh)}
+    return replayed, traveled

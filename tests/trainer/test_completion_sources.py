@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar
 
 import pytest
@@ -14,6 +15,7 @@ from support import DEAD, HALF, LIVE, Rewards
 from tools import tool_tokenizer
 
 import trl_replay
+from trl_replay.testing import make_model
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 MODES = ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
@@ -153,32 +155,34 @@ class Vault:
         return "it opens" if guess == self.secret else "nothing happens"
 
 
-@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
-def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(
-    tmp_path: Any, monkeypatch: Any
-) -> None:
-    from trl_replay.testing import make_model
-
+def vaults(folder: Any, rewards: Any, monkeypatch: Any, guesses: Any) -> Any:
+    """A trainer whose policy is scripted: a tool call first, with a guess for each row, then an answer."""
     tokenizer = tool_tokenizer()
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Open it.", "Open the vault.", "Try.")]
     trainer = build(
-        tmp_path, Rewards(*SCRIPT), rows, tokenizer, make_model(tokenizer, max_position_embeddings=2048),
+        folder, rewards, rows, tokenizer, make_model(tokenizer, max_position_embeddings=2048),
         arguments={"environment_factory": Vault}, max_completion_length=160, max_steps=3,
         chat_template_kwargs={"enable_thinking": False},
     )  # fmt: skip
-    turns = {"count": 0}
+    Vault.resets, Vault.opened, turns = 0, [], itertools.count()
 
     def say(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """A scripted policy: a tool call first, then an answer; lengths differ."""
-        turns["count"] += 1
-        if len(prompt_ids) == 12 and turns["count"] % 2:
-            words = [CALL.replace("GUESS", str(row // 2 % 3)) for row in range(12)]
+        if next(turns) % 2 == 0:
+            words = [CALL.replace("GUESS", str(guesses(row))) for row in range(len(prompt_ids))]
         else:
             words = ["done" * (1 + row % 2) + "<|im_end|>" for row in range(len(prompt_ids))]
         return [tokenizer(word)["input_ids"] for word in words], None
 
     monkeypatch.setattr(trainer, "_generate_single_turn", say)
-    Vault.resets, Vault.opened = 0, []
+    return trainer
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+def test_33_environments_whose_reset_differs_and_whose_tools_answer_are_replayed(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    trainer = vaults(tmp_path, Rewards(*SCRIPT), monkeypatch, lambda row: row // 2 % 3)
+    tokenizer = trainer.processing_class
     _, watch = replay(trainer)
     assert Vault.resets == 36, "every rollout's environment is reset once a batch"
     assert {secret == guess for secret, guess in Vault.opened} == {True, False}
@@ -228,29 +232,8 @@ def test_refilled_groups_keep_vllms_ratios_and_weights_are_synced_once_an_update
 def test_environments_are_reset_for_every_round_and_their_tools_words_are_masked(
     tmp_path: Any, monkeypatch: Any
 ) -> None:
-    from trl_replay.testing import make_model
-
-    tokenizer = tool_tokenizer()
     coins = Coins(0.4, seed=1)
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in ("Open it.", "Open the vault.", "Try.")]
-    trainer = build(
-        tmp_path, coins, rows, tokenizer, make_model(tokenizer, max_position_embeddings=2048),
-        arguments={"environment_factory": Vault}, max_completion_length=160, max_steps=3,
-        chat_template_kwargs={"enable_thinking": False},
-    )  # fmt: skip
-    turns = {"called": False}
-
-    def say(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """A tool call first, then an answer."""
-        turns["called"] = not turns["called"]
-        if turns["called"]:
-            words = [CALL.replace("GUESS", str(row % 3)) for row in range(len(prompt_ids))]
-        else:
-            words = ["done" * (1 + row % 2) + "<|im_end|>" for row in range(len(prompt_ids))]
-        return [tokenizer(word)["input_ids"] for word in words], None
-
-    monkeypatch.setattr(trainer, "_generate_single_turn", say)
-    Vault.resets = 0
+    trainer = vaults(tmp_path, coins, monkeypatch, lambda row: row % 3)
     _, session, watch = watched(trainer, coins, 2, replay_buffer_size=0)
     assert Vault.resets == session.totals.counters["generated"] * 4
     assert max(map(len, rounds_of(coins.calls, 2))) == 3

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from corrected import CORRECTIONS, MASKS, TOKEN_WEIGHTS
 from hypothesis import Phase, given
 from hypothesis import settings as hypothesis_settings
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
@@ -22,9 +23,7 @@ from trl_replay.loss.tap import ROWS
 from trl_replay.registry import registry
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
-MASKS = ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "icepop"]
-CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "m2po", "decoupled", "shaped", "per", *MASKS]
-TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
+ALL = [*CORRECTIONS, *MASKS, "m2po", "per"]
 
 
 class Sharpen(TrainerCallback):
@@ -120,7 +119,7 @@ class LateBinding:
 
     def __init__(self) -> None:
         self.name = "ratio"
-        self.made = {name: registry().resolve("correction", name).make() for name in CORRECTIONS}
+        self.made = {name: registry().resolve("correction", name).make() for name in ALL}
 
     def __call__(self, rows: Any, context: Any) -> Any:
         return self.made[self.name](rows, context)
@@ -179,7 +178,7 @@ def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
     """A fresh token's gradient is its advantage, and what KL to a reference it was sampled near to gives. A replayed
     token's is at most 20 times its advantage, and 440 times beta."""
     measured = Loss(tmp_path, loss_type=loss, importance_sampling_level=level, use_bias_correction_kl=bias_correction)
-    allowed = [name for name in CORRECTIONS if level == "token" or loss == "cispo" or name not in TOKEN_WEIGHTS]
+    allowed = [name for name in ALL if level == "token" or loss == "cispo" or name not in TOKEN_WEIGHTS]
     arrays = hn.arrays(np.float32, measured.shape, elements=LOG_PROBS)
 
     @hypothesis_settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
@@ -195,27 +194,6 @@ def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
         assert abs(value) <= len(new) * (sums * (20 * measured.largest + 0.04 * 440) + by_log_prob)
 
     check()
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_37_log_ratios_of_100_leave_the_loss_and_its_gradient_finite_under_every_mask(
-    tmp_path: Any, loss: str, level: str
-) -> None:
-    """Of all tokens, of every other one, and of both signs at once."""
-    measured = Loss(tmp_path, loss_type=loss, importance_sampling_level=level)
-    even = np.indices(measured.shape).sum(axis=0) % 2
-    generated = np.full(measured.shape, -101, np.float32)
-    for name in MASKS:
-        if name in TOKEN_WEIGHTS and level == "sequence" and loss != "cispo":
-            continue
-        measured.correction.name = name
-        for logs in (0 * even + 100, 0 * even - 100, 100 * even, -100 * even, 200 * even - 100):
-            new = (generated + logs).astype(np.float32)
-            value, gradient = measured(new, generated, new)
-            assert np.isfinite(value), name
-            assert bool(gradient.isfinite().all()), name
-            assert float(gradient.abs().max()) <= 1.01 * 20 * measured.largest, name
 
 
 EXTREMES = {
@@ -246,13 +224,3 @@ def test_37_log_ratios_stay_within_half_the_log_of_a_types_largest_number(dtype:
     torch.testing.assert_close(ratios, torch.tensor([[-limit, math.log(20.0), 0.5]]), rtol=0.01, atol=0.01)
     summed = new.float() - Bounds(compat.LossForm(sums_ratios=True))(rows, trl_replay.Corrected(old)).old_logps
     torch.testing.assert_close(summed, torch.tensor([[-limit, limit, 0.5]]), rtol=0.01, atol=0.01)
-
-
-def test_37_a_rows_ratio_is_bounded_by_moving_all_of_its_old_log_probs_alike() -> None:
-    new = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]])
-    old = torch.tensor([[-11.0, -4.0, -6.0], [-9.0, -2.0, -3.0]])  # means of log ratios: 5 and 8/3
-    mask = torch.ones_like(old, dtype=torch.bool)
-    rows = trl_replay.ReplayedRows(new, old, new, mask, torch.tensor([-1.0, 1.0]), torch.tensor([1, 1]))
-    bounded = Bounds(compat.LossForm(sequence_level=True))(rows, trl_replay.Corrected(old)).old_logps
-    assert torch.equal(bounded[1], old[1])
-    torch.testing.assert_close(bounded[0] - old[0], torch.full((3,), 5 - math.log(20.0)))

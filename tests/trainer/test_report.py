@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resuming import build, digits, train
+from resuming import build, digits, rewrite, train
 
 from trl_replay import ReplayError
-from trl_replay.checkpoint import format as saved
 from trl_replay.cli.commands import main
 from trl_replay.report.inspection import inspect
 from trl_replay.report.page import page, write_report
@@ -81,7 +80,7 @@ def test_inspect_of_an_empty_buffer_says_so(tmp_path: Path, capsys: Any) -> None
 
 
 class Page(html.parser.HTMLParser):
-    """Titles, texts, links and balance of a page."""
+    """Titles, tags, attributes, links and balance of a page."""
 
     VOID = ("meta", "br", "link", "img")
 
@@ -90,16 +89,18 @@ class Page(html.parser.HTMLParser):
         self.open: list[str] = []
         self.outside: list[str] = []
         self.titles: list[str] = []
+        self.names: set[str] = set()
         self.feed(text)
         assert self.open == [], f"left open: {self.open}"
 
     def handle_starttag(self, tag: str, attributes: Any) -> None:
         if tag not in self.VOID:
             self.open.append(tag)
+        self.names |= {tag, *(name for name, _ in attributes)}
         self.outside += [f"{tag} {name}" for name, value in attributes if name in ("src", "href") and value]
 
     def handle_startendtag(self, tag: str, attributes: Any) -> None:
-        pass
+        self.names |= {tag, *(name for name, _ in attributes)}
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -152,43 +153,7 @@ def test_the_report_tells_the_settings_that_were_in_force(run: Any) -> None:
     assert "All settings are the defaults." in page("run", [], {**buffer, "settings": {"replay_seed": None}})
 
 
-def test_one_of_a_kind_is_told_in_the_singular(run: Any) -> None:
-    folder, _ = run
-    counts = ("groups", "num_generations", "update", "waiting", "processes")
-    buffer = {**inspect(folder / "checkpoint-12"), "bytes": 5, **dict.fromkeys(counts, 1)}
-    log = [{"step": 1, "frac_reward_zero_std": 0.5, "reward": 1.0}]
-    text = page("run", log, buffer)
-    assert "run, 1 logged step, up to step 1" in text
-    assert "1 group of 1 completion, 5 B of payload, after 1 update; 1 more group waits for the next batch." in text
-    assert "Scope “process”, 1 process." in text
-    text = page("run", log * 2, {**buffer, **dict.fromkeys(counts, 2)})
-    assert "run, 2 logged steps" in text
-    assert "2 groups of 2 completions, 5 B of payload, after 2 updates; 2 more groups wait for the next batch." in text
-    assert "2 processes." in text
-
-
-def test_texts_from_the_model_are_text_and_not_markup(run: Any) -> None:
-    folder, _ = run
-    buffer = inspect(folder / "checkpoint-12")
-    buffer["top"][0]["prompt"] = "<script>alert(1)</script>"
-    text = page("<b>", [], buffer)
-    assert "<script>" not in text
-    assert "&lt;script&gt;alert(1)" in text
-
-
 MARKUP = "<script>alert(1)</script>"
-
-
-class Tags(html.parser.HTMLParser):
-    """Every tag and attribute of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: Any) -> None:
-        self.names |= {tag, *(name for name, _ in attributes)}
 
 
 def test_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
@@ -221,7 +186,7 @@ def test_a_log_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
 def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
     folder, _ = run
     buffer = inspect(folder / "checkpoint-12")
-    expected = Tags(page("run", [], buffer)).names
+    expected = Page(page("run", [], buffer)).names
     for key in ("update", "scope", "processes", "num_generations", "groups", "waiting"):
         buffer[key] = MARKUP
     buffer["top"][0] |= {"prompt": MARKUP, "age": MARKUP, "uses": MARKUP}
@@ -229,17 +194,8 @@ def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
     buffer["settings"] = {MARKUP: MARKUP, "replay_seed": MARKUP}
     buffer["columns"]["score"] = [MARKUP, float("nan"), 1.0]
     text = page(MARKUP, [], buffer)
-    assert Tags(text).names == expected
+    assert Page(text).names == expected
     assert text.count("&lt;script&gt;") == 15, "the name twice, six numbers, four of an entry, three of settings"
-
-
-def rewrite(checkpoint: Path, change: Any) -> None:
-    """Changes what a checkpoint says of itself, as somebody could who hands it on."""
-    path = checkpoint / "trl_replay" / "rank-00000" / "state.json"
-    state = json.loads(path.read_text())
-    change(state["content"])
-    state["checksum"] = saved._digest(state["content"])
-    path.write_text(json.dumps(state))
 
 
 TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"
@@ -249,7 +205,7 @@ def test_inspect_prints_no_character_that_a_terminal_acts_on(
     run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
-    rewrite(checkpoint, lambda content: content["identity"].update(scope=TERMINAL))
+    rewrite(checkpoint / "trl_replay" / "rank-00000", lambda content: content["identity"].update(scope=TERMINAL))
     buffer = inspect(checkpoint)
     buffer["top"][0]["prompt"] = f"two\nlines {TERMINAL} مرحبا"
     monkeypatch.setattr("trl_replay.report.inspection.inspect", lambda *_: buffer)
@@ -263,9 +219,9 @@ def test_inspect_prints_no_character_that_a_terminal_acts_on(
 
 def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
     checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
-    name = TERMINAL.removesuffix("\ud800")
-    (checkpoint / "trl_replay" / "rank-00000" / name).touch()
-    rewrite(checkpoint, lambda content: content["files"].update({name: "another checksum"}))
+    rank, name = checkpoint / "trl_replay" / "rank-00000", TERMINAL.removesuffix("\ud800")
+    (rank / name).touch()
+    rewrite(rank, lambda content: content["files"].update({name: "another checksum"}))
     assert main(["inspect", str(checkpoint)]) == 1
     told = capsys.readouterr().err
     assert "its checksum differs" in told

@@ -113,11 +113,10 @@ class Notes:
 
 
 @pytest.fixture
-def notes() -> Any:
+def notes(plug: Any) -> Notes:
     plugin = Notes()
-    trl_replay.register(plugin, "notes")
-    yield plugin
-    trl_replay.unregister("notes")
+    plug(plugin, "notes")
+    return plugin
 
 
 def test_a_plugins_column_is_filled_before_anything_is_ranked_and_for_files_too(tmp_path: Path, notes: Notes) -> None:
@@ -152,7 +151,7 @@ def test_an_error_there_takes_the_newcomers_back(tmp_path: Path, notes: Notes) -
     assert sorted(session.buffer.held()) == [0, 1, 2]
 
 
-class Longest:
+class FirstMasked:
     @trl_replay.hookimpl
     def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
         masked = groups.advantages.copy()
@@ -160,12 +159,8 @@ class Longest:
         return masked
 
 
-def test_masks_are_exported_and_come_back(tmp_path: Path) -> None:
-    trl_replay.register(Longest(), "longest")
-    try:
-        _, session = trained(tmp_path / "one", replay_plugins=["longest"])
-    finally:
-        trl_replay.unregister("longest")
+def test_masks_are_exported_and_come_back(tmp_path: Path, plug: Any) -> None:
+    _, session = trained(tmp_path / "one", replay_plugins=plug(FirstMasked()))
     assert session.buffer.table.row_masked[:, 0].all()
     path = session.export(tmp_path / "groups.parquet")
     trainer = make_trainer(tmp_path / "two", Rewards(*SCRIPT), max_steps=1)

@@ -1,4 +1,4 @@
-"""Failures 62, 64 and 65 of docs/known-failures.md: rows and groups that train no token, and masks in mixed groups."""
+"""Rows and groups that train no token, and masks in mixed groups."""
 
 from __future__ import annotations
 
@@ -64,13 +64,10 @@ class FirstRow:
     ],
 )
 def test_62_a_mixer_that_chooses_such_a_row_is_named_and_the_fresh_row_stays(
-    tmp_path: Any, settings: dict[str, Any], name: str
+    tmp_path: Any, plug: Any, settings: dict[str, Any], name: str
 ) -> None:
-    trl_replay.register(FirstRow(), "first_row")
-    try:
-        session, steps = trained(tmp_path, ALL_HALF, ALL_DEAD, **{**INJECT, **settings})
-    finally:
-        trl_replay.unregister("first_row")
+    plug(FirstRow(), "first_row")
+    session, steps = trained(tmp_path, ALL_HALF, ALL_DEAD, **{**INJECT, **settings})
     assert tokens_of_replayed(steps) == []
     assert session.totals.reasons[f"{name} chose a stored row that trains nothing: the fresh row stays"] == 6
 
@@ -129,13 +126,9 @@ class Doubling:
 
 
 @pytest.mark.parametrize("name", UNTRAINED)
-def test_64_so_is_a_group_whose_advantages_a_plugin_shapes(tmp_path: Any, name: str) -> None:
+def test_64_so_is_a_group_whose_advantages_a_plugin_shapes(tmp_path: Any, plug: Any, name: str) -> None:
     rewards, rollout = UNTRAINED[name]
-    trl_replay.register(Doubling(), "doubling")
-    try:
-        session, _ = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout, replay_plugins=["doubling"])
-    finally:
-        trl_replay.unregister("doubling")
+    session, _ = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout, replay_plugins=plug(Doubling()))
     assert session.totals.counters["dead"] == 3
     assert session.totals.counters["stored"] == 6
 
@@ -172,7 +165,7 @@ def second_row(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
 
 @pytest.mark.parametrize(("stored", "longest"), [(1, 3), (9, 1)])
 def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(
-    tmp_path: Any, stored: int, longest: int
+    tmp_path: Any, plug: Any, stored: int, longest: int
 ) -> None:
     """Of the fresh rows the last is the longest, and masked; a stored one may be longer."""
 
@@ -187,13 +180,9 @@ def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(
         }
 
     script = ([[0.0, 2.0, 0.0, 1.0]] * 3, [[0.0, 0.0, 1.0, 3.0]] * 3)
-    settings = {**INJECT, "replay_mixer": second_row, "replay_plugins": ["longest"]}
+    settings = {**INJECT, "replay_mixer": second_row, "replay_plugins": plug(LongestMasked())}
     training = {"scale_rewards": "none", "max_steps": 2}
-    trl_replay.register(LongestMasked(), "longest")
-    try:
-        session, steps = trained(tmp_path, *script, rollout=rollout, training=training, **settings)
-    finally:
-        trl_replay.unregister("longest")
+    session, steps = trained(tmp_path, *script, rollout=rollout, training=training, **settings)
     _, after = steps[1]
     rows = after[ROWS].view(3, SIZE, 2)
     assert (rows[:, :, 0] < 0).tolist() == [[False, True, False, False]] * 3
