@@ -110,7 +110,7 @@ def test_what_the_page_looks_at_is_there(repo: str, tmp_path: Path, capsys: Any)
     trl_replay.detach(trainer)
 
 
-def test_replay_is_refused_where_the_sampler_promises_no_prompt(repo: str, tmp_path: Path) -> None:
+def test_a_sampler_that_promises_no_prompt_stops_before_training(repo: str, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path / "out", Rewards([LIVE] * 3))
     with pytest.raises(trl_replay.RefusedError, match="the same prompt"):
         trl_replay.attach(trainer, replay_preset=repo, replay_sampler="uniform", replay_sampler_kwargs=None)

@@ -9,13 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from buffers import group_of
+import torch
 from resuming import files
 
 import trl_replay
-from trl_replay import StorageFullError
+from trl_replay import Group, StorageFullError
 from trl_replay.strategies.disk import DiskStorage
+
+
+def group_of(nbytes: int) -> Group:
+    return Group({"x": torch.zeros(nbytes - 16, dtype=torch.uint8)}, frozenset({"x"}), np.array([1]), np.array([1]))
 
 
 def test_the_folder_goes_with_its_storage_and_a_killed_processs_with_the_next(tmp_path: Path) -> None:

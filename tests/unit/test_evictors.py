@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from buffers import fill, survivors
+from buffers import Ledger
 from chances import chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.registry import registry
 from trl_replay.strategies import evictors
 from trl_replay.testing import make_context, make_table
+
+
+def fill(capacity, evictor, scores, batch=1, seed=0):
+    """A buffer that was offered one group for each score, in batches."""
+    buffer = ReplayBuffer(capacity, Ledger(), Limits())
+    rng = np.random.default_rng(seed)
+    context = make_context(buffer.table, capacity=capacity)
+    for start in range(0, len(scores), batch):
+        serials = np.arange(start, min(start + batch, len(scores)))
+        before = len(buffer)
+        columns = {"serial": serials, "update": serials, "score": np.asarray(scores, float)[serials]}
+        stored, evicted = buffer.offer(columns, lambda table: evictor(table, context), rng)
+        buffer.receive(dict.fromkeys(stored))
+        assert set(stored) <= set(serials.tolist())
+        assert len(buffer) == min(capacity, serials[-1] + 1) == before + len(stored) - evicted
+        assert buffer.storage.serials == set(buffer.table.serial.tolist())
+    return buffer
+
+
+def survivors(evictor, scores, capacity, trials):
+    counts = np.zeros(len(scores))
+    for seed in range(trials):
+        counts[fill(capacity, evictor, scores, batch=4, seed=seed).table.serial] += 1
+    return counts
 
 
 def test_evictors_rank_by_their_column():

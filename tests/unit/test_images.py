@@ -214,7 +214,7 @@ def test_an_image_batch_that_lost_its_images_is_still_composed() -> None:
     assert list(out) == list(batch)
 
 
-def test_layouts_that_cannot_be_told_are_refused_by_name() -> None:
+def test_a_layout_that_can_not_be_told_is_named() -> None:
     batch = make("flat", (2, 1, 1), 1)
     with pytest.raises(BatchError, match=r"'pixel_values' has shape \(11, 3, 4, 4\), but its rows have 9 entries"):
         check({**batch, "pixel_values": batch["pixel_values"][:-1]}, FIELDS)

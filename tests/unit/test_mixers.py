@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
-from trl_replay import ConfigurationError
 from trl_replay.strategies.mixers import make_inject, whole
 from trl_replay.testing import make_context, make_groups, make_table
 
@@ -43,9 +41,3 @@ def test_a_whole_group_takes_its_slot_row_by_row() -> None:
     slots = make_groups([[0.0] * 4, [0.0] * 4])
     taken = whole(table, np.array([[0, 1], [-1, 1]]), slots, make_context(table))
     assert taken.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-@pytest.mark.parametrize("rows", [0, 1.5, True])
-def test_a_number_of_rows_that_can_not_be_used_is_refused(rows: Any) -> None:
-    with pytest.raises(ConfigurationError, match="rows="):
-        make_inject(rows)

@@ -388,7 +388,7 @@ def test_an_import_reference_may_name_a_strategy_a_factory_or_a_spec(registry, i
     assert resolved.plugin is None
 
 
-def test_an_import_reference_to_a_spec_of_another_kind_is_refused(registry, install):
+def test_an_import_reference_to_a_spec_of_another_kind_says_which(registry, install):
     module = install("replay-references", "references", REFERENCES)
     with pytest.raises(ConfigurationError, match="is a SamplerSpec, not a EvictorSpec"):
         registry.resolve("evictor", f"{module}:other")

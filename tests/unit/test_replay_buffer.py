@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffers import Ledger, filled
+from buffers import Ledger
 
 from trl_replay import ReplayError
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
@@ -45,11 +45,11 @@ def serials(buffer: ReplayBuffer) -> list[int]:
 
 
 def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits() -> None:
-    row = ReplayBuffer(1, CpuStorage(), Limits()).table.row_bytes
+    buffer = stored(count=3, nbytes=[1000, 800, 1000], score=[3.0, 1.0, 1.0])
+    buffer.max_bytes = 3000 + 3 * buffer.table.row_bytes
     with pytest.warns(UserWarning, match=r"replay_max_bytes .* is reached with 3 .*A group costs .* about 2 fit"):
-        buffer = filled(3000 + 3 * row, [1000, 800, 1000, 1500], [3.0, 1.0, 1.0, 2.0])
-    assert sorted(buffer.table.serial.tolist()) == [0, 3], "the older of two equal ranks left first, then the other"
-    assert buffer.nbytes <= 3000 + 3 * row
+        offer(buffer, 1, first=3, nbytes=[1500], score=[2.0])
+    assert serials(buffer) == [0, 3], "the older of two equal ranks left first, then the other"
 
 
 def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from chances import chi_square, frequencies
 
-from trl_replay import ConfigurationError
 from trl_replay.registry import registry
 from trl_replay.strategies import samplers
 from trl_replay.testing import make_context, make_table
@@ -35,12 +34,6 @@ def test_top_takes_the_highest_scores_and_of_equals_the_newer():
 def test_newest_takes_the_highest_serials_newest_first():
     table = make_table([1.0, 1.0, 1.0], serial=[5, 9, 7])
     assert samplers.newest(table, 2, make_context(table)).tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("alpha", [-1, float("nan"), "x", None, True])
-def test_a_negative_exponent_is_refused(alpha):
-    with pytest.raises(ConfigurationError, match="alpha"):
-        samplers.make_proportional(alpha=alpha)
 
 
 def test_every_prompt_has_the_same_chance_to_be_drawn() -> None:

@@ -7,15 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import trl_replay
 from trl_replay.registry import registry
-from trl_replay.strategies import selectors
 from trl_replay.testing import make_context, make_groups
-
-
-def test_zero_std_selects_the_dead_groups():
-    groups = make_groups([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]])
-    assert selectors.zero_std(groups, make_context()).tolist() == [0, 2]
 
 
 def select(name: str, rewards: list[list[float]], **kwargs: Any) -> list[int]:
@@ -46,18 +39,3 @@ SELECTIONS: list[tuple[str, dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(("name", "kwargs", "slots"), SELECTIONS)
 def test_each_selector_chooses_by_hand(name: str, kwargs: dict[str, Any], slots: list[int]) -> None:
     assert select(name, REWARDS, **kwargs) == slots
-
-
-BAD = [
-    ("low_std", {"threshold": -1}, "threshold=-1"),
-    ("low_std", {"quantile": 2}, "quantile=2"),
-    ("top_p_variance", {"p": 0}, "p=0"),
-    ("pass_rate", {"low": 0.9, "high": 0.1}, "low=0.9"),
-    ("always", {"share": 0}, "share=0"),
-]
-
-
-@pytest.mark.parametrize(("name", "kwargs", "words"), BAD)
-def test_a_bad_argument_of_a_selector_is_refused_by_name(name: str, kwargs: dict[str, Any], words: str) -> None:
-    with pytest.raises(trl_replay.ConfigurationError, match=words):
-        select(name, REWARDS, **kwargs)

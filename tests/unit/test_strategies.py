@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from trl_replay import ReplayError
+from trl_replay import ConfigurationError, ReplayError
 from trl_replay.registry import registry
 from trl_replay.strategies import samplers, scorers
 from trl_replay.testing import EvictorContract, MixerContract, SamplerContract, ScorerContract, SelectorContract
@@ -95,3 +97,44 @@ def test_the_contract_suites_find_strategies_that_break_them(suite, strategy):
 
 
 """Rewards of the live groups of each update."""
+
+
+NAN, INF = float("nan"), float("inf")
+BAD_ARGUMENTS = [
+    ("scorer", "pass_rate", "target", [-0.1, 1.1, NAN]),
+    ("sampler", "proportional", "alpha", [-1, NAN, "x", None, True]),
+    ("selector", "low_std", "threshold", [-1]),
+    ("selector", "low_std", "quantile", [2]),
+    ("selector", "top_p_variance", "p", [0]),
+    ("selector", "pass_rate", "low", [0.9]),  # above `high`
+    ("selector", "always", "share", [0]),
+    ("mixer", "inject", "rows", [0, 1.5, True]),
+    ("correction", "per", "beta", [2]),
+    ("correction", "per", "final_beta", [-0.1]),
+    ("correction", "per", "updates", [0]),
+    ("correction", "truncated", "cap", [0]),
+    ("correction", "truncated", "level", ["row"]),
+    ("correction", "sequence_mask", "high", [0.1]),  # below `low`
+    ("correction", "geo_mask", "low", [0]),
+    ("correction", "geo_mask", "high", [0.5]),
+    ("correction", "k3_mask", "threshold", [0, NAN]),
+    ("correction", "icepop", "low", ["0.5"]),
+    ("correction", "icepop", "high", [0.5]),
+    ("correction", "outlier_mask", "high", [INF]),
+    ("correction", "outlier_mask", "low", [-1e-4]),
+    ("correction", "veto_negative", "low", [None]),
+    ("correction", "veto_negative", "high", [0.1]),
+    ("correction", "topr", "cap", [INF]),
+    ("correction", "m2po", "threshold", [-1]),
+    ("correction", "decoupled", "cap", [True]),
+    ("correction", "shaped", "gamma", [0.0]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "argument", "value"), [(*row, value) for *row, values in BAD_ARGUMENTS for value in values]
+)
+def test_a_bad_argument_is_named_with_its_strategy_and_the_remedy(kind, name, argument, value):
+    named = re.escape(f"{name}: {argument}={value!r}")
+    with pytest.raises(ConfigurationError, match=rf"{named}( and high=\S+)? can't be used: give "):
+        registry().resolve(kind, name, {argument: value}).make()

@@ -152,7 +152,7 @@ def test_a_plugins_column_is_filled_for_entries_present_and_to_come():
 
 
 @pytest.mark.parametrize("name", ["score", "take", "row_bytes", "not a name"])
-def test_a_column_whose_name_can_not_be_used_is_refused(name):
+def test_a_column_can_not_hide_what_a_table_has(name):
     with pytest.raises(ConfigurationError, match=name):
         make_table([1.0]).add_column(name)
 

@@ -243,7 +243,7 @@ def test_with_further_rounds_they_are_tried_in_the_first_one(tmp_path):
         (Bapo, "at_once", 1.5),
     ],
 )
-def test_an_argument_that_can_not_be_used_is_refused_by_name(make, argument, value):
+def test_an_argument_that_can_not_be_used_is_named(make, argument, value):
     with pytest.raises(ConfigurationError, match=rf"{make.__name__}: {argument}="):
         make(**{argument: value})
 
@@ -333,7 +333,7 @@ def test_two_sessions_of_a_process_have_states_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["skip_solved", "greso"])
-def test_a_stream_is_refused_before_training(tmp_path, name):
+def test_a_stream_stops_what_needs_new_prompts_before_training(tmp_path, name):
     trainer = make_trainer(tmp_path, Judge(), PROMPTS)
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
     with pytest.raises(trl_replay.RefusedError, match=r"puts new prompts .* stream"):

@@ -75,7 +75,7 @@ def test_abs_reward_is_the_mean_magnitude_of_the_scored_rows():
 
 @pytest.mark.parametrize("make", [make_half_life, make_decayed])
 @pytest.mark.parametrize("half_life", [0, -1, float("nan"), "ten", None, True])
-def test_a_half_life_that_is_no_positive_number_is_refused(make, half_life):
+def test_a_half_life_that_is_no_positive_number_is_named(make, half_life):
     with pytest.raises(trl_replay.ConfigurationError, match=r"freshness/.*half_life=.*above 0"):
         make(half_life)
 

@@ -141,7 +141,7 @@ def test_a_setting_that_can_not_be_used_is_named(
 
 @pytest.mark.parametrize("method", [ExGRPO, RlZvp, SignAdvantage])
 @pytest.mark.parametrize("value", [np.nan, "1", None])
-def test_a_pass_reward_that_is_no_number_is_refused(method: Any, value: Any) -> None:
+def test_a_pass_reward_that_is_no_number_is_named(method: Any, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{method.__name__}: pass_reward={value!r} can't be used"):
         method(pass_reward=value)
 
@@ -174,7 +174,7 @@ def test_there_is_a_card_for_every_method_and_no_other() -> None:
     assert sorted(names) == sorted(METHODS)
 
 
-def test_a_card_without_its_form_is_refused_by_what_is_missing() -> None:
+def test_a_card_without_its_form_is_told_what_is_missing() -> None:
     text = text_of("popo")
     with pytest.raises(ValueError, match="begins with"):
         parsed(text[1:])
