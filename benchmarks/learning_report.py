@@ -22,6 +22,7 @@ from combination_lock import THRESHOLD
 
 REACHED_SHARE = 1 / 5
 FINAL_REWARD = 0.85
+EFFICIENT_ROLLOUTS = 4800
 COLORS = {"stock": "#666666", "corrected": "#0b6bcb", "uncorrected": "#c44601"}
 
 
@@ -39,11 +40,11 @@ def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: boo
     if quick:
         console.print("[bold]QUICK: a few steps only; the figures mean nothing.[/bold]")
     for task, result in tasks.items():
-        table = {"lock": _lock, "addition": _addition}[task](result)
+        table = _addition(result) if task == "addition" else _lock(result)
         results["tasks"][task] = {**result, "summary": table}
         console.print(_rich(task, result, table))
     if not quick:
-        checks = {"lock": _lock_thresholds, "addition": _addition_thresholds}
+        checks = {"lock": _lock_thresholds, "addition": _addition_thresholds, "first": _first_thresholds}
         results["thresholds"] = [check for task in tasks for check in checks[task](results["tasks"][task]["summary"])]
         for check in results["thresholds"]:
             console.print(f"{'met   ' if check['met'] else 'MISSED'} {check['text']}: {check['value']:.3f}")
@@ -104,6 +105,22 @@ def _common(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _first_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    efficient, defaults = table["sample_efficient"], table["corrected"]
+    return [
+        {
+            "text": f"first: sample_efficient reaches {THRESHOLD} within {EFFICIENT_ROLLOUTS:,} rollouts (median)",
+            "value": efficient["reached_median"],
+            "met": efficient["reached_median"] <= EFFICIENT_ROLLOUTS,
+        },
+        {
+            "text": "first: sample_efficient ends not below corrected (medians)",
+            "value": efficient["final_median"] - defaults["final_median"],
+            "met": efficient["final_median"] >= defaults["final_median"],
+        },
+    ]
+
+
 def _lock_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     share = table["corrected"]["reached_median"] / table["stock"]["reached_median"]
     final = table["corrected"]["final_median"]
@@ -134,7 +151,7 @@ def _addition_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any
 def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -> Table:
     protocol = result["protocol"]
     rich = Table(title=f"{task}: {protocol['steps']} steps, seeds {list(protocol['seeds'])}")
-    lock = task == "lock"
+    lock = task != "addition"
     columns = ["arm", "rate", "dead groups, generated → trained on", "groups replaced", "seconds"]
     columns[2:2] = (
         [f"rollouts to {THRESHOLD}, median", "runs that reached", "final reward, median (range)"]
@@ -182,7 +199,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for number, (arm, runs) in enumerate(_by_arm(result).items()):
             color = COLORS.get(arm, f"C{number}")
             label = f"{arm}, lr {result['chosen'][arm]:.0e}"
-            if task == "lock":
+            if task != "addition":
                 curves = np.array([run["curve"] for run in runs])
                 rollouts = runs[0]["rollouts"] * np.arange(1, curves.shape[1] + 1) / curves.shape[1]
                 axis.plot(rollouts, curves.T, color=color, alpha=0.2, linewidth=0.8)
@@ -193,14 +210,14 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 axis.plot(
                     [number - 0.2, number + 0.2], [np.mean(accuracies)] * 2, color=color, linewidth=2, label=label
                 )
-        if task == "lock":
+        if task != "addition":
             axis.set(title="combination lock (sparse)", xlabel="rollouts generated", ylabel="mean reward", ylim=(0, 1))
             axis.axhline(THRESHOLD, color="black", linewidth=0.6, linestyle=":")
         else:
             start = result["runs"][0]["start_accuracy"]
             axis.axhline(start, color="black", linewidth=0.6, linestyle=":", label="start")
             axis.set(title="3-digit addition (dense control)", ylabel="accuracy, held-out problems", xticks=[])
-        each = "thin: each seed; thick: their median" if task == "lock" else "dots: each seed; line: their mean"
+        each = "thin: each seed; thick: their median" if task != "addition" else "dots: each seed; line: their mean"
         axis.legend(frameon=False, title=each)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -186,6 +186,15 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, *
     return toy_trainer(model, rows * 2000, output_dir, **plain, **settings)
 
 
+def with_reference(model: Any, folder: str) -> Any:
+    """The same model, saved where the trainer finds its reference."""
+    from transformers import AutoModelForCausalLM
+
+    model.save_pretrained(f"{folder}/reference")
+    make_tokenizer().save_pretrained(f"{folder}/reference")
+    return AutoModelForCausalLM.from_pretrained(f"{folder}/reference")
+
+
 def toy_trainer(
     model: Any,
     rows: list[dict[str, str]],
@@ -204,6 +213,8 @@ def toy_trainer(
         rewards (`Callable`, *optional*): Another reward function, of `completions` and `answer`.
         **settings: Of `GRPOConfig`: what the task is about.
     """
+    if settings.get("beta"):
+        model = with_reference(model, output_dir)
     plain: dict[str, Any] = {
         "output_dir": output_dir,
         "lr_scheduler_type": "constant",
@@ -287,10 +298,13 @@ def run(
     steps: int,
     settings: dict[str, Any] | None = None,
     show: Callable[[Record], None] | None = None,
+    **training: Any,
 ) -> Record:
-    """Trains on the lock; the arguments are [`Record`]'s, and `steps` updates, each of 64 completions."""
+    """Trains on the lock; the arguments are [`Record`]'s, `steps` generation batches of 64 completions, and settings
+    of `GRPOConfig`."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(seed, learning_rate, steps, folder)
+        updates = steps * training.get("num_iterations", 1)
+        trainer = make_trainer(seed, learning_rate, updates, folder, **training)
         return train(trainer, Record(arm, seed, learning_rate, settings), show)
 
 

@@ -10,6 +10,7 @@ from ..specs import (
     CorrectionSpec,
     EvictorSpec,
     MixerSpec,
+    Preset,
     SamplerSpec,
     ScopeSpec,
     ScorerSpec,
@@ -28,6 +29,16 @@ def _given(strategy: Any) -> Callable[[], Any]:
 
     factory.__doc__ = strategy.__doc__
     return factory
+
+
+SAMPLE_EFFICIENT = """\
+For tasks on which a completion costs more than an update. It trains several times on groups drawn from the buffer
+where stock trains on the same batch again, and keeps the policy near its reference on prompts that no completion
+solves, where nothing else holds it.
+
+It needs two settings of GRPOConfig: `num_iterations` (5 was measured; 2 or 3 where updates cost as much as
+generation) and `beta` (2.0 was measured). docs/evidence.md has the measurements.
+"""
 
 
 class Builtin:
@@ -99,3 +110,14 @@ class Builtin:
         yield CorrectionSpec("shaped", corrections.make_shaped, "ratio shaped to r / (r + gamma)")
         yield CorrectionSpec("per", corrections.SamplingWeights, "ratio, weighted against the sampler's preferences")
         yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")
+
+    @hookimpl
+    def trl_replay_presets(self) -> Iterator[Preset]:
+        """Yields the recommended bundles of settings."""
+        settings = {
+            "replay_iterations": "replay",
+            "replay_kl": "all_wrong",
+            "replay_correction": "topr",
+            "replay_start": 0,
+        }
+        yield Preset("sample_efficient", settings, "more updates a completion", SAMPLE_EFFICIENT)

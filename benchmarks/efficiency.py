@@ -1,0 +1,150 @@
+"""Which correction, buffer and number of updates a completion learn most from the same completions?
+
+    python benchmarks/efficiency.py --jobs 2          # all of it: hours
+    python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault
+    python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
+
+Tasks: those of benchmarks/papers.py, and the wide lock (32 prompts that come again). Every arm has a learning rate of
+its own on each task, chosen by final reward on seeds that are not reported; on the sparse tasks that which it chose on
+the lock. A run collapses if it ends below half of the best reward that it had over 25 batches. Records are appended to
+runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import papers  # sets the threads before torch is imported
+import refill
+from learning import Ledger, Settings
+
+SEEDS = (0, 1, 2, 3, 4)
+TASKS = {
+    "lock": papers.Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
+    "wide lock": papers.Task(32_000, (), rates_from="lock"),
+    "vault": papers.Task(32_000, (), rates_from="lock"),
+    "addition": papers.Task(12_800, (1e-5, 3e-5, 1e-4), (100,)),
+    "grades": papers.Task(9_600, (1e-4, 3e-4, 1e-3), (100,)),
+}
+TOPR = {"replay_correction": "topr"}
+FIVE = {"num_iterations": 5}
+ARMS: dict[str, tuple[Settings, dict[str, Any]]] = {
+    "stock": (None, {}),
+    "stock, 5 iterations": (None, FIVE),
+    "defaults": ({}, {}),
+    "sample_efficient": ({"replay_preset": "sample_efficient"}, {**FIVE, "beta": 2.0}),
+    "topr, start=0": ({**TOPR, "replay_start": 0}, {}),
+    "topr": (TOPR, {}),
+    "truncated": ({"replay_correction": "truncated"}, {}),
+    "sequence_mask": ({"replay_correction": "sequence_mask"}, {}),
+    "buffer_size=256": ({"replay_buffer_size": 256}, {}),
+    "refill_rounds=1": ({"replay_refill_rounds": 1}, {}),
+    "topr, refill_rounds=1": ({**TOPR, "replay_refill_rounds": 1}, {}),
+}
+
+
+def make_trainer(job: papers.Job, folder: str) -> Any:
+    """The task's trainer, with more updates than the completions can last for."""
+    if job.task != "wide lock":
+        return papers.make_trainer(job, folder)
+    import vaults
+
+    steps = (job.budget // papers.COMPLETIONS_A_BATCH + 1) * job.training.get("num_iterations", 1)
+    return vaults.make_trainer(vaults.WIDE_LOCK, job.seed, job.learning_rate, steps, folder, **job.training)
+
+
+def perform(job: papers.Job) -> dict[str, Any]:
+    """Runs one job in this process and returns its record."""
+    result, record = refill.trained(job, make_trainer)
+    best = max(record.curve(25), default=0.0)
+    return {
+        **result,
+        "reached_three_quarters": refill.reached(record.reward, record.rollouts_at, 0.75),
+        "updates": len(record.reward) * job.training.get("num_iterations", 1),
+        "collapsed": record.final(25) < best / 2,
+        "curve": [round(value, 4) for value in record.curve(25)],
+        "replay": {name: round(value, 5) for name, value in record.means.items()},
+    }
+
+
+class Benchmark(papers.Benchmark):
+    """Runs each arm with settings of the trainer's besides."""
+
+    def jobs(self, task: str, arm: str, rate: float, seeds: Any, **training: Any) -> list[papers.Job]:
+        """One for each seed."""
+        settings, more = ARMS[arm]
+        budget = self.tasks[task].budget
+        return [papers.Job(task, arm, rate, seed, budget, settings, {**more, **training}) for seed in seeds]
+
+
+def table(records: list[dict[str, Any]]) -> list[str]:
+    """A row an arm and task, as Markdown; medians over the seeds."""
+    rows = [
+        "| task | arm | learning rate | rollouts to 0.25 | to 0.75 | final reward (range) | collapsed | updates | s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for arm in ARMS:
+            runs = [record for record in records if (record["task"], record["arm"]) == (task, arm)]
+            if runs:
+                rows.append(_row(task, arm, runs))
+    return rows
+
+
+def _row(task: str, arm: str, runs: list[dict[str, Any]]) -> str:
+    finals = [run["final_reward"] for run in runs]
+    cells = [
+        task,
+        arm,
+        f"{runs[0]['learning_rate']:.0e}",
+        _reached(runs, "reached"),
+        _reached(runs, "reached_three_quarters"),
+        f"{np.median(finals):.2f} ({min(finals):.2f} to {max(finals):.2f})",
+        f"{sum(run['collapsed'] for run in runs)} of {len(runs)}",
+        f"{np.median([run['updates'] for run in runs]):,.0f}",
+        f"{np.median([run['seconds'] for run in runs]):.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _reached(runs: list[dict[str, Any]], key: str) -> str:
+    """The median, a run that did not counting as later than all; and how many did."""
+    reached = [run[key] for run in runs if run[key] is not None]
+    ordered = sorted(run[key] or np.inf for run in runs)
+    middle = ordered[len(ordered) // 2]
+    return f"{middle:,.0f} ({len(reached)} of {len(runs)})" if np.isfinite(middle) else f"– ({len(reached)})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/efficiency"), help="folder of runs.jsonl and the table")
+    parser.add_argument("--arms", default=";".join(ARMS), help="which arms, by semicolons")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="which tasks, by commas")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process with one thread")
+    parser.add_argument("--quick", action="store_true", help="a few steps only: shows that it runs")
+    options = parser.parse_args(arguments)
+    tasks = {name: TASKS[name] for name in options.tasks.split(",")}
+    seeds = SEEDS
+    if options.quick:
+        tasks = {name: papers.Task(640, (3e-4,), (100,)) for name in tasks}
+        seeds = SEEDS[:1]
+    options.out.mkdir(parents=True, exist_ok=True)
+    benchmark = Benchmark(Ledger(options.out / "runs.jsonl", perform), options.jobs, tasks, seeds)
+    records: list[dict[str, Any]] = []
+    for arm in options.arms.split(";"):
+        records += benchmark.at_chosen_rates([arm])
+        (options.out / "table.md").write_text("\n".join(table(records)) + "\n")
+    print("\n".join(table(records)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
