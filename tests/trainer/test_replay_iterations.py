@@ -149,6 +149,20 @@ def make_trainer_with_reference(folder: Path, **settings: Any) -> Any:
     return build(folder, rewards, model=model, **{**defaults, **settings})
 
 
+def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path: Path) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT))
+    with pytest.raises(trl_replay.RefusedError, match=r"beta=0: set beta(.|\n)*set num_iterations=2"):
+        trl_replay.attach(trainer, replay_preset="sample_efficient")
+    trainer = make_trainer_with_reference(tmp_path, loss_type="grpo", num_iterations=3, max_steps=9)
+    session = trl_replay.attach(trainer, replay_preset="sample_efficient")
+    trainer.correction = "topr"
+    watch = follow(trainer, session)
+    watch.counts_kl = KL["all_wrong"]
+    trainer.train()
+    check_losses(trainer)
+    assert session.totals.counters["iterated"] > 0
+
+
 def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path: Path) -> None:
     """All-right groups are replaced, all-wrong ones are not offered to the selector."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE]), beta=0.1, max_steps=4)
