@@ -216,7 +216,7 @@ def test_an_image_batch_that_lost_its_images_is_still_composed() -> None:
 
 def test_a_layout_that_can_not_be_told_is_named() -> None:
     batch = make("flat", (2, 1, 1), 1)
-    with pytest.raises(BatchError, match=r"'pixel_values' has shape \(11, 3, 4, 4\), but its rows have 9 entries"):
+    with pytest.raises(BatchError, match=r"'pixel_values' has shape \(11, 3, 4, 4\), but its rows have 12 entries"):
         check({**batch, "pixel_values": batch["pixel_values"][:-1]}, FIELDS)
     with pytest.raises(BatchError, match=r"holds .*'pixel_values', but 'num_images' is missing"):
         check({key: value for key, value in batch.items() if key != "num_images"}, FIELDS)

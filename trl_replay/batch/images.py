@@ -43,13 +43,21 @@ class ImageLayout:
     units: dict[str, str]
 
     @classmethod
-    def of(
-        cls, like: dict[str, torch.Tensor], held: Sequence[Mapping[str, torch.Tensor]], fields: FieldTable
-    ) -> ImageLayout:
-        """The layout of the fields of `like`, as the tensors `held` by all groups tell it."""
-        tiled = any("num_tiles" in tensors for tensors in held)
+    def of(cls, held: Sequence[Mapping[str, torch.Tensor]], fields: FieldTable) -> ImageLayout:
+        """The layout of all that is `held`: the fields of the first, and tiles if any counts them."""
+        like = {key: tensor for key, tensor in held[0].items() if fields.is_image(key)}
+        for tensors in held:
+            if "num_tiles" in tensors:  # TRL leaves it out of a batch in which every image has one tile
+                like.setdefault("num_tiles", tensors["num_tiles"])
         per_row = any(_is_per_row(tensors) for tensors in held)
-        return cls(like, _units(like, fields, tiled, per_row))
+        return cls(like, _units(like, fields, per_row))
+
+    def entries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Ints]:
+        """Per field, how many entries each row has."""
+        images = tensors["num_images"].numpy()
+        tiles = tensors["num_tiles"].numpy() if "num_tiles" in tensors else images
+        grids = tensors.get("image_grid_thw")
+        return {key: _entries(unit, images, tiles, grids) for key, unit in self.units.items()}
 
     def without_images(self, rows: int) -> dict[str, torch.Tensor]:
         """The fields of rows without images: no entry, or one of zeros a row where every row has one."""
@@ -60,13 +68,12 @@ class ImageLayout:
         return blank
 
 
-def _units(keys: Iterable[str], fields: FieldTable, tiled: bool, per_row: bool) -> dict[str, str]:
+def _units(keys: Iterable[str], fields: FieldTable, per_row: bool) -> dict[str, str]:
     """What one entry of each field stands for, by TRL's rules.
 
     Args:
         keys (`Iterable[str]`): The image fields of a batch.
         fields ([`FieldTable`]): Their specs.
-        tiled (`bool`): Whether the batch counts tiles.
         per_row (`bool`): Whether pixels are one entry a row, if no other field tells what they are.
     """
     units: dict[str, str] = {key: fields.spec(key).layout for key in keys}
@@ -74,7 +81,7 @@ def _units(keys: Iterable[str], fields: FieldTable, tiled: bool, per_row: bool) 
         pixels = "patch"
     elif "image_position_ids" in units:
         pixels = "image"
-    elif tiled:
+    elif "num_tiles" in units:
         pixels = "tile"
     else:
         pixels = "row" if per_row else "image"
@@ -129,8 +136,9 @@ def image_checksums(batch: Mapping[str, Any], fields: FieldTable, rows: Sequence
     pictured = [row for row in rows if numbers[row] > 0]
     if not pictured:
         return {}
-    entries = _batch_entries(batch, _keys(batch, fields), fields)[PIXELS]
-    sections = torch.split(batch[PIXELS].detach(), entries.tolist())
+    tensors = _tensors(batch, fields)
+    entries = ImageLayout.of([tensors], fields).entries(tensors)[PIXELS]
+    sections = torch.split(tensors[PIXELS], entries.tolist())
     sums = torch.stack([_checksum(sections[row]) for row in pictured])
     return {row: [int(numbers[row]), number] for row, number in zip(pictured, sums.tolist(), strict=True)}
 
@@ -163,8 +171,9 @@ def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
             f"The batch holds {', '.join(map(repr, keys))}, but {missing!r} is missing: which images belong to which "
             "row is not known. Set use_replay=False for this run."
         )
-    for key, entries in _batch_entries(batch, keys, fields).items():
-        shape = tuple(batch[key].shape)
+    tensors = _tensors(batch, fields)
+    for key, entries in ImageLayout.of([tensors], fields).entries(tensors).items():
+        shape = tuple(tensors[key].shape)
         expected = int(entries.sum())
         if shape[0] != expected:
             raise BatchError(
@@ -182,15 +191,11 @@ def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
     return keys
 
 
-def _batch_entries(batch: Mapping[str, Any], keys: Sequence[str], fields: FieldTable) -> dict[str, Ints]:
-    """Per image field, how many entries each row of a batch has."""
-    images = np.asarray(batch["num_images"], np.int64)
-    tiled = batch.get("num_tiles") is not None
-    tiles = np.asarray(batch["num_tiles"], np.int64) if tiled else images
-    per_row = batch[PIXELS].size(0) != images.sum()
-    units = _units(keys, fields, tiled, per_row)
-    grids = batch.get("image_grid_thw")
-    return {key: _entries(unit, images, tiles, grids) for key, unit in units.items()}
+def _tensors(batch: Mapping[str, Any], fields: FieldTable) -> dict[str, torch.Tensor]:
+    """The image fields of a batch as a group holds them: counts are tensors, too."""
+    tensors = {key: batch[key].detach() for key in _keys(batch, fields)}
+    counts = {key: batch[key] for key in COUNTS if batch.get(key) is not None}
+    return tensors | {key: torch.tensor(numbers, dtype=torch.int32) for key, numbers in counts.items()}
 
 
 def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dict[str, torch.Tensor]:
@@ -199,18 +204,10 @@ def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dic
     Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where
     the batch has it) tells: it has one entry for each row kept.
     """
-    numbers = images_per_row(batch)[rows]
-    if not (numbers > 0).any():
+    numbers = images_per_row(batch)
+    if not (numbers[rows] > 0).any():
         return {}
-    sections: dict[str, Sections] = {}
-    for key in COUNTS:
-        if batch.get(key) is not None:
-            sections[key] = _count_sections(batch[key][rows])
-    keys = _keys(batch, fields)
-    for key, entries in _batch_entries(batch, keys, fields).items():
-        every_row = torch.split(batch[key].detach(), entries.tolist())
-        sections[key] = list(every_row[rows])
-    return _merge_rows(sections, fields)
+    return _taken(_tensors(batch, fields), len(numbers), range(len(numbers))[rows], fields)
 
 
 def join_images(parts: Sequence[Group], fields: FieldTable) -> dict[str, torch.Tensor]:
@@ -218,12 +215,8 @@ def join_images(parts: Sequence[Group], fields: FieldTable) -> dict[str, torch.T
     pictured = [part.tensors for part in parts if PIXELS in part.tensors]
     if not pictured:
         return {}
-    like = {key: tensor for key, tensor in pictured[0].items() if fields.is_image(key)}
-    for tensors in pictured:
-        if "num_tiles" in tensors:  # TRL leaves it out of a batch in which every image has one tile
-            like.setdefault("num_tiles", tensors["num_tiles"])
-    layout = ImageLayout.of(like, pictured, fields)
-    joined: dict[str, Sections] = {key: [] for key in like}
+    layout = ImageLayout.of(pictured, fields)
+    joined: dict[str, Sections] = {key: [] for key in layout.like}
     for part in parts:
         sections = _sections(part.tensors, len(part.completion_lengths), layout)
         for key, rows in sections.items():
@@ -235,9 +228,14 @@ def take_images(group: Group, rows: Sequence[int], fields: FieldTable) -> dict[s
     """The image fields of some rows of a group, in the order of `rows`; empty if none of them has an image."""
     if PIXELS not in group.tensors:
         return {}
-    held = {key: tensor for key, tensor in group.tensors.items() if fields.is_image(key)}
-    layout = ImageLayout.of(held, [held], fields)
-    sections = _sections(held, len(group.completion_lengths), layout)
+    return _taken(group.tensors, len(group.completion_lengths), rows, fields)
+
+
+def _taken(
+    tensors: Mapping[str, torch.Tensor], count: int, rows: Sequence[int], fields: FieldTable
+) -> dict[str, torch.Tensor]:
+    """The image fields of some of `count` rows; empty if none of them has an image."""
+    sections = _sections(tensors, count, ImageLayout.of([tensors], fields))
     if not any(int(sections["num_images"][row]) for row in rows):
         return {}
     chosen = {key: [parts[row] for row in rows] for key, parts in sections.items()}
@@ -249,8 +247,7 @@ def with_blank_images(batch: Batch, held: Mapping[str, torch.Tensor], fields: Fi
 
     The fields of a `"row"` layout get one entry of zeros a row.
     """
-    like = {key: tensor for key, tensor in held.items() if fields.is_image(key)}
-    layout = ImageLayout.of(like, [like], fields)
+    layout = ImageLayout.of([held], fields)
     blank: Batch = dict(layout.without_images(batch["prompt_ids"].size(0)))
     for key in COUNTS:
         if key in blank:
@@ -275,9 +272,8 @@ def compose_images(batch: Batch, fields: FieldTable, placements: Sequence[Placem
         if any(PIXELS in tensors for tensors in stored):
             raise BatchError("A stored group has images and the batch has none; it must not be sampled.")
         return {}
-    counts = _counts(batch, stored)
-    fresh = {key: batch[key] for key in keys} | counts
-    layout = ImageLayout.of(fresh, [fresh, *stored], fields)
+    fresh = _tensors(batch, fields)
+    layout = ImageLayout.of([fresh, *stored], fields)
     sections = _sections(fresh, len(batch["num_images"]), layout)
     for placed in placements:
         group = placed.group
@@ -285,11 +281,11 @@ def compose_images(batch: Batch, fields: FieldTable, placements: Sequence[Placem
         for key, rows in stored_sections.items():
             sections[key][placed.rows] = rows[placed.part]
     composed: Batch = {}
-    for key in keys:
-        rows = [row.to(batch[key]) for row in sections[key]]
-        composed[key] = _merge(rows, fields, key)
-    for key in counts:
-        composed[key] = [int(count) for count in sections[key]]
+    for key, rows in sections.items():
+        if key in COUNTS:
+            composed[key] = [int(count) for count in rows]
+        else:
+            composed[key] = _merge([row.to(batch[key]) for row in rows], fields, key)
     if layout.units[PIXELS] == "row":
         _refuse_ambiguous(composed["num_images"])
     return composed
@@ -304,17 +300,6 @@ def _refuse_ambiguous(numbers: Sequence[int]) -> None:
         )
 
 
-def _counts(batch: Batch, stored: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The batch's columns of counts as tensors; tiles too, if a stored group counts them."""
-    columns = {"num_images": batch["num_images"]}
-    tiled = any("num_tiles" in tensors for tensors in stored)
-    if batch.get("num_tiles") is not None:
-        columns["num_tiles"] = batch["num_tiles"]
-    elif tiled:  # TRL leaves it out where every image has one tile
-        columns["num_tiles"] = batch["num_images"]
-    return {key: torch.tensor(values, dtype=torch.int32) for key, values in columns.items()}
-
-
 def _sections(tensors: Mapping[str, torch.Tensor], rows: int, layout: ImageLayout) -> dict[str, Sections]:
     """Per image field and counts, the section of each of `rows` rows; of rows without images they are empty.
 
@@ -323,28 +308,17 @@ def _sections(tensors: Mapping[str, torch.Tensor], rows: int, layout: ImageLayou
     """
     if PIXELS not in tensors:
         tensors = layout.without_images(rows)
-    images = tensors["num_images"].cpu().numpy()
-    tiles = tensors["num_tiles"].cpu().numpy() if "num_tiles" in tensors else images
-    counts = {"num_images": images, "num_tiles": tiles}
-    grids = tensors.get("image_grid_thw")
+    tensors = {"num_tiles": tensors["num_images"], **tensors}  # one an image, where they are not counted
     sections = {}
-    for key, unit in layout.units.items():
-        if unit == "count":
-            held = _count_sections(counts[key].tolist())
-        elif key not in tensors:
+    for key, entries in layout.entries(tensors).items():
+        if key not in tensors:
             raise BatchError(
                 f"A stored group with images lacks {key!r}, which the batch holds; its processor differs."
             )
-        else:
-            entries = _entries(unit, images, tiles, grids)
-            held = list(torch.split(tensors[key], entries.tolist()))
+        held = list(torch.split(tensors[key], entries.tolist()))
         shared = len(held) == 1  # the same images for all rows
         sections[key] = held * rows if shared else held
     return sections
-
-
-def _count_sections(counts: Sequence[int]) -> Sections:
-    return [torch.tensor([count], dtype=torch.int32) for count in counts]
 
 
 def _merge_rows(sections: Mapping[str, Sections], fields: FieldTable) -> dict[str, torch.Tensor]:
