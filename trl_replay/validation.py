@@ -209,9 +209,7 @@ def validate(settings: Mapping[str, Any]) -> None:
         ConfigurationError: At the first that can't be used: names the setting, its value and the remedy.
     """
     for name, value in settings.items():
-        remedy = CHECKS[name](value)
-        if remedy is not None:
-            raise unusable(name, value, remedy)
+        require(name, value, CHECKS[name])
     capacity = settings["replay_buffer_size"]
     least = settings["replay_min_size"]
     if 0 < capacity < least:
@@ -223,6 +221,17 @@ def validate(settings: Mapping[str, Any]) -> None:
             if settings[name] != default:
                 remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
                 raise unusable(name, settings[name], remedy)
+
+
+def require(name: str, value: object, check: Check) -> None:
+    """Refuses an argument that a check does not pass.
+
+    Raises:
+        ConfigurationError: Names the argument, its value and the remedy.
+    """
+    remedy = check(value)
+    if remedy is not None:
+        raise unusable(name, value, remedy)
 
 
 def unusable(name: str, value: object, remedy: str) -> ConfigurationError:

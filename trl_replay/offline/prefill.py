@@ -19,13 +19,14 @@ from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
 from ..compat import STD_EPSILON
 from ..counters import Tally
 from ..distributed.all_ranks import run_on_all_ranks
-from ..errors import ConfigurationError, ReplayError
+from ..errors import ReplayError
 from ..fields import STORED_REWARD, STORED_REWARDS, FieldTable
 from ..protocols import Division
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
 from ..tasks import encoded, hashed, own
 from ..types import Batch, Floats, Group, Groups
+from ..validation import choice, require
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, read_groups, source_name
@@ -61,8 +62,7 @@ def begin(session: Session) -> None:
 
 def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     """What [`ReplayBuffer.add`] does."""
-    if incomplete not in ("refuse", "resample"):
-        raise ConfigurationError(f"incomplete={incomplete!r} can't be used: give 'refuse' or 'resample'.")
+    require("incomplete", incomplete, choice("refuse", "resample"))
     division = session.scope.division
     tally = Tally()
     session.roll_call("add", "adding groups to its buffer")

@@ -21,10 +21,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError
 from ..protocols import Correction
 from ..types import LOG_RATIO_LIMIT, Context, Corrected, ReplayedRows
-from ..validation import is_number
+from ..validation import choice, number, require, share
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +75,8 @@ class SamplingWeights:
     needs_priorities = True
 
     def __init__(self, beta: float = 0.4, final_beta: float = 1.0, updates: int = 1000) -> None:
-        for name, value in (("beta", beta), ("final_beta", final_beta)):
-            if not (is_number(value) and 0 <= value <= 1):
-                raise ConfigurationError(f"per: {name}={value!r} can't be used: give a number from 0 to 1.")
+        require("per: beta", beta, share)
+        require("per: final_beta", final_beta, share)
         _require("per", "updates", updates, above=0)
         self.beta = beta
         self.final_beta = final_beta
@@ -104,8 +102,7 @@ def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
             a row.
     """
     _require("truncated", "cap", cap, above=0.0)
-    if level not in ("token", "sequence"):
-        raise ConfigurationError(f"truncated: level={level!r} can't be used: give 'token' or 'sequence'.")
+    require("truncated: level", level, choice("token", "sequence"))
 
     def truncated(rows: ReplayedRows, context: Context) -> Corrected:
         logs = _log_ratio(rows) if level == "token" else _sequence_log_ratio(rows)
@@ -333,10 +330,8 @@ def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _require(correction: str, name: str, value: Any, above: float) -> None:
-    if not (is_number(value) and above < value <= LARGEST):
-        raise ConfigurationError(
-            f"{correction}: {name}={value!r} can't be used: give a number above {above:g}, and at most {LARGEST:g}."
-        )
+    words = f"a number above {above:g}, and at most {LARGEST:g}"
+    require(f"{correction}: {name}", value, number(words, above=above, most=LARGEST))
 
 
 def _require_range(correction: str, low: Any, high: Any) -> None:

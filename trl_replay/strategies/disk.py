@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import ConfigurationError, ReplayError, StorageFullError
 from ..sizes import format_bytes, parse_bytes
 from ..types import Group
+from ..validation import optional, require, size_in_bytes
 
 PREFIX = "trl_replay-"
 LOCK = "lock"
@@ -36,8 +37,7 @@ class DiskStorage:
     def __init__(self, folder: str | Path | None = None, max_bytes: int | str | None = None) -> None:
         if not folder:
             raise ConfigurationError("disk: name a folder on a disk with room: replay_storage_kwargs={'folder': …}.")
-        if max_bytes is not None and parse_bytes(max_bytes) is None:
-            raise ConfigurationError(f"disk: max_bytes={max_bytes!r} can't be used: give bytes, or '20GB'.")
+        require("disk: max_bytes", max_bytes, optional(size_in_bytes))
         self.max_bytes = parse_bytes(max_bytes)
         self.folder = _claim(Path(folder))
         self._nbytes = 0

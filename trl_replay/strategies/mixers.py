@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import ConfigurationError
+from .. import validation
 from ..protocols import Mixer
 from ..table import Table
 from ..types import NONE, Context, Groups, Ints
@@ -27,8 +27,7 @@ def make_inject(rows: int = 1) -> Mixer:
     Args:
         rows (`int`): Most stored rows a slot. A fresh row whose reward is better than the stored one's stays.
     """
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ConfigurationError(f"inject: rows={rows!r} can't be used: give a whole number of at least 1.")
+    validation.require("inject: rows", rows, validation.whole(1))
 
     def inject(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape

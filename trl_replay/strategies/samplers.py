@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigurationError
 from ..table import Table, weighted_sample
 from ..types import Context, Floats, Ints
+from ..validation import choice, number, require, whole
+
+ALPHA = number("a finite number of at least 0", least=0.0)
 
 
 class WeightedSampler:
@@ -33,7 +34,7 @@ class WeightedSampler:
 
 def make_proportional(alpha: float = 1.0) -> WeightedSampler:
     """Draws in proportion to score^alpha (prioritized experience replay, arXiv 1511.05952)."""
-    _require_alpha("proportional", alpha)
+    require("proportional: alpha", alpha, ALPHA)
 
     def weights(table: Table, context: Context) -> Floats:
         return _priorities(table, alpha)
@@ -43,7 +44,7 @@ def make_proportional(alpha: float = 1.0) -> WeightedSampler:
 
 def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
     """Draws in proportion to score^alpha / (entries of the same prompt): every prompt gets its turn."""
-    _require_alpha("prompt_balanced", alpha)
+    require("prompt_balanced: alpha", alpha, ALPHA)
 
     def weights(table: Table, context: Context) -> Floats:
         return np.asarray(_priorities(table, alpha) / table.peers)
@@ -76,14 +77,9 @@ class SamePrompt:
     """
 
     def __init__(self, entries: int = 1, by: str = "newest", otherwise: str = "skip") -> None:
-        if isinstance(entries, bool) or not isinstance(entries, int) or entries < 1:
-            raise ConfigurationError(
-                f"same_prompt: entries={entries!r} can't be used: give a whole number of at least 1."
-            )
-        if by not in ("newest", "score", "uniform"):
-            raise ConfigurationError(f"same_prompt: by={by!r} can't be used: give 'newest', 'score' or 'uniform'.")
-        if otherwise not in ("skip", "any"):
-            raise ConfigurationError(f"same_prompt: otherwise={otherwise!r} can't be used: give 'skip' or 'any'.")
+        require("same_prompt: entries", entries, whole(1))
+        require("same_prompt: by", by, choice("newest", "score", "uniform"))
+        require("same_prompt: otherwise", otherwise, choice("skip", "any"))
         self.entries = entries
         self.by = by
         self.otherwise = otherwise
@@ -126,9 +122,3 @@ def _priorities(table: Table, alpha: float) -> Floats:
         return scores
     highest = scores.max(initial=0.0) or 1.0
     return np.asarray((scores / highest) ** alpha)
-
-
-def _require_alpha(sampler: str, alpha: float) -> None:
-    is_number = isinstance(alpha, Real) and not isinstance(alpha, bool)
-    if not is_number or not 0 <= alpha < float("inf"):
-        raise ConfigurationError(f"{sampler}: alpha={alpha!r} can't be used: give a finite number of at least 0.")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigurationError
 from ..protocols import Agreement, Arrival, Columns, Division, Load, Request, Scope
 from ..table import Table
 from ..types import Floats, Group, Ints
+from ..validation import require, whole
 
 if TYPE_CHECKING:
     import torch
@@ -244,10 +244,7 @@ class ShardedScope(_CommonScope):
 
     def __init__(self, accelerator: Any, slack: int = 8) -> None:
         super().__init__(accelerator)
-        if isinstance(slack, bool) or not isinstance(slack, int) or slack < 1:
-            raise ConfigurationError(
-                f"sharded: slack={slack!r} can't be used: give a whole number of groups, at least 1."
-            )
+        require("sharded: slack", slack, whole(1))
         self.slack = slack
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:

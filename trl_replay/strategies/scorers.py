@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import ConfigurationError
 from ..protocols import Scorer
 from ..types import Context, Floats, Groups
+from ..validation import number, require, share
 
 
 def advantage_std(groups: Groups, context: Context) -> Floats:
@@ -38,10 +38,8 @@ def constant(groups: Groups, context: Context) -> Floats:
 def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
     """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO). A row
     that trains nothing is no success."""
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise ConfigurationError(f"pass_rate: threshold={threshold!r} can't be used: give a reward.")
-    if not 0 <= target <= 1:
-        raise ConfigurationError(f"pass_rate: target={target!r} can't be used: give a pass rate between 0 and 1.")
+    require("pass_rate: threshold", threshold, number("a reward"))
+    require("pass_rate: target", target, share)
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
         passed = (groups.reward >= threshold) & groups.trains

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import ConfigurationError
 from ..protocols import Selector
 from ..types import Bools, Context, Floats, Groups, Ints
+from ..validation import number, optional, require, share
+
+PART = number("a share above 0 and at most 1", above=0.0, most=1.0)
 
 
 def zero_std(groups: Groups, context: Context) -> Ints:
@@ -26,10 +28,8 @@ def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Sele
         quantile (`float`, *optional*): Instead of the threshold: the batch's quantile up to which groups are
             replaceable.
     """
-    if not threshold >= 0:
-        raise ConfigurationError(f"low_std: threshold={threshold!r} can't be used: give a number of at least 0.")
-    if quantile is not None and not 0 <= quantile <= 1:
-        raise ConfigurationError(f"low_std: quantile={quantile!r} can't be used: give a share between 0 and 1.")
+    require("low_std: threshold", threshold, number("a number of at least 0", least=0.0))
+    require("low_std: quantile", quantile, optional(share))
 
     def low_std(groups: Groups, context: Context) -> Ints:
         std = groups.reward_std
@@ -44,9 +44,7 @@ def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Sele
 def make_top_p_variance(p: float = 0.9) -> Selector:
     """All but the smallest set of groups that holds the share `p` of the reward variance (RAGEN-2, arXiv
     2604.06268)."""
-    is_number = isinstance(p, int | float) and not isinstance(p, bool)
-    if not is_number or not 0 < p <= 1:
-        raise ConfigurationError(f"top_p_variance: p={p!r} can't be used: give a share above 0 and at most 1.")
+    require("top_p_variance: p", p, PART)
 
     def top_p_variance(groups: Groups, context: Context) -> Ints:
         variance = np.where(groups.dead, 0.0, groups.reward_std**2)
@@ -70,8 +68,8 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
         high (`float`): Pass rates from this one on are too easy.
         threshold (`float`): A row passes with a weighted reward of at least this.
     """
-    if not 0 <= low < high <= 1:
-        raise ConfigurationError(f"pass_rate: low={low!r} and high={high!r} can't be used: give 0 <= low < high <= 1.")
+    require("pass_rate: low", low, share)
+    require("pass_rate: high", high, number(f"a share above low={low!r}", above=low, most=1.0))
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
         passed = groups.reward >= threshold
@@ -84,8 +82,7 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
 
 def make_always(share: float = 0.25) -> Selector:
     """A fixed share of every batch, rounded down: dead groups first, then those of the lowest reward deviation."""
-    if not 0 < share <= 1:
-        raise ConfigurationError(f"always: share={share!r} can't be used: give a share above 0 and at most 1.")
+    require("always: share", share, PART)
 
     def always(groups: Groups, context: Context) -> Ints:
         count = int(share * len(groups) + 1e-9)
