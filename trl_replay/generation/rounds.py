@@ -174,7 +174,7 @@ class Rounds:
         current, told = self._tell(course, of_batch, self._layout)
         while self.done < self._settings.dynamic_sampling.rounds and not self._is_enough(told):
             if not self.done:
-                course.log.first_round(len(current.scored))
+                course.log.add_round(len(current.scored))
             self.done += 1
             current, told = self._further_round(course, current, told, score, look)
         return current
@@ -192,7 +192,7 @@ class Rounds:
             return latest, self._reports.of_round(current, latest, prompts.keys, prompts.targets)
 
         latest, told = self._tell(course, of_round, layout)
-        course.log.further_round(len(latest.scored))
+        course.log.add_round(len(latest.scored))
         return self._merge(course, current, latest, told), told
 
     def _inputs(self, current: Generated, count: int) -> list[Row]:

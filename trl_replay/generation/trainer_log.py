@@ -60,22 +60,14 @@ class TrainerLog:
         self._before: dict[Column, list[Any]] = {}
         self._finished = False
 
-    def first_round(self, rows: int) -> None:
-        """The batch itself was scored, `rows` completions of all processes, and a further round follows."""
+    def add_round(self, rows: int) -> None:
+        """Takes what was logged of the batch itself, or of a further round: `rows` completions of all processes."""
         logged = Round(rows, self._new_metrics())
         for name, column in self._columns():
             entries = list(column)
             before = max(len(entries) - rows, 0)
-            self._before[name] = entries[:before]
+            self._before.setdefault(name, entries[:before])
             logged.table[name] = entries[before:]
-            column.clear()
-        self._rounds.append(logged)
-
-    def further_round(self, rows: int) -> None:
-        """Another round was scored."""
-        logged = Round(rows, self._new_metrics())
-        for name, column in self._columns():
-            logged.table[name] = list(column)
             column.clear()
         self._rounds.append(logged)
 
@@ -109,8 +101,7 @@ class TrainerLog:
             if name == ("advantages",) and advantages is not None:
                 entries = list(advantages)
             column.clear()
-            column.extend(self._before.get(name, []))
-            column.extend(entries)
+            column.extend(self._before.get(name, []) + entries)
         extra = compat.completions_table(self._trainer)["extra"]
         for name in [name for name, column in extra.items() if not column and name not in NOT_OF_TRL]:
             del extra[name]  # of a round that failed: no row that is left has a value
