@@ -20,7 +20,7 @@ from support import weights_hash
 import trl_replay
 from trl_replay import compat
 from trl_replay.checkpoint import format as saved
-from trl_replay.serialization import group_files
+from trl_replay.serialization.wire import pack
 from trl_replay.testing import make_trainer
 from trl_replay.types import Group
 
@@ -208,11 +208,7 @@ def restored(folder: Path, resume: str, trainer: Any = None, **settings: Any) ->
 
 
 def group_hash(group: Group) -> str:
-    digest = hashlib.sha256(str(sorted(group.keys)).encode())
-    for name, tensor in sorted(group_files.named(0, group).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(pack(group).numpy().tobytes()).hexdigest()
 
 
 def state(session: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from ..buffer.candidates import Candidate, PendingGroups
 from ..errors import CheckpointError, MismatchError
 from ..serialization import group_files
+from ..serialization.wire import pack, unpack
 from ..types import OF_GROUPS, Group, Groups
 from .save_id import FOLDER
 
@@ -290,15 +291,13 @@ def _description(pending: PendingGroups) -> dict[str, Any]:
 
 
 def _describe(candidate: Candidate) -> dict[str, Any]:
-    group = candidate.group
     return {
         "serial": candidate.serial,
         "slot": candidate.slot,
         "holds": sorted(candidate.keys),
         "rows": [candidate.rows.start, candidate.rows.stop],
         "update": candidate.update,
-        "keys": None if group is None else sorted(group.keys),
-        "tensors": [] if group is None else sorted(group.tensors),
+        "complete": candidate.group is not None,
         "records": [record is not None for record in candidate.records],
     }
 
@@ -308,7 +307,7 @@ def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
     for candidate in pending.candidates:
         if candidate.group is not None:
-            tensors |= group_files.named(candidate.serial, candidate.group)
+            tensors[str(candidate.serial)] = pack(candidate.group)
         for row, record in enumerate(candidate.records):
             if record is not None:
                 on_cpu = record.detach().to("cpu", copy=True)
@@ -332,14 +331,7 @@ def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGrou
 
 def _read_candidate(described: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Candidate:
     serial = described["serial"]
-    group = None
-    if described["keys"] is not None:
-        group = Group(
-            tensors={key: tensors[f"{serial}/{key}"] for key in described["tensors"]},
-            keys=frozenset(described["keys"]),
-            prompt_lengths=tensors[f"{serial}/{group_files.PROMPTS}"].numpy(),
-            completion_lengths=tensors[f"{serial}/{group_files.COMPLETIONS}"].numpy(),
-        )
+    group = unpack(tensors[str(serial)])[0] if described["complete"] else None
     records = []
     for row, known in enumerate(described["records"]):
         records.append(tensors[_record_name(serial, row)] if known else None)
