@@ -6,7 +6,7 @@ import numpy as np
 
 from ..protocols import Selector
 from ..types import Bools, Context, Floats, Groups, Ints
-from ..validation import number, optional, require, share
+from ..validation import number, require, share
 
 PART = number("a share above 0 and at most 1", above=0.0, most=1.0)
 
@@ -29,7 +29,8 @@ def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Sele
             replaceable.
     """
     require("low_std: threshold", threshold, number("a number of at least 0", least=0.0))
-    require("low_std: quantile", quantile, optional(share))
+    if quantile is not None:
+        require("low_std: quantile", quantile, share)
 
     def low_std(groups: Groups, context: Context) -> Ints:
         std = groups.reward_std
