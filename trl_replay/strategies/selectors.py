@@ -6,7 +6,7 @@ import numpy as np
 
 from ..protocols import Selector
 from ..types import Bools, Context, Floats, Groups, Ints
-from ..validation import number, require, share
+from ..validation import number, require, share, unusable
 
 PART = number("a share above 0 and at most 1", above=0.0, most=1.0)
 
@@ -69,8 +69,8 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
         high (`float`): Pass rates from this one on are too easy.
         threshold (`float`): A row passes with a weighted reward of at least this.
     """
-    require("pass_rate: low", low, share)
-    require("pass_rate: high", high, number(f"a share above low={low!r}", above=low, most=1.0))
+    if not 0 <= low < high <= 1:
+        raise unusable("pass_rate: low", low, f"give 0 <= low < high <= 1, where high={high!r}")
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
         passed = groups.reward >= threshold
