@@ -1,4 +1,5 @@
-"""What trl_replay relies on in TRL: the tested releases, and every private name used, each with its reason."""
+"""Everything that trl_replay relies on in TRL: the tested releases, and every private name used, each with its
+reason."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ STD_EPSILON = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """How the trainer turns rewards into advantages.
+    """A trainer's rule from rewards to advantages.
 
     Attributes:
         weights (`(functions,)` float64): The trainer's `reward_weights`.
@@ -110,13 +111,13 @@ class RewardSetup:
 
     @property
     def over_batch(self) -> bool:
-        """Whether a group's advantages depend on the other groups of its batch."""
+        """True if a group's advantages depend on the other groups of its batch."""
         return self.scale == "batch" or self.aggregation == "normalize_then_sum"
 
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """How a trainer's loss makes and uses importance ratios.
+    """Importance ratios in a trainer's loss: how they are made and used.
 
     Attributes:
         sequence_level (`bool`): Whether it forms one ratio a row.
@@ -149,12 +150,12 @@ def check_release() -> None:
 
 
 def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) -> bool:
-    """Whether parameters of these names, with or without `*args` after them, take the expected ones first."""
+    """Return whether parameters of these names, with or without `*args` after them, take the expected ones first."""
     return named[: len(expected)] == expected[: len(named)] and (len(named) >= len(expected) or passes_on)
 
 
 def contract_problems(trainer_class: type) -> list[str]:
-    """What a trainer class lacks of the methods and parameters in `SEAM`; empty when all is there."""
+    """Return what a trainer class lacks of the methods and parameters in `SEAM`; nothing if all is there."""
     problems = []
     for name, expected in SEAM.items():
         method = inspect.getattr_static(trainer_class, name, None)
@@ -194,7 +195,7 @@ def check_contract(trainer: Any) -> None:
 
 
 def reward_setup(trainer: Any) -> RewardSetup:
-    """How this trainer turns rewards into advantages."""
+    """Return this trainer's rule from rewards to advantages."""
     weights = trainer.reward_weights.detach().double().cpu().numpy()
     return RewardSetup(np.asarray(weights), str(trainer.scale_rewards), str(trainer.multi_objective_aggregation))
 
@@ -237,7 +238,7 @@ def advantages(
 
 
 def counts_unscored() -> bool:
-    """Whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
+    """Return whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
     return Version(version("trl")) < Version("1.6")
 
 
@@ -260,7 +261,7 @@ def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_uns
 
 
 def loss_form(trainer: Any) -> LossForm:
-    """How this trainer's loss makes and uses importance ratios."""
+    """Return how this trainer's loss makes and uses importance ratios."""
     args = trainer.args
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     clip_low: float | None = None
@@ -313,23 +314,23 @@ def leave_out_of_entropy_control(
 
 
 def sequence_level_ratio(trainer: Any) -> bool:
-    """Whether vLLM's importance ratio has the shape (B, 1)."""
+    """Return whether vLLM's importance ratio has the shape (B, 1)."""
     return str(getattr(trainer, "vllm_importance_sampling_mode", "")).startswith("sequence")
 
 
 def allows_token_weights(trainer: Any) -> bool:
-    """Whether weights of single tokens, folded into the advantage, are exact in this trainer's loss."""
+    """Return whether weights of single tokens, folded into the advantage, are exact in this trainer's loss."""
     return bool(trainer.args.importance_sampling_level == "token" or trainer.args.loss_type == "cispo")
 
 
 def denominator(trainer: Any) -> str:
-    """What this trainer's loss divides the policy term by: `"items"`, that is `num_items_in_batch`; `"tokens"` of the
-    micro-batch; or `"rows"`."""
+    """Return the denominator of the policy term in this trainer's loss: `"items"`, that is `num_items_in_batch`;
+    `"tokens"` of the micro-batch; or `"rows"`."""
     return {"cispo": "items", "dapo": "items", "vespo": "items", "bnpo": "tokens"}.get(trainer.args.loss_type, "rows")
 
 
 def has_other_loss_path(trainer: Any) -> bool:
-    """Whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
+    """Return whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
     return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)
 
 
@@ -345,7 +346,7 @@ def step(trainer: Any) -> int:
 
 
 def begins_iteration(trainer: Any) -> bool:
-    """Whether the next micro-batch begins an iteration 2 … `num_iterations` of the generation batch at hand."""
+    """Return whether the next micro-batch begins an iteration 2 … `num_iterations` of the generation batch at hand."""
     if not trainer.model.training or getattr(trainer, BUFFERED) is None:
         return False
     split = trainer.args.steps_per_generation
@@ -384,7 +385,7 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
 
 
 def syncs_reference(trainer: Any) -> bool:
-    """Whether the reference model changes in training (`sync_ref_model`)."""
+    """Return whether the reference model changes in training (`sync_ref_model`)."""
     for callback in trainer.callback_handler.callbacks:
         names = [base.__name__ for base in type(callback).__mro__]
         if REFERENCE_SYNC in names and callback.ref_model is not None:
@@ -393,12 +394,12 @@ def syncs_reference(trainer: Any) -> bool:
 
 
 def reference_synced(trainer: Any, state: Any) -> bool:
-    """Whether the reference model has changed at the end of this update."""
+    """Return whether the reference model has changed at the end of this update."""
     return state.global_step % trainer.args.ref_model_sync_steps == 0 and syncs_reference(trainer)
 
 
 def reference_moved(trainer: Any) -> bool:
-    """Whether the reference model has changed in the trainer's last `train()`."""
+    """Return whether the reference model has changed in the trainer's last `train()`."""
     return trainer.state.global_step >= trainer.args.ref_model_sync_steps and syncs_reference(trainer)
 
 
@@ -411,8 +412,8 @@ def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def awaits_its_engine(trainer: Any) -> bool:
-    """Whether DeepSpeed's ZeRO 3 has sharded the model while it was loaded, and nothing can put it together for a
-    forward yet: the trainer makes DeepSpeed's engine when training begins."""
+    """Return whether DeepSpeed's ZeRO 3 has sharded the model while it was loaded, and nothing can put it together for
+    a forward yet: the trainer makes DeepSpeed's engine when training begins."""
     sharded = any(hasattr(parameter, "ds_id") for parameter in trainer.model.parameters())
     return sharded and getattr(trainer, "deepspeed", None) is None
 
@@ -475,28 +476,28 @@ def environments(trainer: Any) -> list[Any]:
 
 
 def has_environments(trainer: Any) -> bool:
-    """Whether the trainer's rows have environments, also before its first batch."""
+    """Return whether the trainer's rows have environments, also before its first batch."""
     return bool(getattr(trainer, "environment_factories", None) or environments(trainer))
 
 
 def task_id(environment: Any) -> Any:
-    """What an environment says that its present task is, by an attribute or a method; None if it does not."""
+    """Return the task that an environment says it has, by an attribute or a method; None if it does not."""
     told = getattr(environment, "task_id", None)
     return told() if callable(told) else told
 
 
 def streams(dataset: Any) -> bool:
-    """Whether a dataset gives its rows one after the other, without numbers."""
+    """Return whether a dataset gives its rows one after the other, without numbers."""
     return not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
 
 
 def corrects_sampler(trainer: Any) -> bool:
-    """Whether every batch holds `IS_RATIO`."""
+    """Return whether every batch holds `IS_RATIO`."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
 
 
 def keeps_sampler(trainer: Any) -> bool:
-    """Whether batches can hold `SAMPLING_LOGPS`."""
+    """Return whether batches can hold `SAMPLING_LOGPS`."""
     return bool(trainer.use_vllm or trainer.rollout_func is not None)
 
 
@@ -518,7 +519,7 @@ def log_metrics(trainer: Any, values: Mapping[str, float]) -> None:
 
 
 def training_metrics(trainer: Any) -> dict[str, list[float]]:
-    """What the trainer's log averages of its training steps: a list a key."""
+    """Return the values that the trainer's log averages over training steps: a list a key."""
     metrics: dict[str, list[float]] = trainer._metrics["train"]
     return metrics
 
@@ -552,7 +553,7 @@ def completions_table(trainer: Any) -> dict[str, Any]:
 
 
 def tokenizer(trainer: Any) -> Any:
-    """What turns texts into token ids: of a processor, its tokenizer."""
+    """Return the tokenizer; of a processor, its own."""
     return trainer._tokenizer
 
 

@@ -169,7 +169,7 @@ class Rehearsal:
         hooks.correct(rows, self._context)
 
     def acts(self) -> dict[Kind, Callable[[SessionHooks], None]]:
-        """What each kind of strategy does, in the order of a step."""
+        """Return the trial of each kind of strategy, in the order of a step."""
         return {
             "selector": self.select,
             "scorer": self.score,
@@ -212,13 +212,13 @@ def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mappin
 
 
 def _is_the_real_one(made: Any, real: Any) -> bool:
-    """Whether the second one is the first, or a method of the same object."""
+    """Return whether the second one is the first, or a method of the same object."""
     owner = getattr(made, "__self__", made)
     return owner is getattr(real, "__self__", real)
 
 
 def _keeps_nothing(strategy: Any) -> bool:
-    """Whether it is a function without variables of an outer one."""
+    """Return whether a strategy is a function without variables of an outer one."""
     return isinstance(strategy, FunctionType) and strategy.__closure__ is None
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .errors import ConfigurationError
 
 PROMPT_COLUMNS = ("prompt", "image", "images")
-"""What makes a row's prompt, in TRL's terms."""
+"""Columns of a row's prompt, in TRL's terms."""
 PLAIN = (type(None), bool, int, float, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Decimal)
 """Types of values whose `repr` is their content: of a float all bits, and of NaN always the same."""
 REMEMBERED = 10_000

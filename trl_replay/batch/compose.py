@@ -133,7 +133,7 @@ def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]
 def _facts_of_rows(
     batch: Batch, specs: Mapping[str, FieldSpec], fields: FieldTable, parts: Sequence[slice]
 ) -> dict[str, torch.Tensor]:
-    """What has to be known of each row, `(B,)`, for all parts at once.
+    """Return the facts about each row that cutting needs, `(B,)`, for all parts at once.
 
     Its prompt's and completion's lengths; by the name of a field with an implied value, whether all its values are
     that; and under `SAME_PROMPT`, whether its prompt is that of its part's first row.
@@ -200,7 +200,7 @@ def _cut_one(
 
 
 def _is_text(spec: FieldSpec) -> bool:
-    """Whether the field is a row tensor of tokens or values: neither of images nor the same for all rows."""
+    """Return whether the field is a row tensor of tokens or values: neither of images nor the same for all rows."""
     return spec.layout != "scalar" and spec.layout not in IMAGE_LAYOUTS
 
 
@@ -218,8 +218,8 @@ def _without_padding(
 
 
 def _span(spec: FieldSpec, prompt: int, completion: int, widths: Widths) -> slice:
-    """Where the real values of a row are that has so many tokens: prompts end, and completions begin, where the
-    completion's positions begin."""
+    """Return the positions of the real values of a row with so many tokens: prompts end, and completions begin, where
+    the completion's positions begin."""
     if spec.layout == "completion":
         return slice(0, completion)
     if spec.layout == "prompt":
@@ -283,7 +283,7 @@ def _on_one_device(parts: Sequence[Group]) -> Sequence[Group]:
 
 
 def _joined_keys(parts: Sequence[Group], images: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """What the joined group can restore: what all parts can, and whatever belongs to images."""
+    """Return the keys that the joined group can restore: those that all parts can, and those of images."""
     keys = [part.keys for part in parts]
     joined = frozenset.intersection(*keys)
     if not images:
@@ -305,7 +305,7 @@ def _has_one_prompt(group: Group) -> bool:
 
 
 def _same_prompt(one: Group, other: Group, fields: FieldTable) -> bool:
-    """Whether the rows of `one` share a prompt, and it is that of `other`."""
+    """Return whether the rows of `one` share a prompt, and it is that of `other`."""
     if not _has_one_prompt(one):
         return False
     keys = [key for key in one.keys if fields.spec(key).layout == "prompt"]
@@ -313,7 +313,7 @@ def _same_prompt(one: Group, other: Group, fields: FieldTable) -> bool:
 
 
 def _same(group: Group, other_group: Group, key: str) -> bool:
-    """Whether two groups hold the same values of one field, or neither holds any."""
+    """Return whether two groups hold the same values of one field, or neither holds any."""
     one = group.tensors.get(key)
     other = other_group.tensors.get(key)
     if one is other:
@@ -337,7 +337,7 @@ def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
 
 
 def _value_counts(part: Group, spec: FieldSpec) -> Ints:
-    """How many values of a padded field each row has."""
+    """Return the number of values of a padded field in each row."""
     if spec.layout == "prompt":
         return _prompt_lengths(part)
     if spec.layout == "sequence":

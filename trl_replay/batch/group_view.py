@@ -26,7 +26,7 @@ NOISE = 8 * FLOAT32_EPS
 """Relative float32 error allowed for a group's mean and differences; 8 eps covers the sums of TRL's usual group
 sizes."""
 RELATIVE_TOLERANCE = 1e-5
-"""How far TRL's own advantages of live groups may lie from ours, as a share of them."""
+"""Largest distance of TRL's own advantages of live groups from ours, as a share of them."""
 TINY = 1e-6
 """Shaped advantages of this share of the batch's largest, or less, are 0: float32 noise is a tenth of it."""
 WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "overflow")
@@ -34,7 +34,8 @@ WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded"
 
 
 def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> dict[str, NDArray[Any]]:
-    """What scopes share of this process's `B` fresh rows, all on the CPU: 8-byte columns of shape `(B,)`.
+    """Return the columns that scopes share of this process's `B` fresh rows, all on the CPU: 8-byte columns of shape
+    `(B,)`.
 
     Args:
         batch (`dict`): As TRL returns it.
@@ -87,7 +88,7 @@ def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fie
 
 
 def _prompts(batch: Batch, fields: FieldTable) -> list[dict[str, Any]]:
-    """What the model was shown of each row: its tokens without padding, and what tells its images apart."""
+    """Return each row's prompt as the model got it: its tokens without padding, and checksums of its images."""
     found = fetch({"ids": batch["prompt_ids"], "mask": batch["prompt_mask"].ne(0)})
     images = image_checksums(batch, fields, range(len(found["ids"])))
     prompts = zip(found["ids"], found["mask"], strict=True)
@@ -146,14 +147,14 @@ def view(
 
 
 def teach_nothing(advantages: Floats, trains: Bools, least: Floats | float) -> Bools:
-    """Which groups are dead, `(n,)`: no row that `trains`, `(n, G)`, has an advantage above `least`."""
+    """Return a mask of dead groups, `(n,)`: no row that `trains`, `(n, G)`, has an advantage above `least`."""
     sizes = np.where(trains, np.abs(advantages), 0.0)
     return np.asarray(sizes.max(axis=1, initial=0.0) <= least)
 
 
 def differ_by_noise(advantages: Floats, members: Bools, trains: Bools, noise: Floats) -> Bools:
-    """Which groups with advantages by TRL's rule are dead, `(n,)`: those of its `members` differ by no more than
-    `noise`, or no row that `trains` has one."""
+    """Return a mask of dead groups with advantages by TRL's rule, `(n,)`: those of its `members` differ by no more
+    than `noise`, or no row that `trains` has one."""
     lowest = np.where(members, advantages, np.inf).min(axis=1)
     highest = np.where(members, advantages, -np.inf).max(axis=1)
     return np.asarray(highest - lowest <= noise) | teach_nothing(advantages, trains, noise / 2)
@@ -200,7 +201,7 @@ def rewards_of_batch(
 def trls_own(
     rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int
 ) -> tuple[Bools, Floats]:
-    """Which of the groups that a scope shares, `(n,)`, have the advantages that TRL makes of these rewards; and these
+    """Return a mask of the shared groups that have the advantages that TRL makes of these rewards, `(n,)`; and these
     rewards, `(groups of all processes, size, functions)`.
 
     They may differ by one rounding error of a mean, since the same operations on another device may round otherwise.
@@ -220,7 +221,7 @@ def trls_own(
 
 @dataclass(frozen=True, slots=True)
 class AdvantageRule:
-    """How TRL makes advantages of rewards in one generation batch.
+    """TRL's rule from rewards to advantages in one generation batch.
 
     Attributes:
         rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
@@ -236,13 +237,13 @@ class AdvantageRule:
 
     @property
     def explains_batch(self) -> bool:
-        """Whether the advantages of the batch are those that this rule makes of its rewards."""
+        """True if the advantages of the batch are those that this rule makes of its rewards."""
         own, _ = trls_own(self.rows, self.scored, self.setup, self.size)
         return bool(own.all())
 
     @property
     def takes_functions_apart(self) -> bool:
-        """Whether it needs each function's rewards, and not their weighted sum alone."""
+        """True if it needs each function's rewards, and not their weighted sum alone."""
         return self.setup.aggregation == "normalize_then_sum"
 
     def __call__(
@@ -298,7 +299,7 @@ def _by_group(scored: torch.Tensor, size: int) -> Floats:
 
 
 def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
-    """How far apart float noise alone can put the advantages of a group with equal rewards, `(n,)`.
+    """Return the largest distance between advantages of a group with equal rewards, `(n,)`: float noise.
 
     TRL subtracts means in float32 and divides by a standard deviation plus `STD_EPSILON`, so that rounding errors of
     1e-8 grow up to 10,000 times: eight rewards of 0.7 give advantages of 6e-4, eight of 100.1 give 0.07.
@@ -321,8 +322,8 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
 
 
 def reward_noise(rewards: Floats, weights: Floats) -> Floats:
-    """How large float noise alone can make advantages that are differences of rewards, `(n,)`: in a batch without any
-    live group there is no larger one to compare them with.
+    """Return the largest advantage that float noise alone makes of differences of rewards, `(n,)`: in a batch without
+    any live group there is no larger one to compare them with.
 
     Args:
         rewards (`(n, G, functions)`): Raw rewards, NaN where None.
@@ -333,7 +334,8 @@ def reward_noise(rewards: Floats, weights: Floats) -> Floats:
 
 
 def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
-    """Which groups' weighted rewards do not differ by more than float noise, `(n,)`; rows without any do not count."""
+    """Return a mask of the groups whose weighted rewards differ by no more than float noise, `(n,)`; rows without any
+    do not count."""
     sums = weighted_rewards(rewards, weights)
     scored = ~np.isnan(sums)
     highest = np.where(scored, sums, -np.inf).max(axis=1)

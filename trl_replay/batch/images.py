@@ -31,7 +31,7 @@ Sections: TypeAlias = list[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """How the rows of a batch, or of the parts of a group, lay out their images: decided once for all of them.
+    """Layout of the images of a batch's rows, or of the parts of a group: decided once for all of them.
 
     Attributes:
         like (`dict[str, torch.Tensor]`): The image fields, counts included, each with a tensor of its shape and dtype.
@@ -69,7 +69,7 @@ class ImageLayout:
 
 
 def _units(keys: Iterable[str], fields: FieldTable, per_row: bool) -> dict[str, str]:
-    """What one entry of each field stands for, by TRL's rules.
+    """Return the unit of each field, by TRL's rules.
 
     Args:
         keys (`Iterable[str]`): The image fields of a batch.
@@ -93,7 +93,8 @@ def _units(keys: Iterable[str], fields: FieldTable, per_row: bool) -> dict[str, 
 
 
 def _is_per_row(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the pixels can only be one entry a row: their number is that of the rows, and not that of the images."""
+    """Return whether the pixels can only be one entry a row: their number is that of the rows, and not that of the
+    images."""
     if PIXELS not in tensors or not TOLD_BY.isdisjoint(tensors):
         return False
     images = tensors["num_images"]
@@ -102,7 +103,7 @@ def _is_per_row(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _entries(unit: str, images: Ints, tiles: Ints, grids: torch.Tensor | None) -> Ints:
-    """How many entries of a field each row has.
+    """Return the number of entries of a field in each row.
 
     Args:
         unit (`str`): What one entry stands for.
@@ -130,7 +131,7 @@ def images_per_row(batch: Mapping[str, Any]) -> Ints:
 
 
 def image_checksums(batch: Mapping[str, Any], fields: FieldTable, rows: Sequence[int]) -> dict[int, list[int]]:
-    """What tells the images of some rows apart from others', by row: their number, and a number made of all of their
+    """Return checksums of the images of some rows, by row: their number, and a number made of all of their
     pixels, bit by bit, on the batch's device. Rows without images are left out."""
     numbers = images_per_row(batch)
     pictured = [row for row in rows if numbers[row] > 0]

@@ -31,7 +31,7 @@ class WhenImported:
         self.action = action
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the finders after this one find."""
+        """Return the spec that the finders after this one find."""
         if name != self.name:
             return None
         for finder in self._finders_after():

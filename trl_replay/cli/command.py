@@ -1,4 +1,4 @@
-"""What a command is, and options that several have."""
+"""The type of a command, and options that several have."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..registry import Plugin, Registry
 
 NEAREST = 3
-"""How many similar names an unknown one is answered with, at most."""
+"""Most similar names that an unknown one is answered with."""
 SETTINGS = {"preset": 'replay_preset="{}"', "plugin": 'replay_plugins=["{}"]'}
-"""How a preset and a plugin are set."""
+"""The settings that name a preset and a plugin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Offer:
 
     @property
     def setting(self) -> str:
-        """How it is set."""
+        """The setting that names it."""
         return SETTINGS.get(self.kind, f'replay_{self.kind}="{{}}"').format(self.name)
 
     @property

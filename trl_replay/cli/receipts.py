@@ -1,4 +1,4 @@
-"""What the processes of `trl-replay run` reported, and what follows from it."""
+"""Reports of the processes of `trl-replay run`, and the verdict from them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read(folder: Path) -> list[Report]:
 
 
 def judge(reports: Sequence[Report], status: int, environment: Mapping[str, str]) -> Verdict:
-    """What a command that ended with `status` comes to.
+    """Judge a command that ended with `status`.
 
     Args:
         reports: Of all its processes.
@@ -109,8 +109,8 @@ def _missing(attached: Sequence[Report], environment: Mapping[str, str]) -> str 
 
 
 def _ranks_here(report: Report, environment: Mapping[str, str]) -> int:
-    """How many ranks of a launch report to this process: not those of other machines, and only one if a launcher
-    outside has started this process too, once a rank."""
+    """Return the number of ranks of a launch that report to this process: not those of other machines, and only one if
+    a launcher outside has started this process too, once a rank."""
     local = [int(size) for name, size in report.launcher.items() if name not in environment]
     if local:
         return min(local[0], report.world_size)

@@ -40,7 +40,7 @@ def _values_taken(kinds: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
-    """What the file and the flags set, flags first; all of it can be used.
+    """Return the settings of the file and the flags, flags first, once they are checked.
 
     Args:
         options: What `add_settings` had parsed, with `unknown`: what no flag took.

@@ -45,7 +45,7 @@ class Dataset:
         self._indexed: Any = None
 
     def __len__(self) -> int:
-        """How many rows there are.
+        """Number of rows.
 
         Raises:
             SeamError: It is a stream.
@@ -60,7 +60,7 @@ class Dataset:
 
     @property
     def size(self) -> int | None:
-        """How many rows there are; None of a stream."""
+        """Number of rows; None of a stream."""
         dataset, _ = self._data()
         return None if compat.streams(dataset) else len(dataset)
 
@@ -179,7 +179,7 @@ class PromptSource:
         return len(self._numbers)
 
     def state_dict(self) -> dict[str, int]:
-        """Where it stands."""
+        """Return the position in the current order."""
         return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -34,7 +34,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What is known of a generation batch, or of one further round of it.
+    """A generation batch, or a further round of it, with its groups.
 
     Attributes:
         batch (`dict`): This process's rows, as TRL returned them.
@@ -55,7 +55,7 @@ class Generated:
 
     @property
     def surplus(self) -> int:
-        """How many groups of further rounds took no slot."""
+        """Number of groups of further rounds that took no slot."""
         further = sum(len(groups) for groups in self.generations[1:])
         return further - self.refilled
 
@@ -68,12 +68,12 @@ class Generated:
 
     @property
     def dead_here(self) -> Bools:
-        """Which of the groups with rows on this process are dead."""
+        """Mask of the dead groups among those with rows on this process."""
         return self.fresh.dead[self.rows.slots_here]
 
     @property
     def items_here(self) -> Floats:
-        """What their rows on this process add to `num_items_in_batch`."""
+        """Per group, what its rows on this process add to `num_items_in_batch`."""
         here = self.rows.here
         groups = np.arange(here.start, here.stop) // self.rows.size
         items = self.rows.columns["items"][here]

@@ -1,4 +1,4 @@
-"""Which groups of a generation batch have rows on which process."""
+"""The layout of a generation batch's groups on processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Rank = TypeVar("_Rank", int, Ints)
 
 
 class GroupLayout:
-    """Where the groups of a batch lie, or those of a further round.
+    """Layout of the groups of a batch or of a further round on processes.
 
     Whole groups: a round has as many groups on each process as the process that needs most. Groups that straddle
     processes: a round is a whole batch, laid out as the batch itself.
@@ -43,7 +43,7 @@ class GroupLayout:
         return rank * self.rows // self.size
 
     def here(self, rank: _Rank) -> _Rank:
-        """How many groups have rows on a process, or on each of several."""
+        """Return the number of groups with rows on a process, or on each of several."""
         end = (rank + 1) * self.rows
         last = (end - 1) // self.size
         return last - self.first(rank) + 1
@@ -55,7 +55,7 @@ class GroupLayout:
 
     @property
     def mine_here(self) -> int:
-        """How many groups have rows on this process."""
+        """Number of groups with rows on this process."""
         return self.here(self.rank)
 
     def rows_here(self) -> list[range]:
@@ -69,7 +69,7 @@ class GroupLayout:
         return parts
 
     def begins(self) -> Bools:
-        """Which of the groups with rows here have their first row here, so that they are counted here."""
+        """Return a mask of the groups with rows here whose first row is here: these are counted here."""
         groups = self.mine_first + np.arange(self.mine_here)
         first_rows = groups * self.size
         return np.asarray(first_rows >= self.rank * self.rows)

@@ -1,4 +1,4 @@
-"""What is generated for: the trainer's own prompts, what plugins make of them, and further ones for dead slots."""
+"""The prompts of a generation batch: the trainer's own, plugins' changes of them, and further ones for dead slots."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Prompts:
         return inputs
 
     def _ask(self, rows: list[Row], number: int) -> list[Row] | None:
-        """What plugins make of a round's prompts; None where they leave them.
+        """Ask plugins to change a round's prompts; return None if they leave them.
 
         Groups that straddle processes are asked about one by one: processes with rows of the same one must get the
         same answer.
@@ -186,7 +186,7 @@ class Prompts:
         return answers
 
     def _inputs_context(self, number: int, group: int, rows: Sequence[Row]) -> InputsContext:
-        """What a plugin may know, with a generator that is the same wherever this is asked."""
+        """Return a plugin's context, with a generator that is the same wherever this is asked."""
         rng = np.random.default_rng([self._seed, self._batch, number, group])
         source = self.source
         if self._layout.straddles:  # what was given out before differs between processes

@@ -1,4 +1,4 @@
-"""What processes tell each other after a generation, in one message, and what all of them make of it."""
+"""The message of each process after a generation, and the conclusions that all of them draw from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOW = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the processes told each other.
+    """Conclusions from the messages of all processes.
 
     Attributes:
         needed (`int`): Dead groups of the process that has most.
@@ -94,7 +94,7 @@ class Reports:
         )
 
     def _takes(self, dead: Bools, live: Bools, targets: Sequence[int]) -> Ints:
-        """Which of the round's groups here takes each of the batch's; `KEPT` for none.
+        """Return the round's group that takes each of the batch's groups here; `KEPT` for none.
 
         Args:
             dead (`(groups here,)`): Of the batch's.
@@ -117,7 +117,7 @@ class Reports:
         return takes
 
     def read(self, vectors: Floats, generated: GroupLayout) -> Told:
-        """What all processes told.
+        """Read the messages of all processes.
 
         Args:
             vectors (`(ranks, numbers)`): Of all of them.

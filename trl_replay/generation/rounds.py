@@ -34,7 +34,7 @@ from .trainer_log import TrainerLog, lengths_of_metrics
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]
 """The trainer's own generating and scoring of some rows."""
 Look: TypeAlias = Callable[[Batch, RowLayout], Generated]
-"""What is known of a scored batch or round whose columns are shared."""
+"""Returns the groups of a scored batch or round whose columns are shared."""
 See: TypeAlias = Callable[[RowLayout, torch.Tensor], Groups]
 """The groups of a batch with these columns and rewards, as plugins shape them."""
 
@@ -57,7 +57,7 @@ class _Course:
 
 
 class Rounds:
-    """What one session does about generating.
+    """Runs a session's dynamic-sampling rounds.
 
     Attributes:
         table ([`PromptTable`]): The prompts generated for so far.
@@ -281,7 +281,7 @@ class Rounds:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, the table of prompts apart."""
+        """Return the state for a checkpoint, without the table of prompts."""
         return {"batches": self.batches, "source": self._prompts.source.state_dict()}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:

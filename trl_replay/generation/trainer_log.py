@@ -1,4 +1,4 @@
-"""What TRL logs of a batch that was generated in several rounds: each metric once, over all completions, and the table
+"""TRL's log of a batch that was generated in several rounds: each metric once, over all completions, and the table
 of completions with the rows that are trained on."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAILURES = "tools/failure_frequency"
 
 @dataclass(slots=True)
 class Round:
-    """What the trainer logged in one round.
+    """The trainer's log of one round.
 
     Attributes:
         rows (`int`): Completions of all processes.
@@ -41,7 +41,7 @@ class Round:
 
 
 def lengths_of_metrics(trainer: Any) -> dict[str, int]:
-    """How often each metric has been logged since the trainer's last log."""
+    """Return how often each metric has been logged since the trainer's last log."""
     return {key: len(values) for key, values in compat.training_metrics(trainer).items()}
 
 
@@ -118,7 +118,7 @@ class TrainerLog:
         return values
 
     def _new_metrics(self) -> dict[str, float]:
-        """What has been logged since the last round: the mean, where a key was logged more than once."""
+        """Return the metrics logged since the last round: the mean, where a key was logged more than once."""
         seen: dict[str, int] = dict(self._lengths)
         for logged in self._rounds:
             for key in logged.metrics:
@@ -161,7 +161,7 @@ def _over_all(key: str, rounds: Sequence[Round]) -> float:
 
 
 def _weight(key: str, logged: Round) -> float:
-    """How much a round counts in a metric: by its completions, those that ended, or those that called tools."""
+    """Return the weight of a round in a metric: its completions, those that ended, or those that called tools."""
     if key.rsplit("/")[-1] in TERMINATED:
         return logged.rows * (1.0 - logged.metrics.get(CLIPPED, 0.0))
     if key == FAILURES:

@@ -37,7 +37,7 @@ class StoredEntry(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where entries come from, and how to read them.
+    """Entries, and how to read them.
 
     Attributes:
         entries (`Iterable[StoredEntry]`): In the order of the table.
@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 def export(path: str | Path, trainer: Any, components: Components) -> Path:
-    """What [`Session.export`] does."""
+    """Write a Parquet file of all entries: [`Session.export`]."""
     path = Path(path)
     rank = int(trainer.accelerator.process_index)
     ranks = components.processes
@@ -70,7 +70,7 @@ def export(path: str | Path, trainer: Any, components: Components) -> Path:
 
 
 def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
-    """What this process holds."""
+    """Return the entries that this process holds."""
     table = buffer.table
     held = set(buffer.held())
 
@@ -95,7 +95,7 @@ def _columns(table: Table, row: int) -> dict[str, Any]:
 
 
 def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
-    """What [`ReplayBuffer.__getitem__`] does, for an entry whose payload is here."""
+    """Return an entry whose payload is here, decoded: [`ReplayBuffer.__getitem__`]."""
     table = buffer.table
     row = int(np.flatnonzero(table.serial == serial)[0])
     group = buffer.load(serial)
@@ -272,7 +272,7 @@ def _rewards_of(group: Group) -> list[list[float]]:
 
 
 def _is_flat(group: Group, key: str) -> bool:
-    """Whether a key has one value a completion token (not, as vLLM's ratio in a sequence mode, one a row)."""
+    """Return whether a key has one value a completion token (not one a row, as vLLM's ratio in a sequence mode)."""
     if key not in group.tensors:
         return False
     tokens = int(group.completion_lengths.sum())

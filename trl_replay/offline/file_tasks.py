@@ -124,8 +124,8 @@ def dataset_rows(trainer: Any, tasks: Tasks, wanted: Sequence[int]) -> dict[int,
 
 
 def column_name(name: str, row: Row, exported: bool = True) -> str:
-    """What a row of a file calls a column of the dataset: `task/…` where the file has one of its own of that name. An
-    exported file's own prompt is the text that the model was shown."""
+    """Return the name of a dataset's column in a row of a file: `task/…` where the file has one of its own of that
+    name. An exported file's own prompt is the text that the model was shown."""
     apart = f"task/{name}"
     if apart in row or own_column(name) or (exported and name == "prompt"):
         return apart

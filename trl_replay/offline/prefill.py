@@ -61,7 +61,7 @@ def begin(session: Session) -> None:
 
 
 def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
-    """What [`ReplayBuffer.add`] does."""
+    """Add groups made elsewhere: [`ReplayBuffer.add`]. Return their number."""
     require("incomplete", incomplete, choice("refuse", "resample"))
     division = session.scope.division
     tally = Tally()
@@ -140,7 +140,7 @@ def _digest(groups: Sequence[OfflineGroup]) -> int:
 
 
 def _has_finite_logps(group: Group) -> bool:
-    """Whether the policy's and the sampler's log-probs of all trainable tokens are known."""
+    """Return whether all trainable tokens have finite log-probs, the policy's and the sampler's."""
     for key in (compat.OLD_LOGPS, compat.SAMPLING_LOGPS):
         if key in group.tensors and not trainable_sums(group, key).isfinite().all():
             return False
@@ -348,7 +348,7 @@ def _counted_rewards(group: OfflineGroup) -> Floats:
 
 
 def _divisor(totals: Floats, scale: str) -> Floats | float:
-    """What TRL divides centered rewards by, for `(groups, G)` of them; `(groups, 1)` if each group has its own."""
+    """Return TRL's divisor of centered rewards, for `(groups, G)` of them; `(groups, 1)` if each group has its own."""
     if scale == "none":
         return 1.0
     if scale == "batch":

@@ -22,7 +22,7 @@ from .file_tasks import IN_JSON, TASK_COLUMNS, UNKNOWN, FileTasks
 from .schema import FINGERPRINT, TOKENS, Row, checked, compact, has_images, reward_columns
 
 METADATA = (FINGERPRINT, TASK_COLUMNS, IN_JSON)
-"""What a Parquet file says of itself."""
+"""Keys of a Parquet file's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _read_parquet(path: Path) -> tuple[list[Row], Mapping[str, str]]:
 
 
 def source_name(source: Any) -> str:
-    """What an error calls a source."""
+    """Return the name of a source in errors."""
     return str(source) if isinstance(source, str | Path) else "the rows given"
 
 

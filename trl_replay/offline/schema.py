@@ -76,7 +76,7 @@ def _refuse_lacking(row: Row, label: str) -> None:
 
 
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:
-    """What is wrong with the kind of a column's value."""
+    """Return the fault in a column's value, if its kind is wrong."""
     if name in ("prompt", "completion"):
         return _text_fault(name, value)
     if name in ("reward", "advantage") or name.startswith("reward/"):
@@ -161,12 +161,12 @@ def reward_columns(names: Sequence[str]) -> list[str]:
 
 
 def own_column(name: str) -> bool:
-    """Whether a column is a file's, whatever the dataset has."""
+    """Return whether a column is a file's, whatever the dataset has."""
     return name in OWN or name.startswith("reward/")
 
 
 def has_images(row: Row) -> bool:
-    """Whether a row belongs to images: their number, as exported, or a list of them."""
+    """Return whether a row belongs to images: their number, as exported, or a list of them."""
     images = row.get("images")
     if images is None:
         return False
@@ -176,7 +176,7 @@ def has_images(row: Row) -> bool:
 
 
 def _text_fault(name: str, value: Any) -> str | None:
-    """What is wrong with a prompt or a completion; of a completion's messages the last one's text counts."""
+    """Return the fault in a prompt or a completion; of a completion's messages the last one's text counts."""
     if not _is_text(value) or (name == "completion" and not isinstance(_last_text(value), str)):
         return "is neither text nor messages"
     try:

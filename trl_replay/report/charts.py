@@ -21,7 +21,7 @@ MEANS = 30
 BINS = 16
 """Bars of a histogram."""
 METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-"""What matplotlib would write of itself."""
+"""Metadata that matplotlib leaves out."""
 
 Point: TypeAlias = tuple[float, float]
 
@@ -67,7 +67,7 @@ def _draw(axes: Axes, line: Line) -> None:
 
 
 def histogram(values: Sequence[float], x_label: str, color: str) -> str:
-    """How many groups have which value; empty without values."""
+    """Draw how many groups have which value; empty without values."""
     if not values:
         return ""
     figure, axes = _axes(x_label, "groups")

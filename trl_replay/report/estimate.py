@@ -50,7 +50,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run's log says about replay.
+    """An estimate of replay's use from a run's log.
 
     Attributes:
         source (`str`): Where it was read from.
@@ -147,7 +147,7 @@ def _group_bytes(rows: int, completion_tokens: float, prompt_tokens: float) -> i
 
 
 def _advice(dead: float, scope: str, ranks: int, groups: int, had_replay: bool) -> list[str]:
-    """Which settings fit."""
+    """Return the settings that fit, in words."""
     words = []
     if had_replay:
         words.append("replay was attached to this run already: `trl-replay report` shows what it did")

@@ -1,4 +1,4 @@
-"""What is in a checkpoint's buffer: numbers for `trl-replay inspect` and for the report page."""
+"""The contents of a checkpoint's buffer: numbers for `trl-replay inspect` and for the report page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMMARIZED = {
     "mean_reward": "mean reward",
     "completion_tokens": "tokens",
 }
-"""What is summarized, and in which words."""
+"""Summarized numbers, and their names in words."""
 SUMMARY: dict[str, Callable[[Floats], Any]] = {
     "least": np.min,
     "median": np.median,

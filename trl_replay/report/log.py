@@ -52,7 +52,7 @@ def read_log(path: Path) -> list[Mapping[str, Any]]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it can be drawn: neither a text nor NaN, infinite or huge."""
+    """Return whether a value can be drawn: neither a text nor NaN, infinite or huge."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

@@ -297,7 +297,7 @@ def _masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
 
 
 def _within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Whether ratios lie in [low, high], from their logarithms; a NaN does not."""
+    """Return a mask of the ratios in [low, high], from their logarithms; a NaN is not."""
     return (log_ratios >= math.log(low)) & (log_ratios <= math.log(high))
 
 

@@ -1,4 +1,4 @@
-"""Which scope `replay_scope="auto"` stands for: by how the groups of a batch lie on the processes."""
+"""The scope that `replay_scope="auto"` stands for, by the layout of a batch's groups on processes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ VERBS = ("share", "agree", "admit", "fetch")
 
 
 class Collectives:
-    """What scopes say to other processes, as bytes. Holds no trainer and no accelerator.
+    """Messages of scopes to other processes, as bytes. Holds no trainer and no accelerator.
 
     Attributes:
         rank (`int`): This process.
@@ -91,7 +91,7 @@ class Collectives:
         return [unpack(part) for part in torch.split(received, in_sizes)]
 
     def _sizes_from(self, verb: str, out_sizes: list[int]) -> list[int]:
-        """What every rank is about to send to this one, in bytes."""
+        """Return the bytes that every rank is about to send to this one."""
         import torch
 
         ones = [1] * self.ranks
@@ -109,7 +109,7 @@ class Collectives:
 
 
 class _Scope:
-    """What all scopes have: collectives, and an all-gather to agree by."""
+    """Base of all scopes: collectives, and an all-gather to agree by."""
 
     def __init__(self, accelerator: Any) -> None:
         self._collectives = Collectives(accelerator)
