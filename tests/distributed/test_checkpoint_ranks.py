@@ -213,5 +213,5 @@ def test_inspect_and_export_see_every_entry_of_all_ranks_once(
     states = [saved.read(checkpoint / "trl_replay", rank) for rank in (0, 1)]
     expected = sum(len(list(state.payload())) for state in (states[:1] if scope == "gathered" else states))
     found = inspect(checkpoint)
-    assert found["groups"] == len(found["columns"]["age"]) == expected > 0
+    assert found["groups"] == expected > 0
     assert write(tmp_path / "out.parquet", of_checkpoint(checkpoint)) == 4 * expected

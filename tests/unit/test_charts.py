@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trl_replay import ReplayError
-from trl_replay.report.charts import MANY, MEANS, Line, histogram, line_chart
+from trl_replay.report.charts import MANY, MEANS, Line, line_chart
 
 
 def test_a_chart_names_its_lines_and_axes_and_brings_nothing_from_elsewhere() -> None:
@@ -31,11 +31,9 @@ def test_many_points_are_drawn_faint_under_means_of_neighbors() -> None:
 def test_charts_cope_with_little() -> None:
     assert line_chart([Line("none", "red", [])], "share") == ""
     assert line_chart([Line("one", "red", [(3, 0.5)])], "share").startswith("<svg")
-    assert histogram([], "age", "red") == ""
-    assert histogram([2, 2, 2], "age", "red").startswith("<svg")
 
 
 def test_without_matplotlib_the_report_says_what_to_install(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ReplayError, match=r"pip install 'trl-replay\[report\]'"):
-        histogram([1.0], "age", "red")
+        line_chart([Line("one", "red", [(3, 0.5)])], "share")

@@ -98,30 +98,21 @@ def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
     """Return an entry whose payload is here, decoded: [`ReplayBuffer.__getitem__`]."""
     table = buffer.table
     row = int(np.flatnonzero(table.serial == serial)[0])
-    group = buffer.load(serial)
-    tensors = group.tensors
-    lengths = group.completion_lengths.tolist()
-    tokenizer = compat.tokenizer(trainer)
-    prompts = _split(tensors["prompt_ids"], group.prompt_lengths.tolist())
-    if len(prompts) == 1:
-        prompts = prompts * len(lengths)
-    completions = _split(tensors["completion_ids"], lengths)
-    rewards = {}
-    if STORED_REWARDS in tensors:
-        by_function = tensors[STORED_REWARDS].T.tolist()
-        rewards = dict(zip(reward_columns(trainer.reward_func_names), by_function, strict=True))
-        rewards = {name.removeprefix("reward/"): values for name, values in rewards.items()}
-    elif STORED_REWARD in tensors:
-        rewards = {"reward": tensors[STORED_REWARD].tolist()}
+    entry = StoredEntry(_columns(table, row), buffer.load(serial))
+    functions = list(trainer.reward_func_names)
+    source = Source([entry], compat.tokenizer(trainer), functions, "", None, DatasetColumns({}))
+    rows = list(rows_of(serial, entry, source))
+    values = {name: [held[name] for held in rows] for name in rows[0]}
+    named = reward_columns(functions) if STORED_REWARDS in entry.group.tensors else ["reward"]
     return Entry(
         serial=serial,
-        prompts=[tokenizer.decode(row) for row in prompts],
-        completions=[tokenizer.decode(row, skip_special_tokens=True) for row in completions],
-        rewards=rewards,
-        advantages=tensors["advantages"].tolist(),
-        masked=table.row_masked[row].tolist(),
-        logps=_split(tensors[compat.OLD_LOGPS], lengths),
-        columns=_columns(table, row) | {"row_reward": table.row_reward[row].tolist()},
+        prompts=values["prompt"],
+        completions=values["completion"],
+        rewards={name.removeprefix("reward/"): np.array(values[name], np.float64).tolist() for name in named},
+        advantages=values["advantage"],
+        masked=values["masked"],
+        logps=values[compat.OLD_LOGPS],
+        columns={**entry.columns, "row_reward": table.row_reward[row].tolist()},
     )
 
 

@@ -1,4 +1,4 @@
-"""Line charts and histograms as SVG, drawn by matplotlib, for page.html: no scripts, fonts or other files."""
+"""Line charts as SVG, drawn by matplotlib, for page.html: no scripts, fonts or other files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ MANY = 120
 """Points from which on a line is drawn faint, with means of neighbors over it."""
 MEANS = 30
 """Means of neighbors that are drawn."""
-BINS = 16
-"""Bars of a histogram."""
 METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 """Metadata that matplotlib leaves out."""
 
@@ -48,7 +46,7 @@ def line_chart(lines: Sequence[Line], y_label: str, percent: bool = False) -> st
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
-    figure, axes = _axes("step", y_label)
+    figure, axes = _axes(y_label)
     for line in lines:
         _draw(axes, line)
     if percent:
@@ -66,17 +64,8 @@ def _draw(axes: Axes, line: Line) -> None:
     axes.plot(*points.T, color=line.color, label=line.label, marker=".")
 
 
-def histogram(values: Sequence[float], x_label: str, color: str) -> str:
-    """Draw how many groups have which value; empty without values."""
-    if not values:
-        return ""
-    figure, axes = _axes(x_label, "groups")
-    axes.hist(values, bins=BINS, color=color)
-    return _svg(figure)
-
-
-def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """A figure with empty axes.
+def _axes(y_label: str) -> tuple[Figure, Axes]:
+    """Return a figure with empty axes.
 
     Raises:
         ReplayError: matplotlib is not installed.
@@ -87,7 +76,7 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
         raise ReplayError("The report's charts need matplotlib: pip install 'trl-replay[report]'") from None
     figure = Figure(figsize=(5.4, 2.7), layout="constrained")
     axes = figure.add_subplot()
-    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.set(xlabel="step", ylabel=y_label)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

@@ -65,7 +65,6 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "bytes": int(columns["nbytes"].sum()),
         "waiting": max(len(state.pending.candidates) if state.pending else 0 for state in states),
         **{name: summary(column) for name, column in summarized.items()},
-        "columns": {name: column.tolist() for name, column in summarized.items() if name != "completion_tokens"},
         **_extremes(of_checkpoint(checkpoint), update, shown),
     }
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from ..checkpoint.save_id import FOLDER
 from ..config import ReplayConfig
 from ..sizes import counted, format_bytes
-from .charts import Line, histogram, line_chart
+from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, inspect
 from .log import DEAD, DEAD_EXACT, Log, is_number, mean, newest, points, read_log
 
@@ -56,7 +56,6 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     changed: list[tuple[str, str]] = []
     usual: list[tuple[str, str]] = []
     if buffer is not None:
-        charts |= _charts_of_buffer(buffer["columns"])
         defaults = ReplayConfig().to_dict()
         for setting, value in buffer["settings"].items():
             is_default = setting in defaults and value == defaults[setting]
@@ -97,14 +96,4 @@ def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:
         "reward": line_chart([reward], "mean reward"),
         "share": line_chart([replaced], "share of groups", percent=True),
         "ratios": line_chart([ratios, sizes], "ratio, and share of tokens"),
-    }
-
-
-def _charts_of_buffer(columns: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: [value for value in column if is_number(value)] for name, column in columns.items()}
-    return {
-        "age": histogram(values["age"], "age in updates", GRAY),
-        "uses": histogram(values["uses"], "uses", BLUE),
-        "score": histogram(values["score"], "score", GREEN),
-        "mean_reward": histogram(values["mean_reward"], "mean reward", RED),
     }
