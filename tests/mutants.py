@@ -46,6 +46,7 @@ ALSO = {
     "generation/merging.py": ("trainer/test_generation_rounds.py",),
     "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
     "loss/micro_batch.py": ("trainer/test_loss_row_mask.py", "trainer/test_loss_tap.py"),
+    "step/dead_groups.py": ("trainer/test_loss_row_mask.py",),
     "step/decisions.py": ("trainer/test_methods.py", "trainer/test_silent_rows.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/stages.py": ("trainer/test_mixing.py",),

@@ -154,3 +154,5 @@ def test_the_changes_that_mutants_makes_by_name_stand_in_the_code() -> None:
     for one in mutants.NAMED:
         code = (ROOT / "trl_replay" / one.module).read_text()
         assert code.count(one.old) == 1, f"{one.name}: {one.module} holds its text {code.count(one.old)} times"
+    files = {mutants.BROAD, *(name for names in mutants.ALSO.values() for name in names)}
+    assert [name for name in sorted(files) if not (ROOT / "tests" / name).is_file()] == []

@@ -5,7 +5,6 @@ What a run showed is a dictionary of plain values: tests compare the ranks' ones
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from patterns import random_of
+from patterns import random_of, table_hash
 from support import Spy, record
 from transformers import TrainerCallback
 
@@ -98,14 +97,6 @@ def texts(batch: dict[str, Any], tokenizer: Any) -> list[str]:
     return [f"{prompt}>{completion}" for prompt, completion in zip(*parts, strict=True)]
 
 
-def table_hash(table: Any, leave_out: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for name in table.names:
-        if name not in leave_out:
-            digest.update(np.ascontiguousarray(getattr(table, name)).tobytes())
-    return digest.hexdigest()
-
-
 def build(folder: Path, rows: int, size: int, live: Live, **settings: Any) -> Any:
     """A trainer with this process's part of the script."""
     script = Script(live, rows, size, int(settings.pop("rank", 0)))
@@ -131,13 +122,13 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
     session = trl_replay.attach(trainer, **replay)
     steps = record(session)
     hashes, owners, marked = [], [], []
-    leave_out = ("owner",) if replay.get("replay_scope") != "sharded" else ()
+    leave_owners = replay.get("replay_scope") != "sharded"
     step, fetch, drawn = session.step, session.scope.fetch, []
 
     def watched(*batch: Any) -> Any:
         out = step(*batch)
         marked.append(session.replaced)
-        hashes.append(table_hash(session.buffer.table, leave_out))
+        hashes.append(table_hash(session.buffer.table, leave_owners))
         owners.append(np.bincount(session.buffer.table.owner, minlength=trainer.accelerator.num_processes).tolist())
         return out
 
