@@ -82,18 +82,16 @@ def test_the_wheels_hold_their_package_and_nothing_else(wheels):
         assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
         assert "License-Expression: Apache-2.0" in metadata
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trl_replay").rglob("*.py")}
-    found = (path for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml"))
-    examples = {f"trl_replay/{path.relative_to(ROOT).as_posix()}" for path in found}
     with zipfile.ZipFile(wheels[0]) as archive:
-        assert {name for name in archive.namelist() if name.endswith((".py", ".yaml"))} == sources | examples
+        assert {name for name in archive.namelist() if name.endswith(".py")} == sources
 
 
-def test_the_installed_package_has_its_examples_and_its_hook(environment, tmp_path):
-    """A copied example, less its line that attaches, replays under `trl-replay run`."""
-    command = (environment.executable, "-m", "trl_replay")
-    python(*command, "example", "warm_start", "--out", tmp_path, cwd=tmp_path)
-    above, attaching, _ = (tmp_path / "warm_start.py").read_text().partition("    session = trl_replay.attach(")
+def test_the_installed_package_has_its_hook(environment, tmp_path):
+    """An example, less its line that attaches, replays under `trl-replay run`."""
+    example = (ROOT / "examples" / "warm_start.py").read_text()
+    above, attaching, _ = example.partition("    session = trl_replay.attach(")
     assert attaching
     (tmp_path / "unattached.py").write_text(f"{above}    trainer.train()\n\n\nmain()\n")
-    printed = python(*command, "run", "--", environment.executable, "unattached.py", cwd=tmp_path)
+    command = (environment.executable, "-m", "trl_replay", "run", "--", environment.executable, "unattached.py")
+    printed = python(*command, cwd=tmp_path)
     assert "replay: 30 generation batches" in printed
