@@ -39,7 +39,8 @@ def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path: Pa
     plug(Curriculum(), "curriculum")
     whole, differences = interrupted(tmp_path, **RUNS[name])
     assert not differences
-    assert whole["totals"][1]["refilled" if name.startswith("rounds") else "replaced"] > 0
+    counter = {"rounds": "refilled", "further iterations": "iterated"}.get(name.partition(",")[0], "replaced")
+    assert whole["totals"][1][counter] > 0
     assert whole["limits"]["fraction"] < 1.0 or not name.startswith("limits"), "the floor was reached"
 
 
@@ -238,6 +239,20 @@ def test_67_a_strategy_that_cant_take_its_saved_state_is_named_with_the_checkpoi
     assert evictor.kept == 2
     del settings["resume"]
     assert not differences(emptied(tmp_path, replay_evictor=Stateful(2), **settings), everything(*found))
+
+
+class Other(Stateful):
+    """Of another name: what it keeps is not what the first one kept."""
+
+
+def test_51_a_checkpoint_that_another_strategy_wrote_resumes_without_its_state(tmp_path: Path) -> None:
+    train(tmp_path, replay_evictor=Stateful(1), max_steps=6)
+    other, same = Other(2), Stateful(2)
+    with pytest.warns(UserWarning, match="The evictor in this checkpoint was '.*Stateful'"):
+        session = resume(tmp_path, tmp_path / "checkpoint-6", replay_evictor=other)
+    assert (other.kept, session.update) == (2, 8)
+    resume(tmp_path, tmp_path / "checkpoint-6", replay_evictor=same)
+    assert same.kept == 1, "without a word"
 
 
 class Remembering:

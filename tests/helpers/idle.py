@@ -109,7 +109,19 @@ OTHERS = {
     ),
     "no choice of prompts": Idle({}, {"replay_buffer_size": 0, "replay_plugins": "silent"}, stores=False),
 }
-IDLE = {**OTHERS, **LOSS_TYPES}
+ITERATIONS = {"replay_iterations": "replay", "replay_start": 0}
+FURTHER = {
+    **{
+        f"further iterations that draw nothing, {name}": Idle(
+            {**LAYOUTS[name], "num_iterations": 3, "max_steps": 9}, {**ITERATIONS, **STORED_ONLY}
+        )
+        for name in ("one iteration", "accumulation", "generation over two updates", "a reference model")
+    },
+    "a dry run of further iterations": Idle(
+        {"num_iterations": 2, "beta": 0.1}, {**ITERATIONS, "replay_dry_run": True, "replay_kl": "fresh"}
+    ),
+}
+IDLE = {**OTHERS, **LOSS_TYPES, **FURTHER}
 OF_TIME = ("time", "runtime", "per_second")
 """In the names of what no two runs log alike."""
 

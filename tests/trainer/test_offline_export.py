@@ -70,7 +70,6 @@ def test_the_command_exports_a_checkpoint_without_the_trainer(exported: Any, tmp
     rows = loaded(out, tmp_path)
     assert f"{len(rows)} completions" in capsys.readouterr().out
     assert len(rows) >= 4
-    assert {row["completion"] for row in rows} <= {"".join(row["completion"]) for row in rows}
     assert set(rows[0]) >= {"prompt", "completion", "reward/digits", "reward/second", "advantage", "update", "score"}
 
 
@@ -156,14 +155,6 @@ def test_with_another_tokenizer_the_texts_count_and_not_the_ids(exported: Any, t
     assert set(session.buffer.table.origin.tolist()) == {2}
 
 
-@pytest.fixture
-def attached(tmp_path: Path) -> Any:
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
-    session = trl_replay.attach(trainer)
-    session.its_trainer = trainer
-    return session
-
-
 def test_a_reward_of_no_function_is_not_passed_off_as_one_of_the_trainers(tmp_path: Path) -> None:
     trainer = build(tmp_path)
     session = trl_replay.attach(trainer)
@@ -226,12 +217,14 @@ def test_groups_with_images_are_exported_as_such_and_refused_on_the_way_back(tmp
     assert session.totals.reasons[refused] == int((live > 0).sum()) > 0
 
 
-def test_an_empty_buffer_is_exported_as_an_empty_table(attached: Any, tmp_path: Path) -> None:
-    path = attached.export(tmp_path / "out.parquet")
+def test_an_empty_buffer_is_exported_as_an_empty_table(tmp_path: Path) -> None:
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    path = session.export(tmp_path / "out.parquet")
     found = pd.read_parquet(path)
     assert len(found) == 0
     assert "completion_ids" in found.columns
-    assert attached.buffer.add(path) == 0
+    assert session.buffer.add(path) == 0
 
 
 def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: Any) -> None:

@@ -49,9 +49,6 @@ def test_prompts_completions_and_rewards_made_elsewhere_are_tokenised_and_get_th
     torch.testing.assert_close(group.tensors["old_per_token_logps"], wanted, rtol=1e-4, atol=1e-5)
     rewards = torch.tensor([1.0, 0, 0, 0])
     torch.testing.assert_close(group.tensors["advantages"], (rewards - rewards.mean()) / (rewards.std() + 1e-4))
-    steps = record(attached)
-    trainer.train()
-    assert len(steps) == 2
 
 
 def test_a_completion_that_fills_the_length_gets_no_end_token(attached: Any) -> None:
@@ -69,11 +66,6 @@ def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attach
     assert attached.buffer.add(long) == 2
     with pytest.raises(ConfigurationError, match="incomplete='drop' can't be used"):
         attached.buffer.add(short, incomplete="drop")
-
-
-def test_groups_that_cannot_teach_are_refused_and_counted(attached: Any) -> None:
-    assert attached.buffer.add(rows_of("1=", list("1234"), [1, 1, 1, 1])) == 0
-    assert attached.totals.reasons["a group was refused: its rewards do not differ"] == 1
 
 
 def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
@@ -152,10 +144,7 @@ def test_groups_made_elsewhere_fit_a_trainer_that_keeps_the_samplers_log_probs(t
 @pytest.mark.parametrize("given", ["nothing", "a file", "rows"])
 def test_after_a_warm_start_sparse_rewards_do_not_make_replay_wait(tmp_path: Path, given: str) -> None:
     """One group in 16 is live: without the warm start, replay waits, and at most for a quarter of the run."""
-    made = [
-        {"prompt": "1=", "completion": text, "reward": reward}
-        for text, reward in (("2", 1.0), ("3", 0.0), ("4", 0.0), ("5", 0.0))
-    ]
+    made = rows()
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in made))
     scripted = Rewards([LIVE, DEAD, DEAD, DEAD], *[[DEAD] * 4] * 3)

@@ -1,8 +1,8 @@
-"""Presets fill in what was not given, and nothing else; plugins and strategies in checkpoints by name."""
+"""Presets fill in what was not given, and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from support import DEAD, HALF, LIVE, Rewards
 from trl import TrlParser
 
 import trl_replay
-from trl_replay import PluginError, Preset, ReplayConfig, SamplerSpec, hookimpl
+from trl_replay import PluginError, Preset, ReplayConfig, hookimpl
 from trl_replay.testing import make_trainer
 
 SETTINGS = {"replay_max_fraction": 0.5, "replay_max_age": 3, "replay_evictor": "fifo"}
@@ -86,93 +86,7 @@ def test_48_values_of_a_config_are_plain(tmp_path: Path) -> None:
         assert type(getattr(config, name)) in (str, int, float, type(None)), name
 
 
-class Saving:
-    """A plugin that keeps a file in checkpoints."""
-
-    def __init__(self) -> None:
-        self.read: list[str] = []
-
-    @hookimpl
-    def trl_replay_save(self, session: Any, directory: Path) -> None:
-        (directory / "file").write_text("kept")
-
-    @hookimpl
-    def trl_replay_load(self, session: Any, directory: Path) -> None:
-        self.read.append((directory / "file").read_text())
-
-
 @pytest.mark.parametrize("name", ["", ".", "..", "n" * 256, "\0" * 86, "é" * 50, "one/two", "/", "a/../../b"])
 def test_51_and_71_a_plugin_name_that_names_no_folder_is_refused(name: str) -> None:
     with pytest.raises(PluginError, match="The plugin name"):
-        trl_replay.register(Saving(), name)
-
-
-def train(folder: Path, resume: str | None = None, **settings: Any) -> Any:
-    trainer = make_trainer(
-        folder, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=4, save_strategy="steps", save_steps=2
-    )
-    session = trl_replay.attach(trainer, **settings)
-    trainer.train(resume_from_checkpoint=resume)
-    trl_replay.detach(trainer)
-    return session
-
-
-@pytest.mark.parametrize("name", ["name with spaces", "n" * 255, "plugin.v2"])
-def test_51_other_names_are_folders_and_another_object_of_that_name_resumes(tmp_path: Path, name: str) -> None:
-    trl_replay.register(Saving(), name)
-    try:
-        train(tmp_path, replay_plugins=[name])
-        inside = tmp_path / "checkpoint-2" / "trl_replay"
-        assert [path.name for path in inside.rglob("file")] == ["file"], "in its own folder"
-        trl_replay.unregister(name)
-        other = Saving()
-        trl_replay.register(other, name)
-        train(tmp_path, str(tmp_path / "checkpoint-2"), replay_plugins=[name])
-        assert other.read == ["kept"]
-    finally:
-        trl_replay.unregister(name)
-
-
-class Counting:
-    """A sampler with running state."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, table: Any, count: int, context: Any) -> list[int]:
-        self.calls += 1
-        return list(range(min(count, len(table))))
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.calls = state["calls"]
-
-
-class Averaging(Counting):
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"average": 1.0}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert state["average"] == 1.0
-
-
-class Samplers:
-    @hookimpl
-    def trl_replay_strategies(self) -> Iterator[SamplerSpec]:
-        yield SamplerSpec("counting", Counting, "counts")
-        yield SamplerSpec("averaging", Averaging, "averages")
-
-
-def test_51_a_checkpoint_that_another_strategy_wrote_resumes_without_its_state(tmp_path: Path) -> None:
-    trl_replay.register(Samplers(), "samplers")
-    try:
-        train(tmp_path, replay_sampler="samplers/counting")
-        checkpoint = str(tmp_path / "checkpoint-2")
-        with pytest.warns(UserWarning, match="The sampler in this checkpoint was 'samplers/counting'"):
-            session = train(tmp_path, checkpoint, replay_sampler="samplers/averaging")
-        assert session.totals.counters["replaced"] > 0
-        train(tmp_path, checkpoint, replay_sampler="samplers/counting")  # and the same one takes it, without a word
-    finally:
-        trl_replay.unregister("samplers")
+        trl_replay.register(Presets(), name)

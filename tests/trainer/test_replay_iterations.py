@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import MASKS
+from corrected import CORRECTIONS, MASKS
 from loss_by_hand import reference_loss
-from replaying import Watch, build, check_batches, check_losses, replay
+from replaying import Checked, Watch, build, check_batches, check_losses, replay
 from resuming import digits, last, train
-from support import DEAD, HALF, LIVE, LOSSES, Rewards, weights_hash
+from support import DEAD, HALF, LIVE, LOSSES, Rewards, logged, record
 from transformers import TrainerCallback
 
 import trl_replay
@@ -24,7 +24,6 @@ RIGHT = [1.0, 1.0, 1.0, 1.0]
 REPLAY = {"replay_iterations": "replay", "replay_start": 0}
 WINDOWS = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
 TWO_UPDATES = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 6}
-CORRECTIONS = ("ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped")
 KL = {
     "all": None,
     "fresh": lambda replayed, wrong: not replayed,
@@ -114,13 +113,20 @@ def follow(trainer: Any, session: Any) -> Watch:
     return watch
 
 
+def referred(folder: Path, **settings: Any) -> Any:
+    """A trainer with a reference model."""
+    rewards = Rewards([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE], [RIGHT, HALF, DEAD])
+    defaults = {"beta": 0.3, "num_iterations": 2, "max_steps": 10, "trainer_class": Checked}
+    return make_trainer(folder, rewards, **{**defaults, **settings})
+
+
 @pytest.mark.parametrize("kl", KL)
 @pytest.mark.parametrize("iterations", ["same", "replay"])
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
 def test_the_kl_term_counts_of_the_rows_that_are_asked_for(
     tmp_path: Path, kl: str, iterations: str, loss: str
 ) -> None:
-    trainer = make_trainer_with_reference(tmp_path, loss_type=loss)
+    trainer = referred(tmp_path, loss_type=loss)
     session = trl_replay.attach(
         trainer, replay_kl=kl, replay_iterations=iterations, replay_start=0, replay_selector="always",
         replay_selector_kwargs={"share": 0.7},
@@ -135,25 +141,11 @@ def test_the_kl_term_counts_of_the_rows_that_are_asked_for(
     assert ("ref_per_token_logps" in session.buffer.load(stored.serial).keys) == (kl == "all")
 
 
-def make_trainer_with_reference(folder: Path, **settings: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    from trl_replay.testing import make_model, make_tokenizer
-
-    tokenizer = make_tokenizer()
-    make_model(tokenizer).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    defaults = {"beta": 0.3, "num_iterations": 2, "max_steps": 10}
-    rewards = Rewards([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE], [RIGHT, HALF, DEAD])
-    return build(folder, rewards, model=model, **{**defaults, **settings})
-
-
 def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path: Path) -> None:
     trainer = build(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(trl_replay.RefusedError, match=r"beta=0: set beta(.|\n)*set num_iterations=2"):
         trl_replay.attach(trainer, replay_preset="sample_efficient")
-    trainer = make_trainer_with_reference(tmp_path, loss_type="grpo", num_iterations=3, max_steps=9)
+    trainer = referred(tmp_path, loss_type="grpo", num_iterations=3, max_steps=9)
     session = trl_replay.attach(trainer, replay_preset="sample_efficient")
     trainer.correction = "topr"
     watch = follow(trainer, session)
@@ -167,51 +159,31 @@ def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path: Path) -> No
     """All-right groups are replaced, all-wrong ones are not offered to the selector."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE]), beta=0.1, max_steps=4)
     session = trl_replay.attach(trainer, replay_kl="all_wrong", replay_start=0)
-    replaced = []
-    step = session.step
-    session.step = lambda *given: replaced.append(step(*given)) or replaced[-1]  # type: ignore[method-assign]
+    steps = record(session)
     trainer.train()
-    slots = [(batch[ROWS][:, 0] < 0).view(-1, 4).all(dim=1).tolist() for batch in replaced]
+    slots = [(batch[ROWS][:, 0] < 0).view(-1, 4).all(dim=1).tolist() for _, batch in steps]
     assert slots == [[False] * 3, [False, True, False], [False, True, False], [False, True, False]]
 
 
-@pytest.mark.parametrize("layout", [{}, WINDOWS, TWO_UPDATES, {"beta": 0.1}])
-def test_where_nothing_is_drawn_iterations_are_stocks_bit_for_bit(tmp_path: Path, layout: dict[str, Any]) -> None:
-    settings = {"num_iterations": 3, "max_steps": 9, **layout}
-    stock = make_trainer(tmp_path / "stock", Rewards(*SCRIPT), **settings)
-    stock.train()
-    trainer = make_trainer(tmp_path / "replay", Rewards(*SCRIPT), **settings)
-    session = trl_replay.attach(trainer, replay_max_fraction=0.0, **REPLAY)
-    trainer.train()
-    assert len(session.buffer) > 0
-    assert weights_hash(trainer) == weights_hash(stock)
-
-
-def test_a_dry_run_is_stock(tmp_path: Path) -> None:
-    stock = make_trainer(tmp_path / "stock", Rewards(*SCRIPT), num_iterations=2, beta=0.1)
-    stock.train()
-    trainer = make_trainer(tmp_path / "replay", Rewards(*SCRIPT), num_iterations=2, beta=0.1)
-    trl_replay.attach(trainer, replay_dry_run=True, replay_kl="fresh", **REPLAY)
-    trainer.train()
-    assert weights_hash(trainer) == weights_hash(stock)
+def batches_drawn(session: Any) -> list[Any]:
+    """From now on, the batch of each further iteration."""
+    drawn: list[Any] = []
+    iterate = session.iterate
+    session.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]
+    return drawn
 
 
 def test_a_batch_of_a_further_iteration_holds_distinct_stored_groups_and_empty_slots(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), num_iterations=2, max_steps=4)
-    session = trl_replay.attach(trainer, **REPLAY)
-    drawn = []
-    iterate = session.iterate
-    session.iterate = lambda template: drawn.append(iterate(template)) or drawn[-1]  # type: ignore[method-assign]
+    drawn = batches_drawn(trl_replay.attach(trainer, **REPLAY))
     trainer.train()
-    first, second = drawn
-    for batch, groups in ((first, 1), (second, 2)):  # live groups so far: each may stand in a batch once
+    for batch, groups in zip(drawn, (1, 2), strict=True):  # live groups so far: each may stand in a batch once
         stored = batch[ROWS][:, 0] < 0
         assert int(stored.sum()) == 4 * groups
         empty = (batch[ROWS][:, 1] & (MASKED | EXCLUDED)) == MASKED | EXCLUDED
         assert torch.equal(empty, ~stored)
-        ids = [tuple(row) for row in batch["completion_ids"][stored].tolist()]
         assert int(batch["num_items_in_batch"]) == int(batch["completion_mask"][stored].sum())
-        assert len(ids) == 4 * groups
+        assert len(set(map(tuple, batch["completion_ids"][stored].tolist()))) == 4 * groups
 
 
 def test_generated_groups_are_counted_once_a_generation(tmp_path: Path) -> None:
@@ -223,59 +195,17 @@ def test_generated_groups_are_counted_once_a_generation(tmp_path: Path) -> None:
     assert session.metrics["replay/rollouts"] == 48
     assert session.metrics["replay/replay_ratio"] == 3.0
     assert "drawn in further iterations" in session.explain()
+    assert session.totals.counters["stored"] == sum(logged(trainer, "replay/stored")) == 4
 
 
-def test_what_was_stored_in_further_iterations_is_logged(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=2, max_steps=8)
-    session = trl_replay.attach(trainer, **REPLAY)
+@pytest.mark.parametrize(
+    "evaluation", [{}, {"eval_strategy": "steps", "eval_steps": 1, "eval_prompts": ["1=", "12="]}]
+)
+def test_an_iteration_begins_once_also_where_the_trainer_evaluates(tmp_path: Path, evaluation: dict[str, Any]) -> None:
+    trainer = make_trainer(tmp_path, digits, num_iterations=3, max_steps=9, **evaluation)
+    drawn = batches_drawn(trl_replay.attach(trainer, **REPLAY))
     trainer.train()
-    logged = sum(entry.get("replay/stored", 0) for entry in trainer.state.log_history)
-    assert session.totals.counters["stored"] == 4
-    assert logged == 4 - 0  # the last generation has no live group
-
-
-def test_evaluation_in_the_midst_changes_nothing(tmp_path: Path) -> None:
-    hashes = []
-    for evaluates in (False, True):
-        settings = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": True} if evaluates else {}
-        dataset = settings.pop("eval_dataset", None)
-        trainer = build(
-            tmp_path, digits, num_iterations=3, max_steps=9, trainer_class=trainer_class(), temperature=1.0,
-            arguments={"eval_dataset": rows()} if dataset else {}, **settings,
-        )  # fmt: skip
-        session = trl_replay.attach(trainer, **REPLAY)
-        drawn = []
-        iterate = session.iterate
-        session.iterate = lambda template, i=iterate, d=drawn: d.append(1) or i(template)  # type: ignore[method-assign]
-        trainer.train()
-        hashes.append(len(drawn))
-    assert hashes == [6, 6], "an iteration begins once"
-
-
-def rows() -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_list([{"prompt": "1="}, {"prompt": "12="}, {"prompt": "3="}])
-
-
-def trainer_class() -> type:
-    from trl import GRPOTrainer
-
-    return GRPOTrainer
-
-
-def test_resumed_between_generations_is_as_if_never_stopped(tmp_path: Path) -> None:
-    settings = {"num_iterations": 3, "max_steps": 12, **REPLAY}
-    whole, kept = train(tmp_path / "whole", **settings)
-    train(tmp_path / "part", **{**settings, "max_steps": 6})
-    resumed, session = train(tmp_path / "part", resume=last(tmp_path / "part"), **settings)
-    assert kept.totals.counters["iterated"] > 0
-    assert weights_hash(resumed) == weights_hash(whole)
-    assert session.buffer.table.uses.tolist() == kept.buffer.table.uses.tolist()
-    timings = {"replay/seconds", "step_time"}
-    for one, other in zip(whole.state.log_history[6:12], resumed.state.log_history[6:12], strict=True):
-        differing = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
-        assert differing <= timings
+    assert len(drawn) == 6
 
 
 def test_resumed_in_the_midst_of_iterations_trains_on(tmp_path: Path) -> None:
@@ -301,23 +231,17 @@ class Act(TrainerCallback):
 
 
 @pytest.mark.parametrize("at", [4, 5, 6])
-def test_a_paused_session_trains_the_composed_batch_again(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize("detaches", [False, True])
+def test_where_replay_ends_in_the_midst_of_iterations_training_goes_on(
+    tmp_path: Path, detaches: bool, at: int
+) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=12)
     session = trl_replay.attach(trainer, **REPLAY)
-    trainer.add_callback(Act(at, session.pause))
+    trainer.add_callback(Act(at, (lambda: trl_replay.detach(trainer)) if detaches else session.pause))
     trainer.train()
     assert trainer.state.global_step == 12
     assert session.totals.counters["iterated"] > 0
-
-
-@pytest.mark.parametrize("at", [4, 5, 6])
-def test_detaching_in_the_midst_leaves_stock(tmp_path: Path, at: int) -> None:
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=12)
-    trl_replay.attach(trainer, **REPLAY)
-    trainer.add_callback(Act(at, lambda: trl_replay.detach(trainer)))
-    trainer.train()
-    assert trainer.state.global_step == 12
-    assert "_prepare_inputs" not in trainer.__dict__
+    assert ("_prepare_inputs" in trainer.__dict__) != detaches
 
 
 def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path: Path) -> None:

@@ -46,22 +46,14 @@ CYCLE = {"steps_per_generation": 2, "rows": 4, "live": first_rank}
 
 
 class At(TrainerCallback):
-    """Does something when an update is done, or when training begins or ends."""
+    """Does something when an update is done."""
 
-    def __init__(self, act: Callable[[], Any], update: int, event: str) -> None:
-        self.act, self.update, self.event = act, update, event
+    def __init__(self, act: Callable[[], Any], update: int) -> None:
+        self.act, self.update = act, update
         self.returned: Any = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.event == "step" and state.global_step == self.update:
-            self.returned = self.act()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.event == "begin":
-            self.returned = self.act()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.event == "end":
+        if state.global_step == self.update:
             self.returned = self.act()
 
 
@@ -86,10 +78,10 @@ class Case:
             self.session = trl_replay.attach(self.trainer, **{"replay_start": 0, "replay_buffer_size": 8, **replay})
         self.callbacks: list[At] = []
 
-    def at(self, update: int, act: Callable[[], Any], ranks: tuple[int, ...] = (0,), event: str = "step") -> Case:
+    def at(self, update: int, act: Callable[[], Any], ranks: tuple[int, ...] = (0,)) -> Case:
         """On these ranks, `act` is called after an update."""
         if RANK in ranks:
-            callback = At(act, update, event)
+            callback = At(act, update)
             self.callbacks.append(callback)
             self.trainer.add_callback(callback)
         return self

@@ -79,35 +79,30 @@ class Differing:
         return shaped
 
 
-class Raising(Differing):
-    """Fails on rank 1 from the third update on."""
+class Raising:
+    """Fails in the hooks of one kind on rank 1, from the third update on."""
 
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> None:
-        self.fail(context)
-
-    @trl_replay.hookimpl
-    def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> None:
-        return None
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
     def fail(self, context: Any) -> None:
         if self.rank == 1 and context.update >= 2:
             raise ZeroDivisionError("no luck on this rank")
 
 
-class RaisingMixer(Raising):
-    """The same, while rows are mixed."""
-
+class RaisingAdvantages(Raising):
     @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> None:
-        return None
-
-    @trl_replay.hookimpl
-    def trl_replay_mix(self, table: Any, drawn: Any, slots: Any, context: Any) -> None:
+    def trl_replay_advantages(self, context: Any) -> None:
         self.fail(context)
 
 
-FAILING = {"differing": Differing, "raising": Raising, "raising mixer": RaisingMixer}
+class RaisingMixer(Raising):
+    @trl_replay.hookimpl
+    def trl_replay_mix(self, context: Any) -> None:
+        self.fail(context)
+
+
+FAILING = {"differing": Differing, "raising": RaisingAdvantages, "raising mixer": RaisingMixer}
 
 
 def failing(folder: Path, name: str, rank: int) -> dict[str, Any]:
