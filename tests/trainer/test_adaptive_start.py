@@ -52,35 +52,16 @@ def test_sparse_rewards_wait_from_the_first_update_and_no_longer_than_a_quarter_
     assert "3 x replay_start='adaptive' (sparse rewards, too few entries yet) allows 0 of 4" in session.explain()
 
 
-def test_they_wait_until_a_quarter_of_the_buffer_was_stored(tmp_path: Any) -> None:
-    """A quarter of 12 is three. The third live group is in the ninth batch, and stored with the tenth."""
-    session, filled = train(tmp_path, *SPARSE * 3, steps=12, replay_buffer_size=12)
-    assert filled[:9] == [0] * 9
-    assert filled[9:] == [3] * 3, session.explain()
-
-
 @pytest.mark.parametrize("start", [0, None])
 def test_without_a_start_they_do_not_wait(tmp_path: Any, start: int | None) -> None:
     _, filled = train(tmp_path, *SPARSE, steps=3, replay_start=start)
     assert filled == [0, 1, 1]
 
 
-def test_live_groups_that_come_often_do_not_wait(tmp_path: Any) -> None:
-    """Four live groups are taken for often, at the beginning."""
-    _, filled = train(tmp_path, [LIVE, LIVE, DEAD, DEAD], steps=3)
-    assert filled == [0, 2, 2]
-
-
 def test_once_it_has_begun_it_does_not_wait_again(tmp_path: Any) -> None:
     """Four groups of 40 are live, then none: fewer than one in ten."""
     _, filled = train(tmp_path, [LIVE] * 4, [DEAD] * 4, steps=14, replay_buffer_size=256)
     assert filled[1:] == [4] * 13
-
-
-def test_it_does_not_wait_for_live_groups_that_have_ceased_to_come(tmp_path: Any) -> None:
-    """One group of the first 16 was live, and then none: after 160 groups more there is nothing to wait for."""
-    _, filled = train(tmp_path, [LIVE, *[DEAD] * 15], [DEAD] * 16, steps=13)
-    assert filled == [0] * 11 + [1, 1]
 
 
 def test_entries_that_a_limit_lets_leave_meanwhile_count(tmp_path: Any) -> None:

@@ -13,32 +13,26 @@ import trl_replay
 from trl_replay.strategies.storages import CpuStorage
 from trl_replay.testing import make_trainer
 
-LIMITS: list[tuple[dict[str, Any], str]] = [
-    ({"replay_min_size": 50}, "replay_min_size"),
-    ({"replay_max_age": 1}, ""),
-    ({"replay_max_uses": 1}, ""),
-    ({"replay_max_fraction": 0.34}, "replay_max_fraction allows 1 of 3 groups"),
-]
 
-
-@pytest.mark.parametrize(("settings", "words"), LIMITS)
-def test_each_limit_holds_and_is_named_where_it_held_back(tmp_path: Any, settings: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "counts", "left", "words"),
+    [
+        ({"replay_min_size": 50}, [0, 0, 0, 0, 0], 2, "replay_min_size"),
+        ({"replay_max_age": 1}, [0, 2, 0, 0, 0], 0, ""),
+        ({"replay_max_uses": 1}, [0, 2, 0, 0, 0], 0, ""),
+        ({"replay_max_fraction": 0.34}, [0, 1, 1, 1, 1], 2, "replay_max_fraction allows 1 of 3 groups"),
+    ],
+)
+def test_each_limit_holds_and_is_named_where_it_held_back(
+    tmp_path: Any, settings: dict[str, Any], counts: list[int], left: int, words: str
+) -> None:
+    """What will never be replayed again takes no room."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=5)
     session = trl_replay.attach(trainer, **settings)
     steps = record(session)
     trainer.train()
-    counts = [int((after["trl_replay_rows"][:, 0] < 0).sum()) // 4 for _, after in steps]
-    name = next(iter(settings))
-    if name == "replay_min_size":
-        assert sum(counts) == 0
-    if name == "replay_max_age":
-        assert counts == [0, 2, 0, 0, 0], "an entry older than one update is not replayed"
-    if name == "replay_max_uses":
-        assert counts == [0, 2, 0, 0, 0], "an entry is used once"
-    if name in ("replay_max_age", "replay_max_uses"):
-        assert len(session.buffer) == 0, "what will never be replayed again takes no room"
-    if name == "replay_max_fraction":
-        assert counts == [0, 1, 1, 1, 1]
+    assert replayed(steps) == counts
+    assert len(session.buffer) == left
     assert words in session.explain()
 
 

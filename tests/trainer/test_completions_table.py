@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
@@ -84,32 +85,19 @@ def test_rows_that_were_logged_before_attach_are_not_marked(tmp_path: Path, rows
 
 
 def test_attached_and_detached_in_the_middle_of_a_logging_window(tmp_path: Path) -> None:
-    from transformers import TrainerCallback
-
     class Switch(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1:
-                sessions.append(trl_replay.attach(trainer))
-                steps.extend([record(sessions[0])])
+                steps.append(record(trl_replay.attach(trainer)))
             if state.global_step == 5:
                 trl_replay.detach(trainer)
 
-    trainer, sessions, steps = build(tmp_path, max_steps=6, logging_steps=2), [], []
+    trainer, steps = build(tmp_path, max_steps=6, logging_steps=2), []
     trainer.add_callback(Switch())
     trainer.train()
     assert table(tmp_path, 2)[COLUMN].tolist() == replaced(steps[0][0][1])
     assert table(tmp_path, 4)[COLUMN].tolist() == replaced(steps[0][2][1])
     assert list(table(tmp_path, 6)) == STOCK
-
-
-def test_detach_leaves_stocks_table(tmp_path: Path) -> None:
-    trainer = build(tmp_path, max_steps=2)
-    with trl_replay.attached(trainer):
-        trainer.train()
-    trainer.log({})
-    assert list(table(tmp_path, 2)) == STOCK
-    trainer.train()
-    assert list(table(tmp_path, 1)) == STOCK
     assert COLUMN not in trainer._logs["extra"]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from corrected import CORRECTIONS, MASKS
-from idle import IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
-from support import DEAD, LIVE, LOSSES, Forwards, Rewards, Spy
+from idle import ALL_DEAD, IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
+from support import DEAD, LIVE, LOSSES, Forwards, Rewards, Spy, masked_rollout
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -77,41 +76,30 @@ def test_replay_adds_no_forward_of_the_policy_or_the_reference(
     assert counts == counts[:1] * len(counts)
 
 
-def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(tmp_path: Any, monkeypatch: Any) -> None:
-    """The Liger loss of TRL up to 1.13: here a loss that reads the old log-probs and never calls the tap."""
+class AroundTheTap(Spy):
+    """A trainer with a loss that reads the old log-probs and never calls the tap, as the Liger loss up to TRL 1.13."""
 
-    class Other(Spy):
-        def compute_liger_loss(self, model: Any, inputs: Any) -> Any:
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            width = inputs["completion_ids"].size(1)
-            logits = model(input_ids=ids).logits[:, -width - 1 : -1]
-            logps = (
-                torch.log_softmax(logits.float(), -1).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)
-            )
-            self.olds.append(inputs["old_per_token_logps"])
-            return -((logps - inputs["old_per_token_logps"]).exp() * inputs["advantages"].unsqueeze(1)).mean()
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.compute_liger_loss(model, inputs)
 
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return self.compute_liger_loss(model, inputs)
+    def compute_liger_loss(self, model: Any, inputs: Any) -> Any:
+        assert inputs["old_per_token_logps"].isfinite().all()
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        return model(input_ids=ids).logits.float().mean()
 
-    counts, replaced = [], []
-    for script in (SCRIPT, ([DEAD, DEAD, DEAD],)):
-        trainer = make_trainer(tmp_path, Rewards(*script), max_steps=4, trainer_class=Other, learning_rate=1e-3)
-        trainer.olds, trainer.use_liger_kernel = [], True
-        calls = Counter[str]()
-        logps = Spy._get_per_token_logps_and_entropies
 
-        def counted(self: Any, model: Any, *args: Any, calls: Any = calls, logps: Any = logps, **kwargs: Any) -> Any:
-            calls["logps"] += 1
-            return logps(self, model, *args, **kwargs)
-
-        monkeypatch.setattr(Other, "_get_per_token_logps_and_entropies", counted, raising=False)
-        session = trl_replay.attach(trainer)
-        trainer.train()
-        counts.append(calls["logps"])
-        replaced.append(session.totals.counters["replaced"])
-    assert counts == [4, 4], "one forward a batch, whatever was drawn"
-    assert replaced == [2, 0]
+@pytest.mark.parametrize(("script", "replaced"), [(SCRIPT, 2), ([ALL_DEAD], 0)], ids=["replayed", "nothing stored"])
+def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(
+    tmp_path: Any, script: Any, replaced: int
+) -> None:
+    """Whatever was drawn."""
+    trainer = make_trainer(tmp_path, Rewards(*script), trainer_class=AroundTheTap, gradient_checkpointing=False)
+    trainer.use_liger_kernel, trainer.rollout_func = True, masked_rollout  # which makes no forward
+    session = trl_replay.attach(trainer)
+    forwards = Forwards(trainer.model)
+    trainer.train()
+    assert forwards.counts == {"grad": 4, "no grad": 4}
+    assert session.totals.counters["replaced"] == replaced
     trl_replay.detach(trainer)
     with pytest.raises(trl_replay.RefusedError, match="replay_correction='none' needs the loss to call"):
         trl_replay.attach(trainer, replay_correction="none")

@@ -1,12 +1,11 @@
-"""A session in the user's hands: pause, resume, clear, what it tells, and names of before."""
+"""A session in the user's hands: pause, resume, clear, and what it tells."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from support import DEAD, HALF, LIVE, Rewards, Spy, record
-from transformers import TrainerCallback
+from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
 from trl_replay.counters import BRIEF, Tally, Totals
@@ -20,8 +19,9 @@ def trainer(tmp_path: Any) -> Any:
     return make_trainer(tmp_path, Rewards(*SCRIPT))
 
 
-def test_pause_is_stock_and_resume_replays_again(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE]), max_steps=2)
+def test_a_paused_session_replays_and_stores_nothing_until_it_resumes(tmp_path: Any) -> None:
+    """That no weight differs from stock's is in test_idle.py."""
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
     session = trl_replay.attach(trainer)
     trainer.train()
     stored, replaced = len(session.buffer), session.totals.counters["replaced"]
@@ -30,6 +30,7 @@ def test_pause_is_stock_and_resume_replays_again(tmp_path: Any) -> None:
     trainer.train()
     assert steps == []
     assert len(session.buffer) == stored
+    assert "2 x replay was paused" in session.explain()
     session.resume()
     trainer.train()
     assert session.totals.counters["replaced"] > replaced
@@ -65,19 +66,15 @@ def history(trainer: Any) -> list[dict[str, Any]]:
     return [entry for entry in trainer.state.log_history if "reward" in entry]
 
 
-def test_a_plugins_metrics_stay_out_of_a_brief_log(tmp_path: Any) -> None:
+def test_a_plugins_metrics_stay_out_of_a_brief_log(tmp_path: Any, plug: Any) -> None:
     class Tells:
         @trl_replay.hookimpl
         def trl_replay_metrics(self, context: Any) -> dict[str, float]:
             return {"mine/entries": float(len(context.table))}
 
-    trl_replay.register(Tells(), "tells")
-    try:
-        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-        session = trl_replay.attach(trainer, replay_log="brief", replay_plugins=["tells"])
-        trainer.train()
-    finally:
-        trl_replay.unregister("tells")
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    session = trl_replay.attach(trainer, replay_log="brief", replay_plugins=plug(Tells()))
+    trainer.train()
     assert session.metrics["mine/entries"] > 0
     assert not any("mine/entries" in entry for entry in trainer.state.log_history)
 
@@ -93,37 +90,21 @@ def test_the_summary_says_why_nothing_was_replayed(tmp_path: Any, capsys: Any) -
     assert "x the buffer was empty: no live group has been stored yet" in printed
 
 
-def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path: Any) -> None:
-    class Once(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.on_step_begin = lambda *args, **kwargs: None
-
-    script = Rewards(*SCRIPT, [DEAD, DEAD, LIVE])
-    trainer = make_trainer(tmp_path, script, max_steps=2)
+def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_path: Any, monkeypatch: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT, [DEAD, DEAD, LIVE]), max_steps=2)
     session = trl_replay.attach(trainer)
-    stock_loss = Spy.__mro__[1]._compute_loss
 
     def failing(self: Any, *args: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    type(trainer)._compute_loss = failing
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer), "_compute_loss", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             trainer.train()
-    finally:
-        type(trainer)._compute_loss = stock_loss
     session.pause()
     trainer.train()
     session.resume()
     trainer.train()
-
-
-def test_the_summary_names_the_cause_where_no_live_group_has_come(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    assert "3 x the buffer was empty: no live group has been stored yet" in session.explain()
-    assert "has not run yet" not in session.explain()
 
 
 def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_some() -> None:
@@ -154,12 +135,3 @@ def test_a_sessions_repr_says_size_strategies_and_state(tmp_path: Any) -> None:
     assert "Session, which is paused" in repr(session)
     off = trl_replay.attach(make_trainer(tmp_path, Rewards([DEAD] * 3)), use_replay=False)
     assert "Session, which is off" in repr(off)
-
-
-def test_the_summary_says_that_replay_was_paused(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=2)
-    session = trl_replay.attach(trainer)
-    trainer.train()
-    session.pause()
-    trainer.train()
-    assert "2 x replay was paused" in session.explain()
