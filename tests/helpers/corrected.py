@@ -43,6 +43,8 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
     if name == "decoupled":
         return new, torch.minimum(r, one * 2.0)
+    if name == "gipo":
+        return new, r * (-(r.log() ** 2) / 2).exp()
     assert name == "shaped"
     return new, 0.1 * r / (r + 0.1) ** 2
 
@@ -66,8 +68,8 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
     return [float(kept)] * len(ratios)
 
 
-CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped"]
-TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped", "gipo"]
+TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped", "gipo"}
 
 
 TWO_LOSSES = ("grpo", "cispo")

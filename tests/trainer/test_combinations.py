@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corrected import TOKEN_WEIGHTS
 from support import LIVE, Rewards
 
 import trl_replay
@@ -17,7 +18,6 @@ from trl_replay.testing import make_trainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 WITHOUT_CHANCES = {"newest", "top", "same_prompt"}
-PER_TOKEN = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
 
 
 def built_in(kind: Any) -> list[str]:
@@ -49,6 +49,6 @@ def test_what_is_refused_is_in_the_documentation(trainer: Any, tmp_path: Any) ->
     for kind in ("scorer", "evictor", "selector"):
         assert set(refused(trainer, kind)) == set()
     of_sequences = make_trainer(tmp_path, Rewards([LIVE] * 3), importance_sampling_level="sequence", loss_type="grpo")
-    assert {name for (name,) in refused(of_sequences, "correction")} == PER_TOKEN
-    for name in ("inject", "per", *WITHOUT_CHANCES, *PER_TOKEN):
+    assert {name for (name,) in refused(of_sequences, "correction")} == TOKEN_WEIGHTS
+    for name in ("inject", "per", *WITHOUT_CHANCES, *TOKEN_WEIGHTS):
         assert f"`{name}`" in named, f"{name} is not named as an exception"

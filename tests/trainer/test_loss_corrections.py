@@ -25,7 +25,7 @@ FORMS = {
     "sequence_mask": ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "per"],  # and a weight for each row
     "icepop": [],  # and a weight for each token
     "topr": ["none"],  # the current log-probs and a weight for each row
-    "truncated": ["decoupled", "shaped"],  # and a weight for each token
+    "truncated": ["decoupled", "shaped", "gipo"],  # and a weight for each token
 }
 """Of each form the correction that goes through every loss, and those that go through two."""
 OTHERS = [other for others in FORMS.values() for other in others]

@@ -108,6 +108,7 @@ class Builtin:
             "decoupled", corrections.make_decoupled, "clips around a recent policy, weighted by its ratio"
         )
         yield CorrectionSpec("shaped", corrections.make_shaped, "ratio shaped to r / (r + gamma)")
+        yield CorrectionSpec("gipo", corrections.make_gipo, "on-policy loss weighted by r and a Gaussian of log r")
         yield CorrectionSpec("per", corrections.SamplingWeights, "ratio, weighted against the sampler's preferences")
         yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")
 

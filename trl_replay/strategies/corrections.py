@@ -228,6 +228,24 @@ def make_topr(cap: float = 1.0) -> Correction:
     return topr
 
 
+def make_gipo(sigma: float = 1.0) -> Correction:
+    """Truncated importance sampling with a Gaussian in place of the clip (GIPO, arXiv 2603.03955).
+
+    A token's weight is r exp(−(log r)² / 2σ²), on the on-policy loss: 1 at r = 1, at most exp(σ² / 2), and never 0.
+
+    Args:
+        sigma (`float`): Width of the Gaussian over log r, above 0. The value is ours.
+    """
+    _require("gipo", "sigma", sigma, above=0.0)
+
+    def gipo(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = _log_ratio(rows)
+        weights = _exp(logs - logs**2 / (2 * sigma**2))
+        return Corrected(rows.logps, weights)
+
+    return TokenWeights(gipo)
+
+
 def make_m2po(threshold: float = 0.04) -> Correction:
     """`ratio`, with tokens masked, largest (log r)² first, until its mean over the rest is ≤ threshold (arXiv
     2510.01161).
