@@ -15,10 +15,11 @@ from trl_replay.checkpoint import discovery
 
 
 def test_a_half_written_checkpoint_is_never_taken_for_whole(tmp_path: Path, checkpoint: Path) -> None:
-    folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint-10"))
-    state = folder / "trainer_state.json"
-    state.write_bytes(state.read_bytes()[:200])
-    assert trl_replay.last_complete_checkpoint(tmp_path) is None
+    for number, cut in enumerate(["trainer_state.json", "optimizer.pt", "model.safetensors"], start=10):
+        folder = Path(shutil.copytree(checkpoint, tmp_path / f"checkpoint-{number}"))
+        path = folder / cut
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        assert trl_replay.last_complete_checkpoint(tmp_path) is None, cut
     folder = Path(shutil.copytree(checkpoint, tmp_path / "checkpoint-20"))
     (folder / "trainer_state.json").unlink()
     assert trl_replay.last_complete_checkpoint(tmp_path) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 from .save_id import FOLDER, TRAINER_STATE, SaveId, read_save_id
@@ -48,14 +49,31 @@ def numbered_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Tells whether stock's last file is there and whole, and so are all files that ours know of."""
-    if (folder / UNFINISHED).exists():
+    """Tell whether the trainer's last file is there, all files that ours know of are, and every file has its end."""
+    if not (folder / TRAINER_STATE).is_file() or (folder / UNFINISHED).exists():
         return False
+    saved = read_save_id(folder)
+    left_behind = saved is None  # ours, if any, are then another run's
+    paths = [path for path in folder.rglob("*") if not (left_behind and FOLDER in path.parts)]
+    return _has_all_ranks(folder, saved) and all(map(_has_its_end, paths))
+
+
+def _has_its_end(path: Path) -> bool:
+    """Tell whether a file of a kind that shows its length was written to the end; a job that is preempted may leave
+    others' files short on a network's disk."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        json.loads((folder / TRAINER_STATE).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+        elif path.suffix in (".pt", ".pth"):
+            return zipfile.is_zipfile(path)  # its directory comes last
+        elif path.suffix == ".safetensors":
+            with safe_open(path, "np"):
+                return True
+    except (OSError, ValueError, RecursionError, SafetensorError):
         return False
-    return _has_all_ranks(folder, read_save_id(folder))
+    return True
 
 
 def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
