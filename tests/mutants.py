@@ -47,7 +47,7 @@ ALSO = {
     "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
     "loss/micro_batch.py": ("trainer/test_loss_row_mask.py", "trainer/test_loss_tap.py"),
     "step/dead_groups.py": ("trainer/test_loss_row_mask.py",),
-    "step/decisions.py": ("trainer/test_methods.py", "trainer/test_silent_rows.py"),
+    "step/decisions.py": ("trainer/test_step_decisions.py", "trainer/test_silent_rows.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/stages.py": ("trainer/test_mixing.py",),
     "generation/generated.py": ("trainer/test_generation_rounds.py",),
@@ -55,8 +55,8 @@ ALSO = {
     "step/training_batch.py": ("trainer/test_mixing.py",),
     "decision.py": ("trainer/test_mixing.py",),
     "loss/handshake.py": ("trainer/test_idle.py",),
-    "loss/supply.py": ("trainer/test_loss_tap.py", "trainer/test_methods.py"),
-    "loss/tap.py": ("trainer/test_methods.py",),
+    "loss/supply.py": ("trainer/test_loss_tap.py", "trainer/test_loss_corrections.py"),
+    "loss/tap.py": ("trainer/test_loss_corrections.py",),
     "trainer/seam.py": ("trainer/test_attachment.py", "trainer/test_completions_table.py"),
 }
 """Test files with other names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 from resuming import build, differences, everything, last, resume, state, train
 from support import DEAD, HALF, LIVE, Rewards
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
@@ -50,18 +51,14 @@ def test_ours_is_written_before_stocks_and_a_checkpoint_written_again_is_not_who
     assert last(tmp_path).endswith("checkpoint-6")
 
 
-def test_a_hook_that_fails_while_saving_is_named(tmp_path: Path) -> None:
+def test_a_hook_that_fails_while_saving_is_named(tmp_path: Path, plug: Any) -> None:
     class Plugin:
         @hookimpl
         def trl_replay_save(self, session: Any, directory: Path) -> None:
             raise OSError("no room")
 
-    trl_replay.register(Plugin(), "unlucky")
-    try:
-        with pytest.raises(trl_replay.HookError, match=r"unlucky.*failed in trl_replay_save.*no room"):
-            train(tmp_path, replay_plugins="unlucky", max_steps=6)
-    finally:
-        trl_replay.unregister("unlucky")
+    with pytest.raises(trl_replay.HookError, match=r"unlucky.*failed in trl_replay_save.*no room"):
+        train(tmp_path, replay_plugins=plug(Plugin(), "unlucky"), max_steps=6)
     assert trl_replay.last_complete_checkpoint(tmp_path) is None
 
 
@@ -191,7 +188,6 @@ def test_61_a_checkpoint_resumes_wherever_it_was_copied_to(tmp_path: Path) -> No
 
 def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     """Training is interrupted with candidates that have all their log-probs."""
-    from transformers import TrainerCallback
 
     class Interrupt(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -211,17 +207,9 @@ def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     assert len(session.buffer) == 2
 
 
-def load_benchmark(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_run_that_is_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_path: Path) -> None:
-    kills = load_benchmark("kills")
+def test_a_run_that_is_killed_at_random_moments_ends_as_the_one_that_was_not(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    kills = importlib.import_module("kills")
     outcome = kills.run(tmp_path, kills=4, seed=1, kind=kills.Run(updates=30, processes=1, scope="process"))
     assert outcome["kills"] >= 4
     assert outcome["identical"]

@@ -30,7 +30,7 @@ RELEASES: dict[str, tuple[str, ...]] = {  # what a release imports without decla
 }
 FILES = ("assembly", "attachment", "canary", "completion_sources", "dead_groups", "fresh_metrics",
          "generation_prompts", "generation_rounds", "gradients_by_hand", "idle", "images", "liger", "losses_by_hand",
-         "methods", "migration", "mixing", "models", "replay_iterations", "replayed_groups", "session", "silent_rows",
+         "migration", "mixing", "models", "replay_iterations", "replayed_groups", "session", "silent_rows",
          "subclasses")  # fmt: skip
 
 

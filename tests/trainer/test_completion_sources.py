@@ -11,7 +11,7 @@ from generating import PROMPTS, Coins, rounds_of, watched
 from loss_by_hand import forward
 from releases import CLIPPED_RATIOS, SCORES_EVERY_TOKEN, since
 from replaying import build, replay
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, masked_rollout
 from tools import tool_tokenizer
 
 import trl_replay
@@ -106,19 +106,9 @@ def test_vllm_without_its_correction_is_replayed_with_the_taps_log_probs(tmp_pat
 
 def test_14_a_rollout_function_with_masked_tokens_and_its_own_prompts(tmp_path: Any) -> None:
     """Prompts differ within a group; lengths and masks change from batch to batch."""
-    calls = {"count": 0}
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        calls["count"] += 1
-        tokenizer = trainer.processing_class
-        texts = ["ab*cdef"[: 3 + (row + calls["count"]) % 4] for row in range(len(prompts))]
-        ids = [tokenizer(text)["input_ids"] for text in texts]
-        return {
-            "prompt_ids": [tokenizer("1" * (row % 3) + p)["input_ids"] for row, p in enumerate(prompts)],
-            "completion_ids": ids,
-            "logprobs": [[-0.5 - position / 8 for position in range(len(row))] for row in ids],
-            "env_mask": [[int(position not in (1, 2)) for position in range(len(row))] for row in ids],
-        }
+        return masked_rollout(["1" * (row % 3) + prompt for row, prompt in enumerate(prompts)], trainer)
 
     trainer = build(tmp_path, Rewards(*SCRIPT), arguments={"rollout_func": rollout}, learning_rate=3e-2)
     _, watch = replay(trainer)

@@ -100,23 +100,6 @@ def test_prompts_are_linked_to_the_groups_of_the_buffer(tmp_path: Any) -> None:
     assert trainer.state.global_step == 4
 
 
-def test_new_prompts_are_of_the_dataset_and_not_in_the_batch(tmp_path: Any) -> None:
-    given = []
-
-    def others(rows: Any, context: Any) -> Any:
-        new = [*context.new_prompts(1), *context.new_prompts(2)]
-        given.append(([row["prompt"] for row in rows], [row["prompt"] for row in new]))
-        return new
-
-    train(tmp_path, others, max_steps=6)
-    for before, after in given:
-        assert len(set(after)) == 3
-        assert not set(before) & set(after)
-    everything = [prompt for _, after in given for prompt in after]
-    assert set(everything) <= set(PROMPTS)
-    assert len(set(everything[:18])) >= 15
-
-
 def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: Any) -> None:
     def drawn(folder: Any, **settings: Any) -> list[float]:
         numbers: list[float] = []

@@ -94,6 +94,9 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "token weights: shaped, LoRA": ({"lora": True, "loss_type": "dr_grpo"}, correction("shaped")),
     "token weights: decoupled, cispo, sequence level": ({"loss_type": "cispo", **SEQUENCE}, correction("decoupled")),
+    "row weights: topr, the off-policy mask": (
+        {"off_policy_mask_threshold": 0.02, "loss_type": "grpo", "learning_rate": 5e-2}, correction("topr"),
+    ),
     "row weights: topr, sequence level": ({"loss_type": "grpo", **SEQUENCE}, correction("topr")),
     "row weights: sequence_mask, vespo": ({"loss_type": "vespo"}, correction("sequence_mask")),
     "half weight, sapo, beta": ({"loss_type": "sapo", "beta": 0.1}, {"replay_weight": 0.5}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -71,30 +70,6 @@ def test_replay_is_right_with_the_liger_loss(tmp_path: Any, settings: dict[str, 
             assert replayed or float(gap) < 1e-5, "a fresh row's ratio is 1"
             moved = max(moved, float(gap)) if replayed else moved
     assert moved > 1e-3, "a replayed row's ratio is not 1"
-
-
-def counting(patch: Any) -> Counter[str]:
-    """Counts calls of the log-prob method from now on."""
-    logps, count = Spy._get_per_token_logps_and_entropies, Counter[str]()
-
-    def counted(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        count["logps"] += 1
-        return logps(self, model, *args, **kwargs)
-
-    patch.setattr(Spy, "_get_per_token_logps_and_entropies", counted)
-    return count
-
-
-def test_the_forward_is_decided_at_attach_and_not_by_what_was_drawn(tmp_path: Any, monkeypatch: Any) -> None:
-    calls = []
-    for script in (SCRIPT, ([DEAD, DEAD, DEAD],)):
-        trainer, loss = with_liger(tmp_path, Rewards(*script))
-        with monkeypatch.context() as patch, trl_replay.attached(trainer):
-            count = counting(patch)
-            trainer.train()
-        calls.append(count["logps"])
-        assert len(loss.calls) == 5
-    assert calls == [5, 5]
 
 
 def test_detach_takes_the_liger_loss_off_too(tmp_path: Any) -> None:

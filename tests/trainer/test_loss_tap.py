@@ -49,30 +49,6 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, h
             assert any(abs(float(values.sum()) - value) < 1e-4 for value in known), "recorded under the loaded weights"
 
 
-@pytest.mark.parametrize("correction", ["ratio", "none", "truncated", "topr", "shaped", "decoupled"])
-def test_the_off_policy_mask_sees_the_behavior_log_probs_whatever_the_correction(
-    tmp_path: Any, correction: str
-) -> None:
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD]), trainer_class=Spy, max_steps=4, learning_rate=5e-2,
-        off_policy_mask_threshold=0.05,
-    )  # fmt: skip
-    trl_replay.attach(trainer, replay_correction=correction)
-    trainer.train()
-    stored: dict[str, torch.Tensor] = {}
-    checked = 0
-    for loss in trainer.losses:
-        inputs, mask = loss["inputs"], loss["inputs"]["completion_mask"].bool()
-        for row, number in enumerate(inputs.rows[:, 0].tolist()):
-            tokens = str(inputs["completion_ids"][row][mask[row]].tolist())
-            if number >= 0:
-                stored.setdefault(tokens, loss["logps"][row][mask[row]])
-            else:
-                torch.testing.assert_close(inputs["sampling_per_token_logps"][row][mask[row]], stored[tokens])
-                checked += 1
-    assert checked >= 16
-
-
 def test_a_correction_is_told_of_each_row_its_age_its_tokens_and_its_log_probs(tmp_path: Any) -> None:
     told: list[trl_replay.ReplayedRows] = []
 

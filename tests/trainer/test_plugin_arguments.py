@@ -47,12 +47,9 @@ class Plain:
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    trl_replay.register(Scale(), "scale")
-    trl_replay.register(Plain(), "plain")
-    yield
-    trl_replay.unregister("scale")
-    trl_replay.unregister("plain")
+def registered(plug: Any) -> None:
+    plug(Scale(), "scale")
+    plug(Plain(), "plain")
 
 
 def trained(folder: Path, **settings: Any) -> tuple[Any, list[float]]:
@@ -90,13 +87,12 @@ def test_what_a_plugin_offers_has_its_arguments_too(tmp_path: Path) -> None:
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
 
 
-def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made_with(tmp_path: Path) -> None:
-    trl_replay.register(Scale(by=0.5, worth=2.0), "halves")
-    try:
-        settings = {"replay_scorer": "halves/constant", "replay_plugins_kwargs": {"halves": {"worth": 3.0}}}
-        session, advantages = trained(tmp_path, **settings)
-    finally:
-        trl_replay.unregister("halves")
+def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made_with(
+    tmp_path: Path, plug: Any
+) -> None:
+    plug(Scale(by=0.5, worth=2.0), "halves")
+    settings = {"replay_scorer": "halves/constant", "replay_plugins_kwargs": {"halves": {"worth": 3.0}}}
+    session, advantages = trained(tmp_path, **settings)
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
     assert max(advantages) < 1.0, "without it the largest is 1.5"
 

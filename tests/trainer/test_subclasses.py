@@ -59,8 +59,7 @@ def test_replay_is_right_with_gspo_token(tmp_path: Any, level: str) -> None:
 
 
 @shipping("minillm")
-@pytest.mark.parametrize("correction", ["ratio", "truncated", "topr"])
-def test_replay_is_right_with_minillm(tmp_path: Any, correction: str) -> None:
+def test_replay_is_right_with_minillm(tmp_path: Any) -> None:
     """Its loss adds the teacher's view of each token to the advantage: of replayed rows as the policy is now."""
     from trl.experimental.minillm import MiniLLMConfig, MiniLLMTrainer
 
@@ -76,12 +75,7 @@ def test_replay_is_right_with_minillm(tmp_path: Any, correction: str) -> None:
         tmp_path, Rewards(*SCRIPT), trainer_class=MiniLLM, config_class=MiniLLMConfig, learning_rate=3e-2,
         arguments={"teacher_model": teacher},
     )  # fmt: skip
-    if correction == "ratio":
-        replay(trainer)
-        return
-    session = trl_replay.attach(trainer, replay_correction=correction)
-    trainer.train()
-    assert session.totals.counters["replaced"] > 0
+    replay(trainer)
 
 
 @shipping("papo")
