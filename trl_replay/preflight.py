@@ -40,8 +40,9 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
     if not scope.division.one_buffer and rows % size:
         yield (
             f"each process scores {rows} rows (per_device_train_batch_size × steps_per_generation), no multiple of "
-            f"num_generations={size}, so that groups straddle processes and replay_scope='process' can't store them: "
-            "change one of the three, or use replay_scope='gathered' or 'sharded', which put such groups together"
+            f"num_generations={size}, so that groups straddle processes and replay_scope={settings.label('scope')!r} "
+            "can't store them: change one of the three, or use replay_scope='gathered' or 'sharded', which put such "
+            "groups together"
         )
     generations = trainer.args.steps_per_generation * trainer.num_iterations
     dataset = trainer.train_dataset

@@ -274,8 +274,8 @@ def test_a_third_partys_scope_with_the_same_four_verbs_works(launches: Launches)
 
 def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Launches) -> None:
     for rank in launches(2, "third party's own, straddling"):
-        assert rank["type"] == "SeamError"
-        assert "not whole groups of 4" in rank["text"]
+        assert rank["type"] == "RefusedError"
+        assert "groups straddle processes and replay_scope='own' can't store them" in rank["text"]
 
 
 def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:

@@ -95,11 +95,11 @@ class Flaky(CpuStorage):
 
 
 class Wrapped:
-    """A third party's scope: the four verbs around somebody else's."""
+    """A third party's scope: four verbs and how it divides a buffer, around somebody else's."""
 
     def __init__(self, scope: Any) -> None:
         self.share, self.agree, self.admit, self.fetch = scope.share, scope.agree, scope.admit, scope.fetch
-        self.received = scope.received
+        self.division, self.received = scope.division, scope.received
 
 
 class ScopePlugin:
