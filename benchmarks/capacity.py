@@ -126,7 +126,7 @@ def needs(run: Run) -> list[Needs]:
     """What each scope takes."""
     group = made_up_group(run)
     held, sent = group.nbytes, packed_size(group)
-    entry = Table.preallocated(1, size=run.generations).row_bytes
+    entry = Table.empty(run.generations).row_bytes
     others = run.ranks - 1
     admitted = run.live * run.prompts
     filled = min((1 - run.live) * run.prompts, float(run.size * run.ranks)) / run.ranks  # of a rank's slots

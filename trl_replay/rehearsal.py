@@ -86,7 +86,7 @@ def made_up_table(scores: Any, size: int, functions: int = 1, **columns: Any) ->
         "row_items": tokens,
         **columns,
     }
-    table = Table.preallocated(count, size, functions)
+    table = Table.empty(size, functions)
     table.reward_weights = np.full(functions, 1 / functions)
     table.append(values, count)
     return table

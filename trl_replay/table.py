@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,8 +48,6 @@ ROW_COLUMNS: dict[str, Any] = {
 NEVER = -1
 """In `last_used` before the first use."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
-FIRST_ROOM = 1024
-"""Rows that a new table has room for."""
 LARGEST = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
 
@@ -57,51 +56,48 @@ class Table:
     """Columns of equal length, readable as attributes: `table.score`, `table.row_reward`, … (see `COLUMNS` and
     `ROW_COLUMNS`).
 
-    A column is a view on the used rows: copy it to keep it. Those two kinds can only be read so, a plugin's own can
-    be written to.
+    Copy a column to keep it: it changes, and is another array once entries have come or left. Those two kinds can only
+    be read so, a plugin's own can be written to.
 
     Attributes:
         reward_weights (`(functions,)` float64): The trainer's weight of each reward function, as it is today.
     """
 
-    def __init__(
-        self, columns: Mapping[str, NDArray[Any]], length: int, reward_weights: NDArray[np.float64] | None = None
-    ) -> None:
+    def __init__(self, columns: Mapping[str, NDArray[Any]], reward_weights: NDArray[np.float64]) -> None:
         self._columns = dict(columns)
         self._fills: dict[str, float] = {"last_used": NEVER, "row_other_reward": np.nan}
-        self._length = length
         self._row_of: dict[int, int] | None = None  # by serial number, made anew after every change
-        self.reward_weights = np.ones(1) if reward_weights is None else reward_weights
+        self.reward_weights = reward_weights
 
     @classmethod
-    def preallocated(cls, capacity: int, size: int = 1, functions: int = 1) -> Table:
-        """An empty table with room for `capacity` entries, at first for a thousand; it grows as it fills.
+    def empty(cls, size: int = 1, functions: int = 1) -> Table:
+        """A table without entries.
 
         Args:
-            capacity (`int`): Entries.
             size (`int`): Rows of a group.
             functions (`int`): Reward functions.
         """
-        room = min(max(capacity, 1), FIRST_ROOM)
-        columns = {name: np.zeros(room, dtype) for name, dtype in COLUMNS.items()}
+        columns = {name: np.zeros(0, dtype) for name, dtype in COLUMNS.items()}
         for name, dtype in ROW_COLUMNS.items():
-            shape = (room, size, functions) if name == "row_rewards" else (room, size)
+            shape = (0, size, functions) if name == "row_rewards" else (0, size)
             columns[name] = np.zeros(shape, dtype)
-        return cls(columns, 0, np.ones(functions))
+        return cls(columns, np.ones(functions))
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._columns["serial"])
 
     def __getattr__(self, name: str) -> NDArray[Any]:
-        return _read_only(name, self.writable(name))
+        column = self.writable(name)[:]
+        if name in CORE:
+            column.flags.writeable = False
+        return column
 
     def writable(self, name: str) -> NDArray[Any]:
         """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
-        columns = self.__dict__.get("_columns", {})
+        columns: dict[str, NDArray[Any]] = self.__dict__.get("_columns", {})
         if name not in columns:
             raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
-        column: NDArray[Any] = columns[name][: self._length]
-        return column
+        return columns[name]
 
     def rows_of(self, serials: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row of each entry with these serial numbers, -1 where there is none."""
@@ -136,7 +132,7 @@ class Table:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row over all columns."""
-        return sum(column[:1].nbytes for column in self._columns.values())
+        return sum(column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values())
 
     def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
         """Adds a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
@@ -148,47 +144,32 @@ class Table:
             raise ConfigurationError(f"Column {name!r} can't be added: {dtype!r} is no type of numbers.")
         if name in self._columns or hasattr(type(self), name) or not name.isidentifier():
             raise ConfigurationError(f"Column {name!r} can't be added: the name is taken or not an identifier.")
-        size = len(self._columns["serial"])
-        self._columns[name] = np.full(size, fill, dtype)
+        self._columns[name] = np.full(len(self), fill, dtype)
         self._fills[name] = fill
 
     def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
         """Adds `count` rows at the end; a column without values gets its fill."""
-        start = self._length
-        end = start + count
-        if end > len(self._columns["serial"]):
-            self._grow(max(end, 2 * start))
+        longer = {}
         for name, column in self._columns.items():
-            fill = self._fills.get(name, 0)
-            column[start:end] = values.get(name, fill)
-        self._resized(end)
-
-    def _grow(self, room: int) -> None:
-        """Makes room for `room` rows."""
-        grown = {}
-        for name, column in self._columns.items():
-            more = np.zeros((room - len(column), *column.shape[1:]), column.dtype)
-            grown[name] = np.concatenate([column, more])
-        self._columns = grown
+            more = np.empty((count, *column.shape[1:]), column.dtype)
+            more[:] = values.get(name, self._fills.get(name, 0))
+            longer[name] = np.concatenate([column, more])
+        self._take_columns(longer)
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Removes distinct rows; the last rows move into their places."""
-        left = self._length - len(rows)
-        stays = np.ones(self._length, bool)
+        left = len(self) - len(rows)
+        stays = np.ones(len(self), bool)
         stays[rows] = False
-        holes = np.flatnonzero(~stays[:left])
-        movers = left + np.flatnonzero(stays[left:])
-        for column in self._columns.values():
-            column[holes] = column[movers]
-        self._resized(left)
+        order = np.arange(left)
+        order[~stays[:left]] = left + np.flatnonzero(stays[left:])
+        self._take_columns({name: column[order] for name, column in self._columns.items()})
 
-    def _resized(self, length: int) -> None:
-        """Counts the entries of each prompt anew, once rows have come or left."""
-        self._length = length
+    def _take_columns(self, columns: dict[str, NDArray[Any]]) -> None:
+        """Takes columns in which rows have come or left, and counts the entries of each prompt anew."""
         self._row_of = None
-        peers, newer = _counted(self.prompt, self.serial)
-        self.writable("peers")[:] = peers
-        self.writable("newer")[:] = newer
+        columns["peers"][:], columns["newer"][:] = _counted(columns["prompt"], columns["serial"])
+        self._columns = columns
 
     @property
     def tasks(self) -> int:
@@ -197,12 +178,12 @@ class Table:
 
     def with_scores(self, scores: NDArray[np.float64]) -> Table:
         """The same rows with other scores; no column is copied."""
-        return Table({**self._columns, "score": scores}, self._length, self.reward_weights)
+        return Table({**self._columns, "score": scores}, self.reward_weights)
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """A table of copies of `rows`."""
         columns = {name: column[rows] for name, column in self._columns.items()}
-        return Table(columns, len(rows), self.reward_weights)
+        return Table(columns, self.reward_weights)
 
 
 def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -218,13 +199,6 @@ def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[ND
     peers[order] = np.repeat(counts, counts)
     newer[order] = np.arange(len(order)) - np.repeat(first, counts)
     return peers, newer
-
-
-def _read_only(name: str, column: NDArray[Any]) -> NDArray[Any]:
-    """The column, which can't be written to any more if it is no plugin's."""
-    if name in CORE:
-        column.flags.writeable = False
-    return column
 
 
 def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

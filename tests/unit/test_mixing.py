@@ -44,7 +44,7 @@ def assignments(draw: Any) -> tuple[Any, Any]:
 def table_of(count: int) -> Any:
     rows = np.zeros((count, SIZE))
     columns = {"row_rewards": rows[:, :, None], "row_advantage": rows + 1.0, "row_logp": rows, "row_items": rows}
-    table = type(make_table([])).preallocated(count, SIZE)
+    table = type(make_table([])).empty(SIZE)
     table.append({"serial": np.arange(100, 100 + count), "update": np.zeros(count), **columns}, count)
     return table
 

@@ -80,7 +80,7 @@ def test_the_generator_advances_alike_whatever_the_weights_are():
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.integers(0, 5), st.lists(st.tuples(st.integers(0, 6), st.lists(st.floats(0, 1), max_size=6)), max_size=12))
 def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
-    table = Table.preallocated(capacity)
+    table = Table.empty()
     table.add_column("mine", fill=0.5)
     model: dict[int, float] = {}
     serial = 0
@@ -112,7 +112,7 @@ def test_a_table_holds_what_a_plain_list_of_rows_would(capacity, rounds):
 )
 def test_entries_of_a_prompt_are_counted_right_whichever_way(rounds, backwards):
     prompts = np.array([3, 5, 3 + 2**16, 7, 5 - 2**16, 2**40])
-    table, serial = Table.preallocated(100), 0
+    table, serial = Table.empty(), 0
     for number, (added, leaving) in enumerate(rounds):
         serials = np.random.default_rng(serial).permutation(np.arange(serial, serial + len(added)))
         serial += len(added)

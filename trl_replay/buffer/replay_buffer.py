@@ -90,7 +90,7 @@ class ReplayBuffer:
         self.max_bytes = max_bytes
         self.storage = storage
         self.limits = limits
-        self.table = Table.preallocated(capacity, size, functions)
+        self.table = Table.empty(size, functions)
         self._keysets: list[frozenset[str]] = []
         self._here: set[int] = set()
         self._overflow: dict[int, Group] = {}

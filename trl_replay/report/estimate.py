@@ -142,7 +142,7 @@ def estimate(
 def _group_bytes(rows: int, completion_tokens: float, prompt_tokens: float) -> int:
     """Payload and table row of one group whose prompt is shared by its rows."""
     tokens = rows * (TOKEN_BYTES * completion_tokens + ROW_BYTES)
-    table_row = Table.preallocated(1, rows).row_bytes
+    table_row = Table.empty(rows).row_bytes
     return round(tokens + PROMPT_BYTES * prompt_tokens + table_row)
 
 
