@@ -541,9 +541,9 @@ class Session:
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
         self._record(self.supply.stats.metrics())
-        self._record(self.components.gates.metrics())
-        self._record(self.components.bounds.metrics())
-        self._record(self.tap.fresh.metrics())
+        self._record(self.components.gates.means.metrics())
+        self._record(self.components.bounds.means.metrics())
+        self._record(self.tap.fresh.means.metrics())
 
     def reference_synced(self) -> None:
         """The reference model has changed: groups that hold its log-probs can't be replayed any more."""

@@ -48,8 +48,8 @@ def test_a_kl_term_beyond_the_bound_is_dropped_and_one_within_it_stays() -> None
     assert reference(bounds, -4.5, -4.5, -1.0) == -4.5, "e^3.5 is 33"
     assert reference(bounds, -1.0, -1.0, -90.0) == -21.0, "the other side is clamped"
     assert reference(bounds, -1.0, -1.0, float("nan")) == -1.0
-    assert bounds.metrics() == {"replay/kl_dropped_fraction": 0.5}
-    assert bounds.metrics() == {}, "counted since the last call"
+    assert bounds.means.metrics() == {"replay/kl_dropped_fraction": 0.5}
+    assert bounds.means.metrics() == {}, "counted since the last call"
 
 
 @pytest.mark.parametrize("sequence_level", [False, True])

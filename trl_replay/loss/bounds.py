@@ -16,6 +16,7 @@ import torch
 
 from ..compat import LossForm
 from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
+from .means import Means
 
 RATIO_LIMIT = 20.0
 """Most that the importance ratio, or exp(reference − log-prob), multiplies a replayed token's gradient by.
@@ -40,10 +41,11 @@ class Bounds:
 
     Attributes:
         form ([`LossForm`]): How the loss makes ratios.
+        means ([`Means`]): The share of replayed tokens whose KL term was dropped.
     """
 
     form: LossForm = field(default_factory=LossForm)
-    _counts: list[torch.Tensor] = field(default_factory=list)
+    means: Means = field(default_factory=Means)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
         """Moves old log-probs near enough to the new ones; those that are near stay unchanged."""
@@ -84,21 +86,11 @@ class Bounds:
             size = size + logs
         kept = (gap <= limit) & (size <= LOG_OF_LIMIT)  # a gap of NaN is not kept
         dropped = trained & ~kept
-        counts = torch.stack([dropped.sum(), trained.sum()])
-        self._counts.append(counts)
+        self.means.add("replay/kl_dropped_fraction", dropped, trained)
         lowest = rows.logps - limit
         near = torch.where(gap < -limit, lowest, reference_logps)
         own = rows.logps.to(near.dtype)
         return torch.where(kept, near, own)
-
-    def metrics(self) -> dict[str, float]:
-        """The share of replayed tokens whose KL term was dropped since the last call; none without a reference."""
-        if not self._counts:
-            return {}
-        counts = torch.stack(self._counts)
-        self._counts = []
-        dropped, count = counts.sum(dim=0).tolist()
-        return {"replay/kl_dropped_fraction": dropped / count} if count else {}
 
 
 def _log_limit(dtype: torch.dtype) -> float:

@@ -7,21 +7,24 @@ from typing import Any
 import torch
 
 from ..compat import OLD_LOGPS, REF_LOGPS, LossForm
-from ..transfer import fetch
 from .bounds import row_means
+from .means import Means
 from .micro_batch import MicroBatch
 
 
 class FreshStats:
-    """Sums over the fresh rows of all micro-batches since the last log, kept on the training device until then.
+    """Looks at the fresh rows of all micro-batches.
 
     Args:
         form ([`LossForm`]): How the loss makes ratios.
+
+    Attributes:
+        means ([`Means`]): Over tokens; of clipping at sequence level, over rows.
     """
 
     def __init__(self, form: LossForm) -> None:
         self._form = form
-        self._sums: dict[str, list[torch.Tensor]] = {}
+        self.means = Means()
 
     def add(self, micro: MicroBatch, logps: torch.Tensor, entropies: Any, mask: torch.Tensor) -> None:
         """Notes one micro-batch, as TRL made it.
@@ -39,34 +42,20 @@ class FreshStats:
             logs = row_means(logs, mask)
         ratios = logs.exp()  # (b, C) or (b, 1)
         if torch.is_tensor(entropies):
-            self._note("entropy", entropies.detach(), mask)
+            self.means.add("replay/fresh_entropy", entropies.detach(), mask)
         reference = micro.peek(REF_LOGPS)
         if reference is not None:
             gap = reference - logps
             kl = gap.exp() - gap - 1
             if self._form.weighs_kl:
                 kl = kl * ratios
-            self._note("kl", kl, mask)
+            self.means.add("replay/fresh_kl", kl, mask)
         high = self._form.clip_high
         if high is not None:
             clipped = self._clipped(ratios, micro["advantages"], high)
             by_row = clipped.size(1) == 1
             counted = mask.any(dim=1, keepdim=True) if by_row else mask
-            self._note("clip_ratio", clipped, counted)
-
-    def metrics(self) -> dict[str, float]:
-        """Means since the last call, over tokens (of clipping at sequence level, over rows); none where there were no
-        fresh rows."""
-        values = {}
-        over_all = {}
-        for name, sums in self._sums.items():
-            over_all[name] = torch.stack(sums).sum(dim=0)
-        for name, found in fetch(over_all).items():
-            total, count = found.tolist()
-            if count:
-                values[f"replay/fresh_{name}"] = total / count
-        self._sums = {}
-        return values
+            self.means.add("replay/fresh_clip_ratio", clipped, counted)
 
     def _clipped(self, ratios: torch.Tensor, advantages: torch.Tensor, high: float) -> torch.Tensor:
         """Marks ratios that the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b,
@@ -77,9 +66,3 @@ class FreshStats:
             low = (ratios < self._form.clip_low) & (advantages < 0)
             clipped = clipped | low
         return clipped
-
-    def _note(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        counted = torch.where(mask, values.float(), 0.0)
-        count = mask.sum().float()
-        sums = self._sums.setdefault(name, [])
-        sums.append(torch.stack([counted.sum(), count]))

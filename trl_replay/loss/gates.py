@@ -8,6 +8,7 @@ import torch
 
 from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
 from .bounds import row_means
+from .means import Means
 
 
 @dataclass(slots=True)
@@ -22,13 +23,15 @@ class Gates:
         max_log_ratio (`float`, *optional*): Rows whose mean |log ratio| over their trained tokens exceeds it get
             weight 0, and with it lose their KL term and their entropy's gradient.
         sequence_level (`bool`): Whether the loss forms one ratio a row.
+        means ([`Means`]): The share of replayed tokens (with sequence-level importance sampling, rows) whose weight
+            was capped.
     """
 
     weight: float = 1.0
     max_weight: float | None = None
     max_log_ratio: float | None = None
     sequence_level: bool = False
-    _capped: list[torch.Tensor] = field(default_factory=list)
+    means: Means = field(default_factory=Means)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
         """Applies the gates to what the correction decided."""
@@ -43,16 +46,6 @@ class Gates:
         if weights is corrected.weights:
             return corrected
         return replace(corrected, weights=weights)
-
-    def metrics(self) -> dict[str, float]:
-        """The share of replayed tokens (with sequence-level importance sampling, rows) whose weight was capped since
-        the last call."""
-        if not self._capped:
-            return {}
-        counts = torch.stack(self._capped)
-        self._capped = []
-        capped, count = counts.sum(dim=0).tolist()
-        return {"replay/capped_fraction": capped / count} if count else {}
 
     def _cap(
         self, rows: ReplayedRows, old_logps: torch.Tensor, weights: torch.Tensor | None, most: float
@@ -72,8 +65,7 @@ class Gates:
             weights = weights.unsqueeze(1)
         total = ratio * weights
         over = (total > most) & mask
-        counts = torch.stack([over.sum(), mask.sum()])
-        self._capped.append(counts)
+        self.means.add("replay/capped_fraction", over, mask)
         fitting = most / total
         return weights * torch.where(over, fitting, torch.ones_like(total))
 
