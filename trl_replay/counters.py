@@ -184,9 +184,11 @@ class Totals:
 
     def explain_without_buffer(self) -> str:
         """Describes what was generated and shaped, where nothing is stored, on all processes."""
+        count = self.of_all_ranks
+        live = 1.0 - count["dead_after"] / max(count["groups"], 1)
         return (
-            f"replay: no buffer (replay_buffer_size=0); {self.batches} generation batches, "
-            f"{_without_buffer(self.of_all_ranks)}"
+            f"replay: no buffer (replay_buffer_size=0); {self.batches} generation batches, {_generated(count)}; "
+            f"{live:.0%} of the groups trained on were live"
         )
 
     def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
@@ -215,32 +217,19 @@ class Totals:
         return "\n".join(lines)
 
 
-def _without_buffer(count: Mapping[str, float]) -> str:
-    """Counters in words where nothing is stored."""
-    number = {name: int(count[name]) for name in COUNTERS}
-    groups = number["groups"]
-    live = 1.0 - number["dead_after"] / max(groups, 1)
-    again = number["generated"] != groups
-    parts = (
-        f"{number['generated']} groups generated for {groups}",
-        f"{number['dead']} dead" + (f"; {number['refilled']} slots refilled" if again else ""),
-        f"{live:.0%} of the groups trained on were live",
-    )
-    return ", ".join(parts)
+def _generated(count: Mapping[str, float]) -> str:
+    """Counters of what was generated, in words."""
+    groups, again = int(count["generated"]), int(count["generated"] - count["groups"])
+    dead_share = count["dead"] / max(groups, 1)
+    rounds = f" ({again} of them in further rounds, which refilled {count['refilled']:.0f} slots)" if again else ""
+    return f"{groups} groups{rounds}, {count['dead']:.0f} dead ({dead_share:.0%})"
 
 
 def _facts(count: Mapping[str, float], dry_run: bool) -> str:
     """Counters in words."""
-    number = {name: int(count[name]) for name in COUNTERS}
-    dead_share = number["dead"] / max(number["generated"], 1)
     replacing = "would have been replaced (dry run)" if dry_run else "replaced"
-    generated = f"{number['generated']} groups"
-    again = number["generated"] - number["groups"]
-    if again:
-        generated += f" ({again} of them in further rounds, which refilled {number['refilled']} slots)"
-    drawn_anew = f"; {number['iterated']} drawn in further iterations" if number["iterated"] else ""
+    drawn_anew = f"; {count['iterated']:.0f} drawn in further iterations" if count["iterated"] else ""
     return (
-        f"{generated}, {number['dead']} dead ({dead_share:.0%}), "
-        f"{number['replaced']} {replacing}{drawn_anew}; "
-        f"{number['stored']} stored, {number['evicted']} evicted, {number['refused']} refused"
+        f"{_generated(count)}, {count['replaced']:.0f} {replacing}{drawn_anew}; {count['stored']:.0f} stored, "
+        f"{count['evicted']:.0f} evicted, {count['refused']:.0f} refused"
     )

@@ -38,7 +38,6 @@ from .prompt_table import PromptTable
 from .protocols import Scope
 from .settings import Settings
 from .sizes import counted
-from .specs import Kind
 from .step.decisions import Decisions
 from .step.stages import BatchDecision, FreshBatch
 from .step.template import Template
@@ -47,8 +46,6 @@ from .types import Batch, Context, Corrected, Group, Groups, Placement, Replayed
 
 MEETING = 600.0
 """Seconds that a process waits for the others when training begins: the main one may be starting a tracker's run."""
-SHOWN: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "correction", "scope")
-"""Strategies that a session is shown with."""
 
 
 class Session:
@@ -129,11 +126,8 @@ class Session:
     def __repr__(self) -> str:
         if not self.enabled:
             return "<trl_replay.Session, which is off>"
-        scorer, evictor, sampler, correction, scope = map(self.settings.label, SHOWN)
-        return (
-            f"<trl_replay.Session, which {MODES[self.mode]}: {len(self.buffer)} of {self.buffer.capacity} groups "
-            f"({scorer}, {evictor}, {sampler}; {correction}; {scope}), update {self.update}>"
-        )
+        kept = f"{len(self.buffer)} of {self.buffer.capacity} groups"
+        return f"<trl_replay.Session, which {MODES[self.mode]}: {kept}, update {self.update}>"
 
     @property
     def trainer(self) -> Any:

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batch.compose import cut
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..counters import Tally
 from ..fields import STORED_REWARDS, FieldTable
 from ..serialization.wire import packed_size
 from ..transfer import Copies, begin, fetch
-from ..types import Batch, Floats, Group, Groups
+from ..types import Floats, Group, Groups
 
 STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
 
@@ -261,45 +260,6 @@ class StepCarry:
         self.warmed = state["warmed"]
         self.settled = dict(state["settled"])
         self.left = Left()
-
-
-def collect_candidates(
-    batch: Batch,
-    fields: FieldTable,
-    fresh: Groups,
-    local: Sequence[tuple[int, slice, int]],
-    keys: Sequence[frozenset[str]],
-    serial: int,
-    update: int,
-    leave_device: bool = False,
-) -> list[Candidate]:
-    """Fresh groups as candidates, with copies of the rows that this process has.
-
-    Args:
-        batch (`dict`): As TRL returned it.
-        fields ([`FieldTable`]): How to cut each key.
-        fresh ([`Groups`]): The groups that the scope shares.
-        local (`Sequence`): Per group, its slot, its rows in this batch (none: an empty slice), and which of its rows
-            comes first.
-        keys (`Sequence[frozenset[str]]`): Per group, the batch keys that it can restore.
-        serial (`int`): The first one's serial number.
-        update (`int`): Updates done.
-        leave_device (`bool`): Whether payload that stays will be needed on the CPU.
-    """
-    dtype = logps_dtype(fields)
-    rows_here = [rows for _, rows, _ in local if rows.stop]
-    groups_here = iter(cut(batch, fields, rows_here))
-    candidates = []
-    for (slot, rows, first), keys_of_group in zip(local, keys, strict=True):
-        group = None
-        if rows.stop:
-            group = with_rewards(next(groups_here), fresh.rewards[slot, first:])
-        candidate = Candidate(
-            serial, slot, group, keys_of_group, rows, update, logps_dtype=dtype, leaves_device=leave_device
-        )
-        candidates.append(candidate)
-        serial += 1
-    return candidates
 
 
 def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Group:

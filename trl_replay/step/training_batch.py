@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from .. import compat
-from ..batch.compose import with_stored_fields
-from ..buffer.candidates import Candidate, collect_candidates
+from ..batch.compose import cut, with_stored_fields
+from ..buffer.candidates import Candidate, logps_dtype, with_rewards
 from ..components import Components
 from ..decision import RowOutcome, Taken
 from ..loss.row_mask import NOTHING_MASKED, RowMask
@@ -166,13 +166,23 @@ def collect(
     if recorded is not None:
         batch = {**batch, compat.OLD_LOGPS: recorded}
     fields = components.fields
-    rows = decision.fresh.rows
+    fresh = decision.fresh
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
-    local = [(slot, *rows.local(slot)) for slot in decision.candidates]
-    keys = [rows.holds(stored, slot) for slot in decision.candidates]
-    leave_device = components.payload_leaves_device
-    groups = decision.fresh.groups
-    candidates = collect_candidates(batch, fields, groups, local, keys, serial, update, leave_device)
+    local = {slot: fresh.rows.local(slot) for slot in decision.candidates}
+    groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
+    candidates = []
+    for number, (slot, (rows, first)) in enumerate(local.items(), serial):
+        candidate = Candidate(
+            serial=number,
+            slot=slot,
+            group=with_rewards(next(groups), fresh.groups.rewards[slot, first:]) if rows.stop else None,
+            keys=fresh.rows.holds(stored, slot),
+            rows=rows,
+            update=update,
+            logps_dtype=logps_dtype(fields),
+            leaves_device=components.payload_leaves_device,
+        )
+        candidates.append(candidate)
     if compat.OLD_LOGPS in batch:
         for candidate in candidates:
             candidate.complete()
