@@ -29,8 +29,6 @@ from .tasks import Tasks
 
 CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
 """Kinds of strategies that are called as functions."""
-RATE_LIMITER = "allowance"
-"""The rate limiter's name in checkpoints: its first one."""
 
 
 def assemble(trainer: Any, settings: Settings) -> Components:
@@ -70,7 +68,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         settings.plugins, strategies, made, lambda batch, placements: compose(batch, fields, placements, multiple_of)
     )
     rate_limiter = RateLimiter(settings.rate_limits, room.groups)
-    stateful: dict[str, Stateful] = {RATE_LIMITER: rate_limiter}
+    stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
     buffer = ReplayBuffer(room.groups, storage, settings.limits, room.nbytes, size, functions)
     buffer.table.reward_weights = compat.reward_setup(trainer).weights

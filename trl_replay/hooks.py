@@ -81,7 +81,7 @@ class SessionHooks:
     def select(self, groups: Groups, context: Context) -> Ints:
         """Distinct indices of replaceable fresh groups."""
         result = self.call("select", context.update, groups=groups, context=context)
-        return self._indices(result, len(groups), len(groups))
+        return self._indices(result, len(groups))
 
     def score(self, groups: Groups, context: Context) -> Floats:
         """Priorities, `(n,)`; non-finite ones are the caller's to refuse."""
@@ -156,12 +156,13 @@ class SessionHooks:
         result = self.call("inputs", context.update, groups_of_rows=list(rows), context=context)
         if result is None:
             return None
+        wanted = f"a list of {len(rows)} rows of the dataset (dicts), one for each group"
         if not isinstance(result, list | tuple) or not all(isinstance(row, Mapping) for row in result):
-            raise self._bad(f"a {type(result).__name__}", "a list of rows of the dataset (dicts)")
-        if not all("prompt" in row for row in result):
-            raise self._bad("a row without a 'prompt'", "rows of the dataset (dicts)")
+            raise self._bad(f"a {type(result).__name__}", wanted)
         if len(result) != len(rows):
-            raise self._bad(f"{len(result)} rows", f"{len(rows)}, one for each group")
+            raise self._bad(f"{len(result)} rows", wanted)
+        if not all("prompt" in row for row in result):
+            raise self._bad("a row without a 'prompt'", wanted)
         return [dict(row) for row in result]
 
     def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
@@ -357,14 +358,14 @@ class SessionHooks:
             raise self._bad(_shown(numbers), f"numbers of shape ({count},), one for each")
         return numbers
 
-    def _indices(self, result: Any, size: int, most: int) -> Ints:
+    def _indices(self, result: Any, size: int) -> Ints:
         indices = self._array(result)
         if indices.size == 0:
             return np.empty(0, np.int64)
         if indices.ndim != 1 or indices.dtype.kind not in WHOLE:
             raise self._bad(_shown(indices), "a list of whole numbers")
-        if not _are_distinct_below(size, indices.tolist()) or len(indices) > most:
-            raise self._bad(str(indices.tolist()), f"at most {most} distinct indices from 0 to {size - 1}")
+        if not _are_distinct_below(size, indices.tolist()):
+            raise self._bad(str(indices.tolist()), f"distinct indices from 0 to {size - 1}")
         return indices.astype(np.int64)
 
     def _array(self, result: Any) -> NDArray[Any]:
@@ -450,12 +451,7 @@ def _holds(batch: Batch, placed: Placement) -> bool:
     lengths = group.completion_lengths.tolist()
     stored = torch.split(group.tensors["completion_ids"], lengths)[placed.part]
     rows = batch["completion_ids"][placed.rows].cpu()
-    return all(_begins_with(row, tokens) for row, tokens in zip(rows, stored, strict=True))
-
-
-def _begins_with(row: torch.Tensor, tokens: torch.Tensor) -> bool:
-    beginning = row[: len(tokens)].tolist()
-    return beginning == tokens.tolist()
+    return all(row[: len(tokens)].tolist() == tokens.tolist() for row, tokens in zip(rows, stored, strict=True))
 
 
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:

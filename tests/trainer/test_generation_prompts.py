@@ -132,9 +132,9 @@ def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(t
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ([], r"returned 0 rows at update 0; it must return 3, one for each group"),
-        ("1=", r"returned a str .* a list of rows of the dataset"),
-        (["1=", "2=", "3="], r"returned a list .* a list of rows of the dataset"),
+        ([], r"returned 0 rows at update 0; it must return a list of 3 rows of the dataset"),
+        ("1=", r"returned a str .* a list of 3 rows of the dataset"),
+        (["1=", "2=", "3="], r"returned a list .* a list of 3 rows of the dataset"),
         ([{"question": "1+1="}] * 3, r"in trl_replay_inputs.*without a 'prompt'"),
     ],
 )

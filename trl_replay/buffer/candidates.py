@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -203,6 +203,10 @@ class Left:
         return self if self.pending is None else replace(self, pending=self.pending.outdated(key))
 
 
+SAVED = ("serial", "collected_at", "unfinished", "warmed", "settled")
+"""Attributes of [`StepCarry`] that a checkpoint keeps."""
+
+
 @dataclass(slots=True)
 class StepCarry:
     """State that a session carries from one generation batch to the next.
@@ -243,22 +247,13 @@ class StepCarry:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, candidates apart."""
-        return {
-            "serial": self.serial,
-            "collected_at": self.collected_at,
-            "unfinished": self.unfinished,
-            "warmed": self.warmed,
-            "settled": self.settled,
-            "drawn": list(self.left.drawn.items()),
-        }
+        kept = {name: getattr(self, name) for name in SAVED}
+        return {**kept, "drawn": list(self.left.drawn.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave, without candidates and what was drawn: these are of one rank's last batch."""
-        self.serial = state["serial"]
-        self.collected_at = state["collected_at"]
-        self.unfinished = state["unfinished"]
-        self.warmed = state["warmed"]
-        self.settled = dict(state["settled"])
+        for name in SAVED:
+            setattr(self, name, state[name])
         self.left = Left()
 
 
@@ -284,13 +279,13 @@ def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]
     return np.stack(columns, axis=-1)
 
 
-def with_named_rewards(group: Group, then: Sequence[str], now: Sequence[str]) -> Group:
-    """The group with its raw rewards in the order of other reward functions, on the CPU."""
+def with_named_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
+    """The group with its raw rewards as `named` orders them, on the CPU."""
     rewards = group.tensors.get(STORED_REWARDS)
     if rewards is None:
         return group
-    named = named_rewards(rewards.cpu().numpy(), then, now)
-    return replace(group, tensors={**group.tensors, STORED_REWARDS: torch.from_numpy(named)})
+    ordered = torch.from_numpy(named(rewards.cpu().numpy()))
+    return replace(group, tensors={**group.tensors, STORED_REWARDS: ordered})
 
 
 def logps_dtype(fields: FieldTable) -> torch.dtype:

@@ -124,7 +124,7 @@ class ReplayBuffer:
         """
         if serial not in self:
             raise KeyError(serial)
-        if serial not in self._here and serial not in self._overflow:
+        if serial not in self._here:
             row = self.table.rows_of([serial])[0]
             owner = int(self.table.owner[row])
             raise ReplayError(f"The payload of entry {serial} is on rank {owner}: read it there.")
@@ -311,12 +311,8 @@ class ReplayBuffer:
                 if not keep:
                     self.unrestored.append(serial)
                     continue
-                self._overflow[serial] = group.map(_copy_to_cpu)
+                self._overflow[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
             self._here.add(serial)
-
-    def withdraw_missing(self, serials: Sequence[int]) -> None:
-        """Takes back those of `serials` whose payload should be on this process and is not."""
-        self.withdraw([serial for serial in serials if serial not in self._here])
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Takes back entries whose payload will not come or has no place; returns their number."""
@@ -426,7 +422,3 @@ def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
         serial: replace(group, tensors={key: found[serial, key] for key in group.tensors})
         for serial, group in groups.items()
     }
-
-
-def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu", copy=True)

@@ -6,14 +6,16 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from .. import assembly, compat
-from ..buffer.candidates import Candidate, PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
+from ..buffer.candidates import PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
 from ..counters import NO_ROOM, Tally
 from ..errors import CheckpointError, MismatchError
-from ..protocols import Columns
 from ..session import Session
 from ..strategies.scope_choice import SCOPES
 from ..types import Group, Groups
@@ -216,7 +218,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     take = _adapter(session, mine)
     session.load_state_dict(_for_these_strategies(session, mine.session))
     session.totals.load_state_dict(mine.session["totals"])
-    columns = _with_named_rewards(mine.columns, mine, session)
+    columns = {**mine.columns, "row_rewards": _named(session, mine)(mine.columns["row_rewards"])}
     session.buffer.load_state_dict({"columns": columns, "keysets": mine.keysets})
     _fill(session, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
@@ -237,18 +239,17 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     tables = [state.prompts for state in ([mine] if division.one_buffer else states)]
     session.load_rounds([state.session for state in states], tables)
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)
-    columns = _with_named_rewards(resharded.columns, mine, session)
+    columns = {**resharded.columns, "row_rewards": _named(session, mine)(resharded.columns["row_rewards"])}
     session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})
     _fill(session, resharded.payload(), take)
     session.carry.serial = resharded.next_serial
     _settle(session, resharded, take, mine)
 
 
-def _with_named_rewards(columns: Columns, then: RankState, session: Session) -> Columns:
-    """The table's columns with `row_rewards` in the order of today's reward functions."""
+def _named(session: Session, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Returns a function that puts raw rewards in the order of today's reward functions."""
     names_now = list(session.trainer.reward_func_names)
-    rewards = named_rewards(columns["row_rewards"], then.session["reward_functions"], names_now)
-    return {**columns, "row_rewards": rewards}
+    return partial(named_rewards, then=then.session["reward_functions"], now=names_now)
 
 
 def _forget_other_reference(session: Session, mine: RankState) -> None:
@@ -344,22 +345,18 @@ def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> Non
 
 def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:
     """Returns a function that makes a saved group this run's: on its device, with its reward functions' names."""
-    trainer = session.trainer
-    device = trainer.accelerator.device
-    names_then = then.session["reward_functions"]
-    names_now = list(trainer.reward_func_names)
+    device = session.trainer.accelerator.device
+    named = _named(session, then)
 
     def take(group: Group) -> Group:
-        named = with_named_rewards(group, names_then, names_now)
-        return named.map(lambda tensor: tensor.to(device))
+        return with_named_rewards(group, named).map(lambda tensor: tensor.to(device))
 
     return take
 
 
 def _scored_as_today(groups: Groups, then: RankState, session: Session) -> Groups:
     """The groups with raw rewards in the order of today's reward functions, and their weights."""
-    names_now = list(session.trainer.reward_func_names)
-    rewards = named_rewards(groups.rewards, then.session["reward_functions"], names_now)
+    rewards = _named(session, then)(groups.rewards)
     return replace(groups, rewards=rewards, reward_weights=compat.reward_setup(session.trainer).weights)
 
 
@@ -374,15 +371,8 @@ def _on_training_device(
         records = []
         for record in saved.records:
             records.append(None if record is None else record.to(device))
-        candidate = Candidate(
-            serial=saved.serial,
-            slot=saved.slot,
-            group=None if saved.group is None else take(saved.group),
-            keys=saved.keys,
-            rows=saved.rows,
-            update=saved.update,
-            records=records,
-            logps_dtype=logps_dtype(session.components.fields),
-        )
+        group = None if saved.group is None else take(saved.group)
+        dtype = logps_dtype(session.components.fields)
+        candidate = replace(saved, group=group, records=records, logps_dtype=dtype)
         candidates.append(candidate)
     return PendingGroups(groups, candidates, pending.stale)

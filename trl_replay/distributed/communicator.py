@@ -230,7 +230,7 @@ class Communicator:
             buffer.receive(groups)
         except Exception as caught:
             if components.processes == 1:  # several stop together, and until then must go on with the same table
-                buffer.withdraw_missing(list(parts))
+                buffer.withdraw(sorted(parts.keys() - buffer.held()))
             self._errors.keep(caught)
         requests = rows.requests(decision.sampled, buffer.table.owner)
         wanted = {taken.serial: taken for taken in decision.sampled.taken}
