@@ -104,7 +104,7 @@ NAMED = (
     ),
     Named(
         "rows of an earlier generation batch are not refused", "loss/supply.py",
-        "if not all(number in range(len(self._rows)) for number in numbers):", "if False:",
+        "if not all(number in range(len(rows)) for number in numbers):", "if False:",
     ),
     Named(
         "a resumed rate limiter has drawn nothing", "buffer/rate_limiter.py",

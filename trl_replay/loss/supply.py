@@ -36,6 +36,7 @@ class Supply:
 
     Attributes:
         stats ([`OffPolicyStats`]): What was seen of them.
+        placed ([`Placed`]): They themselves.
     """
 
     def __init__(self, correct: Callable[[ReplayedRows], Corrected], bounds: Bounds, token_weights: bool) -> None:
@@ -43,8 +44,7 @@ class Supply:
         self._bounds = bounds
         self._token_weights = token_weights
         self.stats = OffPolicyStats()
-        self._rows: list[PlacedRow] = []
-        self._first = 0
+        self.placed = Placed([], 0)
 
     def place(self, placements: Sequence[Placement], ids: torch.Tensor) -> None:
         """Begins a generation batch.
@@ -54,23 +54,18 @@ class Supply:
             ids (`(B,)` int64): The first column of `ROWS`; gets the replayed rows' numbers.
         """
         self.stats.clear()
-        self._first += len(self._rows)
-        self._rows = []
+        first = self.placed.first + len(self.placed.rows)
+        rows: list[PlacedRow] = []
         for placed in placements:
-            first = self._first + len(self._rows)
-            ids[placed.rows] = -1 - torch.arange(first, first + placed.count)
-            self._rows += _placed_rows(placed)
-
-    @property
-    def placed(self) -> Placed:
-        """The batch at hand."""
-        return Placed(self._rows, self._first)
+            begin = first + len(rows)
+            ids[placed.rows] = -1 - torch.arange(begin, begin + placed.count)
+            rows += _placed_rows(placed)
+        self.placed = Placed(rows, first)
 
     def place_again(self, placed: Placed) -> None:
         """Go back to an earlier batch."""
         self.stats.clear()
-        self._rows = placed.rows
-        self._first = placed.first
+        self.placed = placed
 
     def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor:
         """Gives a composed micro-batch the replayed rows' log-probs and weights, and the policy's own log-probs where
@@ -145,12 +140,13 @@ class Supply:
             micro[REF_LOGPS] = _with_rows(reference, index, bounded)
 
     def _stored(self, ids: Sequence[int]) -> list[PlacedRow]:
-        numbers = [-1 - row - self._first for row in ids]
-        if not all(number in range(len(self._rows)) for number in numbers):
+        rows, first = self.placed.rows, self.placed.first
+        numbers = [-1 - row - first for row in ids]
+        if not all(number in range(len(rows)) for number in numbers):
             raise SeamError(
                 "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
             )
-        return [self._rows[number] for number in numbers]
+        return [rows[number] for number in numbers]
 
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
