@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..sizes import counted, format_bytes
-from .command import Command, add_json_option, positive
+from .command import Command, add_json_option
 from .tables import make_console, make_table
 
 if TYPE_CHECKING:
@@ -22,27 +21,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a run's output_dir, one of its checkpoints, a trainer_state.json, or a completions_….parquet",
     )
-    parser.add_argument("--size", type=positive, default=64, help="groups that a buffer would keep")
-    parser.add_argument(
-        "--generations", type=positive, default=8, help="completions of a group, where no table of completions tells"
-    )
-    parser.add_argument("--ranks", type=positive, default=1, help="processes")
-    parser.add_argument("--groups", type=positive, default=8, help="groups of a generation batch, on each process")
-    parser.add_argument("--tokens", type=positive, help="mean tokens of a completion, where the log does not tell")
     add_json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     from ..report.estimate import estimate
 
-    found = estimate(
-        options.source,
-        buffer_size=options.size,
-        num_generations=options.generations,
-        ranks=options.ranks,
-        groups=options.groups,
-        completion_tokens=options.tokens,
-    )
+    found = estimate(options.source)
     if options.json:
         print(json.dumps(asdict(found), indent=2))
         return 0
@@ -56,19 +41,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _facts(found: Estimate) -> list[tuple[str, str]]:
-    """The figures of the whole run, each with its name."""
+    """Return the figures of the whole run, each with its name."""
     bound = "none: every group was dead" if found.bound is None else f"{found.bound:.2f} times the live groups a batch"
-    rows = [("dead groups", _percent(found.dead)), ("most that filling them gives", bound)]
-    if found.completion_tokens is not None:
-        rows.append(("mean tokens of a completion", f"{found.completion_tokens:.0f}"))
-    if found.group_bytes is not None and found.buffer_bytes is not None:
-        group = f"a stored group of {counted(found.num_generations, 'completion')}"
-        rows += [
-            (group, format_bytes(found.group_bytes)),
-            ("the whole buffer, where it is held", format_bytes(found.buffer_bytes)),
-            ("both are estimates", f"with prompts of {found.prompt_tokens:.0f} tokens: upper ones for shorter"),
-        ]
-    return [*rows, ("replay_scope", found.scope)]
+    return [("dead groups", _percent(found.dead)), ("most that filling them gives", bound)]
 
 
 def _row(period: Period) -> list[str]:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import ReplayError
-from ..strategies.scope_choice import choose_scope
-from ..table import Table
-from .log import DEAD, DEAD_EXACT, Log, mean, points, read_log
+from .log import DEAD, DEAD_EXACT, points, read_log
 
-LENGTH = "completions/mean_length"
 REPLACED = "replay/replaced"
 """Our column in a table of completions."""
 PERIODS = 4
 """Parts of the run that are shown apart."""
-TOKEN_BYTES = 8
-"""A stored completion token: an int32 id and a float32 log-prob."""
-PROMPT_BYTES = 4
-"""A stored prompt token, once a group."""
-ROW_BYTES = 8
-"""A stored row beside its tokens: advantage and one reward, float32."""
 LITTLE, SPARSE = 0.2, 0.9
 """Dead shares below which there is little to replace, and above which rewards are sparse."""
 
@@ -58,12 +48,6 @@ class Estimate:
         dead (`float`): Share of dead groups over the whole run.
         bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
             1 / (1 − dead). None if all were dead.
-        num_generations (`int`): Completions of a group.
-        prompt_tokens (`float`): Tokens of a prompt that are assumed.
-        completion_tokens (`float`, *optional*): Mean tokens of a completion.
-        group_bytes (`int`, *optional*): What a stored group takes.
-        buffer_bytes (`int`, *optional*): What the whole buffer takes on each process that holds it.
-        scope (`str`): The `replay_scope` that fits.
         advice (`list[str]`): What to set, in words.
     """
 
@@ -71,36 +55,15 @@ class Estimate:
     periods: list[Period]
     dead: float
     bound: float | None
-    num_generations: int
-    prompt_tokens: float
-    completion_tokens: float | None
-    group_bytes: int | None
-    buffer_bytes: int | None
-    scope: str
-    advice: list[str] = field(default_factory=list)
+    advice: list[str]
 
 
-def estimate(
-    source: str | Path,
-    buffer_size: int = 64,
-    num_generations: int = 8,
-    ranks: int = 1,
-    groups: int = 8,
-    completion_tokens: float | None = None,
-    prompt_tokens: float = 128.0,
-    pass_reward: float = 0.5,
-) -> Estimate:
+def estimate(source: str | Path, pass_reward: float = 0.5) -> Estimate:
     """Estimates what replay could do for a run.
 
     Args:
         source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, a `trainer_state.json`, or a
             `completions_….parquet` of `log_completions=True` (or the folder that holds them).
-        buffer_size (`int`): Groups that a buffer would keep.
-        num_generations (`int`): Rows of a group, where no Parquet file tells.
-        ranks (`int`): Processes.
-        groups (`int`): Groups of a generation batch, on each process.
-        completion_tokens (`float`, *optional*): Mean tokens of a completion, where the log does not tell.
-        prompt_tokens (`float`): Mean tokens of a prompt.
         pass_reward (`float`): A completion passes with a reward of at least this.
 
     Raises:
@@ -109,44 +72,21 @@ def estimate(
     path = Path(source)
     tables = [_read_table(file) for file in _parquet_files(path)]
     if tables:
-        log = _log_beside(path)
-        num_generations = min(_rows_of_a_group(table) for table in tables)
-        steps = [_judge(table, num_generations, pass_reward) for table in tables]
+        size = min(_rows_of_a_group(table) for table in tables)
+        steps = [_judge(table, size, pass_reward) for table in tables]
         had_replay = any(REPLACED in table.columns for table in tables)
     else:
         log = read_log(path)
         steps = [Period(int(step), int(step), dead) for step, dead in points(log, DEAD_EXACT) or points(log, DEAD)]
         had_replay = any(DEAD_EXACT in entry for entry in log)
-    if completion_tokens is None:
-        completion_tokens = mean(log, LENGTH)
     if not steps:
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
-    nbytes = None if completion_tokens is None else _group_bytes(num_generations, completion_tokens, prompt_tokens)
-    scope = choose_scope(ranks, groups * num_generations, num_generations).name
-    return Estimate(
-        source=str(path),
-        periods=_periods(steps),
-        dead=dead,
-        bound=1 / (1 - dead) if dead < 1 else None,
-        num_generations=num_generations,
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        group_bytes=nbytes,
-        buffer_bytes=None if nbytes is None else nbytes * buffer_size,
-        scope=scope,
-        advice=_advice(dead, scope, ranks, groups, had_replay),
-    )
+    bound = 1 / (1 - dead) if dead < 1 else None
+    return Estimate(str(path), _periods(steps), dead, bound, _advice(dead, had_replay))
 
 
-def _group_bytes(rows: int, completion_tokens: float, prompt_tokens: float) -> int:
-    """Payload and table row of one group whose prompt is shared by its rows."""
-    tokens = rows * (TOKEN_BYTES * completion_tokens + ROW_BYTES)
-    table_row = Table.empty(rows).row_bytes
-    return round(tokens + PROMPT_BYTES * prompt_tokens + table_row)
-
-
-def _advice(dead: float, scope: str, ranks: int, groups: int, had_replay: bool) -> list[str]:
+def _advice(dead: float, had_replay: bool) -> list[str]:
     """Return the settings that fit, in words."""
     words = []
     if had_replay:
@@ -157,10 +97,6 @@ def _advice(dead: float, scope: str, ranks: int, groups: int, had_replay: bool) 
         words.append("rewards are sparse: the defaults (prompt_balanced, an adaptive start) are made for that")
     else:
         words.append("the defaults fit: dead groups are filled, off-policy rows corrected by their importance ratio")
-    if scope == "sharded":
-        words.append(
-            f"with {groups} groups on each of {ranks} processes one buffer for all finds more: replay_scope='sharded'"
-        )
     words.append("replay_dry_run=True measures what would be replayed and leaves training as it is")
     return words
 
@@ -185,14 +121,6 @@ def _periods(steps: Sequence[Period]) -> list[Period]:
 def _mean_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def _log_beside(path: Path) -> Log:
-    """The trainer's log of the run that tables of completions belong to; nothing where there is none."""
-    for folder in (path, *list(path.absolute().parents)[:2]):
-        with suppress(ReplayError):
-            return read_log(folder)
-    return []
 
 
 def _parquet_files(path: Path) -> list[Path]:

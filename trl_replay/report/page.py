@@ -53,13 +53,11 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     replayed = any("replay/size" in entry for entry in log)
     dead = DEAD_EXACT if replayed else DEAD
     charts = _charts_of_log(log, dead)
-    changed: list[tuple[str, str]] = []
-    usual: list[tuple[str, str]] = []
-    if buffer is not None:
-        defaults = ReplayConfig().to_dict()
-        for setting, value in buffer["settings"].items():
-            is_default = setting in defaults and value == defaults[setting]
-            (usual if is_default else changed).append((setting, json.dumps(value)))
+    settings = {} if buffer is None else buffer["settings"]
+    defaults = ReplayConfig().to_dict()
+    changed = {
+        name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
+    }
     tenth = len(log) // 10
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters |= {
@@ -80,7 +78,6 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         summary=SUMMARY,
         columns=SUMMARIZED,
         changed=changed,
-        usual=usual,
     )
 
 
