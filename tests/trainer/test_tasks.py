@@ -265,7 +265,7 @@ def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_pat
     written = pyarrow.parquet.read_table(path).to_pylist()
     assert {row["label"] for row in written} == set("abcd")
     assert all(json.loads(row["tests"]) == [{"in": row["label"], "out": 0.5}] for row in written)
-    assert all((row["task/score"], row["task/prompt"]) == (2, "1=") for row in written)
+    assert all((row["task/score"], row["task/prompt"]) == ("2", "1=") for row in written)
     _, session = taken(tmp_path, path)
     assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in written[::4])
 

@@ -19,7 +19,7 @@ from ..tasks import encoded, hashed
 from ..transfer import fetch
 from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
-from .images import image_checksums, images_per_row
+from .images import image_bytes, images_per_row
 
 FLOAT32_EPS = float(np.finfo(np.float32).eps)
 NOISE = 8 * FLOAT32_EPS
@@ -88,11 +88,10 @@ def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fie
 
 
 def _prompts(batch: Batch, fields: FieldTable) -> list[dict[str, Any]]:
-    """Return each row's prompt as the model got it: its tokens without padding, and checksums of its images."""
+    """Return each row's prompt as the model got it: its tokens without padding, and its images."""
     found = fetch({"ids": batch["prompt_ids"], "mask": batch["prompt_mask"].ne(0)})
-    images = image_checksums(batch, fields, range(len(found["ids"])))
-    prompts = zip(found["ids"], found["mask"], strict=True)
-    return [{"tokens": ids[mask].numpy(), "images": images.get(row)} for row, (ids, mask) in enumerate(prompts)]
+    rows = zip(found["ids"], found["mask"], image_bytes(batch, fields), strict=True)
+    return [{"tokens": ids[mask].numpy(), "images": images} for ids, mask, images in rows]
 
 
 def _whole(numbers: torch.Tensor) -> Ints:

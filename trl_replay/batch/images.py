@@ -21,8 +21,6 @@ from ..fields import PIXELS, TOKEN_TYPES, FieldTable
 from ..types import Batch, Group, Ints, Placement
 
 COUNTS = ("num_images", "num_tiles")
-FACTOR = 0x9E3779B1
-"""An odd number that spreads places over all bits (2^32 divided by the golden ratio); sums wrap around."""
 TOLD_BY = frozenset({"image_grid_thw", "image_position_ids", "num_tiles"})
 """Fields with which pixels are not one entry a row, whatever their number."""
 Sections: TypeAlias = list[torch.Tensor]
@@ -130,26 +128,14 @@ def images_per_row(batch: Mapping[str, Any]) -> Ints:
     return np.asarray(batch["num_images"], np.int64)
 
 
-def image_checksums(batch: Mapping[str, Any], fields: FieldTable, rows: Sequence[int]) -> dict[int, list[int]]:
-    """Return checksums of the images of some rows, by row: their number, and a number made of all of their
-    pixels, bit by bit, on the batch's device. Rows without images are left out."""
-    numbers = images_per_row(batch)
-    pictured = [row for row in rows if numbers[row] > 0]
-    if not pictured:
-        return {}
+def image_bytes(batch: Mapping[str, Any], fields: FieldTable) -> list[bytes]:
+    """Return the pixels of each row's images as bytes, whatever the batch pads them to; nothing without images."""
+    if batch.get(PIXELS) is None:
+        return [b""] * batch["prompt_ids"].size(0)
     tensors = _tensors(batch, fields)
     entries = ImageLayout.of([tensors], fields).entries(tensors)[PIXELS]
-    sections = torch.split(tensors[PIXELS], entries.tolist())
-    sums = torch.stack([_checksum(sections[row]) for row in pictured])
-    return {row: [int(numbers[row]), number] for row, number in zip(pictured, sums.tolist(), strict=True)}
-
-
-def _checksum(pixels: torch.Tensor) -> torch.Tensor:
-    """A whole number made of all bits of a tensor, each element weighed by its place."""
-    as_numbers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[pixels.element_size()]
-    bits = pixels.contiguous().view(as_numbers).flatten().long()
-    places = torch.arange(1, len(bits) + 1, device=bits.device)
-    return (bits * (places * FACTOR + 1)).sum()
+    sections = torch.split(tensors[PIXELS].cpu().contiguous().view(torch.uint8), entries.tolist())
+    return [section.numpy().tobytes().rstrip(b"\0") for section in sections]
 
 
 def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:

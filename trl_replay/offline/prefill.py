@@ -232,17 +232,11 @@ def _with_logps(trainer: Any, batch: Batch) -> Batch:
 
 
 def _broadcast(batches: Sequence[Batch]) -> None:
-    """Gives all processes the first one's log-probs, in one message."""
-    keys = (compat.OLD_LOGPS, compat.REF_LOGPS)
-    places = [(batch, key) for batch in batches for key in keys if key in batch]
-    if not places:
-        return
-    logps = [batch[key].flatten() for batch, key in places]
-    sizes = [part.numel() for part in logps]
-    of_first = broadcast(torch.cat(logps))
-    parts = torch.split(of_first, sizes)
-    for (batch, key), part in zip(places, parts, strict=True):
-        batch[key] = part.view_as(batch[key])
+    """Gives all processes the first one's log-probs."""
+    for batch in batches:
+        for key in (compat.OLD_LOGPS, compat.REF_LOGPS):
+            if key in batch:
+                batch[key] = broadcast(batch[key].contiguous())
 
 
 def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> Newcomer:
