@@ -139,8 +139,9 @@ class MixedGroups:
             return np.zeros(self.entries.shape, values.dtype)
         return np.asarray(values[self.entries])
 
-    def without(self, rows: Bools) -> MixedGroups:
-        """The same, but the fresh rows stay where stored ones would take these, `(n, G)`."""
+    def without(self, rows: Bools, reason: str, tally: Tally) -> MixedGroups:
+        """The same, but the fresh rows stay where stored ones would take these, `(n, G)`, which are counted."""
+        tally.note(int((rows & self.stored).sum()), reason)
         entries = np.where(rows, NONE, self.entries)
         sources = np.where(rows, NONE, self.sources)
         return replace(self, entries=entries, sources=sources)
@@ -369,11 +370,11 @@ class Mixing:
         anew = computed[:, None]
         unknown = mixed.without_rewards(rule.takes_functions_apart) & anew
         reason = "a stored row can't be mixed: its rewards are not known, or not of each function"
-        mixed = _without(mixed, unknown, reason, tally)
+        mixed = mixed.without(unknown, reason, tally)
         reason = f"{self._hooks.giver} chose a stored row that trains nothing: the fresh row stays"
-        mixed = _without(mixed, mixed.silent(), reason, tally)
+        mixed = mixed.without(mixed.silent(), reason, tally)
         reason = "a stored row of another prompt can't share the slot's baseline"
-        return _without(mixed, mixed.of_other_prompts() & anew, reason, tally)
+        return mixed.without(mixed.of_other_prompts() & anew, reason, tally)
 
     def _trained(self, fresh: FreshBatch, mixed: MixedGroups, computed: Bools) -> Trained:
         """Returns what the rows of mixed groups train with, computed anew where `computed`, `(n,)`, says so."""
@@ -401,9 +402,3 @@ class Mixing:
         trained = mixed.computed(rule, masked & mixed.stored, split=self._settings.advantages == "split")
         view = self.shape(mixed.as_groups(trained))
         return Trained(view.advantages, view.masked, view.dead)
-
-
-def _without(mixed: MixedGroups, rows: Bools, reason: str, tally: Tally) -> MixedGroups:
-    """The mixed groups without these stored rows, `(n, G)`, which are counted."""
-    tally.note(int((rows & mixed.stored).sum()), reason)
-    return mixed.without(rows)
