@@ -59,38 +59,24 @@ def resumed(trainer: Any, checkpoint: str) -> tuple[Any, list[Any]]:
     return session, steps
 
 
-def test_39_entries_of_a_synced_reference_leave_when_training_resumes_with_the_first_one(
-    initial: Any, tmp_path: Path
+@pytest.mark.parametrize("sync", [3, 100], ids=["synced", "not synced"])
+def test_39_entries_of_a_synced_reference_leave_when_training_resumes_with_the_first_one_and_others_stay(
+    initial: Any, tmp_path: Path, sync: int
 ) -> None:
     """The trainer does not save its reference model: it resumes with the one that it was made with."""
-    first = initial(5)
+    first = initial(5, ref_model_sync_steps=sync)
     session = trl_replay.attach(first, replay_start=0)
     first.train()
     stored = len(session.buffer)
     assert stored > 0, "made since the sync in update 3"
-    checkpoint = str(tmp_path / "run" / "checkpoint-5")
     again = initial(8, ref_model_sync_steps=100)
-    session, steps = resumed(again, checkpoint)
+    session, steps = resumed(again, str(tmp_path / "run" / "checkpoint-5"))
     count, gap = furthest(again, steps)
     assert count > 0, "groups of the resumed run are replayed"
     assert gap < 1e-4, "with the log-probs of its own reference"
     dropped = sum(times for reason, times in session.totals.reasons.items() if STALE in reason)
-    assert dropped >= stored
-    assert STALE in session.explain()
-
-
-def test_39_entries_of_the_first_reference_stay(initial: Any, tmp_path: Path) -> None:
-    first = initial(5, ref_model_sync_steps=100)
-    session = trl_replay.attach(first, replay_start=0)
-    first.train()
-    stored = len(session.buffer)
-    again = initial(6, ref_model_sync_steps=100)
-    session, steps = resumed(again, str(tmp_path / "run" / "checkpoint-5"))
-    assert len(session.buffer) > stored > 0
-    count, gap = furthest(again, steps)
-    assert count > 0
-    assert gap < 1e-4
-    assert STALE not in session.explain()
+    assert dropped >= stored if sync == 3 else dropped == 0
+    assert (STALE in session.explain()) == (sync == 3)
 
 
 def test_39_a_run_that_was_resumed_without_a_sync_keeps_its_entries_when_it_is_resumed_again(

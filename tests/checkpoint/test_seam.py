@@ -138,33 +138,19 @@ def test_a_folder_that_cannot_be_cleared_stops_the_saving(copied: Path, tmp_path
         train(tmp_path, max_steps=6)
 
 
-def test_a_buffer_that_a_run_without_replay_wrote_its_checkpoint_around_is_not_taken_for_its_own(
-    tmp_path: Path,
-) -> None:
-    """The same output folder: stock's files are the second run's, and ours are still those of the first."""
-    train(tmp_path, max_steps=6)
-    build(tmp_path, max_steps=6, seed=7).train()
-    folder = tmp_path / "checkpoint-6"
-    assert (folder / "trl_replay").is_dir()
-    with pytest.raises(MismatchError, match=r"checkpoint-6.trl_replay does not belong to the rest of the checkpoint"):
-        resume(tmp_path, folder)
-    with pytest.warns(UserWarning, match="an empty replay buffer.*does not belong"):
-        assert resume(tmp_path, folder, replay_on_mismatch="empty").totals.batches == 2
-    shutil.rmtree(folder / "trl_replay")
-    with pytest.warns(UserWarning, match="holds no replay buffer"):
-        assert resume(tmp_path, folder).totals.batches == 2
-
-
-UNLOGGED: list[dict[str, Any]] = [{"logging_strategy": "no"}, {"logging_strategy": "steps", "logging_steps": 50}]
-
-
-@pytest.mark.parametrize("logging", UNLOGGED)
-def test_61_a_buffer_of_another_run_is_told_without_a_log(tmp_path: Path, logging: dict[str, Any]) -> None:
-    """Before anything was logged, the trainer's states of two runs say the same."""
+@pytest.mark.parametrize(
+    "logging", [{}, {"logging_strategy": "no"}, {"logging_strategy": "steps", "logging_steps": 50}], ids=str
+)
+def test_61_a_buffer_of_another_run_is_not_taken_for_its_own(tmp_path: Path, logging: dict[str, Any]) -> None:
+    """The same output folder: stock's files are the second run's, and ours are still those of the first. Before
+    anything was logged, the trainer's states of both say the same."""
     train(tmp_path, max_steps=6, **logging)
     build(tmp_path, max_steps=6, seed=7, **logging).train()
+    folder = tmp_path / "checkpoint-6"
     with pytest.raises(MismatchError, match=r"checkpoint-6.trl_replay does not belong to the rest of the checkpoint"):
-        resume(tmp_path, tmp_path / "checkpoint-6", seed=7, **logging)
+        resume(tmp_path, folder, seed=7, **logging)
+    with pytest.warns(UserWarning, match="an empty replay buffer.*does not belong"):
+        assert resume(tmp_path, folder, replay_on_mismatch="empty", **logging).totals.batches == 2
 
 
 def test_61_a_run_that_goes_on_without_replay_leaves_the_buffer_behind(tmp_path: Path) -> None:

@@ -5,16 +5,12 @@ Each number of processes is launched once, as forks (ranks/scopes.py), and runs 
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forked import launch
 from launches import (
-    LIMIT,
-    RANKS,
     Launches,
     assert_same_gradients,
     assert_same_training,
@@ -276,11 +272,3 @@ def test_17_a_third_partys_scope_that_cuts_groups_apart_is_refused(launches: Lau
     for rank in launches(2, "third party's own, straddling"):
         assert rank["type"] == "RefusedError"
         assert "groups straddle processes and replay_scope='own' can't store them" in rank["text"]
-
-
-def test_when_a_rank_is_killed_the_others_end(tmp_path: Path) -> None:
-    left, killed = launch(RANKS / "endless.py", tmp_path, limit=LIMIT, local_ranks=(0, 1), together=False)
-    assert (tmp_path / "replaying.1").exists()
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    assert left.returncode not in (0, -signal.SIGKILL), "it ended, with an error"
-    assert "Error" in left.stderr

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, Spy, record
+from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
 from trl_replay import compat
-from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 
@@ -115,16 +114,6 @@ def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_a
     trainer = make_trainer(tmp_path, Rewards(rewards), trainer_class=Shaped, max_steps=1)
     trainer.shape = shape
     assert counted(trainer) == (live.count(False) / 3, live.count(True))
-
-
-def test_41_a_group_with_a_bonus_keeps_its_gradient(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3, [ALL_RIGHT, DEAD, DEAD]), trainer_class=Shaped, max_steps=2)
-    trainer.shape = SHAPED["a bonus for groups that are all right"][0]
-    session = trl_replay.attach(trainer)
-    steps = record(session)
-    trainer.train()
-    ids = steps[1][1][ROWS][:, 0].view(3, 4)
-    assert [bool((rows < 0).all()) for rows in ids] == [False, True, True]
 
 
 REWARDS = [

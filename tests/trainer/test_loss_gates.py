@@ -9,7 +9,7 @@ import torch
 from corrected import TWO_LOSSES, allowed
 from replaying import CORRECTED as SCRIPT
 from replaying import train_corrected
-from support import DEAD, HALF, LIVE, Rewards, Spy, logged
+from support import Rewards, Spy, logged
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -56,17 +56,6 @@ def test_a_gated_row_whose_ratio_overflows_leaves_everything_finite(tmp_path: An
     assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
 
 
-def test_a_gated_row_loses_the_gradient_of_its_entropy_too(tmp_path: Any) -> None:
-    """With nothing but gated rows in the batch there is no gradient left."""
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE] * 3, [DEAD] * 3), max_steps=2, learning_rate=2e-2, beta=0.3, entropy_coef=0.1
-    )
-    trl_replay.attach(trainer, replay_max_log_ratio=1e-9)
-    trainer.train()
-    assert logged(trainer, "replay/gated_fraction") == [1.0]
-    assert logged(trainer, "grad_norm")[1] == 0.0
-
-
 CAP = 1.02
 
 
@@ -91,16 +80,3 @@ def test_a_weight_cap_bounds_ratio_times_weight(
     shares = logged(trainer, "replay/capped_fraction")
     assert all(0 <= share <= 1 for share in shares)
     assert correction == "topr" or any(share > 0 for share in shares)
-
-
-def test_all_gates_open_is_as_without_gates(tmp_path: Any) -> None:
-    losses = []
-    opened = {"replay_max_log_ratio": 1e6, "replay_max_weight": 1e6, "replay_min_ess": 0.0, "replay_start": 0}
-    for settings in ({}, opened):
-        trainer = make_trainer(
-            tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD]), trainer_class=Spy, max_steps=5
-        )
-        trl_replay.attach(trainer, **settings)
-        trainer.train()
-        losses.append([float(loss["loss"]) for loss in trainer.losses])
-    assert losses[0] == losses[1]

@@ -44,13 +44,19 @@ def test_row_columns_say_what_the_payload_holds(tmp_path: Path) -> None:
     assert np.isnan(table.row_other_reward).all()
 
 
-def test_the_weighted_reward_follows_the_trainers_weights(tmp_path: Path) -> None:
+def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on(tmp_path: Path) -> None:
     first, second = Rewards(*SCRIPT), Rewards([HALF, LIVE, HALF])
     second.__name__ = "second"
-    trainer, session = trained(tmp_path, rewards=[first, second], reward_weights=[1.0, 0.5])
+    trainer = make_trainer(tmp_path, [first, second], reward_weights=[1.0, 0.5])
+    session = trl_replay.attach(trainer)
+    rewards = [{"reward/scripted": float(text == "a"), "reward/second": 1.0} for text in "abcd"]
+    session.buffer.add(
+        [{"prompt": "1=", "completion": text, **row} for text, row in zip("abcd", rewards, strict=True)]
+    )
     table = session.buffer.table
-    expected = table.row_rewards[:, :, 0] + 0.5 * table.row_rewards[:, :, 1]
-    np.testing.assert_allclose(table.row_reward, expected)
+    assert table.row_reward.tolist() == [[1.5, 0.5, 0.5, 0.5]], "before any training"
+    trainer.train()
+    np.testing.assert_allclose(table.row_reward, table.row_rewards[:, :, 0] + 0.5 * table.row_rewards[:, :, 1])
     trainer.reward_weights[:] = 2.0
     trainer.train()
     np.testing.assert_allclose(table.row_reward, 2 * table.row_rewards.sum(axis=2))
@@ -225,16 +231,3 @@ def test_masked_rows_of_a_file_are_in_no_baseline_and_groups_of_nothing_else_are
         session.buffer[session.buffer.table.serial[0]].advantages, by_hand, rtol=1e-5, atol=1e-6
     )
     assert session.totals.reasons["a group was refused: all of its rows are masked"] == 1
-
-
-def test_weights_are_the_trainers_when_a_file_is_added_before_training(tmp_path: Path) -> None:
-    second = Rewards([DEAD] * 3)
-    second.__name__ = "second"
-    trainer = make_trainer(tmp_path, [Rewards([DEAD] * 3), second], reward_weights=[1.0, 0.5])
-    session = trl_replay.attach(trainer)
-    rows = [
-        {"prompt": "1=", "completion": text, "reward/scripted": float(text == "a"), "reward/second": 1.0}
-        for text in "abcd"
-    ]
-    session.buffer.add(rows)
-    assert session.buffer.table.row_reward.tolist() == [[1.5, 0.5, 0.5, 0.5]]

@@ -86,10 +86,20 @@ UNTRAINED = {
 }
 
 
+class Doubling:
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return 2 * groups.advantages
+
+
+@pytest.mark.parametrize("plugin", [None, Doubling()], ids=["TRL's own advantages", "a plugin's advantages"])
 @pytest.mark.parametrize("name", UNTRAINED)
-def test_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(tmp_path: Any, name: str) -> None:
+def test_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(
+    tmp_path: Any, plug: Any, name: str, plugin: Any
+) -> None:
     rewards, rollout = UNTRAINED[name]
-    session, steps = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout)
+    settings = {"replay_plugins": plug(plugin)} if plugin else {}
+    session, steps = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout, **settings)
     assert session.totals.counters["dead"] == 3, "one of each batch"
     assert session.totals.counters["stored"] == 6, "the live ones"
     assert session.totals.counters["refused"] == 0
@@ -117,20 +127,6 @@ def test_64_it_is_not_copied_but_copied_over(tmp_path: Any, name: str) -> None:
     for before, after in steps:
         live = before["advantages"].view(3, SIZE)[2].tolist()
         assert after["advantages"].view(3, SIZE).tolist() == [live] * 3
-
-
-class Doubling:
-    @trl_replay.hookimpl
-    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
-        return 2 * groups.advantages
-
-
-@pytest.mark.parametrize("name", UNTRAINED)
-def test_64_so_is_a_group_whose_advantages_a_plugin_shapes(tmp_path: Any, plug: Any, name: str) -> None:
-    rewards, rollout = UNTRAINED[name]
-    session, _ = trained(tmp_path, [rewards, HALF, HALF], rollout=rollout, replay_plugins=plug(Doubling()))
-    assert session.totals.counters["dead"] == 3
-    assert session.totals.counters["stored"] == 6
 
 
 def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(tmp_path: Any) -> None:

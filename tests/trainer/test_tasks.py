@@ -242,11 +242,11 @@ NESTED = [{"prompt": "1=", "label": label, "tests": [{"in": label, "out": 0.5}],
 DIFFER = pytest.mark.filterwarnings("ignore:Rows of the dataset with one prompt differ")
 
 
-def exported(tmp_path: Any, rows: Any = NESTED) -> tuple[Any, Any]:
-    """A file of groups of all four tasks, and the session that wrote it."""
-    trainer = build(tmp_path / "first", rows, Rewards([LIVE, HALF, LIVE]), max_steps=4)
-    session, followed = follow(trainer, replay_dry_run=True)
-    return session.export(tmp_path / "groups.parquet"), followed
+def exported(tmp_path: Any) -> Any:
+    """A file of groups of all four tasks."""
+    trainer = build(tmp_path / "first", NESTED, Rewards([LIVE, HALF, LIVE]), max_steps=4)
+    session, _ = follow(trainer, replay_dry_run=True)
+    return session.export(tmp_path / "groups.parquet")
 
 
 def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
@@ -261,7 +261,7 @@ def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
 def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path: Any) -> None:
     import pyarrow.parquet
 
-    path, _ = exported(tmp_path)
+    path = exported(tmp_path)
     written = pyarrow.parquet.read_table(path).to_pylist()
     assert {row["label"] for row in written} == set("abcd")
     assert all(json.loads(row["tests"]) == [{"in": row["label"], "out": 0.5}] for row in written)
@@ -275,14 +275,15 @@ def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_pat
 def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: str) -> None:
     import pyarrow.parquet
 
-    path, _ = exported(tmp_path)
+    path = exported(tmp_path)
     table = pyarrow.parquet.read_table(path)
     if lost != "nothing":
         table = table.drop(["label", "tests"] if lost == "the columns" else ["trl_replay_task"])
         pyarrow.parquet.write_table(table, path)
     trainer, session = taken(tmp_path, path)
     keys = {session.components.tasks.key(row): row["label"] for row in NESTED}
-    followed = Followed(session, {entry: keys[task] for entry, task in by_serial(session).items()})
+    tasks = zip(session.buffer.table.serial.tolist(), session.buffer.table.prompt.tolist(), strict=True)
+    followed = Followed(session, {serial: keys[task] for serial, task in tasks})
     trainer.train()
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
@@ -298,12 +299,8 @@ def test_a_foreign_file_that_does_not_say_which_task_is_held_back_and_counted(tm
     of_one, of_several = sorted(session.buffer.table.prompt.tolist(), reverse=True)
     assert of_one == session.components.tasks.key(rows[-1]), "the dataset has one task with its prompt"
     assert of_several < 0
-    assert (
-        session.totals.reasons[
-            "a group of a file counts as a task of its own: its file does not say which of several tasks it is"
-        ]
-        == 1
-    )
+    reason = "a group of a file counts as a task of its own: its file does not say which of several tasks it is"
+    assert session.totals.reasons[reason] == 1
 
 
 @DIFFER
@@ -314,9 +311,3 @@ def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path: A
     _, session = taken(tmp_path, foreign, ONE_PROMPT)
     keys = [session.components.tasks.key(row) for row in ONE_PROMPT]
     assert session.buffer.table.prompt.tolist() == keys
-
-
-def by_serial(session: Any) -> dict[int, int]:
-    """The task of each entry."""
-    table = session.buffer.table
-    return dict(zip(table.serial.tolist(), table.prompt.tolist(), strict=True))
