@@ -85,6 +85,30 @@ def test_advantages_follow_trls_rules_with(tmp_path: Any, aggregation: str, scal
     watched(trainer, mode, (1.0, 0.7), scale, aggregation)
 
 
+def every_second(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+    """A mixer: the first two rows of the drawn entry, in every second slot."""
+    taken = np.full((len(drawn), 4), -1)
+    taken[context.update % 2 :: 2, :2] = [0, 1]
+    return taken
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"replay_max_fraction": 0.34}, {"replay_mixer": every_second, "replay_mixer_kwargs": None}],
+    ids=["a limit", "a mixer"],
+)
+@pytest.mark.parametrize(
+    "rule", [{"scale": "batch"}, {"aggregation": "normalize_then_sum"}], ids=lambda rule: "".join(rule)
+)
+@pytest.mark.parametrize("mode", ["joint", "split"])
+def test_74_slots_that_stay_fresh_count_once_in_the_deviation_of_the_batch(
+    tmp_path: Any, mode: str, rule: dict[str, str], settings: dict[str, Any]
+) -> None:
+    names = {"scale": "scale_rewards", "aggregation": "multi_objective_aggregation"}
+    trainer = checked(tmp_path, max_steps=8, **{names[name]: value for name, value in rule.items()})
+    watched(trainer, mode, **rule, **settings)
+
+
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path: Any) -> None:
     def several(table: Any, count: int, context: Any) -> Any:
         drawn = np.full((count, 2), -1)

@@ -241,6 +241,11 @@ class AdvantageRule:
         return bool(own.all())
 
     @property
+    def spans_batch(self) -> bool:
+        """True if a row's advantage depends on the rewards of all groups."""
+        return self.takes_functions_apart or self.setup.scale == "batch"
+
+    @property
     def takes_functions_apart(self) -> bool:
         """True if it needs each function's rewards, and not their weighted sum alone."""
         return self.setup.aggregation == "normalize_then_sum"
@@ -255,7 +260,7 @@ class AdvantageRule:
             totals (`(n, G)`): Their weighted sums; rows of a file that does not name its functions have these alone.
             members (`(n, G)` bool): Rows that count.
             trains (`(n, G)` bool): Those of them that have a trained token.
-            join (`bool`): Whether live groups count beside the fresh batch where TRL takes a mean or deviation over
+            join (`bool`): Whether these groups count beside the fresh batch where TRL takes a mean or deviation over
                 the whole batch. Those of a dead batch alone would be 0.
 
         Returns:
@@ -272,23 +277,14 @@ class AdvantageRule:
             rewards = np.where(np.isnan(rewards).all(axis=2, keepdims=True), 0.0, rewards)
             within = torch.where(within.isnan().all(dim=1, keepdim=True), 0.0, within)
         counted = np.where(members[:, :, None], rewards, np.nan).astype(np.float64)
-        if join:  # a group is dead by any deviation, or by none
-            _, dead = _scaled(counted, np.concatenate([counted, _by_group(within, self.size)]), setup, trains)
-            within = torch.cat([within, torch.from_numpy(counted[~dead].reshape(-1, counted.shape[2]))])
-        return _scaled(counted, _by_group(within, self.size), setup, trains)
-
-
-def _scaled(groups: Floats, batch: Floats, setup: compat.RewardSetup, trains: Bools) -> tuple[Floats, Bools]:
-    """Advantages of `groups`, `(n, G, functions)`, NaN for rows that do not count, with the mean and deviation of
-    `batch`, `(m, G, functions)`, where TRL takes them over all rows; and which groups are dead."""
-    size, functions = groups.shape[1:]
-    flat, within = (torch.from_numpy(rewards.reshape(-1, functions)) for rewards in (groups, batch))
-    computed = compat.advantages(flat, setup, size, within).numpy().reshape(groups.shape[:2])
-    members = np.asarray(~np.isnan(groups).all(axis=2))
-    advantages = np.where(members, computed, 0.0).astype(np.float32).astype(np.float64)  # as they are trained on
-    with np.errstate(invalid="ignore"):
-        noise = advantage_noise(np.concatenate([groups, batch]), setup)[: len(groups)]
-    return advantages, differ_by_noise(advantages, members, trains, noise)
+        flat = torch.from_numpy(counted.reshape(-1, counted.shape[2]))
+        batch = torch.cat([flat, within])
+        computed = compat.advantages(flat, setup, self.size, batch if join else within).numpy()
+        advantages = np.where(members, computed.reshape(members.shape), 0.0)
+        advantages = advantages.astype(np.float32).astype(np.float64)  # as they are trained on
+        with np.errstate(invalid="ignore"):
+            noise = advantage_noise(_by_group(batch, self.size), setup)[: len(counted)]
+        return advantages, differ_by_noise(advantages, members, trains, noise)
 
 
 def _by_group(scored: torch.Tensor, size: int) -> Floats:

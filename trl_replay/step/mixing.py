@@ -331,7 +331,9 @@ class Mixing:
                 "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
             )
 
-    def mix(self, fresh: FreshBatch, slots: list[int], table: Table, drawn: Ints, tally: Tally) -> Filling:
+    def mix(
+        self, fresh: FreshBatch, slots: list[int], table: Table, drawn: Ints, most: tuple[int, int], tally: Tally
+    ) -> Filling:
         """Decides which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
@@ -339,6 +341,7 @@ class Mixing:
             slots (`list[int]`): For which something was drawn.
             table ([`Table`]): The eligible entries.
             drawn (`(n, k)`): Rows of `table`.
+            most (`tuple[int, int]`): So many slots and entries at most.
             tally ([`Tally`]): Counts why rows and slots stay fresh.
 
         Returns:
@@ -356,7 +359,15 @@ class Mixing:
         what = "the stored rows alone" if setting == "split" else "a mixed group"
         tally.note(int((some & trained.dead).sum()), f"{what} would have been dead")
         filling = Filling(slots, mixed, trained.advantages, trained.masked, computed)
-        return filling.take(np.flatnonzero(some & ~trained.dead))
+        kept = filling.take(np.flatnonzero(some & ~trained.dead)).within(*most)
+        if fresh.rule.spans_batch and kept.computed.any() and len(kept.slots) < len(slots):
+            return self._without_slots_left_fresh(fresh, kept)
+        return kept
+
+    def _without_slots_left_fresh(self, fresh: FreshBatch, filling: Filling) -> Filling:
+        """The same slots, with a deviation of the batch that no slot left fresh counts in twice."""
+        trained = self._trained(fresh, filling.mixed, filling.computed)
+        return replace(filling, advantages=trained.advantages, masked=trained.masked)
 
     def _fitting(self, mixed: MixedGroups, computed: Bools, rule: AdvantageRule, tally: Tally) -> MixedGroups:
         """The mixed groups without stored rows that can't stand beside others.
