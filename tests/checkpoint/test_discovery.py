@@ -110,8 +110,8 @@ def test_63_json_that_is_nested_too_deeply_to_be_read_is_not_whole(copied: Path,
 def test_63_a_checkpoint_without_its_ranks_files_is_not_whole(copied: Path) -> None:
     shutil.rmtree(copied / "trl_replay" / "rank-00000")
     assert trl_replay.last_complete_checkpoint(copied.parent) is None
-    os.rmdir(copied / "trl_replay")
-    assert trl_replay.last_complete_checkpoint(copied.parent) == str(copied), "it resumes with an empty buffer"
+    os.rmdir(copied / "trl_replay")  # as while it is being deleted; named by hand, it resumes with an empty buffer
+    assert trl_replay.last_complete_checkpoint(copied.parent) is None
 
 
 def test_63_what_another_run_left_in_a_checkpoint_does_not_count(tmp_path: Path) -> None:

@@ -11,29 +11,32 @@ from launches import Launches
 from settings_ranks import ALIKE, CASES
 
 VALUES = {
-    "replay_weight": ("1.0", "0.5"),
+    "replay_weight": ("1", "0.5"),
     "replay_unfilled": ("'keep'", "'mask'"),
     "replay_correction": ("'ratio'", "'truncated'"),
-    "replay_correction_kwargs": ("{'cap': 1.0}", "{'cap': 2.0}"),
-    "replay_max_weight": ("None", "2.0"),
+    "replay_correction_kwargs": ("{'cap': 1}", "{'cap': 2}"),
+    "replay_max_weight": ("None", "2"),
     "replay_logps_dtype": ("'float32'", "'bfloat16'"),
     "replay_buffer_size": ("8", "9"),
     "replay_scope": ("'gathered'", "'process'"),
     "replay_scope_kwargs": ("{'patience': 1}", "{'patience': 2}"),
     "replay_max_bytes": ("None", "1000000000"),
     "replay_refill_rounds": ("0", "2"),
-    "replay_refill_until": ("1.0", "0.5"),
+    "replay_refill_until": ("1", "0.5"),
     "replay_warm_start": ("None", "a file"),
     "replay_plugins": ("[]", "['shaping (registered in this process)']"),
     "replay_plugins, of prompts": ("[]", "['prompts (registered in this process)']"),
     "replay_plugins, another release": ("['released (released 1.0)']", "['released (released 2.0)']"),
-    "replay_plugins_kwargs": ("{'shaping': {'by': 1.0}}", "{'shaping': {'by': 2.0}}"),
+    "replay_plugins_kwargs": ("{'shaping': {'by': 1}}", "{'shaping': {'by': 2}}"),
     "replay_scorer, another release": ("'released/even (released 1.0)'", "'released/even (released 2.0)'"),
     "batch keys of plugins": ("extra_0", "extra_1"),
     "replay_seed": ("1", "2"),
     "replay_seed, process, prompts chosen": ("1", "2"),
     "replay_seed, the trainer's": ("42", "7"),
     "trl_replay": ("0.1", "0.0.9"),
+    "num_iterations": ("1", "2"),
+    "scale_rewards": ("'group'", "'none'"),
+    "reward functions and weights": ("[['scripted', 1]]", "[['scripted', 0.5]]"),
 }
 
 

@@ -79,8 +79,10 @@ def _has_its_end(path: Path) -> bool:
 def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
     """Tells whether our part of a checkpoint is whole, if it has one: what another run left behind is none."""
     ours = folder / FOLDER
-    if saved is None or not ours.is_dir():
+    if saved is None:
         return True
+    if not ours.is_dir():
+        return not saved.folders
     named = {ours / name for name in saved.folders}
     present = set(ours.glob("rank-*"))
     if not present or (named & present and named - present):  # none of those named: another machine's disk

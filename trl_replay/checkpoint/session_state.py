@@ -327,7 +327,7 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
     if told is None or {state.save_id for state in states} != {told.save_id}:
         raise MismatchError(
             f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them. "
-            "Delete that folder, or set replay_on_mismatch='empty', to go on with an empty buffer."
+            "Set replay_on_mismatch='empty' to go on with an empty buffer."
         )
 
 

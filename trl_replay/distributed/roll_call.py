@@ -23,6 +23,19 @@ from ..settings import Settings
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+OF_TRAINER = (
+    "beta",
+    "num_iterations",
+    "loss_type",
+    "importance_sampling_level",
+    "scale_rewards",
+    "multi_objective_aggregation",
+    "mask_truncated_completions",
+    "max_completion_length",
+    "max_steps",
+    "gradient_accumulation_steps",
+)
+"""Settings of `GRPOConfig` that must be equal, or ranks wait for each other or train on a mixture."""
 PATIENCE = 30.0
 """Seconds after which a process that waits says for whom."""
 SHOWN = 8
@@ -47,7 +60,8 @@ class RollCall:
         self._rank = rank
         self._processes = processes
         self._timeout = timeout
-        self._equal = json.dumps(equal or {}, sort_keys=True)
+        plain = json.loads(json.dumps(equal or {}), parse_float=_whole)
+        self._equal = json.dumps(plain, sort_keys=True)
         self._number: int | None = None
         self._calls: Counter[str] = Counter()
 
@@ -143,10 +157,19 @@ def roll_call_of(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
     seed = int(trainer.args.seed) if settings.seed is None else settings.seed
     equal = settings.equal_on_ranks(scope.division.one_buffer, seed)
     if settings.acts:  # else any trainer will do
+        equal |= {name: getattr(trainer.args, name, None) for name in OF_TRAINER}
+        weights = compat.reward_setup(trainer).weights.tolist()
+        equal["reward functions and weights"] = list(zip(trainer.reward_func_names, weights, strict=True))
         equal["num_generations"] = trainer.num_generations
         equal["rows a process (per_device_train_batch_size × steps_per_generation)"] = compat.local_rows(trainer)
     rank, ranks = trainer.accelerator.process_index, trainer.accelerator.num_processes
     return RollCall(int(rank), int(ranks), float(trainer.args.ddp_timeout), equal)
+
+
+def _whole(text: str) -> float:
+    """Return the number of a JSON text; 50.0 is 50."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _differences(told: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:

@@ -49,6 +49,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "replay_seed, the trainer's": ({}, {"seed": 7}),
     "trl_replay": ({}, {"version": "0.0.9"}),
+    "num_iterations": ({}, {"num_iterations": 2}),
+    "scale_rewards": ({}, {"scale_rewards": "none"}),
+    "reward functions and weights": ({}, {"reward_weights": [0.5]}),
 }
 """What each rank attaches with; a case is called like the setting that differs."""
 ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -58,9 +61,12 @@ ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "folders": tuple(
         {"replay_storage": "disk", "replay_storage_kwargs": {"folder": folder}} for folder in ("here", "there")
     ),
+    "a whole number as a float": ({"replay_half_life": 50}, {"replay_half_life": 50.0}),
     "functions": tuple({"replay_evictor": lambda table, context: table.serial} for _ in range(2)),
 }
 """What may differ, or does not differ in what is done."""
+
+OF_TRAINER = ("seed", "num_iterations", "scale_rewards", "reward_weights")
 
 
 class Shaping:
@@ -111,7 +117,7 @@ def register() -> None:
 
 def attempt(folder: Path, version: str = trl_replay.__version__, **settings: Any) -> dict[str, Any]:
     """Attaches and trains for two updates."""
-    trainer_settings = {name: settings.pop(name) for name in ["seed"] if name in settings}
+    trainer_settings = {name: settings.pop(name) for name in OF_TRAINER if name in settings}
     trainer = build(folder, 8, 4, lambda update, group, rank: group % 2, rank=rank(), max_steps=2, **trainer_settings)
     settings = {"replay_buffer_size": 8, "replay_start": 0, "replay_scope": "gathered", **settings}
     if settings.get("replay_storage") == "disk":
