@@ -26,11 +26,3 @@ class Command(NamedTuple):
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Adds `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def positive(text: str) -> int:
-    """The type of an option that is a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("give a whole number of at least 1")
-    return value

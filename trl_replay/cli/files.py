@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .command import Command, add_json_option, positive
+from .command import Command, add_json_option
 from .tables import make_console, make_table
 
 
@@ -18,15 +18,6 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _in_run(folder: Path) -> Path:
-    """The checkpoint itself, or the newest whole one of a run's folder."""
-    from ..checkpoint.discovery import last_complete_checkpoint
-    from ..checkpoint.save_id import FOLDER
-
-    newest = None if (folder / FOLDER).is_dir() else last_complete_checkpoint(folder)
-    return folder if newest is None else Path(newest)
-
-
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser)
     parser.add_argument("out", type=Path, help="file to write: out.parquet")
@@ -34,8 +25,9 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from ..offline.export import of_checkpoint, write
+    from ..report.log import buffer_in
 
-    source = of_checkpoint(_in_run(options.checkpoint))
+    source = of_checkpoint(buffer_in(options.checkpoint))
     count = write(options.out, source)
     print(f"written: {options.out}, {count} completions")
     return 0
@@ -43,14 +35,14 @@ def _export(options: argparse.Namespace) -> int:
 
 def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser)
-    parser.add_argument("--entries", type=positive, default=3, help="entries shown from the top and from the bottom")
     add_json_option(parser)
 
 
 def _inspect(options: argparse.Namespace) -> int:
     from ..report.inspection import facts, inspect
+    from ..report.log import buffer_in
 
-    buffer = inspect(_in_run(options.checkpoint), options.entries)
+    buffer = inspect(buffer_in(options.checkpoint))
     if options.json:
         print(json.dumps(buffer, indent=2))
         return 0

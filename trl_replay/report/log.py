@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 from ..checkpoint.discovery import last_complete_checkpoint
-from ..checkpoint.save_id import TRAINER_STATE
+from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
 
 Log: TypeAlias = Sequence[Mapping[str, Any]]
@@ -26,6 +26,11 @@ def newest(path: Path) -> Path:
     """The newest complete checkpoint of a run's folder; the path itself where there is none."""
     found = last_complete_checkpoint(path) if path.is_dir() else None
     return path if found is None else Path(found)
+
+
+def buffer_in(path: Path) -> Path:
+    """Return the checkpoint itself where it holds a buffer, or the newest complete one of a run's folder."""
+    return path if (path / FOLDER).is_dir() else newest(path)
 
 
 def read_log(path: Path) -> list[Mapping[str, Any]]:

@@ -14,7 +14,7 @@ from ..config import ReplayConfig
 from ..sizes import counted, format_bytes
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, inspect
-from .log import DEAD, DEAD_EXACT, Log, is_number, mean, newest, points, read_log
+from .log import DEAD, DEAD_EXACT, Log, buffer_in, is_number, mean, points, read_log
 
 GRAY, BLUE, RED, GREEN = "#868d97", "#2f86d8", "#dd6249", "#3b9d5d"
 """Colors that are seen on a light and on a dark page."""
@@ -34,7 +34,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Path(run)
     log = read_log(run)
-    checkpoint = run if (run / FOLDER).is_dir() else newest(run)
+    checkpoint = buffer_in(run)
     buffer = inspect(checkpoint) if (checkpoint / FOLDER).is_dir() else None
     text = page(run.resolve().name, log, buffer)
     path = run / "report.html" if out is None else Path(out)
@@ -58,7 +58,6 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
-    tenth = len(log) // 10
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters |= {
         "bytes": format_bytes,
@@ -72,7 +71,6 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         steps=len(log),
         last_step=log[-1]["step"] if log else None,
         means={"dead": mean(log, dead), "replaced": mean(log, REPLACED), "dead_after": mean(log, DEAD_AFTER)},
-        course=[mean(part, "reward") or 0.0 for part in (log[:tenth], log[-tenth:])] if tenth > 1 else None,
         charts=charts,
         buffer=buffer,
         summary=SUMMARY,
