@@ -44,13 +44,6 @@ def test_detach_restores_the_trainer_exactly(trainer: Any) -> None:
     assert {name: getattr(type(trainer), name) for name in compat.SEAM} == methods, "no class was touched"
 
 
-def test_another_trainer_is_not_affected(trainer: Any, tmp_path: Any) -> None:
-    other = make_trainer(tmp_path / "other", Rewards(*SCRIPT))
-    before = state(other)
-    trl_replay.attach(trainer)
-    assert state(other) == before
-
-
 def test_training_goes_on_as_stock_after_detach(tmp_path: Any) -> None:
     hashes = []
     for attach in (False, True):

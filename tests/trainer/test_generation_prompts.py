@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from generating import DEAD, LIVE, PROMPTS, SIZE, Coins
 
 import trl_replay
-from trl_replay.tasks import Tasks
 from trl_replay.testing import make_trainer
 
 
@@ -84,20 +82,6 @@ def test_what_is_known_of_a_prompt_is_what_its_groups_showed(tmp_path: Any) -> N
         "pass_rate": [0.5, 0.25, 1.0],
     }  # fmt: skip
     assert session.rounds.table.dead_streak.tolist() == [1, 1, 3]
-
-
-def test_prompts_are_linked_to_the_groups_of_the_buffer(tmp_path: Any) -> None:
-    _, session, trainer = train(tmp_path, lambda rows, context: None, Coins(0.7), replay_buffer_size=8)
-    prompts = session.rounds.table
-    assert len(session.buffer) > 3
-    for serial in session.buffer:
-        entry = session.buffer[serial]
-        (place,) = np.flatnonzero(prompts.prompt == entry.columns["prompt"])
-        rows = [{"prompt": prompt} for prompt in PROMPTS]
-        text = entry.prompts[0].replace("<pad>", "")
-        keys = [Tasks().key(row) for row in rows if row["prompt"] == text]
-        assert keys == [prompts.key[place]]
-    assert trainer.state.global_step == 4
 
 
 def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: Any) -> None:

@@ -13,21 +13,6 @@ from support import DEAD, HALF, LIVE, Rewards
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_replay_is_right_with_lora(tmp_path: Any, beta: float) -> None:
-    """With beta the reference is the model with its adapters off."""
-    from peft import LoraConfig
-
-    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
-    trainer = build(tmp_path, Rewards(*SCRIPT), beta=beta, learning_rate=5e-2, arguments={"peft_config": adapter})
-    assert trainer.ref_model is None
-    _, watch = replay(trainer)
-    assert ("ref_per_token_logps" in watch.steps[0][0]) == bool(beta)
-    base = {name: value for name, value in trainer.model.named_parameters() if "lora" not in name}
-    assert base
-    assert not any(value.requires_grad for value in base.values()), "only adapters are trained"
-
-
 def test_lora_dropout_is_warned_of(tmp_path: Any) -> None:
     from peft import LoraConfig
 
