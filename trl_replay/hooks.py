@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 import numpy as np
 import pluggy
@@ -284,7 +283,7 @@ class SessionHooks:
         implementations = getattr(self._manager.hook, name).get_hookimpls()
         plugins = {implementation.plugin_name: implementation.plugin for implementation in implementations}
         for plugin_name in sorted(plugins):
-            folder = directory / quote(plugin_name, safe="")
+            folder = directory / plugin_name
             others = [plugin for other, plugin in plugins.items() if other != plugin_name]
             yield folder, self._manager.subset_hook_caller(name, others)
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
-from urllib.parse import quote
 
 import pluggy
 
@@ -30,8 +30,7 @@ from .validation import unusable
 BUILTIN = "builtin"
 PLUGIN_ARGUMENTS = "replay_plugins_kwargs"
 IN_THIS_PROCESS = "registered in this process"
-LONGEST_NAME = 255
-"""Bytes that a file system allows a folder's name."""
+USABLE_NAME = re.compile(r"[A-Za-z][\w. -]{0,79}", re.ASCII)
 OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "fields": FieldSpec}
 """The registry hooks, and what each yields."""
 
@@ -472,18 +471,12 @@ def registry() -> Registry:
 
 
 def _refuse_unusable_name(name: str, distribution: str) -> None:
-    """A plugin's name is that of its folder in checkpoints, with everything but letters, digits, `_.-~` quoted."""
-    problem = ""
-    if not name or not isinstance(name, str):
-        problem = "is empty or no text"
-    elif name in (".", ".."):
-        problem = "leads to another folder"
-    elif "/" in name:
-        problem = "holds a slash, which parts a plugin's name from its strategy's"
-    elif len(quote(name, safe="")) > LONGEST_NAME:
-        problem = f"takes more than {LONGEST_NAME} bytes as the name of a folder"
-    if problem:
-        raise PluginError(f"The plugin name {name!r} of {distribution} {problem}: give it a short name of letters.")
+    """A plugin's name is that of its folder in checkpoints, and stands before a slash and its strategies' names."""
+    if not isinstance(name, str) or not USABLE_NAME.fullmatch(name):
+        raise PluginError(
+            f"The plugin name {name!r} of {distribution} can't be used: give it one of at most 80 letters, digits, "
+            "spaces, dots, - and _, which begins with a letter."
+        )
 
 
 def register(plugin: Any, name: str) -> None:

@@ -245,22 +245,15 @@ class ReplayBuffer:
         return list(self._overflow)
 
     def _warn_of_bytes(self, costs: Ints) -> None:
-        limit = self.max_bytes or 0
-        mean = float(costs.mean())
-        most = format_bytes(int(costs.max()))
-        reached = len(costs) - 1
-        fit = int(limit / mean)
-        needed = format_bytes(mean * self.capacity)
+        mean = format_bytes(float(costs.mean()))
         self._warn(
-            f"replay_max_bytes ({format_bytes(limit)}) is reached with {reached} of "
-            f"replay_buffer_size={self.capacity} groups, and evicts from now on. A group costs "
-            f"{format_bytes(mean)} on average and {most} at most, so that about {fit} fit; all {self.capacity} "
-            f"would take {needed}."
+            f"replay_max_bytes is reached with {len(costs) - 1} of replay_buffer_size={self.capacity} groups, and "
+            f"evicts from now on. A group costs {mean} on average."
         )
 
     def _warn(self, text: str) -> None:
-        """Warns once of each kind, which its first words tell."""
-        kind = text.split("(")[0]
+        """Warns once of each kind, which its first word tells."""
+        kind = text.split()[0]
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(text, stacklevel=3)

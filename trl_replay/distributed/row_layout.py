@@ -119,12 +119,8 @@ class RowLayout:
 
     def holds(self, keys: frozenset[str], slot: int) -> frozenset[str]:
         """`keys`, and that of images if the slot's group has one."""
-        images = self.columns["images"][self.rows_of(slot)]
+        images = self.columns["images"][slot * self.size : (slot + 1) * self.size]
         return keys | {PIXELS} if int(images.max()) > 0 else keys
-
-    def rows_of(self, slot: int) -> slice:
-        """The slot's rows among those that are shared."""
-        return slice(slot * self.size, (slot + 1) * self.size)
 
     def span(self, slot: int) -> range:
         """Indices of the slot's rows among those of all processes."""
