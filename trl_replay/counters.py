@@ -135,7 +135,7 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
 
 
 SETTLED = ("stored", "evicted", "refused", "retired")
-"""What changes where candidates settle, at a generation batch or at a further iteration."""
+"""Counters that change when candidates settle, at a generation batch or at a further iteration."""
 
 
 class Totals:

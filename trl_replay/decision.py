@@ -13,7 +13,7 @@ from .protocols import Arrival
 from .types import Bools, Floats, Group, Groups, Ints
 
 RUNS, PAUSED, DETACHED = range(3)
-"""What replay does on a process: all must do the same."""
+"""States of replay on a process: all must have the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ..protocols import Agreement
 from ..types import Bools, Floats
 
 MODES = ("runs", "is paused", "is detached")
-"""What replay does on a process, in words, by mode."""
+"""States of replay on a process, in words, by mode."""
 WORD = 48
 """Bits that travel in one float64, which holds whole numbers of up to 53 bits."""
 POWERS = 2 ** np.arange(WORD)

@@ -1,4 +1,4 @@
-"""Have all processes come to the same call of ours? Asked before they say anything to each other outside of a batch.
+"""A barrier in the key-value store: verify that all ranks came to the same call before any collective outside a batch.
 
 A collective that one process begins alone pairs with whatever the others come to next, a gather of the trainer's say:
 they wait for ever, get each other's bytes, or abort. So each process first leaves its name in the key-value store that
@@ -131,7 +131,7 @@ class RollCall:
             store.set(f"{key}/all", "1")
 
     def _meet(self, store: Store, key: str, timeout: float) -> bool:
-        """Whether all came in time."""
+        """Tell whether all came in time."""
         self._come(store, key)
         return _came(store, f"{key}/all", timeout)
 
@@ -173,7 +173,7 @@ def _whole(text: str) -> float:
 
 
 def _differences(told: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
-    """What differs, with all of its values and the ranks that have them: `a is 1 on rank 0 and 2 on rank 1`."""
+    """Yield what differs, with all of its values and the ranks that have them: `a is 1 on rank 0 and 2 on rank 1`."""
     for name in sorted(set.intersection(*map(set, told.values()))):
         ranks_of: dict[str, list[int]] = {}
         for rank, equal in told.items():
@@ -189,7 +189,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def _came(store: Store, key: str, timeout: float) -> bool:
-    """Whether a key is there before the time is over."""
+    """Tell whether a key is there before the time is over."""
     try:
         store.wait([key], timedelta(seconds=timeout))
     except RuntimeError:  # all of torch's stores raise one of its kinds

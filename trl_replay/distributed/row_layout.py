@@ -22,7 +22,7 @@ MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 """Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
 
 LENGTHS_BYTES = 2 * 8
-"""What a stored row's prompt length and completion length take."""
+"""Bytes of a stored row's prompt length and completion length."""
 
 
 class Exchange(NamedTuple):

@@ -20,7 +20,7 @@ from ..config import ReplayConfig
 from ..errors import ReplayError
 
 LOCAL_WORLD_SIZES = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
-"""Where launchers say how many ranks they started on this machine."""
+"""Variables in which launchers say how many ranks they started on this machine."""
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ Settings: TypeAlias = Mapping[str, Any]
 LONGEST_PARAMETER = 250
 """Characters of a value that every release of MLflow takes."""
 TEXT_TAG = "replay/settings"
-"""Where TensorBoard shows the settings, beside transformers' own `args` and `model_config`."""
+"""TensorBoard's place for the settings, beside transformers' own `args` and `model_config`."""
 
 
 def write_settings(settings: Settings, callbacks: Sequence[Any]) -> None:
