@@ -13,7 +13,7 @@ from .errors import ConfigurationError
 from .specs import Kind
 
 GIVEN: Mapping[str, int] = {"scope": 1}
-"""How many arguments a session gives the factory itself, before those of the user: a scope's accelerator."""
+"""Number of arguments that a session gives the factory itself, before those of the user: a scope's accelerator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,10 +134,10 @@ class Division(NamedTuple):
     """A scope's division of what is stored among the processes."""
 
     one_buffer: bool
-    """Whether all processes decide for one buffer, in which a group's rows may come from several of them; otherwise
+    """True if all processes decide for one buffer, in which a group's rows may come from several of them; otherwise
     each has a buffer of its own, with groups of which it has all rows."""
     replicated: bool
-    """Whether every process holds the payload of every entry."""
+    """True if every process holds the payload of every entry."""
 
 
 class Scope(Protocol):

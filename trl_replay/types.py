@@ -21,7 +21,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 Batch: TypeAlias = dict[str, Any]
-"""What TRL's scoring step returns: row-aligned tensors by name, `prompt_ids` first."""
+"""The result of TRL's scoring step: row-aligned tensors by name, `prompt_ids` first."""
 LOG_RATIO_LIMIT = 20.0
 """Log ratios are kept within ± this before they are exponentiated, as TRL does for its sequence ratios: the square of
 what comes out is finite."""
@@ -241,7 +241,7 @@ class Placement:
     first: int = 0
     """Row of the group that goes there; the following rows follow it."""
     count: int = 0
-    """How many rows."""
+    """Number of rows."""
     priority: float = 1.0
     """The group's chance of being drawn, relative to that of the least likely eligible entry."""
 

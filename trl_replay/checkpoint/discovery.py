@@ -10,7 +10,7 @@ from pathlib import Path
 from .save_id import FOLDER, TRAINER_STATE, SaveId, read_save_id
 
 NAME = re.compile(r"checkpoint-([0-9]+)")
-"""What the trainer calls a checkpoint, with its step."""
+"""Name that the trainer gives a checkpoint, with its step."""
 UNFINISHED = "checkpoint-is-incomplete.txt"
 """Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 

@@ -16,7 +16,7 @@ from . import completions_table
 from .callback import ReplayCallback
 
 COPIED = "__getstate__"
-"""Methods that `copy` and `pickle` ask an instance for. A copy would have this trainer's methods, and train with its model."""
+"""Methods that `copy` and `pickle` ask an instance for: a copy would train with this trainer's model."""
 
 
 class SeamFunction:
