@@ -177,10 +177,6 @@ class ReplayConfig:
             Weight of replayed rows in the policy loss, on top of the correction's.
         replay_dry_run (`bool`, *optional*, defaults to `False`):
             Decide and measure everything but exchange nothing: training is bit-identical to stock.
-        replay_log (`str`, *optional*, defaults to `"full"`):
-            What goes into the trainer's log: `"full"`, every metric, or `"brief"`, five of them (`replay/size`,
-            `replay/dead_fraction`, `replay/replaced_fraction`, `replay/ratio_mean`, `replay/age_mean`).
-            `session.metrics` has all.
         replay_seed (`int`, *optional*):
             Seed of the private generator. The trainer's seed, plus the rank for scope `process`, if not set.
         replay_plugins (`list[str]`, *optional*):
@@ -268,7 +264,6 @@ class ReplayConfig:
     replay_dry_run: bool = _setting(
         False, "Decide and measure everything but exchange nothing: training stays stock's."
     )
-    replay_log: str = _setting("full", "What goes into the trainer's log: full, or brief, five metrics.")
     replay_seed: int | None = _setting(None, "Seed of the private generator; the trainer's seed if not set.")
     replay_plugins: list[str] | None = _setting(None, "Plugins whose hooks take part, by entry-point name.")
     replay_plugins_kwargs: dict[str, Any] | str | None = _setting(

@@ -12,8 +12,6 @@ import numpy as np
 from .types import Floats
 
 NO_ROOM = "the storage had no room for it"
-BRIEF = ("replay/dead_fraction", "replay/replaced_fraction", "replay/size", "replay/ratio_mean", "replay/age_mean")
-"""The metrics that `replay_log="brief"` logs."""
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio")
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")

@@ -295,11 +295,6 @@ class Registry:
                 f"{failure.reason}"
             )
         if name not in self.plugins:
-            if ":" in name:
-                raise UnknownNameError(
-                    f"{setting} names {name!r}, which is no plugin's name: import it and register it under a name, "
-                    "trl_replay.register(plugin, 'name')."
-                )
             names = [plugin for plugin in self.plugins if plugin != BUILTIN]
             raise UnknownNameError(self._unknown(setting, name, "plugin", names))
         return self.plugins[name]
@@ -365,29 +360,14 @@ class Registry:
 
     def _unknown(self, setting: str, name: str, kind: str, names: list[str]) -> str:
         short = [offered.rpartition("/")[2] for offered in names]
-        near = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(name, short, n=1)
-        others = self._kinds_of(name)
+        near = difflib.get_close_matches(name, [*names, *short], n=1)
         text = f"{setting}={name!r}: there is no {kind} of that name."
-        if others:
-            text += f" {name!r} is {' and '.join(others)}."
-        elif near:
+        if near:
             text += f" Did you mean {near[0]!r}?"
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
         for failure in self.failures.values():
             text += f" The plugin {failure.name!r} from {failure.distribution} was not loaded: {failure.reason}"
         return text
-
-    def _kinds_of(self, name: str) -> list[str]:
-        """The kinds of what is called `name`, with their settings: `an evictor (replay_evictor)`."""
-        owner, _, short = name.rpartition("/")
-        offers: dict[str, Iterator[tuple[Plugin, Any]]] = {kind: self.strategies(kind) for kind in SPECS}
-        offers["preset"] = self.presets()
-        kinds = []
-        for kind, offered in offers.items():
-            if any(offer.name == short and owner in ("", plugin.name) for plugin, offer in offered):
-                article = "an" if kind == "evictor" else "a"
-                kinds.append(f"{article} {kind} (replay_{kind})")
-        return kinds
 
 
 def _imported(reference: str, kind: Kind, called: bool) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
-from .counters import BRIEF, SETTLED, Tally, Totals, metrics
+from .counters import SETTLED, Tally, Totals, metrics
 from .decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.agreement import MODES
 from .distributed.communicator import Agreed, Communicator
@@ -56,7 +56,6 @@ class Session:
         config ([`ReplayConfig`]): The same for its users: the settings in force, a preset's included.
         buffer ([`ReplayBuffer`]): `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`, `buffer.clear()`.
         scope ([`Scope`]): Who shares the buffer.
-        chosen_scope (`str`): Why this scope, where `replay_scope="auto"` chose it; empty where the user named it.
         metrics (`dict[str, float]`): The last generation batch's metrics, with the ratios of rows trained on since.
         totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False with `use_replay=False`, and with `replay_buffer_size=0` where nothing works without a
@@ -112,11 +111,6 @@ class Session:
     def config(self) -> ReplayConfig:
         """The settings in force, a preset's included."""
         return self.settings.config
-
-    @property
-    def chosen_scope(self) -> str:
-        """The reason for this scope, where `replay_scope="auto"` chose it."""
-        return self.settings.chosen_scope
 
     @property
     def scope(self) -> Scope:
@@ -251,7 +245,7 @@ class Session:
     def _explain_scope(self, ranks: int) -> str:
         """Describes which processes share a buffer, why, and how much it holds."""
         label = self.settings.label("scope")
-        why = f", chosen by replay_scope='auto': {self.chosen_scope}" if self.chosen_scope else ""
+        why = f", chosen by replay_scope='auto': {self.settings.chosen_scope}" if self.settings.chosen_scope else ""
         room = _room(self.scope, self.settings.capacity, ranks)
         return f"scope {label}{why}; {room}"
 
@@ -578,21 +572,19 @@ class Session:
         return Rounds(lambda: self.trainer, self.settings, self.components, self.communicator, self.context)
 
     def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
-        self.metrics = {}
         size = self.components.num_generations
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
-        self._record({**metrics({**total, **since}, size), "replay/padding": padding(batch)})
-        self._record({"replay/rollouts": self.totals.of_all_ranks["generated"] * size})
+        values = metrics({**total, **since}, size)
+        values["replay/padding"] = padding(batch)
+        values["replay/rollouts"] = self.totals.of_all_ranks["generated"] * size
         if self.iterates and self.totals.batches > 1:
-            self._record({"replay/replay_ratio": self.update / (self.totals.batches - 1)})
+            values["replay/replay_ratio"] = self.update / (self.totals.batches - 1)
         if self.rounds is not None:
-            self._record(
-                {
-                    "replay/rounds": float(self.rounds.done),
-                    "replay/refilled_fraction": total["refilled"] / total["groups"],
-                }
-            )
+            values["replay/rounds"] = float(self.rounds.done)
+            values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
+        self.metrics = {}
+        self._record(values)
         for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
             self._record({key: float(value) for key, value in result.items()})
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
@@ -601,10 +593,7 @@ class Session:
     def _record(self, values: dict[str, float]) -> None:
         """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self.metrics = {**self.metrics, **values}
-        logged = values
-        if self.settings.brief:
-            logged = {key: value for key, value in values.items() if key in BRIEF}
-        compat.log_metrics(self.trainer, logged)
+        compat.log_metrics(self.trainer, values)
 
     def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
         compat.leave_out_of_entropy_control(self.trainer, entropies, mask, replayed)

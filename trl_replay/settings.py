@@ -70,7 +70,6 @@ class Settings:
         kl (`str`): Rows whose KL term counts.
         iterates (`bool`): Iterations 2 … `num_iterations` train on groups drawn anew.
         dry_run (`bool`): Decide and measure, but exchange nothing.
-        brief (`bool`): Log five metrics, not all.
         seed (`int`, *optional*): Of the private generator, where the user gave one.
         goes_on_empty (`bool`): With an empty buffer, if a checkpoint's does not fit.
         warm_start (`str`, *optional*): A file that fills the buffer when training begins.
@@ -103,7 +102,6 @@ class Settings:
     kl: str
     iterates: bool
     dry_run: bool
-    brief: bool
     seed: int | None
     goes_on_empty: bool
     warm_start: str | None
@@ -234,7 +232,6 @@ def _settings(
         kl=config.replay_kl,
         iterates=config.replay_iterations == "replay",
         dry_run=config.replay_dry_run,
-        brief=config.replay_log == "brief",
         seed=config.replay_seed,
         goes_on_empty=config.replay_on_mismatch == "empty",
         warm_start=config.replay_warm_start,

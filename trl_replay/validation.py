@@ -187,7 +187,6 @@ CHECKS: dict[str, Check] = {
     "replay_half_life": optional(number("a number of updates above 0", above=0.0)),
     "replay_weight": number("a number from 0 to 1,000,000", least=0.0, most=1e6),
     "replay_dry_run": true_or_false,
-    "replay_log": choice("full", "brief"),
     "replay_seed": optional(whole(0)),
     "replay_plugins": optional(names("plugin")),
     "replay_plugins_kwargs": optional(arguments_of_plugins),

@@ -117,7 +117,6 @@ NUMBERS = r"can't be used: .*give a number"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_evictor": "haep"}, "Did you mean 'heap'"),
     ({"replay_evictor": "no.such:Thing"}, "can't be imported"),
-    ({"replay_sampler": "heap"}, r"no sampler of that name. 'heap' is an evictor \(replay_evictor\)\."),
     ({"replay_sampler_kwargs": {"alpha": -1}}, "alpha=-1"),
     ({"replay_sampler_kwargs": {"alhpa": 1}}, "no argument 'alhpa'. Did you mean 'alpha'. It takes alpha=1.0."),
     ({"replay_evictor_kwargs": {"alpha": 1}}, "no argument 'alpha'. It takes no arguments."),
@@ -264,7 +263,7 @@ def test_detaching_in_a_callback_skips_no_other_callback(tmp_path: Any) -> None:
     [
         ({"replay_buffer_size": 8}, "takes a ReplayConfig"),
         (64, "takes a ReplayConfig"),
-        (GRPOConfig(use_cpu=True, bf16=False), "not an object of type GRPOConfig: give"),
+        (GRPOConfig(use_cpu=True, bf16=False), "not a GRPOConfig: give"),
     ],
 )
 def test_what_is_no_replay_config_is_answered_in_one_line(trainer: Any, given: Any, words: str) -> None:
@@ -276,9 +275,9 @@ def test_what_is_no_replay_config_is_answered_in_one_line(trainer: Any, given: A
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda trainer: trainer.args, "not an object of type GRPOConfig: make the trainer first"),
-        (lambda trainer: type(trainer), "not the class GRPOTrainer"),
-        (lambda trainer: None, "not None"),
+        (lambda trainer: trainer.args, "not a GRPOConfig: make the trainer first"),
+        (lambda trainer: type(trainer), "not a type"),
+        (lambda trainer: None, "not a NoneType"),
     ],
 )
 def test_what_is_no_trainer_is_answered_in_one_line(trainer: Any, make: Any, words: str) -> None:

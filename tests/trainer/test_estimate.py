@@ -110,14 +110,13 @@ def test_a_file_that_is_no_table_of_completions_is_refused(tmp_path: Path) -> No
         estimate(path)
 
 
-def test_the_command_prints_tables_and_json(run: Path, capsys: Any) -> None:
+def test_the_command_prints_tables(run: Path, capsys: Any) -> None:
     assert main(["estimate", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "67%" in printed
     assert "3.00 times the live groups a batch" in printed
-    assert main(["estimate", str(run / "trainer_state.json"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["dead"] == pytest.approx(2 / 3)
+    assert main(["estimate", str(run / "trainer_state.json")]) == 0
+    assert "67%" in capsys.readouterr().out
 
 
 def test_the_command_says_what_it_can_not_read(tmp_path: Path, capsys: Any) -> None:

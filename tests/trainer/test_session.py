@@ -8,7 +8,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
-from trl_replay.counters import BRIEF, Tally, Totals
+from trl_replay.counters import Tally, Totals
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])
@@ -44,39 +44,6 @@ def test_clear_empties_the_buffer_and_training_fills_it_again(trainer: Any) -> N
     assert session.buffer.nbytes == 0
     trainer.train()
     assert len(session.buffer) > 0
-
-
-def test_a_brief_log_has_five_keys_and_the_session_all_of_them(tmp_path: Any) -> None:
-    kept, logs = [], []
-    for log in ("full", "brief"):
-        trainer = make_trainer(tmp_path / log, Rewards(*SCRIPT), max_steps=3)
-        session = trl_replay.attach(trainer, replay_log=log)
-        trainer.train()
-        kept.append(session.metrics)
-        logs.append([{key: entry[key] for key in entry if key.startswith("replay/")} for entry in history(trainer)])
-    assert set().union(*logs[1]) == set(BRIEF)
-    assert logs[1] == [{key: entry[key] for key in BRIEF if key in entry} for entry in logs[0]]
-    for metrics in kept:
-        del metrics["replay/seconds"]
-    assert kept[0] == kept[1]
-    assert set(kept[1]) > set(BRIEF)
-
-
-def history(trainer: Any) -> list[dict[str, Any]]:
-    return [entry for entry in trainer.state.log_history if "reward" in entry]
-
-
-def test_a_plugins_metrics_stay_out_of_a_brief_log(tmp_path: Any, plug: Any) -> None:
-    class Tells:
-        @trl_replay.hookimpl
-        def trl_replay_metrics(self, context: Any) -> dict[str, float]:
-            return {"mine/entries": float(len(context.table))}
-
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
-    session = trl_replay.attach(trainer, replay_log="brief", replay_plugins=plug(Tells()))
-    trainer.train()
-    assert session.metrics["mine/entries"] > 0
-    assert not any("mine/entries" in entry for entry in trainer.state.log_history)
 
 
 def test_the_summary_says_why_nothing_was_replayed(tmp_path: Any, capsys: Any) -> None:

@@ -7,15 +7,13 @@ import math
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 import trl_replay
-from trl_replay import EvictorSpec, compat
-from trl_replay.cli.commands import COMMANDS, main
+from trl_replay import EvictorSpec
+from trl_replay.cli.commands import main
 from trl_replay.cli.listing import _arguments
 from trl_replay.registry import Failure, registry
 from trl_replay.specs import SPECS
@@ -164,27 +162,6 @@ def test_list_imports_neither_torch_nor_trl():
     assert "prompt_balanced" in done.stdout
 
 
-def test_check_says_that_this_environment_is_usable(capsys):
-    assert main(["check"]) == 0
-    out = capsys.readouterr().out
-    assert version("trl") in out
-    assert "usable" in out
-
-
-def test_check_fails_in_words_on_an_untested_trl(capsys, monkeypatch):
-    monkeypatch.setattr(compat, "TESTED", SpecifierSet("<1"))
-    monkeypatch.delenv(compat.UNTESTED_VARIABLE, raising=False)
-    assert main(["check"]) == 1
-    assert compat.UNTESTED_VARIABLE in capsys.readouterr().out
-
-
-def test_check_names_the_method_that_the_installed_trainer_lacks(capsys, monkeypatch):
-    monkeypatch.setattr(compat, "SEAM", {**compat.SEAM, "_gone": ("inputs",)})
-    assert main(["check"]) == 1
-    assert "not usable: GRPOTrainer._gone is not a method" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_help(capsys, command):
     with pytest.raises(SystemExit) as stopped:
         main([command.name, "--help"])

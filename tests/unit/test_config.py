@@ -49,7 +49,6 @@ BAD: dict[str, list[Any]] = {
     "replay_refresh": ["score"],
     "replay_unfilled": ["drop", None],
     "replay_dry_run": ["yes"],
-    "replay_log": ["short", None],
     "replay_warm_start_short": ["drop"],
 }
 
@@ -74,7 +73,6 @@ def test_json_kwargs_mean_the_same_as_a_mapping(kwargs: dict[str, Any]) -> None:
     ("given", "words"),
     [
         ({"replay_sampler": "proportionl"}, "Did you mean 'proportional'?"),
-        ({"replay_sampler": "heap"}, "'heap' is an evictor (replay_evictor)."),
         ({"replay_sampler_kwargs": {"alpa": 1}}, "has no argument 'alpa'. Did you mean 'alpha'?"),
         ({"replay_evictor": "fifo", "replay_evictor_kwargs": {"by": 1}}, "It takes no arguments."),
     ],

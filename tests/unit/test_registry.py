@@ -258,29 +258,6 @@ def test_an_unknown_name_lists_what_exists_and_suggests_the_nearest(registry):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "words"),
-    [
-        ("sampler", "heap", "'heap' is an evictor (replay_evictor)."),
-        ("evictor", "pass_rate", "'pass_rate' is a scorer (replay_scorer) and a selector (replay_selector)."),
-        ("scorer", "young", "'young' is a preset (replay_preset)."),
-        ("scorer", "cold/coldest", "'cold/coldest' is an evictor (replay_evictor)."),
-        ("scorer", "builtin/heap", "'builtin/heap' is an evictor (replay_evictor)."),
-    ],
-)
-def test_a_name_of_another_kind_says_which(registry, install, kind, name, words):
-    install("replay-cold", "cold")
-    registry.discover()
-    with pytest.raises(UnknownNameError) as caught:
-        registry.resolve(kind, name)
-    assert f"replay_{kind}={name!r}: there is no {kind} of that name. {words} There are: " in str(caught.value)
-
-
-def test_a_strategys_name_in_the_place_of_a_presets_says_so(registry):
-    with pytest.raises(UnknownNameError, match=r"'heap' is an evictor \(replay_evictor\)\."):
-        registry.preset("heap")
-
-
-@pytest.mark.parametrize(
     ("attribute", "words"),
     [
         ("Factory", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),

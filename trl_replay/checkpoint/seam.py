@@ -111,7 +111,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
         warnings.warn(f"{checkpoint} holds no replay buffer: training resumes with an empty one.", stacklevel=3)
         session_state.empty(session)
         return
-    scope_at_attach = session.settings.label("scope"), session.chosen_scope
+    scope_at_attach = session.settings.label("scope"), session.settings.chosen_scope
     _keep_scope(session, folder)
     states: list[RankState] = []
     undo: list[Callable[[], None]] = [partial(session_state.empty, session)]
@@ -135,7 +135,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
 
 def _keep_scope(session: Session, folder: Path) -> None:
     """A scope that nobody named gives way to the checkpoint's, on all processes or on none."""
-    chosen = bool(session.chosen_scope)
+    chosen = bool(session.settings.chosen_scope)
     then = set(gather_object([scope_in(folder) if chosen else ""]))
     name = then.pop() if len(then) == 1 else ""
     if name:

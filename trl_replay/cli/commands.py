@@ -8,14 +8,13 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import ReplayError
-from .checking import CHECK
 from .estimating import ESTIMATE
 from .files import EXPORT, INSPECT, REPORT
 from .listing import LIST
 from .running import RUN
 from .tables import printable
 
-COMMANDS = (RUN, LIST, CHECK, EXPORT, INSPECT, REPORT, ESTIMATE)
+COMMANDS = (RUN, LIST, EXPORT, INSPECT, REPORT, ESTIMATE)
 
 
 def parser() -> argparse.ArgumentParser:

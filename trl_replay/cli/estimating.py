@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import Command, add_json_option
+from .command import Command
 from .tables import make_console, make_table
 
 if TYPE_CHECKING:
@@ -21,16 +19,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a run's output_dir, one of its checkpoints, a trainer_state.json, or a completions_….parquet",
     )
-    add_json_option(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     from ..report.estimate import estimate
 
     found = estimate(options.source)
-    if options.json:
-        print(json.dumps(asdict(found), indent=2))
-        return 0
     console = make_console()
     console.print(make_table(found.source, ("", ""), _facts(found)))
     columns = ("steps", "dead groups", "all wrong", "all right")

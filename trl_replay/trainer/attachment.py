@@ -55,8 +55,8 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     _refuse_no_trainer("attach()", trainer)
     if config is not None and not isinstance(config, ReplayConfig):
         raise ConfigurationError(
-            f"attach() takes a ReplayConfig after the trainer, not {_in_words(config)}: give settings by name, such "
-            "as attach(trainer, replay_buffer_size=64)."
+            f"attach() takes a ReplayConfig after the trainer, not a {type(config).__name__}: give settings by name, "
+            "such as attach(trainer, replay_buffer_size=64)."
         )
     config = (config or ReplayConfig()).with_settings(settings, "attach()").with_preset()
     present = _sessions.get(trainer)
@@ -155,15 +155,6 @@ def _refuse_no_trainer(function: str, given: Any) -> None:
 
     if not isinstance(given, Trainer):
         raise AttachError(
-            f"{function} takes a trl.GRPOTrainer, not {_in_words(given)}: make the trainer first, as in "
+            f"{function} takes a trl.GRPOTrainer, not a {type(given).__name__}: make the trainer first, as in "
             "trainer = GRPOTrainer(…), and give that."
         )
-
-
-def _in_words(given: Any) -> str:
-    """Describes something briefly, however long it would be in print."""
-    if given is None:
-        return "None"
-    if isinstance(given, type):
-        return f"the class {given.__name__}"
-    return f"an object of type {type(given).__name__}"
