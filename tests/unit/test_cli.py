@@ -13,7 +13,7 @@ import pytest
 
 import trl_replay
 from trl_replay import EvictorSpec
-from trl_replay.cli.commands import main
+from trl_replay.cli.commands import COMMANDS, main
 from trl_replay.cli.listing import _arguments
 from trl_replay.registry import Failure, registry
 from trl_replay.specs import SPECS
@@ -162,6 +162,7 @@ def test_list_imports_neither_torch_nor_trl():
     assert "prompt_balanced" in done.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_help(capsys, command):
     with pytest.raises(SystemExit) as stopped:
         main([command.name, "--help"])

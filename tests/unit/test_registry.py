@@ -240,11 +240,6 @@ def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install)
         registry.discover()
 
 
-def test_a_plugin_by_import_reference_is_answered_with_the_remedy(registry):
-    with pytest.raises(UnknownNameError, match=r"register it under a name"):
-        registry.plugin("module:Plugin", "replay_plugins")
-
-
 # names
 
 
