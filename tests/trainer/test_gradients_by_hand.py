@@ -142,7 +142,10 @@ GATES: dict[str, Callable[..., torch.Tensor]] = {
     "replay_weight": halved,
     "replay_max_log_ratio": near,
 }
-NEWER = {"far rows shut, entropy bonus": since("1.8.0", "the entropy bonus")}
+NEWER = {
+    "far rows shut, entropy bonus": since("1.8.0", "the entropy bonus"),
+    "luspo, sequence level, beta": since("1.14.0", "a KL term of luspo that leaves padding out"),
+}
 
 
 def made(folder: Any, settings: dict[str, Any], rewards: Any) -> Any:
