@@ -12,7 +12,6 @@ runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,12 +123,8 @@ def _reached(runs: list[dict[str, Any]], key: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/efficiency"), help="folder of runs.jsonl and the table")
+    parser = papers.parser_of(__doc__, "out/efficiency", TASKS)
     parser.add_argument("--arms", default=";".join(ARMS), help="which arms, by semicolons")
-    parser.add_argument("--tasks", default=",".join(TASKS), help="which tasks, by commas")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process with one thread")
-    parser.add_argument("--quick", action="store_true", help="a few steps only: shows that it runs")
     options = parser.parse_args(arguments)
     tasks = {name: TASKS[name] for name in options.tasks.split(",")}
     seeds = SEEDS

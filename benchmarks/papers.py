@@ -244,14 +244,20 @@ QUESTIONS: dict[str, Callable[[Benchmark], list[dict[str, Any]]]] = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/papers"), help="folder of runs.jsonl and results")
-    parser.add_argument("--questions", default=",".join(QUESTIONS), help="which questions, by commas")
-    parser.add_argument("--tasks", default=",".join(TASKS), help="which tasks, by commas")
+def parser_of(description: str | None, out: str, tasks: Iterable[str]) -> argparse.ArgumentParser:
+    """The options of a benchmark that keeps a ledger."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder of runs.jsonl and results")
+    parser.add_argument("--tasks", default=",".join(tasks), help="which tasks, by commas")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process with one thread")
     parser.add_argument("--quick", action="store_true", help="a few steps only: shows that it runs")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = parser_of(__doc__, "out/papers", TASKS)
+    parser.add_argument("--questions", default=",".join(QUESTIONS), help="which questions, by commas")
     options = parser.parse_args(arguments)
     tasks = {name: TASKS[name] for name in options.tasks.split(",")}
     seeds = SEEDS

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +17,6 @@ import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from .counters import COUNTS, STATES
 from .errors import ContractError
 from .types import Floats
 
@@ -504,18 +503,6 @@ def keeps_sampler(trainer: Any) -> bool:
 def local_rows(trainer: Any) -> int:
     """Rows of one rank's generation batch."""
     return int(trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
-
-
-def log_metrics(trainer: Any, values: Mapping[str, float]) -> None:
-    """Put values of a training step where the trainer's log averages them, but states and counts alone there."""
-    for key, value in values.items():
-        logged = trainer._metrics["train"][key]
-        if key in STATES:
-            logged.clear()
-        elif key in COUNTS:
-            value += sum(logged)
-            logged.clear()
-        logged.append(value)
 
 
 def training_metrics(trainer: Any) -> dict[str, list[float]]:

@@ -132,6 +132,21 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
     return values
 
 
+def log(values: Mapping[str, float], averaged: Mapping[str, list[float]]) -> None:
+    """Puts metrics of a batch among those that the trainer's log averages, but states and counts alone there.
+
+    Args:
+        values (`Mapping[str, float]`): By key.
+        averaged (`Mapping[str, list[float]]`): A list a key, which a log entry empties.
+    """
+    for key, value in values.items():
+        waiting = averaged[key]
+        if key in (*STATES, *COUNTS):
+            value += sum(waiting) if key in COUNTS else 0.0
+            waiting.clear()
+        waiting.append(value)
+
+
 SETTLED = ("stored", "evicted", "refused", "retired")
 """Counters that change when candidates settle, at a generation batch or at a further iteration."""
 

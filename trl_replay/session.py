@@ -20,7 +20,7 @@ from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
-from .counters import SETTLED, Tally, Totals, metrics
+from .counters import SETTLED, Tally, Totals, log, metrics
 from .decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.agreement import MODES
 from .distributed.communicator import Agreed, Communicator
@@ -593,7 +593,7 @@ class Session:
     def _record(self, values: dict[str, float]) -> None:
         """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self.metrics = {**self.metrics, **values}
-        compat.log_metrics(self.trainer, values)
+        log(values, compat.training_metrics(self.trainer))
 
     def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
         compat.leave_out_of_entropy_control(self.trainer, entropies, mask, replayed)

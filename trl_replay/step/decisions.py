@@ -176,10 +176,10 @@ class Decisions:
         """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
         prompts = NO_PROMPTS
         for fresh in generated:
-            self._rate_limiter.observe(fresh, self._passed(fresh))
+            passed = self._passed(fresh)
+            self._rate_limiter.observe(fresh, passed)
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
-            passed = self._passed(fresh)
             tally.all_wrong += int((~passed.any(axis=1)).sum())
             tally.all_right += int(passed.all(axis=1).sum())
             untrained = _untrained(fresh)
@@ -188,7 +188,7 @@ class Decisions:
             alone = int((fresh.prompt < 0).sum())
             if alone:
                 tally.reasons[OF_NO_TASK] += alone
-            prompts = np.append(prompts, fresh.prompt[self._solved(fresh)])
+            prompts = np.append(prompts, fresh.prompt[self._solved(passed)])
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
         return prompts
@@ -196,11 +196,12 @@ class Decisions:
     def _passed(self, fresh: Groups) -> Bools:
         return np.asarray(fresh.reward >= self._settings.pass_reward)
 
-    def _solved(self, fresh: Groups) -> Bools:
+    def _solved(self, passed: Bools) -> Bools:
+        """The groups of which enough rows, `(n, G)`, pass."""
         needed = self._settings.retire_passes
         if needed is None:
-            return np.zeros(len(fresh), bool)
-        return np.asarray(self._passed(fresh).sum(axis=1) >= needed)
+            return np.zeros(len(passed), bool)
+        return np.asarray(passed.sum(axis=1) >= needed)
 
     def _settle(self, pending: PendingGroups, rows: RowLayout, solved: Ints, tally: Tally) -> Admitted:
         """The candidates have their log-probs now: scores them and offers them to the buffer."""
@@ -460,7 +461,7 @@ class Decisions:
             seen = [slot for slot in live if slot not in filled]
             tally.lost = len(live) - len(seen)
             live = seen
-        solved = self._solved(fresh.groups)
+        solved = self._solved(self._passed(fresh.groups))
         unsolved = [slot for slot in live if not solved[slot]]
         tally.refuse(len(live) - len(unsolved), SOLVED)
         return unsolved
