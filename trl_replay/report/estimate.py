@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ReplayError
-from .log import DEAD, DEAD_EXACT, points, read_log
+from ..logged import DEAD, DEAD_EXACT, points
+from .log import read_log
 
 REPLACED = "replay/replaced"
 """Our column in a table of completions."""

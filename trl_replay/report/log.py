@@ -1,25 +1,15 @@
-"""A trainer's log: where it is, and the numbers in it. Anybody may have written such a file."""
+"""A trainer's log: where it is on disk. Anybody may have written such a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
-
-import numpy as np
+from typing import Any
 
 from ..checkpoint.discovery import last_complete_checkpoint
 from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
-
-Log: TypeAlias = Sequence[Mapping[str, Any]]
-"""Its entries: metrics by name."""
-DEAD = "frac_reward_zero_std"
-"""TRL's share of dead groups; a run with replay has an exacter one."""
-DEAD_EXACT = "replay/dead_fraction"
-LARGEST = 2**53
-"""Numbers beyond it have no place on an axis."""
 
 
 def newest(path: Path) -> Path:
@@ -54,19 +44,3 @@ def read_log(path: Path) -> list[Mapping[str, Any]]:
         return [entry for entry in history if isinstance(entry, Mapping)]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ReplayError(f"{state} holds no log of a trainer: {type(error).__name__}: {error}") from error
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value can be drawn: neither a text nor NaN, infinite or huge."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
-
-
-def points(log: Log, key: str) -> list[tuple[float, float]]:
-    """`(step, value)` wherever the log holds numbers."""
-    return [(entry["step"], entry[key]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]
-
-
-def mean(log: Log, key: str) -> float | None:
-    """Of the values of a metric; None without any."""
-    values = [entry[key] for entry in log if is_number(entry.get(key))]
-    return float(np.mean(values)) if values else None

@@ -11,10 +11,11 @@ from jinja2 import Environment, FileSystemLoader
 
 from ..checkpoint.save_id import FOLDER
 from ..config import ReplayConfig
+from ..logged import DEAD, DEAD_EXACT, Log, is_number, mean, points
 from ..sizes import counted, format_bytes
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, inspect
-from .log import DEAD, DEAD_EXACT, Log, buffer_in, is_number, mean, points, read_log
+from .log import buffer_in, read_log
 
 GRAY, BLUE, RED, GREEN = "#868d97", "#2f86d8", "#dd6249", "#3b9d5d"
 """Colors that are seen on a light and on a dark page."""

@@ -1,0 +1,32 @@
+"""The numbers in a trainer's log, in memory or read from a file that anybody may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+Log: TypeAlias = Sequence[Mapping[str, Any]]
+"""Its entries: metrics by name."""
+DEAD = "frac_reward_zero_std"
+"""TRL's share of dead groups; a run with replay has an exacter one."""
+DEAD_EXACT = "replay/dead_fraction"
+LARGEST = 2**53
+"""Numbers beyond it have no place on an axis."""
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value can be drawn: neither a text nor NaN, infinite or huge."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def points(log: Log, key: str) -> list[tuple[float, float]]:
+    """`(step, value)` wherever the log holds numbers."""
+    return [(entry["step"], entry[key]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]
+
+
+def mean(log: Log, key: str) -> float | None:
+    """Of the values of a metric; None without any."""
+    values = [entry[key] for entry in log if is_number(entry.get(key))]
+    return float(np.mean(values)) if values else None
