@@ -12,6 +12,7 @@ Log: TypeAlias = Sequence[Mapping[str, Any]]
 DEAD = "frac_reward_zero_std"
 """TRL's share of dead groups; a run with replay has an exacter one."""
 DEAD_EXACT = "replay/dead_fraction"
+ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
 LARGEST = 2**53
 """Numbers beyond it have no place on an axis."""
 
@@ -30,3 +31,15 @@ def mean(log: Log, key: str) -> float | None:
     """Of the values of a metric; None without any."""
     values = [entry[key] for entry in log if is_number(entry.get(key))]
     return float(np.mean(values)) if values else None
+
+
+def all_right_bounds(dead: float, reward: Any) -> tuple[float, float] | None:
+    """Bounds of the share of groups that are all right, if every reward is 0 or 1; the other dead ones are all wrong.
+
+    Args:
+        dead (`float`): Share of dead groups.
+        reward (`float`): The mean reward; None is returned where it can't be one of such rewards.
+    """
+    if not is_number(reward) or not 0 <= reward <= 1:
+        return None
+    return max(reward - (1 - dead), 0.0), min(reward, dead)

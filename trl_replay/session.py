@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import compat
+from .advice import what_to_change
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
@@ -215,7 +216,7 @@ class Session:
         self.rewards = None
 
     def explain(self) -> str:
-        """Describes what was replayed so far and, where nothing or little was, why."""
+        """Describes what was replayed so far, why not more was, and what to change."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         lines = [self._explain_replay()]
@@ -223,7 +224,15 @@ class Session:
             lines.append(self._explain_scope(self.communicator.ranks))
         if self.settings.plugins:
             lines.append(self._explain_plugins())
+        lines += self._advice()
         return "\n".join(lines)
+
+    def _advice(self) -> list[str]:
+        """Advice from the trainer's log; none without a trainer, or where it has not logged."""
+        trainer = self._trainer()
+        if trainer is None:
+            return []
+        return what_to_change(trainer.state.log_history, self.config.to_dict())
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:

@@ -12,7 +12,7 @@ from support import DEAD, HALF, LIVE, Rewards
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli import main
-from trl_replay.report.estimate import estimate
+from trl_replay.report.estimate import Estimate, estimate
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0, 1.0, 1.0, 1.0]
@@ -41,8 +41,15 @@ def test_the_dead_share_and_its_bound_are_those_of_the_log(run: Path) -> None:
 def test_tables_of_completions_tell_all_wrong_from_all_right(run: Path) -> None:
     found = estimate(run)
     assert [period.dead for period in found.periods] == pytest.approx([2 / 3, 2 / 3, 1, 1 / 3])
-    assert [period.all_wrong for period in found.periods] == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1 / 3])
-    assert [period.all_right for period in found.periods] == pytest.approx([1 / 3, 0, 1 / 3, 0])
+    assert_counted(found)
+
+
+def assert_counted(found: Estimate) -> None:
+    """The shares of all-wrong and all-right groups are those of the script."""
+    for shares, expected in (("all_wrong", [1, 2, 2, 1]), ("all_right", [1, 0, 1, 0])):
+        both = [getattr(period, shares) for period in found.periods]
+        assert both == [pytest.approx((count / 3, count / 3)) for count in expected]
+    assert found.counted
 
 
 def test_a_folder_of_tables_and_one_table_are_read(run: Path) -> None:
@@ -57,27 +64,59 @@ def test_a_run_with_replay_is_judged_by_replays_own_share(tmp_path: Path) -> Non
     trl_replay.attach(trainer, replay_start=0)
     trainer.train()
     trainer.save_state()
-    assert estimate(tmp_path / "trainer_state.json").dead == pytest.approx(2 / 3)
+    found = estimate(tmp_path / "trainer_state.json")
+    assert found.dead == pytest.approx(2 / 3)
+    assert_counted(found)
 
 
-def test_a_run_that_had_replay_is_told_so(tmp_path: Path) -> None:
+def test_a_run_that_had_replay_is_told_so(tmp_path: Path, capsys: Any) -> None:
     log = {"log_history": [{"step": 1, "replay/dead_fraction": 0.5}]}
     (tmp_path / "trainer_state.json").write_text(json.dumps(log))
-    assert estimate(tmp_path).advice[0].startswith("replay was attached to this run already")
+    assert main(["estimate", str(tmp_path)]) == 0
+    assert "Replay was attached to this run already" in capsys.readouterr().out
 
 
-def test_without_tables_of_completions_it_is_said_what_they_would_tell(run: Path, capsys: Any) -> None:
+def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(run: Path, capsys: Any) -> None:
+    """Batch 1: a live group, one all wrong, one all right: a mean of 5 / 12, a third of the groups live."""
+    found = estimate(run / "trainer_state.json")
+    first = found.periods[0]
+    assert first.all_right == pytest.approx((1 / 12, 5 / 12))
+    assert first.all_wrong == pytest.approx((2 / 3 - 5 / 12, 2 / 3 - 1 / 12))
+    assert not found.counted
+    for period, wrong, right in zip(found.periods, [1, 2, 2, 1], [1, 0, 1, 0], strict=True):
+        for bounds, share in ((period.all_wrong, wrong / 3), (period.all_right, right / 3)):
+            assert bounds[0] - 1e-6 <= share <= bounds[1] + 1e-6
     assert main(["estimate", str(run / "trainer_state.json")]) == 0
-    assert "log_completions=True" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "8% to 42%" in printed
+    assert "log_completions=True counts them" in printed
+
+
+def test_rewards_that_can_not_be_0_and_1_are_not_told_apart(tmp_path: Path, capsys: Any) -> None:
+    log = {"log_history": [{"step": 1, "frac_reward_zero_std": 0.5, "reward": -0.5}]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
+    assert main(["estimate", str(tmp_path)]) == 0
+    assert "not told" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("dead", "words"), [(0.1, "few groups are dead (10%)"), (0.5, "the defaults fit"), (0.95, "rewards are sparse")]
+    ("dead", "reward", "words"),
+    [
+        (0.1, 0.5, "There is little to replace"),
+        (0.5, 0.25, "Replay could fill these"),
+        (0.97, 0.01, "Replay could fill these"),
+        (1.0, 0.0, "No completion passes"),
+        (0.8, 0.85, "These prompts are solved"),
+        (0.8, -1.0, "Replay could fill these"),
+    ],
 )
-def test_the_advice_goes_by_the_dead_share(tmp_path: Path, dead: float, words: str) -> None:
-    log = {"log_history": [{"step": step, "frac_reward_zero_std": dead} for step in range(1, 9)]}
-    (tmp_path / "trainer_state.json").write_text(json.dumps(log))
-    assert any(words in advice for advice in estimate(tmp_path).advice)
+def test_the_advice_goes_by_the_dead_share_and_the_reward(
+    tmp_path: Path, dead: float, reward: float, words: str
+) -> None:
+    history = [{"step": step, "frac_reward_zero_std": dead, "reward": reward} for step in range(1, 9)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    (advice,) = estimate(tmp_path).advice
+    assert advice.change.startswith(words)
 
 
 def test_where_all_groups_are_dead_there_is_no_bound(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -
     assert parsed.titles == [
         "What replay did", "Dead groups", "Reward", "Replayed share", "How far the policy has moved",
         "In the buffer now", "Highest scores", "Lowest scores",
-        "Settings in force",
+        "Settings in force", "What to change",
     ]  # fmt: skip
     assert text.count("<svg") == 4
     assert "nan" not in re.sub(r"<code>.*?</code>", "", text).lower()
@@ -138,7 +138,7 @@ def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Pat
     trainer.train()
     out = write_report(tmp_path, tmp_path / "page" / "stock.html")
     text = out.read_text()
-    assert Page(text).titles == ["What replay could do", "Dead groups", "Reward"]
+    assert Page(text).titles == ["What replay could do", "Dead groups", "Reward", "What to change"]
     assert "This run used no replay. <b>" in text
     assert "of its groups were dead" in text
 

@@ -10,7 +10,7 @@ from .command import Command
 from .tables import make_console, make_table
 
 if TYPE_CHECKING:
-    from ..report.estimate import Estimate, Period
+    from ..report.estimate import Bounds, Estimate, Period
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,15 @@ def _run(options: argparse.Namespace) -> int:
     console.print(make_table(found.source, ("", ""), _facts(found)))
     columns = ("steps", "dead groups", "all wrong", "all right")
     console.print(make_table("Over the run", columns, [_row(period) for period in found.periods]))
-    for words in found.advice:
-        console.print(f"- {words}", markup=False)
+    if not found.counted:
+        console.print("All wrong and all right: if every reward is 0 or 1; log_completions=True counts them.")
+    if found.had_replay:
+        console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
+    console.print(
+        f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNothing to change: {found.about}."
+    )
+    for seen, change, evidence in found.advice:
+        console.print(f"- {seen}: {change}\n  {evidence}", markup=False)
     return 0
 
 
@@ -43,11 +50,19 @@ def _facts(found: Estimate) -> list[tuple[str, str]]:
 def _row(period: Period) -> list[str]:
     """The steps of a part of the run, and its shares."""
     steps = f"{period.first} to {period.last}" if period.last != period.first else str(period.first)
-    return [steps, _percent(period.dead), _percent(period.all_wrong), _percent(period.all_right)]
+    return [steps, _percent(period.dead), _between(period.all_wrong), _between(period.all_right)]
 
 
-def _percent(share: float | None) -> str:
-    return "not told (needs log_completions=True)" if share is None else f"{share:.0%}"
+def _percent(share: float) -> str:
+    return f"{share:.0%}"
+
+
+def _between(bounds: Bounds | None) -> str:
+    """A share, or between which two it lies."""
+    if bounds is None:
+        return "not told"
+    least, greatest = map(_percent, bounds)
+    return least if least == greatest else f"{least} to {greatest}"
 
 
 ESTIMATE = Command(

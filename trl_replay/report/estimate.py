@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..advice import Advice, advise
+from ..config import ReplayConfig
 from ..errors import ReplayError
-from ..logged import DEAD, DEAD_EXACT, points
+from ..logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, all_right_bounds, is_number
 from .log import read_log
 
 REPLACED = "replay/replaced"
 """Our column in a table of completions."""
 PERIODS = 4
 """Parts of the run that are shown apart."""
-LITTLE, SPARSE = 0.2, 0.9
-"""Dead shares below which there is little to replace, and above which rewards are sparse."""
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the greatest share that there may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,15 @@ class Period:
     Attributes:
         first, last (`int`): Its steps.
         dead (`float`): Share of dead groups.
-        all_wrong, all_right (`float`, *optional*): Shares of groups without and with nothing but passing completions;
-            None where the log does not tell them apart.
+        all_wrong, all_right (`Bounds`, *optional*): Shares of groups without and with nothing but passing completions.
+            TRL's log gives bounds, which hold if every reward is 0 or 1, and none where it can't be.
     """
 
     first: int
     last: int
     dead: float
-    all_wrong: float | None = None
-    all_right: float | None = None
+    all_wrong: Bounds | None = None
+    all_right: Bounds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,20 @@ class Estimate:
         dead (`float`): Share of dead groups over the whole run.
         bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
             1 / (1 − dead). None if all were dead.
-        advice (`list[str]`): What to set, in words.
+        had_replay (`bool`): Replay was attached to the run.
+        counted (`bool`): All-wrong and all-right groups were counted, not bounded.
+        about (`str`): The steps that the advice is about, in words.
+        advice (`list[Advice]`): What to change.
     """
 
     source: str
     periods: list[Period]
     dead: float
     bound: float | None
-    advice: list[str]
+    had_replay: bool
+    counted: bool
+    about: str
+    advice: list[Advice]
 
 
 def estimate(source: str | Path, pass_reward: float = 0.5) -> Estimate:
@@ -76,30 +84,38 @@ def estimate(source: str | Path, pass_reward: float = 0.5) -> Estimate:
         size = min(_rows_of_a_group(table) for table in tables)
         steps = [_judge(table, size, pass_reward) for table in tables]
         had_replay = any(REPLACED in table.columns for table in tables)
+        log: Log = [_entry(step) for step in steps]
     else:
         log = read_log(path)
-        steps = [Period(int(step), int(step), dead) for step, dead in points(log, DEAD_EXACT) or points(log, DEAD)]
+        steps = [step for entry in log if (step := _logged(entry))]
         had_replay = any(DEAD_EXACT in entry for entry in log)
     if not steps:
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
     bound = 1 / (1 - dead) if dead < 1 else None
-    return Estimate(str(path), _periods(steps), dead, bound, _advice(dead, had_replay))
+    counted = all(ALL_WRONG in entry for entry in log if DEAD in entry)
+    about, advice = advise(log, ReplayConfig().to_dict())
+    return Estimate(str(path), _periods(steps), dead, bound, had_replay, counted, about, advice)
 
 
-def _advice(dead: float, had_replay: bool) -> list[str]:
-    """Return the settings that fit, in words."""
-    words = []
-    if had_replay:
-        words.append("replay was attached to this run already: `trl-replay report` shows what it did")
-    if dead < LITTLE:
-        words.append(f"few groups are dead ({dead:.0%}): replay has little to replace, and may not pay")
-    elif dead >= SPARSE:
-        words.append("rewards are sparse: the defaults (prompt_balanced, an adaptive start) are made for that")
-    else:
-        words.append("the defaults fit: dead groups are filled, off-policy rows corrected by their importance ratio")
-    words.append("replay_dry_run=True measures what would be replayed and leaves training as it is")
-    return words
+def _logged(entry: Mapping[str, Any]) -> Period | None:
+    """The shares of an entry of a trainer's log; None if it is not of a step."""
+    dead = entry.get(DEAD_EXACT, entry.get(DEAD))
+    if not is_number(entry.get("step")) or not is_number(dead):
+        return None
+    step = int(entry["step"])
+    wrong, right = entry.get(ALL_WRONG), entry.get(ALL_RIGHT)
+    if is_number(wrong) and is_number(right):
+        return Period(step, step, dead, (wrong, wrong), (right, right))
+    bounds = all_right_bounds(dead, entry.get("reward"))
+    return Period(step, step, dead, bounds and (dead - bounds[1], dead - bounds[0]), bounds)
+
+
+def _entry(step: Period) -> dict[str, float]:
+    """The shares of a table of completions as a trainer would log them."""
+    assert step.all_wrong is not None
+    assert step.all_right is not None
+    return {"step": step.first, DEAD: step.dead, ALL_WRONG: step.all_wrong[0], ALL_RIGHT: step.all_right[0]}
 
 
 def _periods(steps: Sequence[Period]) -> list[Period]:
@@ -119,9 +135,12 @@ def _periods(steps: Sequence[Period]) -> list[Period]:
     return periods
 
 
-def _mean_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+def _mean_known(bounds: Sequence[Bounds | None]) -> Bounds | None:
+    known = [bound for bound in bounds if bound is not None]
+    if not known:
+        return None
+    least, greatest = np.mean(known, axis=0).tolist()
+    return least, greatest
 
 
 def _parquet_files(path: Path) -> list[Path]:
@@ -162,7 +181,8 @@ def _judge(table: Any, size: int, pass_reward: float) -> Period:
     rewards = table.drop(columns=["step", "advantage", REPLACED], errors="ignore").select_dtypes("number")
     totals = rewards.sum(axis=1).to_numpy(float)
     groups = totals[: len(totals) // size * size].reshape(-1, size)
-    dead = np.ptp(groups, axis=1) <= 1e-9
-    right = dead & (groups[:, 0] >= pass_reward)
+    dead = float((np.ptp(groups, axis=1) <= 1e-9).mean())
+    wrong = float((groups.max(axis=1) < pass_reward).mean())
+    right = float((groups.min(axis=1) >= pass_reward).mean())
     step = int(table["step"].iloc[0])
-    return Period(step, step, dead.mean(), (dead & ~right).mean(), right.mean())
+    return Period(step, step, dead, (wrong, wrong), (right, right))

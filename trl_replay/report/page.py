@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
+from ..advice import advise
 from ..checkpoint.save_id import FOLDER
 from ..config import ReplayConfig
 from ..logged import DEAD, DEAD_EXACT, Log, is_number, mean, points
@@ -56,6 +57,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     charts = _charts_of_log(log, dead)
     settings = {} if buffer is None else buffer["settings"]
     defaults = ReplayConfig().to_dict()
+    about, advice = advise(log, {**defaults, **settings})
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
@@ -77,6 +79,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         summary=SUMMARY,
         columns=SUMMARIZED,
         changed=changed,
+        about=about,
+        advice=advice,
     )
 
 

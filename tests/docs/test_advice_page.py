@@ -1,0 +1,76 @@
+"""docs/metrics.md says what to change as the rules do, and docs/evidence.md has what they refer to."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_replay import ReplayConfig
+from trl_replay.advice import RULES, Bound, Rule
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RUNS = [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "efficiency.jsonl").read_text().splitlines()]
+FAULTS = {"stale buffer", "masked rows", "gated rows", "no correction", "dead groups stay"}
+"""Rules that find something wrong with replay itself."""
+
+
+def row(rule: Rule) -> str:
+    """A row of the page's table."""
+    signs = " or ".join(map(str, rule.signs))
+    conditions = ", ".join([*([signs] if signs else []), *map(str, rule.when)])
+    return f"| {conditions} | {rule.change} | [evidence](evidence.md#{rule.section}) |"
+
+
+def test_the_page_has_every_rule_and_no_other() -> None:
+    section = (DOCS / "metrics.md").read_text().partition("## What to change\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row(rule) for rule in RULES]
+
+
+def test_every_measurement_is_in_its_section_of_the_evidence() -> None:
+    """Figures of 0.0 to 1.0 and completions, as numbers; words may differ."""
+    text = (DOCS / "evidence.md").read_text()
+    numbers = set(re.findall(r"(?<![\d.,])[\d,]+\.?\d*(?![\d.])", text))
+    for rule in RULES:
+        told = set(re.findall(r"\d+\.\d{2,}|\d+,\d{3}", rule.evidence))
+        assert told <= numbers, f"{rule.name}: {told - numbers}"
+
+
+def applying(facts: dict[str, object]) -> set[str]:
+    """Names of the rules that apply with the defaults but for `facts`."""
+    return {rule.name for rule in RULES if rule.applies({**ReplayConfig().to_dict(), "use_replay": True, **facts})}
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run["replay"]], ids=lambda run: run["key"])
+def test_no_run_of_the_benchmark_that_went_well_is_found_at_fault(run: dict[str, object]) -> None:
+    """Means over the whole runs; the one that collapsed is found to be stale."""
+    settings = ReplayConfig(**run["settings"]).with_preset().to_dict()
+    assert applying({**settings, **run["replay"]}) & FAULTS == ({"stale buffer"} if run["collapsed"] else set())
+
+
+def test_all_benchmark_runs_that_stayed_dead_ended_at_nothing() -> None:
+    """As the evidence of the rule for all-wrong groups says."""
+    dead = [run for run in RUNS if run["arm"] == "stock" and run["dead"] >= 0.975]
+    assert len(dead) == 8
+    assert {run["final_reward"] for run in dead} == {0.0}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_applies_at_its_bounds_and_not_beyond(rule: Rule) -> None:
+    facts = {**ReplayConfig().to_dict(), "use_replay": True}
+    bounds = [condition for condition in rule.when if isinstance(condition, Bound)]
+    for condition in set(rule.when) - set(bounds):
+        facts[condition.setting] = condition.values[0] if condition.one_of else "another"
+    for bound in [*bounds, *rule.signs]:
+        facts[bound.metric] = bound.least if bound.least > -9 else bound.most
+    assert rule.applies(facts)
+    for bound in bounds:
+        beyond = facts[bound.metric] + (-1e-6 if bound.least > -9 else 1e-6)
+        assert not rule.applies({**facts, bound.metric: beyond})
+        assert not rule.applies({name: value for name, value in facts.items() if name != bound.metric})
+    without = {name: value for name, value in facts.items() if name not in {sign.metric for sign in rule.signs}}
+    assert rule.applies(without) == (not rule.signs)

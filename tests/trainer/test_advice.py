@@ -1,0 +1,64 @@
+"""Advice: five kinds of runs, each trained for real, and what `explain()` and the report say to change."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay.advice import RULES
+from trl_replay.report.page import write_report
+from trl_replay.testing import make_trainer
+
+RIGHT = [1.0, 1.0, 1.0, 1.0]
+STEPS = 12
+FULL = [[HALF, LIVE, LIVE]] * 3
+"""Batches that fill the buffer."""
+MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
+
+RUNS: dict[str, tuple[list[Any], Mapping[str, Any], Mapping[str, Any], set[str]]] = {
+    "all wrong": ([[DEAD] * 3], {}, {}, {"all wrong"}),
+    "all right": ([*FULL, [RIGHT] * 3], {"learning_rate": 1e-4}, {}, {"all right"}),
+    "dense": ([[LIVE, HALF, LIVE]], {}, {}, {"few dead"}),
+    "stale": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 0.2}, {}, {"stale buffer"}),
+    "masked": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 5e-3}, {"replay_correction": "geo_mask"},
+               {"masked rows"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: Any, tmp_path_factory: Any) -> tuple[str, Path, str]:
+    """A kind of run: its name, its folder with a checkpoint, and what its session explains."""
+    script, training, settings, _ = RUNS[request.param]
+    folder = tmp_path_factory.mktemp("run")
+    trainer = make_trainer(
+        folder, Rewards(*script), max_steps=STEPS, save_strategy="steps", save_steps=STEPS, **training
+    )
+    session = trl_replay.attach(trainer, replay_start=0, **settings)
+    trainer.train()
+    return request.param, folder, session.explain()
+
+
+def rules_in(text: str) -> set[str]:
+    """Names of the rules whose changes a text tells."""
+    return {rule.name for rule in RULES if rule.change.replace("`", "") in text}
+
+
+def test_explain_ends_with_what_to_change(run: Any) -> None:
+    name, _, told = run
+    advice = told.partition(f"what to change (means of logged steps 9 to {STEPS}):")[2]
+    assert rules_in(advice) == RUNS[name][3], told
+
+
+def test_the_report_ends_with_the_same(run: Any) -> None:
+    name, folder, _ = run
+    text = html.unescape(write_report(folder).read_text())
+    advice = text.partition("<h2>What to change</h2>")[2]
+    assert rules_in(advice) == RUNS[name][3]
+    assert re.search(r"Measured: .*\(docs/evidence\.md#[a-z0-9-]+\)", advice)
