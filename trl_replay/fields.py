@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -51,13 +51,16 @@ STORED_REWARDS = "trl_replay_rewards"
 """Stored beside TRL's keys: each row's raw rewards, one a function. No batch has it."""
 STORED_REWARD = "trl_replay_reward"
 """In its place in groups made elsewhere, whose one reward is not that of the trainer's functions."""
+ADVANTAGES = "advantages"
+TOKEN_ADVANTAGES = "trl_replay_token_advantages"
+"""Among the keys of a stored group, no batch has it: its advantages are one a token."""
 
 FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("prompt_ids", "prompt", pad="pad_token", dtype="int32"),
     FieldSpec("prompt_mask", "prompt", pad=0, dtype="int8", implied=1),
     FieldSpec("completion_ids", "completion", pad="pad_token", dtype="int32"),
     FieldSpec("completion_mask", "completion", pad=0, dtype="int8", implied=1),
-    FieldSpec("advantages", "row"),
+    FieldSpec(ADVANTAGES, "row"),
     FieldSpec("num_items_in_batch", "scalar"),
     FieldSpec("old_per_token_logps", "completion", pad=0.0, dtype="float32"),
     FieldSpec("ref_per_token_logps", "completion", pad=0.0, dtype="float32"),
@@ -76,6 +79,7 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("pixel_attention_mask", "pixels"),
     FieldSpec(STORED_REWARDS, "row"),
     FieldSpec(STORED_REWARD, "row"),
+    FieldSpec(TOKEN_ADVANTAGES, "scalar"),
 )
 LOGPS_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 """Fields of log-probs, kept in the precision that the user chooses."""
@@ -125,6 +129,11 @@ class FieldTable:
         """The spec of a known key."""
         return self._fields[key]
 
+    def spec_in(self, keys: Set[str], key: str) -> FieldSpec:
+        """The spec of a known key in a stored group with these keys."""
+        spec = self._fields[key]
+        return of_tokens(spec) if key == ADVANTAGES and TOKEN_ADVANTAGES in keys else spec
+
     def is_image(self, key: str) -> bool:
         """Tells whether a known key is laid out by images."""
         return self._fields[key].layout in IMAGE_LAYOUTS
@@ -153,7 +162,20 @@ class FieldTable:
                 raise BatchError(_unknown(key, value))
             if value is not None:
                 specs[key] = self._fields[key]
+        if has_token_advantages(batch):
+            specs[ADVANTAGES] = of_tokens(specs[ADVANTAGES])
         return specs
+
+
+def has_token_advantages(batch: Mapping[str, Any]) -> bool:
+    """Tells whether the batch gives each token its own advantage, `(B, C)`: `(B, 1)` is one a row."""
+    advantages = batch.get(ADVANTAGES)
+    return advantages is not None and list(advantages.shape[1:]) == [batch["completion_ids"].shape[1]]
+
+
+def of_tokens(spec: FieldSpec) -> FieldSpec:
+    """The spec of a field with one value a completion token."""
+    return replace(spec, layout="completion")
 
 
 def _unknown(key: str, value: Any) -> str:

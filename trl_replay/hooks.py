@@ -250,7 +250,7 @@ class SessionHooks:
             after = result[key]
             if key.startswith("prompt"):  # padded on the left
                 after = after[:, after.size(1) - before.size(1) :]
-            elif key.startswith("completion"):
+            elif before.dim() == 2:
                 after = after[:, : before.size(1)]
             here = rows.to(before.device)
             if after.shape != before.shape or not torch.equal(after[here], before[here]):
@@ -444,13 +444,18 @@ def _shown(value: Any) -> str:
 def _holds(batch: Batch, placed: Placement) -> bool:
     """Tells whether the completion tokens of a placement are in their rows, with their advantages."""
     group = placed.group
-    advantages = group.tensors["advantages"][placed.part]
-    if batch["advantages"][placed.rows].tolist() != advantages.tolist():
-        return False
     lengths = group.completion_lengths.tolist()
-    stored = torch.split(group.tensors["completion_ids"], lengths)[placed.part]
-    rows = batch["completion_ids"][placed.rows].cpu()
-    return all(row[: len(tokens)].tolist() == tokens.tolist() for row, tokens in zip(rows, stored, strict=True))
+    stored = {
+        "completion_ids": torch.split(group.tensors["completion_ids"], lengths),
+        "advantages": [values.reshape(-1) for values in group.advantages],
+    }
+    for key, values in stored.items():
+        rows = batch[key][placed.rows].cpu()
+        rows = rows.view(len(rows), -1)
+        for row, own in zip(rows, values[placed.part], strict=True):
+            if row[: len(own)].tolist() != own.tolist():
+                return False
+    return True
 
 
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:

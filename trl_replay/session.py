@@ -28,6 +28,7 @@ from .distributed.communicator import Agreed, Communicator
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError
+from .fields import has_token_advantages
 from .generation.generated import Generated, Shared
 from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
@@ -424,7 +425,7 @@ class Session:
         return FreshBatch(
             rows=rows,
             groups=generated.fresh,
-            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size),
+            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, has_token_advantages(batch)),
             keys=rows.takes(self.components.fields.stored_keys(batch)),
             known=shared.recorded is not None or compat.OLD_LOGPS in batch,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .fields import ADVANTAGES, TOKEN_ADVANTAGES
 from .prompt_table import PromptTable
 from .rewards import bessel_std, mean_of_scored, weighted_rewards
 from .table import Table
@@ -34,7 +35,8 @@ class Groups:
     Attributes:
         rewards (`(n, G, functions)` float64): Raw reward of each function, NaN where it returned None.
         reward_weights (`(functions,)` float64): The trainer's weight of each function.
-        advantages (`(n, G)` float64): Those of the batch: TRL's own, or what the trainer made of them.
+        advantages (`(n, G)` float64): Those of the batch: TRL's own, or what the trainer made of them. Where each
+            token has its own, the mean of their sizes over the row's trained tokens, with the sign of their sum.
         lengths (`(n, G)` int64): Completion tokens of each row.
         trainable (`(n, G)` int64): Completion tokens that the loss trains on (masks applied).
         dead (`(n,)` bool): Whether a group's advantages teach nothing: TRL's own do not differ beyond float noise, or
@@ -202,6 +204,15 @@ class Group:
     completion_lengths: Ints
 
     @property
+    def advantages(self) -> Sequence[torch.Tensor]:
+        """Of each row `()`, or `(tokens,)` where each token has its own."""
+        stored = self.tensors[ADVANTAGES]
+        if TOKEN_ADVANTAGES in self.keys:
+            lengths = self.completion_lengths.tolist()
+            return stored.split(lengths)  # type: ignore[no-any-return, no-untyped-call]
+        return stored.view(len(self.completion_lengths)).unbind()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors and lengths."""
         tensors = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
@@ -266,7 +277,7 @@ class ReplayedRows:
             `mask` is 0.
         proximal_logps (`(R, C)`): Log-probs under the policy of the row's first training forward since it was drawn.
         mask (`(R, C)` bool): Tokens that the loss trains on.
-        advantages (`(R,)`): TRL's advantages, as stored.
+        advantages (`(R,)` or `(R, C)`): As stored: one a row, or one a token where the trainer gives them so.
         ages (`(R,)` int64): Updates since generation.
         priorities (`(R,)`, *optional*): The chance that the row's group had of being drawn first, relative to that of
             the least likely eligible entry. None: all had the same.

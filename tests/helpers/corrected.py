@@ -20,8 +20,14 @@ MASKS: dict[str, dict[str, float]] = {
 """Masks, with limits that some replayed rows or tokens of `train` pass and others don't."""
 
 
-def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: float) -> tuple[Any, Any]:
-    """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test."""
+def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: Any) -> tuple[Any, Any]:
+    """`(old, weights)` of one replayed row's tokens; m2po is over all rows and done in its own test.
+
+    Where each token has its own advantage, it goes by that one's sign.
+    """
+    if torch.is_tensor(advantage):
+        positive, negative = (weights_by_hand(name, new, behavior, sign) for sign in (1.0, -1.0))
+        return positive[0], torch.where(advantage >= 0, positive[1], negative[1])
     r = (new - behavior).double().exp()
     one = torch.ones_like(r)
     if name in MASKS:

@@ -147,8 +147,8 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
                 "fresh": texts(before, tokenizer),
                 "out": texts(after, tokenizer),
                 "replayed": (after[ROWS][:, 0] < 0).tolist(),
-                "advantages_in": before["advantages"].tolist(),
-                "advantages_out": after["advantages"].tolist(),
+                "advantages_in": by_row(before),
+                "advantages_out": by_row(after),
                 "items": float(after["num_items_in_batch"]),
                 "trained": float(after["completion_mask"].sum()),
                 "keys": [list(before), [key for key in after if key != ROWS]],
@@ -172,6 +172,16 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "metrics": session.metrics,
         "received": session.scope.received,
     }
+
+
+def by_row(batch: dict[str, Any]) -> list[float]:
+    """A number for each row's advantage; of those of tokens, their sum by place."""
+    advantages = batch["advantages"]
+    if advantages.dim() == 2:
+        places = torch.arange(1.0, 1.0 + advantages.size(1))
+        advantages = (advantages * places * batch["completion_mask"]).sum(dim=1)
+    found: list[float] = advantages.tolist()
+    return found
 
 
 def columns(trainer: Any) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_a_value_a_row_may_be_implied_too(shape: tuple[int, ...]) -> None:
 BROKEN = [
     ({"mystery": torch.zeros(3, 4)}, r"'mystery' \(shape \(3, 4\)\)"),
     ({"pixel_values": torch.zeros(3, 4)}, r"'pixel_values'.*images"),
-    ({"advantages": torch.zeros(3, 5)}, r"'advantages' has shape \(3, 5\)"),
+    ({"advantages": torch.zeros(3, 4)}, r"'advantages' has shape \(3, 4\)"),
     ({"old_per_token_logps": torch.zeros(3, 9)}, r"asks for \(3, 5\)"),
     ({"num_items_in_batch": torch.zeros(3)}, r"'num_items_in_batch' has shape \(3,\)"),
 ]

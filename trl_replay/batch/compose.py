@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..compat import REF_LOGPS
 from ..errors import BatchError
-from ..fields import IMAGE_LAYOUTS, TOKEN_TYPES, FieldSpec, FieldTable
+from ..fields import ADVANTAGES, IMAGE_LAYOUTS, TOKEN_ADVANTAGES, TOKEN_TYPES, FieldSpec, FieldTable
 from ..transfer import fetch
 from ..types import Batch, Group, Ints, Placement
 from .images import check_images, compose_images, cut_images, join_images, take_images
@@ -83,7 +83,7 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
         expected = _expected_shape(spec, rows, widths)
         if shape == expected:
             continue
-        if spec.layout == "row" and key != "advantages" and shape[:1] == expected:
+        if spec.layout == "row" and shape[:1] == expected and (key != ADVANTAGES or shape[1:] == (1,)):
             continue  # a row's value may have dimensions of its own
         raise BatchError(f"The batch's {key!r} has shape {shape}; the layout {spec.layout!r} asks for {expected}.")
     check_images(batch, fields)
@@ -189,6 +189,8 @@ def _cut_one(
         if key in TOKEN_TYPES and not images:
             continue  # a row without images, in a batch that has some: all zeros
         keys.add(key)
+        if key == ADVANTAGES and spec.layout != "row":
+            keys.add(TOKEN_ADVANTAGES)
         if key in left_out:
             continue
         block = batch[key][rows].detach()
@@ -236,7 +238,7 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
     shared = all(_same_prompt(part, first, fields) for part in parts)
     tensors: dict[str, torch.Tensor] = {}
     for key in _text_keys(parts, fields):
-        spec = fields.spec(key)
+        spec = fields.spec_in(first.keys, key)
         if spec.layout == "prompt" and shared:
             tensors[key] = first.tensors[key]
             continue
@@ -257,7 +259,7 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
     for key, tensor in group.tensors.items():
         if fields.is_image(key):
             continue
-        spec = fields.spec(key)
+        spec = fields.spec_in(group.keys, key)
         if spec.layout == "row":
             tensors[key] = tensor[torch.from_numpy(index).to(tensor.device)]
         elif spec.layout == "prompt" and shared:
@@ -447,6 +449,11 @@ def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths
     if spec.name not in group.keys and spec.name not in TOKEN_TYPES:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     rows = out[placed.rows]
+    if spec.layout == "row" and spec.name == ADVANTAGES and TOKEN_ADVANTAGES in group.keys:
+        raise BatchError(
+            "A stored group has an advantage for each token, and the batch one for each row: all batches of a run "
+            "must have the same, also after it was resumed. Start with an empty buffer."
+        )
     if spec.layout == "row":
         stored = group.tensors.get(spec.name)
         rows[:] = spec.implied or 0 if stored is None else _row_block(stored, spec, out)[placed.part]
@@ -466,6 +473,8 @@ def _values_by_row(group: Group, spec: FieldSpec, device: torch.device) -> Seque
     if stored is None:
         return [spec.implied or 0] * count
     here = stored.to(device)  # one transfer, whatever the number of rows
+    if spec.name == ADVANTAGES and TOKEN_ADVANTAGES not in group.keys:
+        return here.view(count).unbind()  # of a file: one a row, the same for each of its tokens
     if spec.layout == "prompt" and _has_one_prompt(group):
         return [here] * count
     return torch.split(here, _value_counts(group, spec).tolist())
@@ -473,6 +482,8 @@ def _values_by_row(group: Group, spec: FieldSpec, device: torch.device) -> Seque
 
 def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
     """A field of one value a row, of the dtype and on the device of `like`."""
+    if stored.numel() == len(stored) and like.numel() == len(like):
+        stored = stored.view(-1, *like.shape[1:])  # (G,) of a file where the batch has (B, 1)
     if stored.shape[1:] != like.shape[1:]:
         raise BatchError(
             f"A stored {spec.name!r} has the shape {tuple(stored.shape)} where the batch has {tuple(like.shape)}."

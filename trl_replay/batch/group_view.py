@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from .. import compat
 from ..compat import STD_EPSILON
-from ..errors import SeamError
-from ..fields import FieldTable
+from ..errors import BatchError, SeamError
+from ..fields import ADVANTAGES, FieldTable, has_token_advantages
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..tasks import encoded, hashed
 from ..transfer import fetch
@@ -43,12 +43,17 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
         tasks (`(B,)` int64): What each row was generated for.
         fields ([`FieldTable`]): The batch keys that are known, and the pad token.
     """
-    advantages = batch["advantages"].detach().double()
+    advantages = _of_rows(batch)
     rows = np.arange(first_row, first_row + len(advantages))
     _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
     items = compat.counted_items(batch, lengths, trainable)
     found = fetch({"advantages": advantages, "lengths": lengths, "trainable": trainable, "items": items})
+    if bool(found["advantages"].isinf().any()):
+        raise BatchError(
+            "Some trained tokens of a row have advantages that are not finite, and others have: NaN must stand for "
+            "all tokens of a row, which then trains nothing."
+        )
     return {
         "row": rows,
         "advantages": found["advantages"].numpy(),
@@ -58,6 +63,22 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
         "images": images_per_row(batch),
         "prompt": tasks,
     }
+
+
+def _of_rows(batch: Batch) -> torch.Tensor:
+    """`(B,)` float64: each row's advantage, NaN where it masks the row. Of those of tokens, the mean of their sizes
+    over trained tokens with the sign of their sum, so that +1 and -1 don't cancel; inf where some are not finite."""
+    advantages: torch.Tensor = batch[ADVANTAGES].detach().double()
+    if not has_token_advantages(batch):
+        return advantages.view(-1)
+    trained = loss_mask(batch).ne(0)
+    kept = advantages.masked_fill(~trained, 0.0)
+    means = kept.abs().sum(dim=1) / trained.sum(dim=1).clamp(min=1)
+    signed = torch.where(kept.sum(dim=1) < 0, -means, means)
+    unknown = advantages.isnan()
+    whole = (unknown | ~trained).all(dim=1)
+    partly = ~whole & ~advantages.isfinite().all(dim=1)
+    return signed.masked_fill(partly, torch.inf).masked_fill(whole & unknown.any(dim=1), torch.nan)
 
 
 def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fields: FieldTable) -> Ints:
@@ -124,9 +145,11 @@ def view(
     """
     own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
     shared = rows["row"][::size] // size
-    advantages = rows["advantages"].reshape(-1, size)  # (groups shared, size)
+    given = rows["advantages"].reshape(-1, size)  # (groups shared, size)
+    masked = np.isnan(given)
+    advantages = np.where(masked, 0.0, given)
     trainable = rows["trainable"].reshape(-1, size)
-    trains = trainable > 0
+    trains = (trainable > 0) & ~masked
     noise = advantage_noise(rewards, setup)[shared]
     equal = differ_by_noise(advantages, np.ones_like(trains), trains, noise)
     nothing = teach_nothing(advantages, trains, TINY * np.abs(advantages).max(initial=0.0))
@@ -142,6 +165,7 @@ def view(
         dead=np.where(own, equal, nothing),
         update=np.full(len(advantages), update, np.int64),
         prompt=rows["prompt"][::size],
+        masked=masked,
     )
 
 
@@ -227,16 +251,20 @@ class AdvantageRule:
         scored (`(rows of all processes, functions)`): The batch's raw rewards, NaN where None.
         setup ([`RewardSetup`]): TRL's normalization.
         size (`int`): Rows of a group.
+        of_tokens (`bool`): Whether each token has its own advantage.
     """
 
     rows: Mapping[str, NDArray[Any]]
     scored: torch.Tensor
     setup: compat.RewardSetup
     size: int
+    of_tokens: bool = False
 
     @property
     def explains_batch(self) -> bool:
         """True if the advantages of the batch are those that this rule makes of its rewards."""
+        if self.of_tokens:
+            return False
         own, _ = trls_own(self.rows, self.scored, self.setup, self.size)
         return bool(own.all())
 

@@ -37,7 +37,7 @@ class Gates:
         """Applies the gates to what the correction decided."""
         weights = corrected.weights
         if self.weight != 1.0:
-            given = torch.ones_like(rows.advantages) if weights is None else weights
+            given = rows.advantages.new_ones(len(rows.ages)) if weights is None else weights
             weights = given * self.weight
         if self.max_weight is not None:
             weights = self._cap(rows, corrected.old_logps, weights, self.max_weight)

@@ -84,7 +84,7 @@ class PlacedRow:
     Attributes:
         logps (`(length,)`): Its behavior log-probs.
         age (`int`): Updates since it was generated.
-        advantage (`()`): TRL's, as stored.
+        advantage (`()` or `(length,)`): As stored: the row's, or each token's.
         priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
         position (`int`): Its place in this process's generation batch.
         proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.

@@ -45,7 +45,7 @@ class OffPolicyStats:
         ratios = logs.exp()
         drift = over_tokens(logs.abs_())
         signal = rows.advantages.double().abs()
-        remaining_signal = over_tokens(ratios.clamp(max=1.0).mul_(signal.unsqueeze(1)))
+        remaining_signal = over_tokens(ratios.clamp(max=1.0).mul_(signal.view(len(signal), -1)))
         squares = over_tokens(ratios**2)
         ratio = over_tokens(ratios)
         seen = mask.sum(dim=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -99,7 +99,7 @@ class Supply:
         trains = (micro.flags[places] & MASKED).eq(0).to(logps.device)
         trained = mask[index] & trains.unsqueeze(1)
         rows = _replayed_rows(stored, logps[index], trained, micro["advantages"][index])
-        corrected = self._correct(rows)
+        corrected = self._fitting(rows, self._correct(rows))
         self.stats.add([row.position for row in stored], rows, corrected.weights)
         weightless = torch.zeros_like(trained)
         if corrected.weights is not None:
@@ -148,20 +148,34 @@ class Supply:
             )
         return [rows[number] for number in numbers]
 
+    def _fitting(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
+        """The same with one weight a row where the loss's ratio is not each token's own.
+
+        Raises:
+            ResultError: Tokens of a row differ in it.
+        """
+        weights = corrected.weights
+        if weights is None or weights.dim() == 1 or self._token_weights:
+            return corrected
+        counts = rows.mask & rows.advantages.view(len(weights), -1).ne(0)
+        highest = weights.masked_fill(~counts, -torch.inf).amax(dim=1)
+        lowest = weights.masked_fill(~counts, torch.inf).amin(dim=1)
+        if bool((highest > lowest).any()):
+            raise ResultError(
+                "The correction gives token weights, which are exact only with importance_sampling_level='token'; one "
+                "that goes by the sign of an advantage gives them to rows whose tokens have both. Use a correction "
+                "with one weight a row, or set importance_sampling_level='token'."
+            )
+        return replace(corrected, weights=torch.where(counts.any(dim=1), highest, 1.0))
+
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
     ) -> torch.Tensor:
         """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
-        if weights.dim() == 2:
-            if not self._token_weights:
-                raise ResultError(
-                    "The correction gives token weights, which are exact only with importance_sampling_level='token'. "
-                    "Use a correction with one weight a row, or set importance_sampling_level='token'."
-                )
-            if advantages.dim() == 1:
-                advantages = advantages.unsqueeze(1).expand(-1, width)
-        elif advantages.dim() == 2:
+        if weights.dim() == 1 and advantages.dim() == 2:
             weights = weights.unsqueeze(1)
+        elif weights.dim() == 2 and advantages.size(-1) != width:
+            advantages = advantages.view(len(advantages), 1).expand(-1, width)
         return _with_rows(advantages, index, advantages[index] * weights.to(advantages))
 
 
@@ -182,8 +196,8 @@ def _replayed_rows(
     if missing:  # without, it would copy all the same
         padded = functional.pad(padded, (0, missing))
     padded = padded.to(device, torch.float32)
-    if advantages.dim() == 2:  # the trainer's loss adds a part of its own for each token
-        advantages = torch.stack([row.advantage for row in stored]).to(advantages)
+    if advantages.dim() == 2:  # as stored: the trainer's loss may add a part of its own for each token
+        advantages = _stored_advantages(stored, logps.size(1)).to(advantages)
     return ReplayedRows(
         logps=logps,
         behavior_logps=torch.where(mask, padded, logps.float()),
@@ -195,12 +209,22 @@ def _replayed_rows(
     )
 
 
+def _stored_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
+    """`(R,)`, or `(R, C)` if those of any row are its tokens'."""
+    advantages = [row.advantage for row in stored]
+    if not any(advantage.dim() for advantage in advantages):
+        return torch.stack(advantages)
+    spread = [advantage.expand(len(row.logps)) for advantage, row in zip(advantages, stored, strict=True)]
+    padded = pad_sequence(spread, batch_first=True)
+    return functional.pad(padded, (0, width - padded.size(1)))
+
+
 def _placed_rows(placed: Placement) -> list[PlacedRow]:
     """The replayed rows of a placement that lie on this process."""
     tensors = placed.group.tensors
     lengths = placed.group.completion_lengths.tolist()
     logps = torch.split(tensors[OLD_LOGPS].float(), lengths)
-    advantages = tensors["advantages"][placed.part]
+    advantages = placed.group.advantages[placed.part]
     rows = []
     for index, row_logps in enumerate(logps[placed.part]):
         row = PlacedRow(

@@ -15,7 +15,7 @@ from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
 from ..components import Components
 from ..errors import ReplayError
-from ..fields import STORED_REWARD, STORED_REWARDS
+from ..fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
 from ..table import Table
 from ..tasks import Tasks
 from ..types import Group
@@ -109,7 +109,7 @@ def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
         prompts=values["prompt"],
         completions=values["completion"],
         rewards={name.removeprefix("reward/"): np.array(values[name], np.float64).tolist() for name in named},
-        advantages=values["advantage"],
+        advantages=entry.columns["row_advantage"],
         masked=values["masked"],
         logps=values[compat.OLD_LOGPS],
         columns={**entry.columns, "row_reward": table.row_reward[row].tolist()},
@@ -239,7 +239,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             "completion_ids": completions[row],
             **{column: None if np.isnan(value) else value for column, value in named.items()},
             "reward": None if reward is None else float(reward[row]),
-            "advantage": float(tensors["advantages"][row]),
+            "advantage": None if ADVANTAGES in tokens else float(group.advantages[row]),
             "masked": entry.columns["row_masked"][row],
             "update": entry.columns["update"],
             "uses": entry.columns["uses"],
@@ -264,7 +264,7 @@ def _rewards_of(group: Group) -> list[list[float]]:
 
 def _is_flat(group: Group, key: str) -> bool:
     """Return whether a key has one value a completion token (not one a row, as vLLM's ratio in a sequence mode)."""
-    if key not in group.tensors:
+    if key not in group.tensors or (key == ADVANTAGES and TOKEN_ADVANTAGES not in group.keys):
         return False
     tokens = int(group.completion_lengths.sum())
     return group.tensors[key].shape == (tokens,)

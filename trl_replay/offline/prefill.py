@@ -20,7 +20,7 @@ from ..compat import STD_EPSILON
 from ..counters import Tally
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ReplayError
-from ..fields import STORED_REWARD, STORED_REWARDS, FieldTable
+from ..fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
 from ..protocols import Division
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
@@ -111,7 +111,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
                 tally.refuse(1, "an advantage is not finite")
             elif not len(trained):
                 tally.refuse(1, "all of its rows are masked")
-            elif not may_be_alike and not (trained if group.masked.any() else trained - trained[0]).any():
+            elif not may_be_alike and not (trained if group.is_shaped else trained - trained[0]).any():
                 tally.refuse(1, "its rewards do not differ")
             else:
                 if group.task == UNKNOWN:
@@ -332,6 +332,8 @@ def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats
     advantages = []
     for group, of_group in zip(groups, computed, strict=True):
         given = of_group if group.advantages is None else group.advantages
+        if ADVANTAGES in group.tokens:
+            given = np.array([np.abs(row).mean() for row in group.tokens[ADVANTAGES]])
         advantages.append(np.where(group.masked, 0.0, given))
     return advantages
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .. import compat
 from ..counters import Tally
 from ..errors import ReplayError
+from ..fields import ADVANTAGES
 from ..session import Session
 from ..types import Bools, Floats
 from .export import PORTION
@@ -50,6 +51,11 @@ class OfflineGroup:
     masked: Bools
     task: int
     tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+
+    @property
+    def is_shaped(self) -> bool:
+        """Tells whether equal advantages of its rows may still train."""
+        return bool(self.masked.any()) or ADVANTAGES in self.tokens
 
     @property
     def longest_completion(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import ReplayError
-from ..fields import FIELDS, LOGPS_KEYS
+from ..fields import ADVANTAGES, FIELDS, LOGPS_KEYS
 from ..types import LARGEST_ADVANTAGE, Bools, Floats
 
 Row = Mapping[str, Any]
@@ -20,6 +20,7 @@ FINGERPRINT = "trl_replay_tokenizer"
 SHOWN = 80
 """Characters of a value that an error shows."""
 TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
+TOKENS += (ADVANTAGES,)
 """Token-level fields, each a column of lists; null where all values are implied or absent."""
 OWN = {"completion", "prompt_ids", "completion_ids", "reward", "advantage", "masked", "update", "uses", "score"}
 OWN |= {"group", "images", *TOKENS}
@@ -126,6 +127,9 @@ def _possible(name: str, numbers: Floats, trained: Bools) -> tuple[Bools, str]:
         within = (numbers >= LOGP_FLOOR) & (numbers <= LOGP_CEILING)
         fault = f"is no log-prob: these lie between {LOGP_FLOOR:g} and 0"
         return within | ~np.isfinite(numbers) | ~trained, fault
+    if name == ADVANTAGES:
+        within = np.isfinite(numbers) & (np.abs(numbers) <= LARGEST_ADVANTAGE)
+        return within, f"is no advantage: these are finite, and {LARGEST_ADVANTAGE:g} at most"
     assert name == compat.IS_RATIO, name
     within = (numbers >= 0) & (numbers <= RATIO_CEILING)
     return within, f"is no ratio between trainer and sampler: these lie between 0 and {RATIO_CEILING:g}"

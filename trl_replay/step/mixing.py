@@ -318,16 +318,16 @@ class Mixing:
         """Lets a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
         given = None if self._settings.dry_run else self._hooks.advantages(groups, self._context())
-        if given is None:
-            return groups
-        groups = shaped(groups, given)
+        if given is not None:
+            groups = shaped(groups, given)
         self._refuse_masks_beside_the_tap(groups.masked)
         return groups
 
     def _refuse_masks_beside_the_tap(self, masked: Bools) -> None:
         if masked.any() and self._forward:
             raise ConfigurationError(
-                "A plugin's trl_replay_advantages gave NaN, which masks rows inside the loss's log-prob method; "
+                "An advantage is NaN (in a plugin's trl_replay_advantages, or the trainer's own), which masks "
+                "rows inside the loss's log-prob method; "
                 "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
             )
 

@@ -13,6 +13,7 @@ from ..batch.compose import cut, with_stored_fields
 from ..buffer.candidates import Candidate, logps_dtype, with_rewards
 from ..components import Components
 from ..decision import RowOutcome, Taken
+from ..errors import ConfigurationError
 from ..loss.row_mask import NOTHING_MASKED, RowMask
 from ..types import Batch, Bools, Context, Floats, Group, Placement
 from .dead_groups import all_wrong, dead_slots, place_copies
@@ -30,7 +31,13 @@ def write_advantages(batch: Batch, fresh: FreshBatch) -> Batch:
     rows = fresh.rows
     shaped = rows.of_here(fresh.groups.advantages)
     stock = rows.columns["advantages"][rows.here]
-    return _with_advantages(batch, shaped, shaped != stock)
+    changed = shaped != stock
+    if fresh.rule.of_tokens and shaped[changed].any():
+        raise ConfigurationError(
+            "A plugin's trl_replay_advantages gave a row another advantage, and this trainer gives one to each of its "
+            "tokens: there a plugin can only mask rows (NaN) or give them 0. Leave the plugin out."
+        )
+    return _with_advantages(batch, shaped, changed)
 
 
 def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
@@ -38,8 +45,9 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
     if not changed.any():
         return batch
     advantages = batch["advantages"]
-    where = torch.from_numpy(changed).to(advantages.device)
-    written = torch.tensor(values).to(advantages)  # a copy: the view of the groups can only be read
+    shape = (-1, *[1] * (advantages.dim() - 1))
+    where = torch.from_numpy(changed).to(advantages.device).view(shape)
+    written = torch.tensor(values).to(advantages).view(shape)  # a copy: the view of the groups can only be read
     return {**batch, "advantages": torch.where(where, written, advantages)}
 
 
@@ -82,7 +90,7 @@ def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:
         return group
     values = torch.from_numpy(outcome.advantages[taken.slot, taken.targets])
     stored = group.tensors["advantages"]
-    return replace(group, tensors={**group.tensors, "advantages": values.to(stored)})
+    return replace(group, tensors={**group.tensors, "advantages": values.to(stored).view(stored.shape)})
 
 
 def rows_without_kl(kl: str, fresh: FreshBatch, placements: Sequence[Placement], pass_reward: float) -> list[int]:

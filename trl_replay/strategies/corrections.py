@@ -210,7 +210,7 @@ def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
 
     def veto_negative(rows: ReplayedRows, context: Context) -> Corrected:
         near = _within(_mean_log_ratio(rows), low, high)
-        return _masked(rows, near | (rows.advantages >= 0))
+        return _masked(rows, _beside(near, rows.advantages) | (rows.advantages >= 0))
 
     return veto_negative
 
@@ -222,7 +222,7 @@ def make_topr(cap: float = 1.0) -> Correction:
     def topr(rows: ReplayedRows, context: Context) -> Corrected:
         product = _exp(_sequence_log_ratio(rows))
         tapered = product.clamp(max=cap)
-        weights = tapered.where(rows.advantages < 0, tapered.new_ones(()))
+        weights = _beside(tapered, rows.advantages).where(rows.advantages < 0, tapered.new_ones(()))
         return Corrected(rows.logps, weights)
 
     return topr
@@ -312,6 +312,11 @@ def _geometric_mask(name: str, low: float, high: float) -> Correction:
 def _masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
     """`ratio`, with weight 1 for the rows, `(R,)`, or tokens, `(R, C)`, that `keep` (bool) names, and 0 for others."""
     return Corrected(rows.behavior_logps, keep.to(rows.logps.dtype))
+
+
+def _beside(values: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """Rows' values, `(R,)`, or `(R, 1)` beside advantages of each token."""
+    return values if advantages.dim() == 1 else values.unsqueeze(1)
 
 
 def _within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:

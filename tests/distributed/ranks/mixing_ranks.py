@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from methods import INJECTED, ZScore
 from one_rank import outcome, perform
 from scripted import build, mixed, run
+from support import Spy
 
 import trl_replay
 
@@ -22,11 +24,15 @@ MODES = ("stored", "joint", "split")
 METHODS = ("repo", "arpo", "gfpo", "zscore")
 """Presets of trl-replay-papers, and a plugin with running state."""
 ITERATIONS = "iterations"
+TOKENS = "tokens"
+"""An advantage for each token, of stored rows beside fresh ones."""
 CAPACITY = 12
 
 
 def settings_of(name: str) -> dict[str, Any]:
     """A mode of mixing, or a method."""
+    if name == TOKENS:
+        return {**MIX, "replay_advantages": "stored"}
     if name in MODES:
         return {**MIX, "replay_advantages": name}
     if name == ITERATIONS:
@@ -48,7 +54,9 @@ def trained(folder: Path, name: str, scope: str, rows: int, size: int, rank: int
     """One training of 6 updates; what it stores is bounded alike on any number of processes."""
     capacity = CAPACITY // world if scope == "sharded" else CAPACITY
     replay = {**settings_of(name), "replay_scope": scope, "replay_buffer_size": capacity}
-    more = {"num_iterations": 3, "max_steps": 18} if name == ITERATIONS else {"max_steps": 6}
+    more: dict[str, Any] = {"num_iterations": 3, "max_steps": 18} if name == ITERATIONS else {"max_steps": 6}
+    if name == TOKENS:
+        more["trainer_class"] = Credit
     trainer = build(folder, rows, size, mixed, rank=rank, learning_rate=0.1, gradient_checkpointing=False, **more)
     return run(trainer, compared=True, **replay)
 
@@ -57,13 +65,22 @@ def cases(world: int) -> Iterator[tuple[str, str, str]]:
     """Name, scope and layout."""
     for layout in LAYOUTS[world]:
         for scope in ("gathered", "sharded"):
-            for mode in (*MODES, ITERATIONS):
+            for mode in (*MODES, ITERATIONS, TOKENS):
                 yield mode, scope, layout
     if world == 2:
         for method in METHODS:
             yield method, "sharded", "whole"
         yield "joint", "process", "whole"
         yield "gfpo", "gathered", "straddling"
+
+
+class Credit(Spy):
+    """The stock trainer with an advantage for each token, of both signs in a row."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        shares = torch.tensor([1.0, -0.5, 0.25, 0.0] * 8)[: batch["completion_ids"].size(1)]
+        return {**batch, "advantages": batch["advantages"].unsqueeze(1) * shares}
 
 
 class Differing:
