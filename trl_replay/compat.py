@@ -174,6 +174,8 @@ def check_contract(trainer: Any) -> None:
     Raises:
         ContractError: Names everything that is missing.
     """
+    if not hasattr(trainer, SCORE):
+        raise ContractError(f"Attach to a trl.GRPOTrainer: a {type(trainer).__name__} does not train by GRPO.")
     problems = [
         f"{base.__name__}: {reason}"
         for base in type(trainer).__mro__

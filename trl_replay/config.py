@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -294,6 +294,20 @@ class ReplayConfig:
         for kind in STRATEGY_KINDS:
             self._refuse_unknown_name(kind)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("replay") and name not in self.__dataclass_fields__:
+            self._refuse_unknown([name], "ReplayConfig")
+        if "_in_force" in vars(self):
+            raise ConfigurationError(
+                f"{name}={value!r} can't be set: they are in force since attach. Call detach, and attach again."
+            )
+        super().__setattr__(name, value)
+
+    def in_force(self) -> ReplayConfig:
+        """Itself, from now on to read only."""
+        self._in_force = True
+        return self
+
     def _refuse_unknown_name(self, kind: Kind) -> None:
         """Refuses a strategy that nothing offers, and arguments that it does not take: before a model is loaded for
         nothing.
@@ -354,15 +368,18 @@ class ReplayConfig:
         return config
 
     def _with(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
+        self._refuse_unknown(settings, source)
+        return replace(self, **settings)
+
+    def _refuse_unknown(self, names: Iterable[str], source: str) -> None:
         known = [spec.name for spec in fields(self)]
-        for name in settings:
+        for name in names:
             if name in known:
                 continue
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             hint = hint or f" The settings are: {', '.join(known)}."
             raise ConfigurationError(f"{source} has no setting {name!r}.{hint}")
-        return replace(self, **settings)
 
     def _parse_kwargs(self, name: str) -> None:
         value = getattr(self, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import ResultError
 from .types import Floats
 
 NO_ROOM = "the storage had no room for it"
@@ -130,6 +133,29 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
             if np.isfinite(mean):
                 values[f"replay/{name}_mean"] = mean
     return values
+
+
+def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
+    """Returns a plugin's metrics; warns of those that are not finite, and leaves them out.
+
+    Args:
+        values (`Mapping[str, float]`): By key.
+        taken (`Mapping[str, float]`): Those of others.
+
+    Raises:
+        ResultError: A key is taken.
+    """
+    twice = sorted(values.keys() & taken.keys())
+    if twice:
+        raise ResultError(f"trl_replay_metrics of a plugin returned {twice[0]!r}, which is logged already: rename it.")
+    for key, value in values.items():
+        if not math.isfinite(value):
+            warnings.warn(
+                f"trl_replay_metrics of a plugin returned {key}={value}, which is not logged: leave out what is "
+                "undefined, or mend the plugin.",
+                stacklevel=2,
+            )
+    return {key: value for key, value in values.items() if math.isfinite(value)}
 
 
 def log(values: Mapping[str, float], averaged: Mapping[str, list[float]]) -> None:

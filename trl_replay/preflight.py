@@ -12,6 +12,10 @@ from .components import Components
 from .errors import RefusedError
 from .protocols import Scope
 from .settings import Settings
+from .sizes import format_bytes
+
+TOKEN_BYTES = 6
+"""Of a stored completion token at least: its id, and its log-prob as bfloat16."""
 
 
 def preflight(trainer: Any, settings: Settings, components: Components) -> None:
@@ -160,11 +164,27 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "the log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
             "approximate. Prompts of one length, or a model with rotary positions, avoid this."
         )
+    yield from _useless(trainer, settings, components.buffer.table.row_bytes)
     if components.records and settings.record == "auto" and trainer.accelerator.is_main_process:
         yield (
             "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
             "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
             "'loss' to go without such groups."
+        )
+
+
+def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
+    """Yields the limits under which nothing would be replayed."""
+    start, steps = settings.rate_limits.start, trainer.args.max_steps
+    if isinstance(start, int) and 0 < steps <= start:
+        yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."
+    length = trainer.args.max_completion_length
+    least = row_bytes + trainer.num_generations * length * TOKEN_BYTES
+    if settings.max_bytes is not None and settings.max_bytes < least:
+        yield (
+            f"replay_max_bytes={settings.config.replay_max_bytes!r} has no room for a group of "
+            f"{trainer.num_generations} completions of max_completion_length={length}, which takes "
+            f"{format_bytes(least)}: such groups will not be stored. Raise it; bytes may have a unit, as in '512MB'."
         )
 
 

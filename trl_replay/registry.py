@@ -103,16 +103,17 @@ class Strategy:
         setting = f"replay_{self.kind}={self.label!r}"
         try:
             made = self.factory(*given, **self.arguments)
-        except ReplayError:
-            raise
         except Exception as error:
+            if isinstance(error, ReplayError) and not isinstance(error, ConfigurationError):
+                raise
             raise ConfigurationError(
-                f"{setting} can't be made with replay_{self.kind}_kwargs={dict(self.arguments)!r}: "
-                f"{type(error).__name__}: {error}"
+                f"{setting} can't be made with replay_{self.kind}_kwargs={dict(self.arguments)!r}: {_told(error)}"
             ) from error
         missing = [name for name in INTERFACES.get(self.kind, ("__call__",)) if not hasattr(made, name)]
         if isinstance(made, type) and not missing:
-            missing = ["an instance"]
+            raise ConfigurationError(
+                f"{setting} gives the class {made.__name__}: give an instance, {made.__name__}()."
+            )
         if missing:
             raise ConfigurationError(
                 f"{setting} gives {made!r}, which is no {self.kind}: it lacks {', '.join(missing)}."
@@ -159,6 +160,7 @@ class Registry:
                 f"Plugin {name!r} is the class {plugin.__qualname__}; register an instance of it: {plugin.__name__}()."
             )
         try:
+            self._refuse_unknown_hooks(plugin, name)
             self._manager.register(plugin, name)
             self._manager.check_pending()
             self._require_marked_hooks(plugin, name)
@@ -199,6 +201,7 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Removes a plugin; sessions that use it go on using it."""
+        self.plugin(name, "unregister")
         self._manager.unregister(name=name)
         del self.plugins[name]
 
@@ -227,6 +230,18 @@ class Registry:
             warnings.warn(
                 f"trl_replay plugin {name!r} from {sources} was not loaded: {reason}", RuntimeWarning, stacklevel=4
             )
+
+    def _refuse_unknown_hooks(self, plugin: Any, name: str) -> None:
+        known = [*hook_names(RegistryHooks), *hook_names(SessionHooks)]
+        for hook in dir(plugin):
+            if (
+                hook.startswith(f"{PROJECT}_")
+                and hook not in known
+                and self._manager.parse_hookimpl_opts(plugin, hook)
+            ):
+                near = difflib.get_close_matches(hook, known, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" The hooks are: {', '.join(known)}."
+                raise PluginError(f"Plugin {name!r}: unknown hook {hook!r}.{hint}")
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
         """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""
@@ -281,8 +296,13 @@ class Registry:
             specs += self._offers[name, "fields"]
         return specs
 
-    def plugin(self, name: str, setting: str) -> Plugin:
+    def plugin(self, name: str, setting: str, given: str = "") -> Plugin:
         """The plugin called `name`.
+
+        Args:
+            name (`str`): Of the plugin.
+            setting (`str`): Asks for it.
+            given (`str`): The setting with its value, where that is more than the name.
 
         Raises:
             PluginError: It was found but could not be loaded.
@@ -296,7 +316,7 @@ class Registry:
             )
         if name not in self.plugins:
             names = [plugin for plugin in self.plugins if plugin != BUILTIN]
-            raise UnknownNameError(self._unknown(setting, name, "plugin", names))
+            raise UnknownNameError(self._unknown(given or f"{setting}={name!r}", name, "plugin", names))
         return self.plugins[name]
 
     def resolve(self, kind: Kind, name: Any, arguments: Mapping[str, Any] | None = None) -> Strategy:
@@ -339,7 +359,7 @@ class Registry:
         """The value of the offer called `name`, with or without its plugin's name, and its plugin."""
         owner, _, short = name.rpartition("/")
         if owner:
-            self.plugin(owner, setting)
+            self.plugin(owner, setting, f"{setting}={name!r}")
         matches = []
         for plugin, offered, value in offers:
             if offered == short and owner in ("", plugin.name):
@@ -356,12 +376,12 @@ class Registry:
             choices = ", ".join(f"{plugin.name}/{short}" for _, plugin in matches)
             raise ConfigurationError(f"{setting}={name!r} is offered by several plugins: name one of {choices}.")
         names = [offered if plugin.name == BUILTIN else f"{plugin.name}/{offered}" for plugin, offered, _ in offers]
-        raise UnknownNameError(self._unknown(setting, name, kind, names))
+        raise UnknownNameError(self._unknown(f"{setting}={name!r}", name, kind, names))
 
-    def _unknown(self, setting: str, name: str, kind: str, names: list[str]) -> str:
+    def _unknown(self, given: str, name: str, kind: str, names: list[str]) -> str:
         short = [offered.rpartition("/")[2] for offered in names]
         near = difflib.get_close_matches(name, [*names, *short], n=1)
-        text = f"{setting}={name!r}: there is no {kind} of that name."
+        text = f"{given}: there is no {kind} {name!r}."
         if near:
             text += f" Did you mean {near[0]!r}?"
         text += f" There are: {', '.join(sorted(names)) or 'none'}."
@@ -394,7 +414,8 @@ def _import(reference: str, setting: str) -> Any:
             target = getattr(target, part)
     except (ImportError, AttributeError, ValueError, SystemExit) as error:
         raise UnknownNameError(
-            f"{setting}={reference!r} can't be imported: {type(error).__name__}: {error}"
+            f"{setting}={reference!r} can't be imported: {type(error).__name__}: {error}. Give "
+            "package.module:attribute of what the Python that trains can import."
         ) from error
     return target
 
@@ -421,12 +442,17 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
     kept = {argument.name: own[argument.name] for argument in taken.named if argument.name in own}
     try:
         return maker(**{**kept, **arguments})
-    except ReplayError:
-        raise
     except Exception as error:
+        if isinstance(error, ReplayError) and not isinstance(error, ConfigurationError):
+            raise
         who = f"Plugin {plugin.name!r} ({plugin.distribution})"
-        reason = f"{type(error).__name__}: {error}"
-        raise PluginError(f"{who} can't be made with {PLUGIN_ARGUMENTS}={dict(arguments)!r}: {reason}") from error
+        kind = ConfigurationError if isinstance(error, ConfigurationError) else PluginError
+        raise kind(f"{who} can't be made with {PLUGIN_ARGUMENTS}={dict(arguments)!r}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What an error says; of another's, with its type."""
+    return str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -21,7 +21,7 @@ from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
 from .components import Components
 from .config import ReplayConfig
-from .counters import SETTLED, Tally, Totals, log, metrics
+from .counters import SETTLED, Tally, Totals, log, metrics, own_metrics
 from .decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.agreement import MODES
 from .distributed.communicator import Agreed, Communicator
@@ -596,7 +596,7 @@ class Session:
         self.metrics = {}
         self._record(values)
         for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
-            self._record({key: float(value) for key, value in result.items()})
+            self._record(own_metrics(result, self.metrics))
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._record({"replay/seconds": time.perf_counter() - started - generating})
 

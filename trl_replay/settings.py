@@ -152,7 +152,7 @@ class Settings:
     def with_scope(self, name: str, reason: str) -> Settings:
         """The same with a built-in scope that nobody named, and why this one."""
         config = copy.copy(self.config)
-        config.replay_scope = name
+        vars(config)["replay_scope"] = name  # in force, and to read only
         scope = registry().resolve("scope", name)
         return replace(self, config=config, strategies={**self.strategies, "scope": scope}, chosen_scope=reason)
 
@@ -170,14 +170,17 @@ def resolve(config: ReplayConfig) -> Settings:
         return _settings(config, {}, (), ())
     arguments: Any = config.replay_plugins_kwargs or {}  # no text any more
     known = registry().with_arguments(arguments)
-    plugins = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
-    if config.replay_preset is not None:
-        plugins.insert(0, known.preset(config.replay_preset)[0])
+    named = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
+    offering = [] if config.replay_preset is None else [known.preset(config.replay_preset)[0]]
     strategies: dict[Kind, Strategy] = {}
     for kind in STRATEGY_KINDS:
         strategies[kind] = known.resolve(kind, getattr(config, f"replay_{kind}"), config.kwargs_of(kind))
-    plugins += [strategy.plugin for strategy in strategies.values() if strategy.plugin is not None]
-    taking_part = {plugin.name: plugin for plugin in plugins if plugin.name != BUILTIN}
+    offering += [strategy.plugin for strategy in strategies.values() if strategy.plugin is not None]
+    for plugin in named:
+        if not (plugin.takes_part or plugin in offering or known.fields({plugin.name})):
+            remedy = f"{plugin.name!r} has no hook for training; name one of its strategies or presets instead: "
+            raise unusable("replay_plugins", config.replay_plugins, f"{remedy}`trl-replay list {plugin.name}`")
+    taking_part = {plugin.name: plugin for plugin in [*named, *offering] if plugin.name != BUILTIN}
     for name in arguments:
         if name not in taking_part:
             remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"

@@ -92,6 +92,14 @@ class Table:
             column.flags.writeable = False
         return column
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name.startswith("_") or name == "reward_weights"):
+            raise AttributeError(
+                f"table.{name} can't be set as a whole: write into a column of your own, table.{name}[rows] = …, "
+                "once session.buffer.table.add_column has made it."
+            )
+        super().__setattr__(name, value)
+
     def writable(self, name: str) -> NDArray[Any]:
         """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
         columns: dict[str, NDArray[Any]] = self.__dict__.get("_columns", {})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeAlias, TypeGuard
 
 from .errors import ConfigurationError
@@ -28,6 +29,9 @@ ADAPTIVE = "adaptive"
 
 AUTO = "auto"
 """The value of `replay_scope` that goes by how groups lie on processes."""
+
+NO_STRATEGY = (NoneType, Real, bytes, dict, list, tuple, set)
+"""What stands in the place of a strategy by mistake: YAML reads `off` as False."""
 
 Check: TypeAlias = Callable[[object], str | None]
 """Maps a value to the remedy, or to None if it can be used."""
@@ -99,7 +103,11 @@ def strategy(kind: Kind) -> Check:
     """A strategy's name, or in Python the strategy itself."""
 
     def checked(value: object) -> str | None:
-        return f"name a {kind}; `trl-replay list` shows all" if value is None or value == "" else None
+        if value != "" and not isinstance(value, NO_STRATEGY):
+            return None
+        return (
+            f"give the name of a {kind} as text (in YAML in quotes), or a {kind} itself; `trl-replay list` shows all"
+        )
 
     return checked
 
@@ -220,6 +228,10 @@ def validate(settings: Mapping[str, Any]) -> None:
             if settings[name] != default:
                 remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
                 raise unusable(name, settings[name], remedy)
+    short = settings["replay_warm_start_short"]
+    if short != "refuse" and settings["replay_warm_start"] is None and settings["replay_preset"] is None:
+        remedy = "there is no file whose groups could be short; set replay_warm_start, or leave this out"
+        raise unusable("replay_warm_start_short", short, remedy)
 
 
 def require(name: str, value: object, check: Check) -> None:

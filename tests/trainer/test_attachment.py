@@ -125,7 +125,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_plugins": ["absent"]}, "replay_plugins='absent'"),
     ({"replay_preset": "absent"}, "replay_preset='absent'"),
     ({"replay_storage": object()}, "which is no storage: it lacks put, get"),
-    ({"replay_scorer": 3}, "which is no scorer"),
+    ({"replay_scorer": 3}, "give the name of a scorer"),
     ({"replay_refill_rounds": -1}, "replay_refill_rounds=-1 .*whole number"),
     ({"replay_refill_prompts": "other"}, "replay_refill_prompts='other' .*'new' or 'same'"),
     ({"replay_refill_prompts": "same"}, "replay_refill_prompts='same' .*replay_refill_rounds=0; set that"),

@@ -61,7 +61,8 @@ def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_pat
 
 def test_a_group_larger_than_all_the_bytes_is_refused_and_evicts_nobody(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=3)
-    session = trl_replay.attach(trainer, replay_max_bytes=200)
+    with pytest.warns(UserWarning, match=r"replay_max_bytes=200 has no room for a group of 4 .*Raise it"):
+        session = trl_replay.attach(trainer, replay_max_bytes=200)
     trainer.train()
     assert len(session.buffer) == 0
     assert "it alone is larger than replay_max_bytes" in session.explain()

@@ -526,6 +526,12 @@ def test_a_key_that_a_plugin_declares_travels_with_its_group(tmp_path):
 
 # the examples in the docstrings
 
+OFFERED = {
+    "trl_replay_strategies": {"replay_plugins": None, "replay_evictor": "example/least_used"},
+    "trl_replay_presets": {"replay_plugins": None, "replay_preset": "example/short_lived"},
+}
+"""What names the plugin where it has no hook for training."""
+
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
@@ -540,7 +546,8 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
     assert hasattr(instance, hook)
     registry().add(instance, "example")
     try:
-        session = train(tmp_path, replay_plugins="example", replay_buffer_size=2)
+        named = OFFERED.get(hook, {"replay_plugins": "example"})
+        session = train(tmp_path, **named, replay_buffer_size=2)
         trl_replay.detach(session.trainer)
     finally:
         trl_replay.unregister("example")

@@ -247,7 +247,7 @@ def test_an_unknown_name_lists_what_exists_and_suggests_the_nearest(registry):
     with pytest.raises(UnknownNameError) as caught:
         registry.resolve("evictor", "resevoir")
     message = str(caught.value)
-    assert message.startswith("replay_evictor='resevoir': there is no evictor of that name. Did you mean 'reservoir'?")
+    assert message.startswith("replay_evictor='resevoir': there is no evictor 'resevoir'. Did you mean 'reservoir'?")
     assert "fifo, " in message
     assert "heap, " in message
 

@@ -227,7 +227,9 @@ def read_all(checkpoint: str | Path) -> list[RankState]:
     folder = Path(checkpoint) / FOLDER
     states = [read(folder, rank) for rank in ranks_in(folder)]
     if not states:
-        raise CheckpointError(f"{checkpoint} holds no replay buffer.")
+        raise CheckpointError(
+            f"{checkpoint} holds no replay buffer: give a checkpoint of a run with replay, or its folder."
+        )
     return states
 
 

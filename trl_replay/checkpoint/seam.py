@@ -23,6 +23,11 @@ from .discovery import numbered_checkpoints
 from .format import RankState, rank_folder, scope_in
 from .save_id import FOLDER, TRAINER_STATE, put_save_id
 
+REMEDY = (
+    "Resume from another checkpoint (trl_replay.last_complete_checkpoint finds the newest whole one), or set "
+    "replay_on_mismatch='empty' to go on with an empty buffer."
+)
+
 
 def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
     """Writes our part of a checkpoint on every process, and only then lets stock write its own.
@@ -124,6 +129,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
         except ReplayError as error:
             run_on_all_ranks(undo[-1], CheckpointError)
             if not session.settings.goes_on_empty:
+                error.add_note(REMEDY)
                 raise
             warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
             session_state.exchange_scope(session, *scope_at_attach)

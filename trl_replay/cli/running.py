@@ -42,8 +42,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = given_settings(options, NAME)
     command = _command(options)
+    settings = given_settings(options, NAME)
     # a process that outlives the command may still write there while it is removed
     with tempfile.TemporaryDirectory(prefix="trl-replay-", ignore_cleanup_errors=True) as reports:
         status = _call(command, _environment(settings, reports))
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    if options.unknown:
+    if options.unknown and not (options.command and options.unknown[0].startswith("--")):
         raise ConfigurationError(f"{' '.join(options.unknown)}: put -- before the command, as in {EXAMPLE}")
     if not options.command:
         raise ConfigurationError(f"Give a command after --, as in {EXAMPLE}")
@@ -75,7 +75,14 @@ def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
 
 def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs the command; its exit status."""
-    process = subprocess.Popen(command, env=environment)
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except FileNotFoundError:
+        raise ConfigurationError(f"There is no command {command[0]!r}: check its name, as in {EXAMPLE}") from None
+    except PermissionError:
+        raise ConfigurationError(
+            f"{command[0]!r} can't be started: put python before a script, as in {EXAMPLE}"
+        ) from None
     with _signals_passed_to(process):
         status = process.wait()
     return status if status >= 0 else ENDED_BY_SIGNAL - status

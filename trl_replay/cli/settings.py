@@ -65,6 +65,8 @@ def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
 def _from_file(path: Path) -> dict[str, Any]:
     import yaml
 
+    if not path.is_file():
+        raise ConfigurationError(f"--config {path} can't be used: there is no such file.")
     try:
         found = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:

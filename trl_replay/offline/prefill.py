@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,7 +57,10 @@ def begin(session: Session) -> None:
     """Fills the buffer from `replay_warm_start`, once in the life of a run."""
     path = session.settings.warm_start
     if path is not None and not session.carry.warmed:
-        add(session, path, session.settings.warm_start_short)
+        count = add(session, path, session.settings.warm_start_short)
+        if not count and session.communicator.rank == 0:
+            reasons = "; ".join(session.totals.reasons) or "it has no rows"
+            warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)
         session.carry.warmed = True
 
 

@@ -125,7 +125,8 @@ def _parts(
             drawn = rng.integers(len(rest), size=size - len(rest))
             yield rest + [rest[index] for index in drawn]
         else:
-            tally.refuse(1, f"it has fewer rows in {source} than num_generations={size}")
+            reason = f"it has fewer rows in {source} than num_generations={size}"
+            tally.refuse(1, f"{reason} ('resample' in replay_warm_start_short fills it up)")
 
 
 def _fitting(trainer: Any, groups: Sequence[OfflineGroup], source: str, tally: Tally) -> list[OfflineGroup]:

@@ -20,7 +20,13 @@ def newest(path: Path) -> Path:
 
 def buffer_in(path: Path) -> Path:
     """Return the checkpoint itself where it holds a buffer, or the newest complete one of a run's folder."""
+    _require(path)
     return path if (path / FOLDER).is_dir() else newest(path)
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise ReplayError(f"{path} does not exist: give a run's output_dir or one of its checkpoints.")
 
 
 def read_log(path: Path) -> list[Mapping[str, Any]]:
@@ -29,6 +35,7 @@ def read_log(path: Path) -> list[Mapping[str, Any]]:
     Raises:
         ReplayError: There is none, or it can't be read.
     """
+    _require(path)
     if path.is_dir():
         in_run = path / TRAINER_STATE
         state = in_run if in_run.is_file() else newest(path) / TRAINER_STATE

@@ -58,7 +58,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
             f"attach() takes a ReplayConfig after the trainer, not a {type(config).__name__}: give settings by name, "
             "such as attach(trainer, replay_buffer_size=64)."
         )
-    config = (config or ReplayConfig()).with_settings(settings, "attach()").with_preset()
+    config = (config or ReplayConfig()).with_settings(settings, "attach()").with_preset().in_force()
     present = _sessions.get(trainer)
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")

@@ -37,14 +37,15 @@ _handled: weakref.WeakSet[Any] = weakref.WeakSet()
 """Trainers that have trained: they are attached to once, and not again after `detach`."""
 
 
-def autoattach(**settings: Any) -> Callable[[], None]:
+def autoattach(config: ReplayConfig | None = None, **settings: Any) -> Callable[[], None]:
     """From now on, every `trl.GRPOTrainer` of this process, subclasses included, attaches replay when it first trains.
 
     A trainer to which replay is attached already keeps the settings it has. Call it before or after trl is imported,
     which it does not import. Of several calls the last one's settings hold.
 
     Args:
-        **settings: Of [`ReplayConfig`].
+        config ([`ReplayConfig`], *optional*): The settings.
+        **settings: Single settings of [`ReplayConfig`], instead of or on top of `config`.
 
     Returns:
         `Callable[[], None]`: Undoes it, for trainers that have not trained yet; the others stay attached. Calling it
@@ -61,7 +62,7 @@ def autoattach(**settings: Any) -> Callable[[], None]:
         undo()
         ```
     """
-    chosen = Autoattachment(ReplayConfig().with_settings(settings, "autoattach()"))
+    chosen = Autoattachment((config or ReplayConfig()).with_settings(settings, "autoattach()"))
     _in_force.append(chosen)
     _watch.begin()
 

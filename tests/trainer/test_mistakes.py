@@ -1,0 +1,445 @@
+"""Mistakes of users, tried in earnest: each is told before training starts, with setting, value and remedy.
+
+A row is a mistake and what its message must say.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+from transformers import Trainer, TrainingArguments
+from trl import GRPOTrainer
+
+import trl_replay
+from trl_replay import Corrected, EvictorSpec, Preset, ReplayConfig, ReplayError, hookimpl
+from trl_replay.cli.commands import main
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+
+class Desk:
+    """Where mistakes are made: a folder, a tiny trainer, checkpoints, and the command line."""
+
+    def __init__(self, folder: Path, checkpoints: Path, plug: Callable[..., str]) -> None:
+        self.folder = folder
+        self.checkpoints = checkpoints
+        self.plug = plug
+        self.trained: list[Any] = []
+
+    def trainer(self, **settings: Any) -> Any:
+        self.trained.append(make_trainer(self.folder / "run", Rewards([LIVE, HALF, DEAD]), **settings))
+        return self.trained[-1]
+
+    def plain(self) -> Trainer:
+        arguments = TrainingArguments(str(self.folder), use_cpu=True, report_to="none")
+        return Trainer(make_model(make_tokenizer()), arguments)
+
+    def write(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+
+Act = Callable[[Desk], Any]
+
+
+def attach(**settings: Any) -> Act:
+    return lambda desk: trl_replay.attach(desk.trainer(), **settings)
+
+
+def on(beta: float = 0.0, **settings: Any) -> Act:
+    return lambda desk: trl_replay.attach(desk.trainer(beta=beta), **settings)
+
+
+def command(*words: str) -> Act:
+    return lambda desk: main([word.replace("CHECKPOINTS", str(desk.checkpoints)) for word in words])
+
+
+def yaml(text: str) -> Act:
+    return lambda desk: main(["run", "--config", desk.write("replay.yaml", text), "--", "true"])
+
+
+def warm_start(text: str, name: str = "warm.jsonl") -> Act:
+    return lambda desk: trl_replay.attach(desk.trainer(), replay_warm_start=desk.write(name, text)).trainer.train()
+
+
+def resume(change: Callable[[Path], Any], **settings: Any) -> Act:
+    def act(desk: Desk) -> None:
+        folder = Path(shutil.copytree(desk.checkpoints / "checkpoint-2", desk.folder / "checkpoint-2"))
+        change(folder)
+        trainer = desk.trainer(**settings)
+        trl_replay.attach(trainer)
+        trainer.train(resume_from_checkpoint=str(folder))
+
+    return act
+
+
+def plugin(**functions: Any) -> Any:
+    marked = {f"trl_replay_{name}": hookimpl(function) for name, function in functions.items()}
+    return type("Mine", (), marked)()
+
+
+def trains_with(**functions: Any) -> Act:
+    def act(desk: Desk) -> None:
+        name = desk.plug(plugin(**functions), "mine")
+        trl_replay.attach(desk.trainer(), replay_plugins=[name], replay_start=0).trainer.train()
+
+    return act
+
+
+def registers(made: Any, name: str = "mine") -> Act:
+    return lambda desk: trl_replay.register(made, name)
+
+
+def offers(factory: Any) -> Act:
+    def act(desk: Desk) -> None:
+        desk.plug(plugin(strategies=lambda self: [EvictorSpec("own", factory, "")]), "mine")
+        trl_replay.attach(desk.trainer(), replay_evictor="mine/own")
+
+    return act
+
+
+class OfNoInstance:
+    def __call__(self, table: Any, context: Any) -> Any:
+        return table.score
+
+
+class Unmarked:
+    def trl_replay_metrics(self, context: Any) -> Any:
+        return {}
+
+
+def misspelled(desk: Desk) -> None:
+    ReplayConfig().replay_max_agee = 3  # type: ignore[attr-defined]
+
+
+def too_late(desk: Desk) -> None:
+    trl_replay.attach(desk.trainer()).config.replay_max_age = 3
+
+
+def twice(desk: Desk) -> None:
+    trainer = desk.trainer()
+    trl_replay.attach(trainer)
+    trl_replay.attach(trainer)
+
+
+def whole_column(self: Any, session: Any) -> None:
+    session.buffer.table.uses = np.zeros(0)
+
+
+PYTHON: dict[str, tuple[Act, list[str]]] = {
+    "a size in quotes": (attach(replay_buffer_size="64"), ["replay_buffer_size='64'", "give a whole number"]),
+    "a negative size": (attach(replay_buffer_size=-1), ["replay_buffer_size=-1", "at least 0"]),
+    "bytes in words": (attach(replay_max_bytes="2 gigs"), ["replay_max_bytes='2 gigs'", "'512MB'"]),
+    "bytes without a unit": (attach(replay_max_bytes=64), ["replay_max_bytes=64", "Raise it", "'512MB'"]),
+    "a share in percent": (attach(replay_max_fraction=50), ["replay_max_fraction=50", "between 0 and 1"]),
+    "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive' or a number of updates"]),
+    "a start after the end": (attach(replay_start=1000), ["replay_start=1000", "max_steps=4", "Lower it"]),
+    "an age of 0": (attach(replay_max_age=0), ["replay_max_age=0", "at least 1"]),
+    "more entries than there is room": (attach(replay_min_size=100), ["replay_min_size=100", "size=64", "lower it"]),
+    "a number in quotes": (attach(replay_half_life="10"), ["replay_half_life='10'", "above 0"]),
+    "a truth in quotes": (attach(use_replay="false"), ["use_replay='false'", "give true or false"]),
+    "an unknown choice": (attach(replay_unfilled="drop"), ["replay_unfilled='drop'", "'exclude'"]),
+    "no correction": (attach(replay_correction=None), ["replay_correction=None", "give the name", "list"]),
+    "a misspelled setting": (attach(buffer_size=64), ["attach()", "'buffer_size'", "mean 'replay_buffer_size'"]),
+    "a misspelled field": (misspelled, ["ReplayConfig", "'replay_max_agee'", "mean 'replay_max_age'"]),
+    "a setting that is changed too late": (too_late, ["replay_max_age=3", "detach", "attach again"]),
+    "a misspelled strategy": (attach(replay_evictor="fifoo"), ["replay_evictor='fifoo'", "mean 'fifo'"]),
+    "an unknown strategy": (attach(replay_evictor="lru"), ["replay_evictor='lru'", "There are: fifo"]),
+    "a strategy of an unknown plugin": (attach(replay_evictor="mine/own"), ["replay_evictor='mine/own'", "There are"]),
+    "a strategy of an unknown module": (
+        attach(replay_evictor="no_such:fifo"),
+        ["replay_evictor='no_such:fifo'", "No module named", "package.module:attribute"],
+    ),
+    "a mapping as a strategy": (
+        attach(replay_scorer={"name": "recency"}),
+        ["replay_scorer={'name': 'recency'}", "give the name of a scorer"],
+    ),
+    "a list as a strategy": (attach(replay_evictor=["fifo"]), ["replay_evictor=['fifo']", "give the name"]),
+    "a class as a strategy": (attach(replay_evictor=OfNoInstance), ["replay_evictor='OfNo", "give an instance"]),
+    "an unknown argument": (
+        attach(replay_sampler="proportional", replay_sampler_kwargs={"alpa": 1}),
+        ["replay_sampler_kwargs={'alpa': 1}", "mean 'alpha'"],
+    ),
+    "an argument out of range": (
+        attach(replay_sampler="proportional", replay_sampler_kwargs={"alpha": -1}),
+        ["replay_sampler='proportional'", "replay_sampler_kwargs={'alpha': -1}", "give a finite number of at least 0"],
+    ),
+    "an argument out of range of a plugin": (
+        attach(replay_plugins=["bapo"], replay_plugins_kwargs={"bapo": {"high": 7}}),
+        ["replay_plugins_kwargs={'high': 7}", "give a number from 0 to 1"],
+    ),
+    "an argument without a strategy that takes it": (
+        attach(replay_scorer_kwargs={"a": 1}),
+        ["replay_scorer_kwargs={'a': 1}", "takes no arguments"],
+    ),
+    "a disk without a folder": (
+        attach(replay_storage="disk"),
+        ["replay_storage='disk'", "replay_storage_kwargs={'folder'"],
+    ),
+    "a disk that is not there": (
+        attach(replay_storage="disk", replay_storage_kwargs={"folder": "/proc/x"}),
+        ["replay_storage='disk'", "replay_storage_kwargs={'folder': '/proc/x'}", "No such file"],
+    ),
+    "prompts of rounds that there are not": (
+        attach(replay_refill_prompts="same"),
+        ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],
+    ),
+    "short groups of no file": (
+        attach(replay_warm_start_short="resample"),
+        ["replay_warm_start_short='resample'", "set replay_warm_start"],
+    ),
+    "an unknown plugin": (attach(replay_plugins=["bapoo"]), ["replay_plugins='bapoo'", "mean 'bapo'"]),
+    "a plugin that does nothing in training": (
+        attach(replay_plugins=["freshness"]),
+        ["replay_plugins=['freshness']", "no hook for training", "trl-replay list freshness"],
+    ),
+    "arguments of a plugin that takes no part": (
+        attach(replay_plugins_kwargs={"bapo": {"high": 0.2}}),
+        ["replay_plugins_kwargs", "'bapo'", "name it in replay_plugins"],
+    ),
+    "a misspelled preset": (
+        attach(replay_preset="sample_eficient"),
+        ["replay_preset='sample_eficient'", "mean 'sample_efficient'"],
+    ),
+    "a column that there is not": (attach(replay_task_columns=["label"]), ["['label']", "columns", "'prompt'"]),
+    "a KL term that there is not": (attach(replay_kl="fresh"), ["replay_kl='fresh'", "beta=0", "set beta"]),
+    "iterations that there are not": (
+        attach(replay_iterations="replay"),
+        ["replay_iterations='replay'", "num_iterations=1", "set num_iterations=2"],
+    ),
+    "a baseline over two prompts": (
+        attach(replay_advantages="joint"),
+        ["replay_advantages='joint'", "use replay_sampler='same_prompt'"],
+    ),
+    "more passes than rows": (attach(replay_retire_passes=9), ["replay_retire_passes=9", "=4", "lower it"]),
+    "two settings that exclude each other": (
+        on(beta=0.1, replay_kl="all_wrong", replay_unfilled="mask"),
+        ["replay_kl='all_wrong'", "replay_unfilled='mask'", "use replay_unfilled='keep'"],
+    ),
+    "a trainer's class": (lambda desk: trl_replay.attach(GRPOTrainer), ["not a type", "make the trainer first"]),
+    "a plain trainer": (lambda desk: trl_replay.attach(desk.plain()), ["Attach to a trl.GRPOTrainer: a Trainer"]),
+    "a mapping as the configuration": (
+        lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),  # type: ignore[arg-type]
+        ["not a dict", "attach(trainer, replay_buffer_size=64)"],
+    ),
+    "attaching twice": (twice, ["attached to this trainer already", "Call trl_replay.detach(trainer) first"]),
+    "taking back what was not registered": (lambda desk: trl_replay.unregister("mine"), ["no plugin 'mine'"]),
+}
+
+COMMANDS: dict[str, tuple[Act, list[str]]] = {
+    "a command without its mark": (command("run", "python", "train.py"), ["python train.py", "put -- before"]),
+    "a command with flags without its mark": (
+        command("run", "accelerate", "launch", "--num_processes", "2", "train.py"),
+        ["accelerate launch", "put -- before the command"],
+    ),
+    "no command": (command("run"), ["Give a command after --, as in trl-replay run -- python train.py"]),
+    "a misspelled command": (command("run", "--", "pyhton", "train.py"), ["no command 'pyhton'", "check its name"]),
+    "a command that can't be started": (
+        command("run", "--", "/tmp"),
+        ["'/tmp' can't be started", "put python before"],
+    ),
+    "a command that trains nothing": (
+        command("run", "--", sys.executable, "-c", "1"),
+        ["replay was not attached", "no GRPOTrainer trained"],
+    ),
+    "a misspelled flag": (
+        command("run", "--replay_bufer_size", "3", "--", "true"),
+        ["'replay_bufer_size'", "mean 'replay_buffer_size'"],
+    ),
+    "a word as a number": (
+        command("run", "--replay_max_age", "five", "--", "true"),
+        ["replay_max_age='five'", "give a whole number"],
+    ),
+    "a mapping that is no JSON": (
+        command("run", "--replay_sampler_kwargs", "{alpha: 1}", "--", "true"),
+        ["replay_sampler_kwargs='{alpha: 1}'", "give a JSON object such as"],
+    ),
+    "settings from no file": (command("run", "--config", "no.yaml", "--", "true"), ["--config no.yaml", "no such"]),
+    "a list in YAML": (yaml("- a\n"), ["replay.yaml holds no settings", "'replay_buffer_size: 64'"]),
+    "broken YAML": (yaml("replay_seed: [\n"), ["replay.yaml is no YAML", "line 2"]),
+    "a misspelled key in YAML": (yaml("replay_evictr: fifo"), ["replay.yaml has no", "mean 'replay_evictor'"]),
+    "a number with a letter in YAML": (yaml("replay_buffer_size: 64k"), ["replay_buffer_size='64k'", "give a whole"]),
+    "off in YAML": (yaml("replay_evictor: off"), ["replay_evictor=False", "as text (in YAML in quotes)"]),
+    "inspect nowhere": (command("inspect", "nowhere"), ["nowhere does not exist", "output_dir"]),
+    "export nowhere": (command("export", "nowhere", "out.parquet"), ["nowhere does not exist", "output_dir"]),
+    "report nowhere": (command("report", "nowhere"), ["nowhere does not exist", "output_dir"]),
+    "estimate nowhere": (command("estimate", "nowhere"), ["nowhere does not exist", "output_dir"]),
+    "inspect a folder without a buffer": (
+        lambda desk: main(["inspect", str(desk.folder)]),
+        ["holds no replay buffer", "give a checkpoint of a run with replay"],
+    ),
+    "export to another format": (
+        command("export", "CHECKPOINTS", "out.csv"),
+        ["out.csv can't be written", "ends in .parquet"],
+    ),
+    "a misspelled subcommand": (command("inspekt", "here"), ["'inspekt'", "inspect"]),
+    "a misspelled name": (command("list", "prompt_balance"), ["'prompt_balance'", "The nearest: prompt_balanced"]),
+}
+
+FILES: dict[str, tuple[Act, list[str]]] = {
+    "a warm start from nowhere": (
+        attach(replay_warm_start="no.jsonl"),
+        ["replay_warm_start='no.jsonl'", "a file that exists"],
+    ),
+    "a warm start in another format": (warm_start("", "warm.csv"), ["warm.csv can't be read", ".parquet or .jsonl"]),
+    "a warm start with a broken line": (warm_start('{"prompt": "1="\n'), ["warm.jsonl can't be read", "line 1"]),
+    "a warm start with other columns": (
+        warm_start('{"question": "1=", "answer": "1"}\n'),
+        ["Row 0 of", "warm.jsonl lacks prompt, completion", "it has question, answer"],
+    ),
+    "a warm start with rewards in words": (
+        warm_start('{"prompt": "1=", "completion": "1", "reward": "good"}\n'),
+        ["Row 0 of", "reward='good'", "no number"],
+    ),
+    "a warm start of too few rows": (
+        warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 3),
+        ["replay_warm_start=", "warm.jsonl' added no group", "num_generations=4", "replay_warm_start_short"],
+    ),
+    "a warm start that teaches nothing": (
+        warm_start('{"prompt": "1=", "completion": "1", "reward": 1}\n' * 4),
+        ["replay_warm_start=", "warm.jsonl' added no group", "its rewards do not differ"],
+    ),
+    "resuming with other group sizes": (
+        resume(lambda folder: None, num_generations=6),
+        ["num_generations was 4 and is 6", "Resume with the values of then", "replay_on_mismatch='empty'"],
+    ),
+    "resuming from a damaged file": (
+        resume(lambda folder: next(folder.rglob("state.json")).write_text("{}")),
+        ["rank-00000 can't be read", "Resume from another checkpoint", "replay_on_mismatch='empty'"],
+    ),
+    "resuming without the buffer": (
+        resume(lambda folder: shutil.rmtree(folder / "trl_replay")),
+        ["checkpoint-2 holds no replay buffer: training resumes with an empty one"],
+    ),
+}
+
+PLUGINS: dict[str, tuple[Act, list[str]]] = {
+    "a class as a plugin": (registers(Unmarked), ["'mine' is the class Unmarked", "register an instance"]),
+    "a hook without its mark": (registers(Unmarked()), ["'mine' has trl_replay_metrics", "@trl_replay.hookimpl"]),
+    "a misspelled hook": (
+        registers(plugin(metric=lambda self, context: {})),
+        ["'mine'", "unknown hook 'trl_replay_metric'", "mean 'trl_replay_metrics'"],
+    ),
+    "an argument that a hook has not": (
+        registers(plugin(metrics=lambda self, ctx: {})),
+        ["'mine'", "trl_replay_metrics", "{'ctx'}", "can not be found"],
+    ),
+    "a name with a slash": (
+        registers(plugin(metrics=lambda self: {}), "my/own"),
+        ["'my/own'", "begins with a letter"],
+    ),
+    "an offer that is none": (
+        registers(plugin(strategies=lambda self: ["fifo"])),
+        ["'mine'", "yields 'fifo'", "no StrategySpec"],
+    ),
+    "a strategy in the place of its factory": (
+        offers(lambda table, context: table.score),
+        ["replay_evictor='mine/own'", "missing 2 required positional arguments"],
+    ),
+    "a strategy of other arguments": (
+        offers(lambda: lambda table: table.score),
+        ["replay_evictor='mine/own'", "takes 1 positional argument", "Mend it, or name another evictor"],
+    ),
+    "a strategy of an unknown column": (
+        offers(lambda: lambda table, context: table.difficulty),
+        ["replay_evictor='mine/own'", "no column 'difficulty'", "its columns are"],
+    ),
+    "a mask in the place of rows": (
+        attach(replay_sampler=lambda table, count, context: table.score > 0),
+        ["replay_sampler=", "bool values", "must return whole numbers"],
+    ),
+    "scores of another shape": (
+        attach(replay_scorer=lambda groups, context: groups.advantages),
+        ["replay_scorer=", "shape (3, 4)", "must return numbers of shape (3,)"],
+    ),
+    "negative weights": (
+        attach(replay_correction=lambda rows, context: Corrected(rows.behavior_logps, -rows.ages.float())),
+        ["replay_correction=", "-1.0", "finite weights of at least 0"],
+    ),
+    "a preset with a misspelled setting": (
+        lambda desk: trl_replay.attach(
+            desk.trainer(),
+            replay_preset=desk.plug(plugin(presets=lambda self: [Preset("mine", {"replay_max_agee": 3}, "")]), "mine"),
+        ),
+        ["preset 'mine'", "'replay_max_agee'", "mean 'replay_max_age'"],
+    ),
+    "a column of a taken name": (
+        trains_with(attached=lambda self, session: session.buffer.table.add_column("score")),
+        ["'mine'", "Column 'score'", "the name is taken"],
+    ),
+    "a column that is set as a whole": (
+        trains_with(attached=whole_column),
+        ["'mine'", "table.uses can't be set as a whole", "table.add_column"],
+    ),
+}
+
+IN_TRAINING: dict[str, tuple[Act, list[str]]] = {
+    "advantages of another shape": (
+        trains_with(advantages=lambda self, groups: groups.reward_mean),
+        ["'mine'", "trl_replay_advantages", "shape (3,)", "must return numbers of shape (3, 4)"],
+    ),
+    "a hook that raises": (
+        trains_with(admitted=lambda self, table: 1 / 0),
+        ["'mine'", "trl_replay_admitted", "update 1", "ZeroDivisionError"],
+    ),
+    "a metric that is no number": (
+        trains_with(metrics=lambda self, context: {"mine/level": "high"}),
+        ["'mine'", "trl_replay_metrics", "could not convert string to float: 'high'"],
+    ),
+    "a metric that is NaN": (
+        trains_with(metrics=lambda self, context: {"mine/level": np.nan}),
+        ["trl_replay_metrics", "mine/level=nan", "not logged", "leave out what is undefined"],
+    ),
+    "a metric of a taken name": (
+        trains_with(metrics=lambda self, context: {"replay/size": 5.0}),
+        ["trl_replay_metrics", "'replay/size'", "rename it"],
+    ),
+}
+"""What only training shows: it is told at the first generation batch."""
+
+MISTAKES = {**PYTHON, **COMMANDS, **FILES, **PLUGINS, **IN_TRAINING}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    trainer = make_trainer(folder, Rewards([LIVE, HALF, DEAD]), save_strategy="steps", save_steps=2, max_steps=2)
+    trl_replay.attach(trainer)
+    trainer.train()
+    return folder
+
+
+@pytest.fixture
+def desk(tmp_path: Path, checkpoints: Path, plug: Callable[..., str]) -> Desk:
+    return Desk(tmp_path, checkpoints, plug)
+
+
+def told(act: Act, desk: Desk, capfd: pytest.CaptureFixture[str]) -> str:
+    """All that a user gets to read."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            act(desk)
+            words = []
+        except (ReplayError, SystemExit) as error:
+            words = [str(error), *getattr(error, "__notes__", [])]
+    return "\n".join([*words, *(str(warning.message) for warning in warned), capfd.readouterr().err])
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_the_setting_the_value_and_the_remedy(
+    desk: Desk, capfd: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    act, words = MISTAKES[mistake]
+    message = told(act, desk, capfd)
+    assert [part for part in words if part not in message] == [], message
+    if mistake not in IN_TRAINING and mistake not in FILES:
+        assert not any(trainer.state.global_step for trainer in desk.trained), "it was told after training"
