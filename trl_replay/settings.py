@@ -13,7 +13,7 @@ from .buffer.rate_limiter import RateLimits
 from .buffer.replay_buffer import Limits
 from .config import ReplayConfig
 from .fields import FieldSpec
-from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Strategy, registry
+from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
 from .specs import Kind
 from .strategies.scope_choice import choose_scope
 from .validation import AUTO, STRATEGY_KINDS, unusable
@@ -170,23 +170,33 @@ def resolve(config: ReplayConfig) -> Settings:
         return _settings(config, {}, (), ())
     arguments: Any = config.replay_plugins_kwargs or {}  # no text any more
     known = registry().with_arguments(arguments)
-    named = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
-    offering = [] if config.replay_preset is None else [known.preset(config.replay_preset)[0]]
+    plugins = [known.plugin(name, "replay_plugins") for name in config.replay_plugins or []]
+    if config.replay_preset is not None:
+        plugins.insert(0, known.preset(config.replay_preset)[0])
     strategies: dict[Kind, Strategy] = {}
     for kind in STRATEGY_KINDS:
         strategies[kind] = known.resolve(kind, getattr(config, f"replay_{kind}"), config.kwargs_of(kind))
-    offering += [strategy.plugin for strategy in strategies.values() if strategy.plugin is not None]
-    for plugin in named:
-        if not (plugin.takes_part or plugin in offering or known.fields({plugin.name})):
-            remedy = f"{plugin.name!r} has no hook for training; name one of its strategies or presets instead: "
-            raise unusable("replay_plugins", config.replay_plugins, f"{remedy}`trl-replay list {plugin.name}`")
-    taking_part = {plugin.name: plugin for plugin in [*named, *offering] if plugin.name != BUILTIN}
+    plugins += [strategy.plugin for strategy in strategies.values() if strategy.plugin is not None]
+    _refuse_idle_plugins(config, known, strategies)
+    taking_part = {plugin.name: plugin for plugin in plugins if plugin.name != BUILTIN}
     for name in arguments:
         if name not in taking_part:
             remedy = f"the plugin {name!r} takes no part; name it in replay_plugins, or leave its arguments out"
             raise unusable(PLUGIN_ARGUMENTS, arguments, remedy)
     fields = known.fields(set(taking_part))
     return _settings(config, strategies, tuple(taking_part.values()), fields)
+
+
+def _refuse_idle_plugins(config: ReplayConfig, known: Registry, strategies: Mapping[Kind, Strategy]) -> None:
+    """Refuses plugins that `replay_plugins` names, and of which nothing is used."""
+    used = {strategy.plugin.name for strategy in strategies.values() if strategy.plugin is not None}
+    for plugin, preset in known.presets():  # named, or spelled out
+        if all(getattr(config, name, None) == value for name, value in preset.settings.items()):
+            used.add(plugin.name)
+    for name in config.replay_plugins or []:
+        if not (name in used or known.plugins[name].takes_part or known.fields({name})):
+            remedy = f"{name!r} has no hook for training; name one of its strategies or presets instead"
+            raise unusable("replay_plugins", config.replay_plugins, f"{remedy}: `trl-replay list {name}`")
 
 
 def settle_scope(trainer: Any, settings: Settings) -> Settings:
