@@ -40,7 +40,7 @@ def test_every_setting_has_an_example_that_can_be_used():
     assert set(examples) == {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)}
     defaults = trl_replay.ReplayConfig()
     for name, value in examples.items():
-        beside = "replay_refill_rounds" if name.startswith("replay_refill_") else name.removesuffix("_kwargs")
+        beside = "replay_refill_rounds" if name.startswith("replay_refill_") else re.sub("_(kwargs|short)$", "", name)
         settings = {beside: examples[beside], name: value}
         assert getattr(trl_replay.ReplayConfig(**settings), name) == value
         assert value != getattr(defaults, name), f"the example of {name} is its default"
