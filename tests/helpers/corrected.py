@@ -16,6 +16,7 @@ MASKS: dict[str, dict[str, float]] = {
     "icepop": {"low": 0.8, "high": 1.25},
     "outlier_mask": {"low": 0.6, "high": 1.6},
     "veto_negative": {"low": 0.8, "high": 1.25},
+    "suffix_veto": {"low": 0.8, "high": 1.25},
 }
 """Masks, with limits that some replayed rows or tokens of `train` pass and others don't."""
 
@@ -63,6 +64,9 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
     geometric_mean = math.prod(ratios) ** (1 / len(ratios))
     if name == "icepop":
         return [float(near) for near in inside]
+    if name == "suffix_veto":
+        first = inside.index(False) if False in inside else len(inside)
+        return [float(advantage >= 0 or at <= first) for at in range(len(inside))]
     if name == "outlier_mask":
         kept = all(inside)
     elif name == "k3_mask":
@@ -75,7 +79,7 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
 
 
 CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped", "gipo"]
-TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped", "gipo"}
+TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo"}
 
 
 TWO_LOSSES = ("grpo", "cispo")

@@ -84,6 +84,7 @@ WEIGHTS: list[tuple[str, dict[str, float], list[list[float]], Any]] = [
     ("k3_mask", {"threshold": 0.17}, KL, [1, 1, 1, 1, 1]),
     ("icepop", {}, SINGLE, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # the last position is padding
     ("icepop", {"high": 5.0}, SINGLE, [[0, 1, 1, 0], [1, 1, 1, 0]]),
+    ("suffix_veto", {"low": 0.5, "high": 2.0}, SINGLE, [[1, 1, 1, 1], [1, 1, 0, 0]]),  # A = 1, A = -1
     ("outlier_mask", {}, OUTLIERS, [1, 0, 0]),
     ("outlier_mask", {"high": 200}, OUTLIERS, [1, 1, 0]),
     ("outlier_mask", {"low": 1e-5}, OUTLIERS, [1, 0, 1]),
@@ -161,6 +162,9 @@ def test_log_ratios_of_100_give_no_nan_and_no_infinity(name: str, dtype: torch.d
         weights = corrected.weights.tolist()
         if name == "icepop":
             assert weights == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+        elif name == "suffix_veto":
+            behind = [1, 0, 0, 0] if sign < 0 else [1] * 4
+            assert weights == [behind, behind, behind, [1] * 4 if sign > 0 else [1, 1, 1, 0], [1] * 4]
         elif name == "geo_mask":
             assert weights == [0, 0, 1, 0, 1]
         elif name == "veto_negative":

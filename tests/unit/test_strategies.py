@@ -124,6 +124,7 @@ BAD_ARGUMENTS = [
     ("correction", "outlier_mask", "low", [-1e-4]),
     ("correction", "veto_negative", "low", [None]),
     ("correction", "veto_negative", "high", [0.1]),
+    ("correction", "suffix_veto", "high", [0.05]),  # below `low`
     ("correction", "topr", "cap", [INF]),
     ("correction", "m2po", "threshold", [-1]),
     ("correction", "decoupled", "cap", [True]),

@@ -11,8 +11,8 @@ and all masks multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 t
 of its row or token away too.
 
 A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; they are compared as logarithms, which
-don't overflow. `m2po` and `icepop` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`, `outlier_mask`,
-`veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a ratio of the
+don't overflow. `m2po`, `icepop` and `suffix_veto` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`,
+`outlier_mask`, `veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a ratio of the
 whole row, as `vespo` and `cispo` at sequence level do, a masked token's ratio still counts in it.
 """
 
@@ -213,6 +213,30 @@ def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
         return _masked(rows, _beside(near, rows.advantages) | (rows.advantages >= 0))
 
     return veto_negative
+
+
+def make_suffix_veto(low: float = 0.1, high: float = 10.0) -> Correction:
+    """`ratio`, but in a row with A < 0 all that follows the first token whose r leaves [low, high] is taken out.
+
+    The negative-advantage veto of μ-GRPO (arXiv 2605.17570): behind such a trigger, a failed completion pushes against
+    a text that the trained policy would not have written. The token itself stays. What the paper takes for a trigger
+    could not be verified; either side of the range is one here, and the limits are ours. Its relaxed clipping is the
+    trainer's `epsilon` and `epsilon_high`.
+
+    Args:
+        low (`float`): Least r, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("suffix_veto", low, high)
+
+    def suffix_veto(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_log_ratio(rows), low, high)
+        triggers = (~near & rows.mask).long()
+        before = triggers.cumsum(dim=1) - triggers
+        right = (rows.advantages >= 0).unsqueeze(1)
+        return _masked(rows, before.eq(0) | right)
+
+    return TokenWeights(suffix_veto)
 
 
 def make_topr(cap: float = 1.0) -> Correction:

@@ -16,6 +16,7 @@ METHODS = (
     "adv_per",
     "fresh_per",
     "dots_rr",
+    "fair_er",
     "m2po",
     "repo",
     "exgrpo",
