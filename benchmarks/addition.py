@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from combination_lock import Record, toy_trainer, train
+from combination_lock import Record, reward, toy_trainer, train
 
 from trl_replay.testing import make_model, make_tokenizer
 
@@ -90,9 +90,11 @@ def start_accuracy() -> float:
     return accuracy(model)
 
 
-def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, **training: Any) -> Any:
+def make_trainer(
+    seed: int, learning_rate: float, steps: int, output_dir: str, rewards: Any = reward, **training: Any
+) -> Any:
     """A stock `trl.GRPOTrainer` on addition: 8 groups of 8 completions of at most 6 tokens an update. `training` are
-    further settings of `GRPOConfig`."""
+    further settings of `GRPOConfig`; another reward function may grade."""
     model = make_model(make_tokenizer(), HIDDEN_SIZE)
     model.load_state_dict(taught())
     rows = [{"prompt": question, "answer": answer} for question, answer in problems(20_000, seed=1000 + seed)]
@@ -100,6 +102,7 @@ def make_trainer(seed: int, learning_rate: float, steps: int, output_dir: str, *
         model,
         rows,
         output_dir,
+        rewards,
         seed=seed,
         learning_rate=learning_rate,
         max_steps=steps,

@@ -4,7 +4,8 @@
     python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault
     python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
 
-Tasks: those of benchmarks/papers.py, and the wide lock (32 prompts that come again). Every arm has a learning rate of
+Tasks: those of benchmarks/papers.py; the wide lock (1,000 prompts); long, whose right answers are 18 letters; and
+digits, addition with a grade for each digit (dense). Every arm has a learning rate of
 its own on each task, chosen by final reward on seeds that are not reported; on the sparse tasks that which it chose on
 the lock. A run collapses if it ends below half of the best reward that it had over 25 batches. Records are appended to
 runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
@@ -31,6 +32,8 @@ TASKS = {
     "vault": papers.Task(32_000, (), rates_from="lock"),
     "addition": papers.Task(12_800, (1e-5, 3e-5, 1e-4), (100,)),
     "grades": papers.Task(9_600, (1e-4, 3e-4, 1e-3), (100,)),
+    "long": papers.Task(32_000, (), rates_from="lock"),
+    "digits": papers.Task(9_600, (), rates_from="addition"),
 }
 TOPR = {"replay_correction": "topr"}
 FIVE = {"num_iterations": 5}
@@ -51,12 +54,19 @@ ARMS: dict[str, tuple[Settings, dict[str, Any]]] = {
 
 def make_trainer(job: papers.Job, folder: str) -> Any:
     """The task's trainer, with more updates than the completions can last for."""
-    if job.task != "wide lock":
-        return papers.make_trainer(job, folder)
-    import vaults
-
     steps = (job.budget // papers.COMPLETIONS_A_BATCH + 1) * job.training.get("num_iterations", 1)
-    return vaults.make_trainer(vaults.WIDE_LOCK, job.seed, job.learning_rate, steps, folder, **job.training)
+    if job.task == "digits":
+        import addition
+        import vaults
+
+        rewards = vaults.share_of_letters
+        return addition.make_trainer(job.seed, job.learning_rate, steps, folder, rewards, **job.training)
+    if job.task in ("wide lock", "long"):
+        import vaults
+
+        vault = vaults.WIDE_LOCK if job.task == "wide lock" else vaults.LONG
+        return vaults.make_trainer(vault, job.seed, job.learning_rate, steps, folder, **job.training)
+    return papers.make_trainer(job, folder)
 
 
 def perform(job: papers.Job) -> dict[str, Any]:

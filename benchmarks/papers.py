@@ -12,7 +12,7 @@ Questions:
     methods   POPO, its stale ablation, no correction, DAPO's refill, filtering, RL-ZVP and sign advantages beside
               stock and the defaults. For each, the learning rate is chosen from a grid by final reward on seeds that
               are not reported: on the lock for both sparse tasks, on each of the others for itself.
-    presets   every other preset of trl-replay-papers, at the rates of the defaults
+    presets   every other preset of trl-replay-papers, each at rates of its own, chosen likewise
     age       replay_max_age x learning rate x num_iterations, on the lock and on addition
     defaults  one setting of the defaults changed, at the rates of the defaults, on all four tasks
 
@@ -86,10 +86,11 @@ OTHER_PRESETS = (
     "gfpo",
     "greso",
     "bapo",
+    "fair_er",
 )
 """Those of the distribution that need no file of another run. `rlep` and `luffy` do."""
-PRESET_SEEDS = 1
-"""How many seeds each of them gets: what a card tells is an impression, no claim."""
+TRAINING: dict[str, dict[str, Any]] = {"fair_er": {"num_iterations": 2}}
+"""Settings of `GRPOConfig` that an arm has besides."""
 AGES = (1, 3, 10, 30, None)
 AGE_RATES = {"lock": (3e-4, 5e-4, 1e-3), "addition": (3e-5, 1e-4, 3e-4)}
 ITERATIONS = (1, 2)
@@ -169,7 +170,8 @@ class Benchmark:
     def jobs(self, task: str, arm: str, rate: float, seeds: Iterable[int], **training: Any) -> list[Job]:
         """One for each seed."""
         budget = self.tasks[task].budget
-        return [Job(task, arm, rate, seed, budget, settings_of(arm), training) for seed in seeds]
+        besides = {**TRAINING.get(arm, {}), **training}
+        return [Job(task, arm, rate, seed, budget, settings_of(arm), besides) for seed in seeds]
 
     def run(self, jobs: Iterable[Job]) -> list[dict[str, Any]]:
         """Their records, in their order."""
@@ -189,16 +191,14 @@ class Benchmark:
             known[task] = max(rewards, key=lambda rate: (float(np.mean(rewards[rate])), -rate))
         return known[task]
 
-    def at_chosen_rates(
-        self, arms: Iterable[str], chosen_by: str = "", seeds: Sequence[int] = ()
-    ) -> list[dict[str, Any]]:
-        """Each arm on each task, at its own rate or at that of another arm; on all seeds, if none are given."""
+    def at_chosen_rates(self, arms: Iterable[str], chosen_by: str = "") -> list[dict[str, Any]]:
+        """Each arm on each task and seed, at its own rate or at that of another arm."""
         records = []
         for arm in arms:
             jobs = []
             for task in self.tasks:
                 rate = self.choose(task, chosen_by or arm)
-                jobs += self.jobs(task, arm, rate, seeds or self.seeds)
+                jobs += self.jobs(task, arm, rate, self.seeds)
             records += self.run(jobs)
         return records
 
@@ -210,7 +210,7 @@ def methods(benchmark: Benchmark) -> list[dict[str, Any]]:
 
 def presets(benchmark: Benchmark) -> list[dict[str, Any]]:
     """What the method cards tell."""
-    return benchmark.at_chosen_rates(OTHER_PRESETS, "defaults", benchmark.seeds[:PRESET_SEEDS])
+    return benchmark.at_chosen_rates(OTHER_PRESETS)
 
 
 def defaults(benchmark: Benchmark) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@
 * wide lock: the same with three digits, a thousand prompts.
 * grades: three digits and three letters, one for each digit. The reward is the share of letters that are right; at
   first about three groups in four are live.
+* long: the two letters of a wide lock, behind 16 that mean nothing. A right answer is as long as a wrong one, and most
+  of its log ratio is noise.
 
 What is learned of one prompt helps with others. Before RL the model answers with uniformly random letters.
 """
@@ -28,15 +30,25 @@ HIDDEN_SIZE = 64
 
 @dataclass(frozen=True)
 class Vault:
-    """What a prompt and its answer look like: letter i belongs to the digit at `places[i]`."""
+    """What a prompt and its answer look like: letter i belongs to the digit at `places[i]`.
+
+    `before` is the number of letters that stand before them and mean nothing.
+    """
 
     digits: int
     places: tuple[int, ...]
+    before: int = 0
+
+    @property
+    def letters(self) -> int:
+        """Of a completion."""
+        return self.before + len(self.places)
 
 
 VAULT = Vault(digits=4, places=(0, 3))
 GRADES = Vault(digits=3, places=(0, 1, 2))
 WIDE_LOCK = Vault(digits=3, places=(0, 2))
+LONG = Vault(digits=3, places=(0, 2), before=16)
 
 
 def rows(vault: Vault, seed: int) -> list[dict[str, str]]:
@@ -69,7 +81,7 @@ def taught(vault: Vault, seed: int, steps: int = 300, rows_a_step: int = 256) ->
     model.train()
     for _ in range(steps):
         key = [draw(digits) for _ in range(vault.digits)]
-        answer = [draw(letters) for _ in vault.places]
+        answer = [draw(letters) for _ in range(vault.letters)]
         batch = torch.stack([*key, sign, *answer, end], dim=1)
         labels = batch.clone()
         labels[:, : vault.digits + 1] = -100  # the question
@@ -88,6 +100,12 @@ def share_of_letters(completions: list[str], answer: list[str], **_: Any) -> lis
     return scores
 
 
+def last_letters(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """1 for a completion of the right length that ends with the code."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(len(text) == LONG.letters and text.endswith(code)) for text, code in pairs]
+
+
 def make_trainer(vault: Vault, seed: int, learning_rate: float, steps: int, output_dir: str, **training: Any) -> Any:
     """A stock `trl.GRPOTrainer` on it: 8 groups of 8 completions an update."""
     model = make_model(make_tokenizer(), HIDDEN_SIZE)
@@ -96,10 +114,10 @@ def make_trainer(vault: Vault, seed: int, learning_rate: float, steps: int, outp
         model,
         rows(vault, seed),
         output_dir,
-        share_of_letters if vault == GRADES else reward,
+        {GRADES: share_of_letters, LONG: last_letters}.get(vault, reward),
         seed=seed,
         learning_rate=learning_rate,
         max_steps=steps,
-        max_completion_length=len(vault.places) + 1,
+        max_completion_length=vault.letters + 1,
         **training,
     )

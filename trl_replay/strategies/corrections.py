@@ -12,8 +12,8 @@ of its row or token away too.
 
 A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; they are compared as logarithms, which
 don't overflow. `m2po`, `icepop` and `suffix_veto` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`,
-`outlier_mask`, `veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a ratio of the
-whole row, as `vespo` and `cispo` at sequence level do, a masked token's ratio still counts in it.
+`outlier_mask`, `veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a
+ratio of the whole row, as `vespo` and `cispo` at sequence level do, a masked token's ratio still counts in it.
 """
 
 from __future__ import annotations
