@@ -118,7 +118,6 @@ def test_rates_are_chosen_by_unreported_seeds_and_tables_tell_medians(
     assert "| lock | 1 | 3e-04 |" in shown
     results = json.loads((tmp_path / "papers.json").read_text())
     assert "Lock: final reward 0.45, stock 0.45" in report.measured(results, "popo")
-    assert "the rate of the defaults" in report.measured(results, "repo")
     assert report.measured(results, "rlep") == report.NOT_MEASURED
 
 
