@@ -144,8 +144,9 @@ def measured(results: dict[str, Any], name: str) -> str:
         if all(of):
             what = "accuracy" if task == "addition" else "final reward"
             parts.append(f"{task}: {what} {np.median(of[0]):.2f}, stock {np.median(of[1]):.2f}")
+    chosen = "its own best rate" if name in results["chosen"] else "the rate of the defaults"
     seeds = len({run["seed"] for run in own})
-    return f"{'; '.join(parts).capitalize()} (medians of {seeds} seeds at its own best rate, `benchmarks/papers.py`)."
+    return f"{'; '.join(parts).capitalize()} (medians of {seeds} seeds at {chosen}, `benchmarks/papers.py`)."
 
 
 def summarize(answers: dict[str, list[Run]], chosen: dict[str, dict[str, float]], out: Path, quick: bool) -> None:
