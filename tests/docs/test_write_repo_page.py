@@ -103,7 +103,11 @@ def test_what_the_page_looks_at_is_there(repo: str, tmp_path: Path, capsys: Any)
     for block in looking:
         exec(block, namespace)
     printed = capsys.readouterr().out
-    for words in ("replaced;", "x the mixer took no stored row for a slot", "x the sampler left a slot as it was"):
+    for words in (
+        "replaced;",
+        "x the mixer took no stored row for a slot",
+        "x no group of a slot's prompt can be replayed",
+    ):
         assert words in printed
         assert words in PAGE
     assert re.search(r"^ 1\.00  '", printed, re.MULTILINE), "a row of the entry with its reward"

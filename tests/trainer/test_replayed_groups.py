@@ -220,7 +220,8 @@ def test_5_a_group_whose_score_is_not_finite_is_refused_and_counted(tmp_path: An
     session, _ = train(trainer, replay_scorer=lambda groups, context: np.full(len(groups), score))
     assert len(session.buffer) == 0
     assert logged(trainer, "replay/refused") == [0, 1, 1, 1]
-    assert "4 x a group was refused: its score is not finite" in session.explain()
+    why = "the scorer" if np.isnan(score) else "its score is infinite"
+    assert f"4 x a group was refused: {why}" in session.explain()
 
 
 class WithKey(Spy):

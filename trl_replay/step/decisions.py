@@ -54,6 +54,7 @@ class Decisions:
         self._weigh = components.weigh
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
+        self._draws_same_prompt = components.draws_same_prompt
         self._mixing = Mixing(components, context, settings)
         self._clock = components.clock
         self._handshake = handshake
@@ -257,7 +258,9 @@ class Decisions:
         fitting = self._buffer.fits(nbytes)
         chosen = np.flatnonzero(finite & fitting)
         if len(chosen) < len(groups):
-            tally.refuse(int((~finite).sum()), "its score is not finite")
+            unwanted = np.isnan(scores)
+            tally.refuse(int(unwanted.sum()), f"the scorer {self._settings.label('scorer')} stores none like it (NaN)")
+            tally.refuse(int((~finite & ~unwanted).sum()), "its score is infinite")
             tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
             groups = groups.take(chosen)
         keysets = [self._buffer.keyset(keys[row]) for row in chosen.tolist()]
@@ -399,10 +402,21 @@ class Decisions:
         drawn = self._hooks.sample(table, len(slots.order), self._context(fresh.take(slots.order)))
         if len(drawn) < slots.wanted:
             tally.note(1, self._shortage(reasons))
-        some = np.flatnonzero((drawn >= 0).any(axis=1))
-        left = min(len(drawn), slots.wanted) - len(some)
-        tally.note(max(left, 0), "the sampler left a slot as it was")
+        is_filled = (drawn >= 0).any(axis=1)
+        some = np.flatnonzero(is_filled)
+        left = max(min(len(drawn), slots.wanted) - len(some), 0)
+        empty = np.flatnonzero(~is_filled)[:left]
+        self._note_empty(fresh.prompt[slots.order][empty], table, tally)
         return [slots.order[place] for place in some.tolist()], drawn[some]
+
+    def _note_empty(self, prompts: Ints, table: Table, tally: Tally) -> None:
+        """Counts the slots, of these prompts, for which the sampler drew nothing."""
+        if not self._draws_same_prompt:
+            tally.note(len(prompts), f"the sampler {self._settings.label('sampler')} drew nothing for a slot")
+            return
+        stored = int(np.isin(prompts, table.prompt).sum())
+        tally.note(stored, "a slot's prompt has no further group: each is replayed once a batch")
+        tally.note(len(prompts) - stored, "no group of a slot's prompt can be replayed")
 
     def _unfit(self, rule: AdvantageRule) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""

@@ -44,7 +44,7 @@ def test_exgrpo_stores_no_group_whose_only_successes_train_no_token(tmp_path: Pa
     settings = {"replay_preset": "exgrpo", "replay_start_pass_rate": 0.0}
     session, _ = tokens(tmp_path, [HALF] * 3, rollout=truncating((0, 1)), **settings)
     assert len(session.buffer) == 0
-    assert session.totals.reasons["a group was refused: its score is not finite"] == 12
+    assert session.totals.reasons["a group was refused: the scorer exgrpo/half_solved stores none like it (NaN)"] == 12
 
 
 @pytest.mark.parametrize("name", ["rlep", "luffy"])

@@ -41,6 +41,19 @@ def test_luffy_trains_on_one_trace_of_the_prompt_beside_the_fresh_rows(tmp_path:
             joint = torch.tensor([1.0 if row == place else reward for row, reward in enumerate(rewards[slot])])
             torch.testing.assert_close(after["advantages"][rows], joint - joint.mean())
     assert len(session.buffer) == 3, "traces only"
+    assert "x a group was refused: the scorer rlep/pool stores none like it (NaN)" in session.explain()
+
+
+def test_it_says_why_a_slot_gets_no_trace(tmp_path: Any) -> None:
+    """One prompt has a trace; it comes twice in every batch, and another without a trace once."""
+    file = tmp_path / "traces.jsonl"
+    file.write_text(json.dumps({"prompt": "1=", "completion": "12", "reward": 1.0}) + "\n")
+    trainer = make_trainer(tmp_path, Rewards([LIVE] * 3), ("1=", "1=", "12="), max_steps=3)
+    session = trl_replay.attach(trainer, replay_preset="luffy", replay_warm_start=str(file))
+    trainer.train()
+    told = session.explain()
+    assert "2 x a slot's prompt has no further group: each is replayed once a batch" in told
+    assert "2 x no group of a slot's prompt can be replayed" in told
 
 
 def test_its_weight_is_the_slope_of_the_shaped_ratio(tmp_path: Any) -> None:
