@@ -244,6 +244,12 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
     return about, [rule.words(facts) for rule in RULES if rule.applies(facts)]
 
 
+def remedy_for_masks(settings: Mapping[str, Any]) -> str:
+    """Returns what to change where all that is replayed is masked."""
+    (rule,) = [rule for rule in RULES if rule.applies({**settings, GATED: 1.0})]
+    return rule.change.replace("`", "")
+
+
 def what_to_change(log: Log, settings: Mapping[str, Any]) -> list[str]:
     """Returns the same as lines under a title; none where no rule applies."""
     about, found = advise(log, settings)

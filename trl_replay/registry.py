@@ -93,6 +93,12 @@ class Strategy:
             return self.label
         return f"{self.label} ({self.plugin.distribution})"
 
+    @property
+    def taken(self) -> str:
+        """The arguments that it takes, with the user's values and defaults."""
+        defaults = {argument.name: argument.default for argument in arguments_of(self.factory, self.kind).named}
+        return ", ".join(f"{name}={value!r}" for name, value in {**defaults, **self.arguments}.items())
+
     def make(self, *given: Any) -> Any:
         """Makes one, also of what a session gives.
 

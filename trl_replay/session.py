@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import compat
-from .advice import what_to_change
+from .advice import remedy_for_masks, what_to_change
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
 from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
@@ -32,6 +32,7 @@ from .fields import has_token_advantages
 from .generation.generated import Generated, Shared
 from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
+from .loss.mask_watch import MaskWatch
 from .loss.micro_batch import ROWS
 from .loss.row_mask import NOTHING_MASKED, RowMask
 from .loss.supply import Supply
@@ -89,6 +90,7 @@ class Session:
         self.totals = Totals()
         self.handshake = Handshake(components.forward)
         self.supply = Supply(self._correct, components.bounds, components.token_weights)
+        self.mask_watch = MaskWatch(self._describe_mask)
         self.tap = Tap(
             self.supply,
             components.num_generations,
@@ -234,6 +236,15 @@ class Session:
         if trainer is None:
             return []
         return what_to_change(trainer.state.log_history, self.config.to_dict())
+
+    def _describe_mask(self) -> str:
+        """Describes what masks replayed rows where nothing is left of them, and the remedy."""
+        correction = self.settings.strategies["correction"]
+        masks = f"replay_correction={correction.label!r} ({correction.taken})"
+        limit = self.settings.max_log_ratio
+        if limit is not None:
+            masks += f", replay_max_log_ratio={limit:g}"
+        return f"{masks}. {remedy_for_masks(self.config.to_dict())}"
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:
@@ -538,7 +549,10 @@ class Session:
 
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
-        self._record(self.supply.stats.metrics())
+        measured = self.supply.stats.metrics()
+        if self.settings.weight:
+            self.mask_watch(measured)
+        self._record(measured)
         self._record(self.components.gates.means.metrics())
         self._record(self.components.bounds.means.metrics())
         self._record(self.tap.fresh.means.metrics())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,36 @@ def test_the_report_ends_with_the_same(run: Any) -> None:
     advice = text.partition("<h2>What to change</h2>")[2]
     assert rules_in(advice) == RUNS[name][3]
     assert re.search(r"Measured: .*\(docs/evidence\.md#[a-z0-9-]+\)", advice)
+
+
+GATES: dict[str, tuple[Mapping[str, Any], str]] = {
+    "geo_mask": ({"replay_correction": "geo_mask"},
+                 r"replay_correction='geo_mask' \(low=0.99, high=1.01\)\. .*replay_correction=\"sequence_mask\""),
+    "k3_mask": ({"replay_correction": "k3_mask", "replay_correction_kwargs": {"threshold": 1e-6}},
+                r"replay_correction='k3_mask' \(threshold=1e-06\)\. .*replay_correction=\"sequence_mask\""),
+    "max_log_ratio": ({"replay_max_log_ratio": 1e-6, "replay_max_uses": 1},
+                      r"replay_max_log_ratio=1e-06\. Leave replay_max_log_ratio out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remedy(tmp_path: Path, name: str) -> None:
+    settings, words = GATES[name]
+    trainer = make_trainer(tmp_path, Rewards(*FULL, *FULL, *MOSTLY_DEAD), max_steps=26, learning_rate=2e-2)
+    session = trl_replay.attach(trainer, replay_start=0, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    (told,) = [str(warning.message) for warning in caught if "masked" in str(warning.message)]
+    assert re.match(r"Of the rows replayed in 8 updates, (9\d|100)% were masked.*" + words, told)
+    assert session.metrics["replay/gated_fraction"] > 0.5
+
+
+@pytest.mark.parametrize("settings", [{}, {"replay_correction": "sequence_mask"}, {"replay_weight": 0.0}])
+def test_no_warning_where_something_is_left_or_nothing_was_meant_to_be(
+    tmp_path: Path, settings: Mapping[str, Any]
+) -> None:
+    """Warnings are errors here."""
+    trainer = make_trainer(tmp_path, Rewards(*FULL, *MOSTLY_DEAD), max_steps=14, learning_rate=1e-4)
+    trl_replay.attach(trainer, replay_start=0, **settings)
+    trainer.train()
