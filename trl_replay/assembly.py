@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
     buffer = ReplayBuffer(room.groups, storage, settings.limits, room.nbytes, size, functions)
+    buffer.drops = _all_say(_objects(settings, "rank") or [made["evictor"]], "drops")
     buffer.table.reward_weights = compat.reward_setup(trainer).weights
     return Components(
         buffer=buffer,
@@ -139,10 +140,17 @@ def _plugins_with(settings: Settings, hook: str) -> list[Plugin]:
     return [plugin for plugin in settings.plugins if f"trl_replay_{hook}" in plugin.hooks]
 
 
+def _objects(settings: Settings, hook: str) -> list[Any]:
+    return [plugin.object for plugin in _plugins_with(settings, hook)]
+
+
+def _all_say(givers: Sequence[Any], attribute: str) -> bool:
+    return all(getattr(giver, attribute, False) for giver in givers)
+
+
 def _draws_same_prompt(settings: Settings, sampler: Any) -> bool:
     """Tells whether entries are drawn for slots of their own prompt only, by whoever draws."""
-    others = [plugin.object for plugin in _plugins_with(settings, "sample")]
-    return all(getattr(drawer, "same_prompt", False) for drawer in others or [sampler])
+    return _all_say(_objects(settings, "sample") or [sampler], "same_prompt")
 
 
 def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:

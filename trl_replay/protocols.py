@@ -28,7 +28,8 @@ class Evictor(Protocol):
     """Says which entries leave a full buffer."""
 
     def __call__(self, table: Table, context: Context) -> NDArray[Any]:
-        """Keep rank of each entry, `(len(table),)`: over capacity the lowest leave, of equal ranks the older."""
+        """Keep rank of each entry, `(len(table),)`: over capacity the lowest leave, of equal ranks the older. One
+        with an attribute `drops = True` is asked whenever groups settle, and then all of rank -inf leave."""
 
 
 class Sampler(Protocol):

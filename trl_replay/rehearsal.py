@@ -7,7 +7,7 @@ own. A ready-made object can't be made again; of these only plain functions, whi
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FunctionType
@@ -92,6 +92,29 @@ def made_up_table(scores: Any, size: int, functions: int = 1, **columns: Any) ->
     return table
 
 
+def made_up_rows(ages: Sequence[int], drift: float, device: Any = None) -> ReplayedRows:
+    """Replayed rows of one group, whose first row passes; the last has one token less.
+
+    Args:
+        ages (`Sequence[int]`): Of each row.
+        drift (`float`): Log ratio of every token.
+        device (`torch.device`): Where the tensors are.
+    """
+    count = len(ages)
+    mask = torch.ones(count, TOKENS, dtype=torch.bool, device=device)
+    mask[-1, -1] = False
+    logps = torch.full(mask.shape, -1.0, device=device)
+    return ReplayedRows(
+        logps=logps,
+        behavior_logps=torch.where(mask, logps - drift, logps),
+        proximal_logps=logps.clone(),
+        mask=mask,
+        advantages=torch.tensor([1.5, *[-0.5] * (count - 1)], device=device),
+        ages=torch.tensor(ages, device=device),
+        priorities=torch.ones(count, device=device),
+    )
+
+
 class Rehearsal:
     """The stage: a small buffer, a fresh batch, and replayed rows, of the trainer's sizes.
 
@@ -154,19 +177,7 @@ class Rehearsal:
 
     def correct(self, hooks: SessionHooks) -> None:
         """On rows of both signs, a little off the policy; the last has one token less."""
-        mask = torch.ones(SLOTS, TOKENS, dtype=torch.bool, device=self._device)
-        mask[-1, -1] = False
-        logps = torch.full(mask.shape, -1.0, device=self._device)
-        rows = ReplayedRows(
-            logps=logps,
-            behavior_logps=torch.where(mask, logps - 0.1, logps),
-            proximal_logps=logps.clone(),
-            mask=mask,
-            advantages=torch.tensor([1.5, -0.5, -0.5], device=self._device),
-            ages=torch.tensor([1, 2, 3], device=self._device),
-            priorities=torch.ones(SLOTS, device=self._device),
-        )
-        hooks.correct(rows, self._context)
+        hooks.correct(made_up_rows([1, 2, 3], 0.1, self._device), self._context)
 
     def acts(self) -> dict[Kind, Callable[[SessionHooks], None]]:
         """Return the trial of each kind of strategy, in the order of a step."""

@@ -449,7 +449,7 @@ class Session:
         try:
             composed = self._compose(shared, agreed, payload)
             self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
-            self._log(composed, agreed.total, started)
+            self._log(composed, agreed.total, agreed.decision.fresh.groups, started)
         except Exception as caught:
             self.components.errors.keep(caught)
             composed = shared.batch
@@ -595,7 +595,7 @@ class Session:
             return None
         return Rounds(lambda: self.trainer, self.settings, self.components, self.communicator, self.context)
 
-    def _log(self, batch: Batch, total: dict[str, float], started: float) -> None:
+    def _log(self, batch: Batch, total: dict[str, float], fresh: Groups, started: float) -> None:
         size = self.components.num_generations
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
@@ -609,7 +609,8 @@ class Session:
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
         self.metrics = {}
         self._record(values)
-        for result in self.components.hooks.call("metrics", self.update, context=self._local_context()):
+        context = replace(self._local_context(), fresh=fresh)
+        for result in self.components.hooks.call("metrics", self.update, context=context):
             self._record(own_metrics(result, self.metrics))
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._record({"replay/seconds": time.perf_counter() - started - generating})

@@ -4,22 +4,39 @@ Subclass a suite and give it the strategy; pytest does the rest:
 
     class TestMySampler(SamplerContract):
         strategy = staticmethod(my_sampler)
+
+What plugins do in hooks has suites, too (`AdvantagesContract`, `InputsContract`, `PluginContract`):
+
+    class TestMyCurriculum(InputsContract, PluginContract):
+        plugin = MyCurriculum
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .checkpoint.format import PLUGINS, rank_folder
+from .checkpoint.save_id import FOLDER
 from .hooks import SessionHooks
-from .protocols import Evictor, Mixer, Sampler, Scorer, Selector
-from .rehearsal import made_up_groups, made_up_table
+from .prompt_table import PromptTable
+from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
+from .registry import Plugin, register, unregister
+from .rehearsal import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
 from .table import COLUMNS, ROW_COLUMNS, Table
-from .types import Context, Floats, Groups, Ints
+from .types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
+
+if TYPE_CHECKING:
+    from .session import Session
 
 CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
@@ -44,6 +61,73 @@ def make_context(table: Table | None = None, update: int = 100, seed: int = 0, *
         table = make_table([])
     settings: dict[str, Any] = {"capacity": max(len(table), 1), "num_generations": 4, **overrides}
     return Context(update=update, rng=np.random.default_rng(seed), table=table, **settings)
+
+
+def make_prompts(*groups: tuple[int, int, int], size: int = 4) -> PromptTable:
+    """The prompts of a run that generated these groups.
+
+    Args:
+        *groups (`tuple[int, int, int]`): `(key, passes, update)` of each; without or with all passes it is dead.
+        size (`int`): Rows of a group.
+    """
+    prompts = PromptTable()
+    for key, passes, update in groups:
+        passed = np.arange(size)[None] < passes
+        prompts.note(np.array([key]), np.array([key]), passed, np.array([passes in (0, size)]), update)
+    return prompts
+
+
+def make_inputs_context(
+    new: Sequence[Row] = (),
+    prompts: PromptTable | None = None,
+    key: Callable[[Row], int] | None = None,
+    update: int = 100,
+    seed: int = 0,
+    round: int = 0,
+    **overrides: Any,
+) -> InputsContext:
+    """A context as `trl_replay_inputs` gets it.
+
+    Args:
+        new (`Sequence[dict]`): The dataset's other rows: `new_prompts` gives them in this order, again and again.
+        prompts ([`PromptTable`], *optional*): Those generated for so far, as `make_prompts` makes them.
+        key (`Callable`, *optional*): Tells rows apart; by their prompt if not given.
+        update, seed, round (`int`): Of the context.
+        **overrides: Of the other fields of `InputsContext`.
+    """
+    key = key or _key
+    others = itertools.cycle(new)
+
+    def new_prompts(count: int, skip: Callable[[Row], bool] | None = None) -> list[Row]:
+        given: list[Row] = []
+        passed_over: list[Row] = []
+        for row in itertools.islice(others, 8 * count + 64):
+            (passed_over if skip is not None and skip(row) else given).append(row)
+            if len(given) == count:
+                break
+        return [*given, *passed_over][:count]
+
+    settings: dict[str, Any] = {
+        "capacity": 0,
+        "num_generations": 4,
+        "table": make_table([]),
+        "new_prompts": new_prompts,
+        "prompt_rows": lambda keys: [row for wanted in keys for row in new if key(row) == wanted],
+        **overrides,
+    }
+    prompts = PromptTable() if prompts is None else prompts
+    rng = np.random.default_rng(seed)
+    return InputsContext(update=update, rng=rng, prompts=prompts, round=round, key=key, **settings)
+
+
+def make_replayed_rows(ages: Sequence[int] = (1, 2, 3), drift: float = 0.1) -> ReplayedRows:
+    """Replayed rows as a correction gets them, one an age: five tokens each, the last row four; the first row's
+    advantage is positive. `drift` is the log ratio of every token."""
+    return made_up_rows(ages, drift)
+
+
+def _key(row: Row) -> int:
+    return zlib.crc32(str(row["prompt"]).encode())
 
 
 SCORES: dict[str, Sequence[float]] = {
@@ -166,6 +250,155 @@ class SelectorContract:
         """Indices lie in the batch and none comes twice."""
         for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
             _called("selector", self.strategy).select(make_groups(rewards), make_context())
+
+
+class CorrectionContract:
+    """Every correction: finite old log-probs, finite weights of at least 0, the same for the same rows."""
+
+    strategy: Correction
+
+    def test_gives_what_the_loss_can_use(self) -> None:
+        """For rows on the policy and off it, of several ages and of one."""
+        for rows in (make_replayed_rows(), make_replayed_rows(drift=0.0), make_replayed_rows([7], drift=4.0)):
+            self._correct(rows)
+
+    def test_gives_the_same_for_the_same_rows(self) -> None:
+        """All randomness is `context.rng`'s."""
+        first, second = (self._correct(make_replayed_rows()) for _ in range(2))
+        assert first.old_logps.equal(second.old_logps), "the same rows got other old_logps"
+        weights = [None if given.weights is None else given.weights.tolist() for given in (first, second)]
+        assert weights[0] == weights[1], f"the same rows got the weights {weights[0]} and {weights[1]}"
+
+    def test_leaves_its_input_alone(self) -> None:
+        """Every tensor is as before."""
+        rows, before = make_replayed_rows(), make_replayed_rows()
+        self.strategy(rows, make_context())
+        for field in fields(rows):
+            assert getattr(rows, field.name).equal(getattr(before, field.name)), f"rows.{field.name} was changed"
+
+    def _correct(self, rows: ReplayedRows) -> Corrected:
+        return _called("correction", self.strategy).correct(rows, make_context())
+
+
+class AdvantagesContract:
+    """Every plugin that shapes advantages: a number or NaN for each row, by the groups alone. `plugin` makes one."""
+
+    plugin: Callable[[], Any]
+
+    def test_gives_a_number_for_each_row(self) -> None:
+        """The shape is `(n, G)` for several groups and for one."""
+        for rewards in (REWARDS, REWARDS[:1]):
+            self._shape(rewards)
+
+    def test_goes_by_the_groups_alone(self) -> None:
+        """Mixed groups pass through it too, later: neither the update nor the generator matters."""
+        first = self._shape(REWARDS)
+        for context in (make_context(), make_context(update=7, seed=1)):
+            np.testing.assert_array_equal(self._shape(REWARDS, context), first, "the same groups got other advantages")
+
+    def _shape(self, rewards: Sequence[Sequence[float]], context: Context | None = None) -> Floats:
+        groups = make_groups(rewards)
+        shaped = _hooks_of(type(self)).advantages(groups, context or make_context())
+        return groups.advantages if shaped is None else shaped
+
+
+class InputsContract:
+    """Every curriculum: a row of the dataset for each group, drawn by `context.rng` alone. `plugin` makes one."""
+
+    plugin: Callable[[], Any]
+
+    def test_gives_a_row_for_each_group(self) -> None:
+        """Where nothing was generated yet, and where no or every completion of each prompt passed."""
+        for passes in (None, 0, 4):
+            self._choose(passes)
+
+    def test_chooses_the_same_from_the_same_generator(self) -> None:
+        """So that two processes with rows of one group generate for one prompt."""
+        assert self._choose(4) == self._choose(4), "the same generator chose other rows"
+
+    def _choose(self, passes: int | None) -> list[Row]:
+        rows = [{"prompt": f"{number}="} for number in range(4)]
+        seen = [] if passes is None else [(key, passes, 99) for key in map(_key, rows)]
+        context = make_inputs_context([{"prompt": "9="}], prompts=make_prompts(*seen))
+        return _hooks_of(type(self)).inputs(rows, context) or rows
+
+
+class PluginContract:
+    """Every plugin, on a tiny trainer: it trains, and what it keeps is a session's own, saved, and resumed.
+
+        class TestMyPlugin(PluginContract):
+            plugin = MyPlugin
+            settings = {"replay_refill_rounds": 1}
+
+    `plugin` makes one, `settings` is what a run needs besides `replay_plugins`; there it is called `under_test`.
+    """
+
+    plugin: Callable[[], Any]
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def test_what_it_saved_comes_back(self, tmp_path: Path) -> None:
+        """A new plugin that has loaded a checkpoint saves the files that the checkpoint holds."""
+        self._train(tmp_path, type(self).plugin())
+        checkpoint = tmp_path / "checkpoint-2"
+        saved = _files(rank_folder(checkpoint / FOLDER, 0) / PLUGINS)
+        assert self._train(tmp_path, type(self).plugin(), checkpoint) == saved, (
+            "it saves other files than it has loaded"
+        )
+
+    def test_loads_a_checkpoint_that_is_older_than_it(self, tmp_path: Path) -> None:
+        """There its folder is missing."""
+        self._train(tmp_path, None)
+        self._train(tmp_path, type(self).plugin(), tmp_path / "checkpoint-2")
+
+    def test_keeps_nothing_of_another_session(self, tmp_path: Path) -> None:
+        """One object serves all sessions of a process: a second run begins as the first did."""
+        plugin = type(self).plugin()
+        first, second = (self._train(tmp_path / name, plugin) for name in ("first", "second"))
+        assert first == second, "the second session began with what the first had left"
+
+    def _train(self, folder: Path, plugin: Any, checkpoint: Path | None = None) -> Mapping[str, bytes]:
+        """Trains two updates, or none from their checkpoint on; returns what the plugin saves when it begins."""
+        from .trainer.attachment import attach
+
+        trainer = make_trainer(folder, _every_third_is_dead, max_steps=2, save_strategy="steps", save_steps=2)
+        settings = {} if plugin is None else {"replay_plugins": [UNDER_TEST], **self.settings}
+        if plugin is not None:
+            register(plugin, UNDER_TEST)
+        try:
+            session = attach(trainer, **settings)
+        finally:
+            if plugin is not None:
+                unregister(UNDER_TEST)
+        with TemporaryDirectory() as scratch:
+            trainer.add_callback(_saving(session, Path(scratch) / "plugins"))
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            return _files(Path(scratch) / "plugins")
+
+
+UNDER_TEST = "under_test"
+
+
+def _every_third_is_dead(completions: Sequence[str], **columns: Any) -> list[float | None]:
+    return [float(row % 4 == 0 and row // 4 % 3 != 1) for row in range(len(completions))]
+
+
+def _saving(session: Session, directory: Path) -> Any:
+    """A callback that has the plugins save when training begins, where a checkpoint has been loaded."""
+    from transformers import TrainerCallback
+
+    def on_train_begin(self: Any, *given: Any, **named: Any) -> None:
+        session.components.hooks.save(session, directory)
+
+    return type("Saving", (TrainerCallback,), {"on_train_begin": on_train_begin})()
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _hooks_of(contract: Any) -> SessionHooks:
+    """The hooks of a new plugin as a session calls them."""
+    return SessionHooks([Plugin(UNDER_TEST, contract.plugin(), "a test", frozenset())], {}, {})
 
 
 def _assert_same(table: Table, before: Table) -> None:

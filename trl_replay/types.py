@@ -45,12 +45,12 @@ class Groups:
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behavior_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
             generated them. None until they are known (a selector sees fresh groups).
-        items (`(n, G)` int64, *optional*): What each row adds to `num_items_in_batch` unless it is masked. None: its
-            `trainable` tokens.
-        masked (`(n, G)` bool, *optional*): Rows that train nothing and count nowhere, because a plugin's advantage for
-            them was NaN; their `advantages` are 0. None: no row.
-        origin (`(n,)` int64, *optional*): 0 for a group generated here, 1 or 2 for one of a file, as in the table's
-            column. None: generated here.
+        items (`(n, G)` int64): What each row adds to `num_items_in_batch` unless it is masked. Its `trainable` tokens,
+            where it is not given.
+        masked (`(n, G)` bool): Rows that train nothing and count nowhere, because a plugin's advantage for them was
+            NaN; their `advantages` are 0. No row, where it is not given.
+        origin (`(n,)` int64): 0 for a group generated here, 1 or 2 for one of a file, as in the table's column. 0,
+            where it is not given.
     """
 
     rewards: Floats
@@ -144,6 +144,8 @@ class Context:
             selector's order.
         prompts ([`PromptTable`], *optional*): The prompts generated for so far, of all processes that share a buffer.
             None where nothing is generated again and no plugin has `trl_replay_inputs`.
+        fresh ([`Groups`], *optional*): In `trl_replay_metrics`: the groups that were generated for this batch, as they
+            would train, those that were replaced included.
     """
 
     update: int
@@ -154,6 +156,7 @@ class Context:
     metrics: Mapping[str, float] = field(default_factory=dict)
     slots: Groups | None = None
     prompts: PromptTable | None = None
+    fresh: Groups | None = None
 
 
 Row: TypeAlias = dict[str, Any]

@@ -10,7 +10,14 @@ import pytest
 from trl_replay import ConfigurationError, ReplayError
 from trl_replay.registry import registry
 from trl_replay.strategies import samplers, scorers
-from trl_replay.testing import EvictorContract, MixerContract, SamplerContract, ScorerContract, SelectorContract
+from trl_replay.testing import (
+    CorrectionContract,
+    EvictorContract,
+    MixerContract,
+    SamplerContract,
+    ScorerContract,
+    SelectorContract,
+)
 
 SUITES = {
     "scorer": ScorerContract,
@@ -18,6 +25,7 @@ SUITES = {
     "sampler": SamplerContract,
     "selector": SelectorContract,
     "mixer": MixerContract,
+    "correction": CorrectionContract,
 }
 
 

@@ -72,6 +72,7 @@ class ReplayBuffer:
         capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
         storage ([`Storage`]): Where the payloads are.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+        drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
         reader (`Callable`, *optional*): What `buffer[serial]` calls; set at attach.
         unrestored (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
@@ -88,6 +89,7 @@ class ReplayBuffer:
     ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
+        self.drops = False
         self.storage = storage
         self.limits = limits
         self.table = Table.empty(size, functions)
@@ -211,15 +213,18 @@ class ReplayBuffer:
         return stored, left - newcomers_lost
 
     def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
-        """Lets the lowest keep ranks leave until the rest fits; returns how many left."""
+        """Lets the lowest keep ranks leave until the rest fits (with `drops` all of -inf); returns how many left."""
         table = self.table
         excess = max(len(table) - self.capacity, 0)
         costs = table.nbytes + table.row_bytes
         total = int(costs.sum())
         is_over = self.max_bytes is not None and total > self.max_bytes
-        if not excess and not is_over:
+        if not (excess or is_over or (self.drops and len(table))):
             return 0
-        order = np.lexsort((table.serial, rank(table)))  # the lowest first, of equal ranks the older
+        ranks = rank(table)
+        order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
+        if self.drops:
+            excess = max(excess, int(np.isneginf(ranks).sum()))
         if is_over:
             left = total - np.cumsum(costs[order])
             over = int(np.argmax(left <= self.max_bytes)) + 1

@@ -12,46 +12,28 @@ import trl_replay_curricula
 from trl_replay_curricula import Bapo, Greso, SkipSolved
 
 import trl_replay
-from trl_replay import ConfigurationError, InputsContext, PromptTable
-from trl_replay.testing import make_table, make_trainer
+from trl_replay import ConfigurationError
+from trl_replay.testing import InputsContract, PluginContract, make_inputs_context, make_prompts, make_trainer
 
 SIZE = 4
 SOLVED, FAILED = [1.0] * SIZE, [0.0] * SIZE
 
 
-def prompts_table(*groups, size=8):
-    """A table that has seen these groups, `(key, passes, update)` each; with 0 or all passes a group is dead."""
-    table = PromptTable()
-    for key, passes, update in groups:
-        passed = np.arange(size)[None] < passes
-        table.note(np.array([key]), np.array([key]), passed, np.array([passes in (0, size)]), update)
-    return table
+def prompts_table(*groups):
+    """A table that has seen these groups of eight, `(key, passes, update)` each."""
+    return make_prompts(*groups, size=8)
 
 
 def rows(*numbers):
     return [{"number": number} for number in numbers]
 
 
-def context(table, new=(), update=100, seed=0, round=0):
-    """What a plugin sees in a dataset of rows that are their own keys; `new` are its new prompts, in this order."""
-    left = list(new)
-
-    def new_prompts(count):
-        given = [left.pop(0) if left else 0 for _ in range(count)]
-        return rows(*given)
-
-    return InputsContext(
-        update=update,
-        rng=np.random.default_rng(seed),
-        capacity=0,
-        num_generations=8,
-        table=make_table([]),
-        prompts=table,
-        round=round,
-        key=lambda row: row["number"],
-        new_prompts=new_prompts,
-        prompt_rows=lambda keys: rows(*keys),
-    )
+def context(table, new=(), **overrides):
+    """What a plugin sees in a dataset of rows that are their own keys; `new` are its new prompts, in this order, and
+    then 0."""
+    overrides = {"num_generations": 8, "prompt_rows": lambda keys: rows(*keys), **overrides}
+    given = rows(*new, *[0] * 64)
+    return make_inputs_context(given, table, key=lambda row: row["number"], **overrides)
 
 
 def asked(plugin, given, seen):
@@ -346,3 +328,8 @@ def test_a_dry_run_changes_no_prompts(tmp_path):
     trl_replay.attach(trainer, replay_plugins=["greso", "bapo", "skip_solved"], replay_dry_run=True)
     trainer.train()
     assert judge.asked == [PROMPTS[3 * batch : 3 * batch + 3] for batch in range(4)]
+
+
+class TestGreso(InputsContract, PluginContract):
+    plugin = Greso
+    settings = {"replay_refill_rounds": 1}  # noqa: RUF012

@@ -1,0 +1,265 @@
+"""The contract suites of plugins: one that keeps its word passes, and each way of breaking it is noticed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay import Corrected, hookimpl
+from trl_replay.testing import (
+    AdvantagesContract,
+    CorrectionContract,
+    InputsContract,
+    PluginContract,
+    make_groups,
+    make_inputs_context,
+    make_prompts,
+    make_trainer,
+)
+
+
+class Counts:
+    """Counts the batches of each session."""
+
+    def __init__(self) -> None:
+        self.batches: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @hookimpl
+    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+        self.batches[context.table] = self.batches.get(context.table, 0) + 1
+        return {"counts/batches": float(self.batches[context.table])}
+
+    @hookimpl
+    def trl_replay_save(self, session: Any, directory: Path) -> None:
+        (directory / "counts.json").write_text(json.dumps(self.batches.get(session.buffer.table, 0)))
+
+    @hookimpl
+    def trl_replay_load(self, session: Any, directory: Path) -> None:
+        if directory.is_dir():
+            self.batches[session.buffer.table] = json.loads((directory / "counts.json").read_text())
+
+
+class CountsForAll(Counts):
+    """Tells no session from another."""
+
+    def __init__(self) -> None:
+        self.batches = dict.fromkeys([], 0)  # type: ignore[assignment]
+
+    @hookimpl
+    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+        self.batches["all"] = self.batches.get("all", 0) + 1
+        return {}
+
+    @hookimpl
+    def trl_replay_save(self, session: Any, directory: Path) -> None:
+        (directory / "counts.json").write_text(json.dumps(self.batches.get("all", 0)))
+
+    @hookimpl
+    def trl_replay_load(self, session: Any, directory: Path) -> None:
+        if directory.is_dir():
+            self.batches["all"] = json.loads((directory / "counts.json").read_text())
+
+
+class Forgets(Counts):
+    @hookimpl
+    def trl_replay_load(self, session: Any, directory: Path) -> None:
+        pass
+
+
+class NeedsItsFolder(Counts):
+    @hookimpl
+    def trl_replay_load(self, session: Any, directory: Path) -> None:
+        self.batches[session.buffer.table] = json.loads((directory / "counts.json").read_text())
+
+
+class Halves:
+    @hookimpl
+    def trl_replay_advantages(self, groups: Any) -> Any:
+        return groups.advantages / 2
+
+
+class Drifts:
+    """Shapes by the update, and each time otherwise."""
+
+    @hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return groups.advantages / (1 + context.update)
+
+
+class Misshapes:
+    @hookimpl
+    def trl_replay_advantages(self, groups: Any) -> Any:
+        return groups.reward_mean
+
+
+class Reverses:
+    @hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        return list(reversed(groups_of_rows))
+
+
+class Rolls:
+    """Draws from a generator of its own, which all runs share."""
+
+    numbers = itertools.count()
+
+    @hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        return [{"prompt": str(next(self.numbers))} for _ in groups_of_rows]
+
+
+class Shortens:
+    @hookimpl
+    def trl_replay_inputs(self, groups_of_rows: Any, context: Any) -> Any:
+        return groups_of_rows[:1]
+
+
+def perform(suite: type, folder: Path, **attributes: Any) -> None:
+    contract = type("Suite", (suite,), attributes)()
+    for name in vars(suite):
+        if name.startswith("test_"):
+            arguments = [folder / name] if suite is PluginContract else []
+            getattr(contract, name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("suite", "plugin"), [(PluginContract, Counts), (AdvantagesContract, Halves), (InputsContract, Reverses)]
+)
+def test_a_plugin_that_keeps_its_contract_passes(tmp_path: Path, suite: type, plugin: type) -> None:
+    perform(suite, tmp_path, plugin=plugin)
+
+
+@pytest.mark.parametrize(
+    ("suite", "plugin", "words"),
+    [
+        (PluginContract, CountsForAll, "began with what the first had left"),
+        (PluginContract, Forgets, "saves other files than it has loaded"),
+        (PluginContract, NeedsItsFolder, "No such file"),
+        (AdvantagesContract, Drifts, "the same groups got other advantages"),
+        (AdvantagesContract, Misshapes, r"must return numbers of shape \(3, 4\)"),
+        (InputsContract, Rolls, "chose other rows"),
+        (InputsContract, Shortens, "must return a list of 4 rows"),
+    ],
+)
+def test_a_plugin_that_breaks_its_contract_is_noticed(tmp_path: Path, suite: type, plugin: type, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        perform(suite, tmp_path, plugin=plugin)
+
+
+def writes(rows: Any, context: Any) -> Corrected:
+    rows.advantages[:] = 0
+    return Corrected(rows.behavior_logps)
+
+
+CALLS = itertools.count(1)
+
+
+@pytest.mark.parametrize(
+    ("correction", "words"),
+    [
+        (lambda rows, context: Corrected(rows.behavior_logps, -rows.ages.float()), "finite weights of at least 0"),
+        (lambda rows, context: Corrected(rows.behavior_logps[:1]), "a tensor of shape"),
+        (lambda rows, context: Corrected(rows.behavior_logps, next(CALLS) * rows.priorities), "got the weights"),
+        (writes, "rows.advantages was changed"),
+    ],
+)
+def test_a_correction_that_breaks_its_contract_is_noticed(tmp_path: Path, correction: Any, words: str) -> None:
+    with pytest.raises((AssertionError, trl_replay.ResultError), match=words):
+        perform(CorrectionContract, tmp_path, strategy=staticmethod(correction))
+
+
+def test_contexts_are_made_in_one_line() -> None:
+    context = make_inputs_context([{"prompt": "8="}, {"prompt": "9="}], make_prompts((5, 4, 99), (6, 2, 99)))
+    assert context.prompts.get("pass_rate", [5, 6, 7], 0.0).tolist() == [1.0, 0.5, 0.0]
+    assert context.new_prompts(1, skip=lambda row: row["prompt"] == "8=") == [{"prompt": "9="}]
+    assert [row["prompt"] for row in context.new_prompts(3)] == ["8=", "9=", "8="]
+    assert context.prompt_rows([context.key({"prompt": "9="})]) == [{"prompt": "9="}]
+    assert not make_groups([LIVE, DEAD]).masked.any()
+
+
+def at_most(entries: int, drops: bool) -> Any:
+    def at_most(table: Any, context: Any) -> Any:
+        return np.where(table.newer < entries, table.score, -np.inf)
+
+    at_most.drops = drops  # type: ignore[attr-defined]
+    return at_most
+
+
+@pytest.mark.parametrize(("drops", "expected"), [(True, 2), (False, 8)])
+def test_an_evictor_that_says_so_drops_entries_where_there_is_room(tmp_path: Path, drops: bool, expected: int) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), prompts=("1=", "2=", "3="))
+    session = trl_replay.attach(trainer, replay_evictor=at_most(1, drops))
+    trainer.train()
+    assert len(session.buffer) == expected, "at most one entry of each of two prompts"
+    assert session.totals.counters["evicted"] == 8 - expected
+    if drops:
+        assert session.buffer.table.update.tolist() == [3, 3], "the newest stay"
+
+
+def test_a_plugin_that_ranks_says_by_itself_whether_it_drops(tmp_path: Path, plug: Any) -> None:
+    class Ranks:
+        @hookimpl
+        def trl_replay_rank(self, table: Any, context: Any) -> Any:
+            return np.full(len(table), -np.inf)
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    session = trl_replay.attach(trainer, replay_evictor=at_most(1, True), replay_plugins=[plug(Ranks())])
+    trainer.train()
+    assert len(session.buffer) == 8
+
+
+def test_metrics_are_told_of_the_fresh_groups_as_they_train(tmp_path: Path, plug: Any) -> None:
+    seen: list[Any] = []
+
+    class Watches:
+        @hookimpl
+        def trl_replay_advantages(self, groups: Any) -> Any:
+            return np.where(groups.reward == 0.0, np.nan, groups.advantages)
+
+        @hookimpl
+        def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+            seen.append(context.fresh)
+            return {}
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=2)
+    trl_replay.attach(trainer, replay_start=0, replay_plugins=[plug(Watches())])
+    trainer.train()
+    for fresh in seen:
+        assert fresh.reward_mean.tolist() == [0.25, 0.5, 0.0], "replaced ones included"
+        assert fresh.masked.sum(axis=1).tolist() == [3, 2, 4]
+        assert fresh.dead.tolist() == [False, False, True]
+
+
+OTHERS = ("inputs", "advantages", "select", "score", "admitted", "rank", "correct", "compose")
+HOLDS = {
+    "sample": {"slots", "prompts"},
+    "mix": {"slots", "prompts"},
+    "metrics": {"fresh", "prompts"},
+    **{hook: {"prompts"} for hook in OTHERS},
+}
+"""What the page on hooks says that a hook's context holds."""
+
+
+def test_a_context_holds_what_the_page_on_hooks_says(tmp_path: Path, plug: Any) -> None:
+    held: dict[str, set[str]] = {}
+
+    def watch(hook: str) -> Any:
+        def watching(self: Any, context: Any) -> None:
+            held[hook] = {name for name in ("slots", "prompts", "fresh") if getattr(context, name) is not None}
+
+        return hookimpl(watching)
+
+    watcher = type("Watcher", (), {f"trl_replay_{hook}": watch(hook) for hook in HOLDS})()
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]))
+    settings = {"replay_plugins": [plug(watcher)], "replay_start": 0, "replay_buffer_size": 2, "replay_record": "loss"}
+    trl_replay.attach(trainer, **settings)
+    trainer.train()
+    assert held == HOLDS
