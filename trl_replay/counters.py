@@ -17,7 +17,7 @@ from .types import Floats
 NO_ROOM = "the storage had no room for it"
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio")
 """Metrics of which a log entry has the last value."""
-COUNTS = ("replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
+COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
 """Metrics of which a log entry has the sum since the entry before. All others are averaged."""
 
 
@@ -30,6 +30,7 @@ class Tally:
         groups, dead_after, replaced (`float`): Groups of the batch; dead after replay; replaced.
         generated, dead (`float`): Groups generated for it, those of all rounds; dead ones among them.
         all_wrong, all_right (`float`): Groups generated for it in which no row passes, and in which all do.
+        failed (`float`): Rows generated for it that no reward function scored.
         refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
@@ -51,6 +52,7 @@ class Tally:
     dead: float = 0
     all_wrong: float = 0
     all_right: float = 0
+    failed: float = 0
     dead_after: float = 0
     replaced: float = 0
     stored: float = 0
@@ -121,6 +123,7 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
         "replay/dead_fraction": total["dead"] / total["generated"],
         "replay/all_wrong_fraction": total["all_wrong"] / total["generated"],
         "replay/all_right_fraction": total["all_right"] / total["generated"],
+        "replay/failed_rows": total["failed"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
         "replay/replaced_rows_fraction": total["rows"] / rows,

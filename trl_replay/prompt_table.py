@@ -28,11 +28,11 @@ class PromptTable:
     Attributes:
         key (`(n,)` int64): `context.key` of the prompt's dataset row.
         prompt (`(n,)` int64): A hash of its tokens, as in `Groups.prompt` and the buffer's table.
-        tries (`(n,)` int64): Completions generated for it.
+        tries (`(n,)` int64): Completions generated for it that were scored.
         passes (`(n,)` int64): Those of them whose weighted reward was at least `replay_pass_reward`.
         dead_streak (`(n,)` int64): Groups generated for it that were dead, since the last one that was live.
         update (`(n,)` int64): Optimizer updates done when it was last generated for.
-        pass_rate (`(n,)` float64): Share of its last group's completions that passed.
+        pass_rate (`(n,)` float64): Share of its last group's scored completions that passed.
 
     Args:
         limit (`int`): The most prompts to keep.
@@ -71,7 +71,15 @@ class PromptTable:
         found[known] = values[rows[known]]
         return found
 
-    def note(self, keys: Ints, prompts: Ints, passed: NDArray[np.bool_], dead: NDArray[np.bool_], update: int) -> None:
+    def note(
+        self,
+        keys: Ints,
+        prompts: Ints,
+        passed: NDArray[np.bool_],
+        dead: NDArray[np.bool_],
+        update: int,
+        scored: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Takes note of generated groups.
 
         Args:
@@ -80,18 +88,21 @@ class PromptTable:
             passed (`(n, G)` bool): Which completions passed.
             dead (`(n,)` bool): Which groups are dead.
             update (`int`): Updates done.
+            scored (`(n, G)` bool, *optional*): Which completions have a reward; the others count for nothing.
         """
+        tried = np.full(len(keys), passed.shape[1]) if scored is None else scored.sum(axis=1)
         columns = self._with_room_for(keys.tolist())
-        size = passed.shape[1]
         streaks = columns["dead_streak"]
         for number, key in enumerate(keys.tolist()):
             row = self._row[key]
             passes = int(passed[number].sum())
             columns["prompt"][row] = prompts[number]
-            columns["tries"][row] += size
-            columns["passes"][row] += passes
             columns["update"][row] = update
-            columns["pass_rate"][row] = passes / size
+            if not tried[number]:
+                continue
+            columns["tries"][row] += tried[number]
+            columns["passes"][row] += passes
+            columns["pass_rate"][row] = passes / tried[number]
             streaks[row] += 1
             if not dead[number]:
                 streaks[row] = 0

@@ -99,6 +99,11 @@ class Groups:
         return weighted_rewards(self.rewards, self.reward_weights)
 
     @property
+    def failed(self) -> Bools:
+        """Rows without any reward, `(n, G)`: a rollout that failed, which is no wrong answer."""
+        return np.isnan(self.reward)
+
+    @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
         return mean_of_scored(self.reward)

@@ -8,7 +8,7 @@ import pytest
 from launches import Launches
 from task_ranks import LAYOUTS, SCOPES
 
-CASES = [f"{scope} {layout}" for scope in SCOPES for layout in LAYOUTS]
+CASES = [f"{scope} {layout}" for scope in SCOPES for layout in (*LAYOUTS, "credit")]
 
 
 @pytest.fixture(scope="module")

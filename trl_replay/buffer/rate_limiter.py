@@ -69,7 +69,10 @@ class RateLimiter:
 
     def observe(self, fresh: Groups, passed: Bools) -> None:
         """Takes note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
-        rate = int(passed.sum()) / passed.size
+        scored = int((~fresh.failed).sum())
+        if not scored:
+            return
+        rate = int(passed.sum()) / scored
         if self.pass_rate is None:
             self.pass_rate = rate
         self.pass_rate += (rate - self.pass_rate) / MEMORY

@@ -221,7 +221,7 @@ class Rounds:
         self._prompts.present.update(told.keys.tolist())
         passed = fresh.reward >= self._settings.pass_reward
         keys = told.keys[latest.groups]
-        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update)
+        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.failed)
         return latest, told
 
     def _is_enough(self, told: Told) -> bool:

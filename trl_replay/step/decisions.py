@@ -6,6 +6,7 @@ On processes that share a buffer the columns and the private generator are the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class Decisions:
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
         self._draws_same_prompt = components.draws_same_prompt
+        self._masks_rows = not components.forward  # inside the log-prob method, which such a loss goes around
         self._mixing = Mixing(components, context, settings)
         self._clock = components.clock
         self._handshake = handshake
@@ -181,8 +183,10 @@ class Decisions:
             self._rate_limiter.observe(fresh, passed)
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
-            tally.all_wrong += int((~passed.any(axis=1)).sum())
-            tally.all_right += int(passed.all(axis=1).sum())
+            failed = fresh.failed
+            tally.failed += int(failed.sum())
+            tally.all_wrong += int((~passed.any(axis=1) & ~failed.all(axis=1)).sum())
+            tally.all_right += int((passed.any(axis=1) & (passed | failed).all(axis=1)).sum())
             untrained = _untrained(fresh)
             if untrained:
                 tally.reasons[UNTRAINED] += untrained
@@ -214,6 +218,8 @@ class Decisions:
             tally.refuse(len(usable) - len(due), SOLVED)
             usable = [usable[row] for row in due]
             groups = groups.take(due)
+        if self._masks_rows:
+            groups = replace(groups, masked=groups.masked | groups.failed)
         kept = self.offer(
             groups,
             [candidate.serial for candidate in usable],

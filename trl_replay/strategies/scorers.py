@@ -37,13 +37,14 @@ def constant(groups: Groups, context: Context) -> Floats:
 
 def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
     """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO). A row
-    that trains nothing is no success."""
+    that trains nothing is no success; one that nothing scored does not count."""
     require("pass_rate: threshold", threshold, number("a reward"))
     require("pass_rate: target", target, share)
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
         passed = (groups.reward >= threshold) & groups.trains
-        distance = np.abs(passed.mean(axis=1) - target)
+        rate = passed.sum(axis=1) / np.maximum((~groups.failed).sum(axis=1), 1)
+        distance = np.abs(rate - target)
         farthest = max(target, 1.0 - target)
         return np.asarray(1.0 - distance / farthest)
 

@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset
 from following import crossed, follow
 from methods import INJECTED
+from mixing_ranks import Credit
 from one_rank import perform, rank
 from replaying import build as build_with
 from scripted import Script, build, mixed
@@ -38,16 +39,22 @@ def shown(trainer: Any, session: Any, followed: Any) -> dict[str, Any]:
     }
 
 
-def trained(folder: Path, scope: str, layout: str, born: dict[int, str], resume: bool = False) -> dict[str, Any]:
+def trained(
+    folder: Path, scope: str, layout: str, born: dict[int, str], resume: bool = False, credit: bool = False
+) -> dict[str, Any]:
     """Eight updates, or the last four of them; `born` tells the label of every group stored so far."""
-    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": rank()}
+    settings: dict[str, Any] = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4, "rank": rank()}
+    replay: dict[str, Any] = {**REPLAY, "replay_scope": scope}
+    if credit:
+        settings["trainer_class"] = Credit
+        replay["replay_advantages"] = "stored"
     trainer = build(folder, *LAYOUTS[layout], mixed, **settings)
     trainer.train_dataset = Dataset.from_list(ROWS * 32)
     checkpoint = None
     if resume:
         trainer.reward_funcs[0].update = 3  # as if the script had been read so far
         checkpoint = str(folder / "checkpoint-4")
-    session, followed = follow(trainer, checkpoint, born, replay_scope=scope, **REPLAY)
+    session, followed = follow(trainer, checkpoint, born, **replay)
     born.update(followed.born)
     return shown(trainer, session, followed)
 
@@ -90,6 +97,12 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
             born: dict[int, str] = {}
             yield name, partial(trained, folder / name, scope, layout, born)
             yield f"{name} resumed", partial(trained, folder / name, scope, layout, born, resume=True)
+    for scope in SCOPES:
+        name = f"{scope} credit"
+        known: dict[int, str] = {}
+        chosen = partial(trained, folder / name, scope, "straddling", known, credit=True)
+        yield name, chosen
+        yield f"{name} resumed", partial(chosen, resume=True)
     yield "environments", partial(riddled, folder / "environments")
 
 
