@@ -1,12 +1,13 @@
 # Every target makes .venv itself; nothing has to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM := .venv-vllm/bin
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
-.PHONY: demo real check unit test lint mutants compat canary docs dist dist-all clean
+.PHONY: demo real check unit test vllm lint mutants compat canary docs dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv .venv
@@ -18,6 +19,14 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 .venv/.engines: .venv/.installed
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
 		--no-build-isolation --upgrade --target .venv/engines deepspeed einops hjson msgpack ninja py-cpuinfo
+	touch $@
+
+# vLLM has an environment of its own: it needs another transformers. --no-deps, or it brings torchvision, torchaudio,
+# and torchcodec, which nothing here uses and which fail to import next to torch for CPUs.
+.venv-vllm/.installed: pyproject.toml $(wildcard tests/with_vllm/*.txt)
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/with_vllm/vllm.txt
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_vllm/requirements.txt -e .
 	touch $@
 
 demo: .venv/.installed
@@ -38,6 +47,9 @@ unit: .venv/.installed
 # are last.
 test: .venv/.installed .venv/.engines # everything
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+vllm: .venv-vllm/.installed # generates with vLLM, on a CPU; needs Python 3.11, a package index, and 4 GB of disk
+	$(VLLM)/python -m pytest -W ignore tests/with_vllm
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -70,4 +82,4 @@ dist-all: .venv/.installed # the same beside seven TRL releases
 	$(BIN)/python tests/compat/dist.py --all
 
 clean:
-	rm -rf .venv build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
