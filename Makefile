@@ -48,7 +48,7 @@ unit: .venv/.installed
 test: .venv/.installed .venv/.engines # everything
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-vllm: .venv-vllm/.installed # generates with vLLM, on a CPU; needs Python 3.11, a package index, and 4 GB of disk
+vllm: .venv-vllm/.installed # generates with vLLM, on a CPU; needs Python 3.11, a package index, and 3 GB of disk
 	$(VLLM)/python -m pytest -W ignore tests/with_vllm
 
 lint: .venv/.installed

@@ -78,3 +78,21 @@ def test_groups_of_further_rounds_have_their_ratios(tmp_path: Any, engine: Any, 
         for number in range(len(batch["advantages"])):
             row = original(batch, number, watch.pad)
             torch.testing.assert_close(row["importance_sampling_ratio"], ratio_by_hand(row, mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_token_completions_keep_their_ratios(tmp_path: Any, engine: Any, mode: str) -> None:
+    settings = {"vllm_importance_sampling_mode": mode, "max_completion_length": 1, "max_steps": 3, **BOUNDS}
+    _, watch = replay(engine.trainer(tmp_path, Rewards(*SPARSE), learning_rate=3e-2, **settings))
+    for row in replayed_rows(watch):
+        assert row["importance_sampling_ratio"].shape == (1,)
+        torch.testing.assert_close(row["importance_sampling_ratio"], ratio_by_hand(row, mode))
+
+
+def test_without_trls_correction_the_policys_log_probs_are_replayed(tmp_path: Any, engine: Any) -> None:
+    trainer = engine.trainer(tmp_path, Rewards(*SPARSE), vllm_importance_sampling_correction=False)
+    _, watch = replay(trainer)
+    for batch, _ in watch.steps:
+        assert "sampling_per_token_logps" in batch
+        assert "importance_sampling_ratio" not in batch
+        assert "old_per_token_logps" not in batch

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: Any) -> Iterator[tuple[str, Path]]:
     """Its address, and the folder of its model. `vllm serve` looks for a distribution that is called vllm."""
@@ -50,6 +56,11 @@ def server(tmp_path_factory: Any) -> Iterator[tuple[str, Path]]:
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
+        for _ in range(600):
+            assert process.poll() is None, (folder / "log").read_text()[-3000:]
+            if listens(port):
+                break
+            time.sleep(0.5)
         yield f"http://127.0.0.1:{port}", folder / "model"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -72,7 +83,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def trainer_of(server: tuple[str, Path], output_dir: Path, rewards: Any, *rows: Any, **settings: Any) -> Any:
     address, model = server
     served = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": address, "trainer_class": Followed}
-    settings = {"learning_rate": 1e-2, "vllm_server_timeout": 300.0, **served, **settings}
+    settings = {"learning_rate": 1e-2, "vllm_server_timeout": 60.0, **served, **settings}
     return build(output_dir, rewards, *rows, model=tiny_model(model), **settings)
 
 
