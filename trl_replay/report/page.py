@@ -61,14 +61,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    environment.filters |= {
-        "bytes": format_bytes,
-        "counted": counted,
-        "number": "{:.4g}".format,
-        "percent": "{:.1%}".format,
-    }
-    return environment.get_template("page.html").render(
+    return render(
+        "page.html",
         name=name,
         replayed=replayed,
         steps=len(log),
@@ -82,6 +76,18 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         about=about,
         advice=advice,
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """Fills a template of this folder; every value is escaped."""
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    environment.filters |= {
+        "bytes": format_bytes,
+        "counted": counted,
+        "number": "{:.4g}".format,
+        "percent": "{:.1%}".format,
+    }
+    return environment.get_template(template).render(**values)
 
 
 def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:
