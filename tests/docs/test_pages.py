@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def run(tmp_path_factory: Any) -> Path:
     trainer = make_trainer(folder / "out", digits, max_steps=12, save_strategy="steps", save_steps=12)
     trl_replay.attach(trainer)
     trainer.train()
+    shutil.copytree(folder / "out", folder / "stock")
     (folder / "teacher.jsonl").write_text("\n".join(json.dumps(row) for row in TEACHER))
     return folder
 

@@ -39,7 +39,11 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     checkpoint = buffer_in(run)
     buffer = inspect(checkpoint) if (checkpoint / FOLDER).is_dir() else None
     text = page(run.resolve().name, log, buffer)
-    path = run / "report.html" if out is None else Path(out)
+    return write_page(text, run / "report.html" if out is None else Path(out))
+
+
+def write_page(text: str, path: Path) -> Path:
+    """Writes a page, and returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
