@@ -2,6 +2,7 @@
 
     python benchmarks/efficiency.py --jobs 2          # all of it: hours
     python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault
+    python benchmarks/efficiency.py --question parts  # the preset sample_efficient without one of its parts
     python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
 
 Tasks: those of benchmarks/papers.py; the wide lock (1,000 prompts); long, whose right answers are 18 letters; and
@@ -50,6 +51,18 @@ ARMS: dict[str, tuple[Settings, dict[str, Any]]] = {
     "refill_rounds=1": ({"replay_refill_rounds": 1}, {}),
     "topr, refill_rounds=1": ({**TOPR, "replay_refill_rounds": 1}, {}),
 }
+PRESET = {"replay_preset": "sample_efficient"}
+ANCHOR = {"beta": 2.0}
+LEFT_OUT: dict[str, tuple[Settings, dict[str, Any]]] = {
+    "sample_efficient": (PRESET, {**FIVE, **ANCHOR}),
+    "ratio for topr": ({**PRESET, "replay_correction": "ratio"}, {**FIVE, **ANCHOR}),
+    "2 iterations": (PRESET, {"num_iterations": 2, **ANCHOR}),
+    "the same batch again": ({**PRESET, "replay_iterations": "same"}, {**FIVE, **ANCHOR}),
+    "no anchor": ({**PRESET, "replay_kl": "all"}, FIVE),
+    "no balance": ({**PRESET, "replay_sampler": "uniform", "replay_evictor": "fifo"}, {**FIVE, **ANCHOR}),
+    "age at most 5": ({**PRESET, "replay_max_age": 5}, {**FIVE, **ANCHOR}),
+}
+"""The preset, and what is left of it without one of its parts, at the preset's own rate."""
 
 
 def make_trainer(job: papers.Job, folder: str) -> Any:
@@ -88,7 +101,7 @@ class Benchmark(papers.Benchmark):
 
     def jobs(self, task: str, arm: str, rate: float, seeds: Any, **training: Any) -> list[papers.Job]:
         """One for each seed."""
-        settings, more = ARMS[arm]
+        settings, more = (ARMS | LEFT_OUT)[arm]
         budget = self.tasks[task].budget
         return [papers.Job(task, arm, rate, seed, budget, settings, {**more, **training}) for seed in seeds]
 
@@ -100,7 +113,7 @@ def table(records: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for task in TASKS:
-        for arm in ARMS:
+        for arm in ARMS | LEFT_OUT:
             runs = [record for record in records if (record["task"], record["arm"]) == (task, arm)]
             if runs:
                 rows.append(_row(task, arm, runs))
@@ -134,18 +147,21 @@ def _reached(runs: list[dict[str, Any]], key: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
     parser = papers.parser_of(__doc__, "out/efficiency", TASKS)
-    parser.add_argument("--arms", default=";".join(ARMS), help="which arms, by semicolons")
+    parser.add_argument("--arms", default="", help="which arms, by semicolons; all of the question's if not given")
+    parser.add_argument("--question", choices=["arms", "parts"], default="arms", help="what is compared")
     options = parser.parse_args(arguments)
     tasks = {name: TASKS[name] for name in options.tasks.split(",")}
-    seeds = SEEDS
+    parts = options.question == "parts"
+    seeds = SEEDS[:3] if parts else SEEDS
     if options.quick:
         tasks = {name: papers.Task(640, (3e-4,), (100,)) for name in tasks}
         seeds = SEEDS[:1]
     options.out.mkdir(parents=True, exist_ok=True)
     benchmark = Benchmark(Ledger(options.out / "runs.jsonl", perform), options.jobs, tasks, seeds)
     records: list[dict[str, Any]] = []
-    for arm in options.arms.split(";"):
-        records += benchmark.at_chosen_rates([arm])
+    of_question = LEFT_OUT if parts else ARMS
+    for arm in options.arms.split(";") if options.arms else of_question:
+        records += benchmark.at_chosen_rates([arm], "sample_efficient" if parts else "")
         (options.out / "table.md").write_text("\n".join(table(records)) + "\n")
     print("\n".join(table(records)))
     return 0
