@@ -242,7 +242,7 @@ def overview(results: dict[str, Any]) -> list[str]:
 
 
 def details(results: dict[str, Any]) -> list[str]:
-    """The rows of docs/evidence.md's table of the defaults, as Markdown."""
+    """The rows of docs/evidence-defaults.md's table of the defaults, as Markdown."""
     rows = []
     names = {"stock": "stock GRPO", "corrected": "**the defaults**", "uncorrected": "defaults, `correction=none`"}
     for arm, name in names.items():

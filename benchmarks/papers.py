@@ -1,4 +1,4 @@
-"""The methods of papers, what they give on four tasks, and what of it holds: the five questions of docs/evidence.md.
+"""The methods of papers, what they give on four tasks, and what of it holds, for docs/evidence-methods.md.
 
     python benchmarks/papers.py                               # all of it: hours on one core
     python benchmarks/papers.py --questions methods,age       # some of it

@@ -16,7 +16,7 @@ a batch has. Seconds are CPU time of one step, the median of some.
 Compared: real processes with gloo play patterns of live and dead groups through real sessions, without a model; the
 simulation of each rank must receive the same number of bytes in each verb and step.
 
-Results go to benchmarks/results/ranks.json; docs/scopes.md shows them.
+Results go to benchmarks/results/ranks.json; docs/evidence-processes.md shows them.
 """
 
 from __future__ import annotations

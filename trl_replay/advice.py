@@ -75,7 +75,7 @@ class Rule:
         when (`tuple`): All of these hold.
         change (`str`): What that means, and what to set.
         evidence (`str`): What was measured.
-        section (`str`): Of docs/evidence.md, which has the measurement.
+        section (`str`): Page and anchor in docs/ of the measurement.
         signs (`tuple[Bound, ...]`): At least one of these holds, if there are any.
     """
 
@@ -95,7 +95,7 @@ class Rule:
         """Describes what was seen, what to change, and why."""
         signs = [sign for sign in self.signs or self.when[:1] if isinstance(sign, Bound) and sign.holds(facts)]
         seen = ", ".join(sign.measured(facts) for sign in signs)
-        evidence = f"Measured: {self.evidence} (docs/evidence.md#{self.section})"
+        evidence = f"Measured: {self.evidence} (docs/{self.section})"
         return Advice(seen, self.change.replace("`", ""), evidence.replace("`", ""))
 
 
@@ -110,7 +110,7 @@ RULES = (
         "`temperature`, a larger `num_generations`.",
         "all 8 stock runs of the locks with at least 97.5 % dead groups ended at reward 0; ten rounds of dynamic "
         "sampling did not help.",
-        "dynamic-sampling-filtering-or-the-buffer",
+        "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(
         "all right",
@@ -120,7 +120,7 @@ RULES = (
         "`num_generations`.",
         "with two thirds of the groups dead, dynamic sampling gave an accuracy of 0.164 for 0.130; "
         "`replay_retire_passes` did no harm.",
-        "dynamic-sampling-filtering-or-the-buffer",
+        "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(
         "few dead",
@@ -128,7 +128,7 @@ RULES = (
         "There is little to replace: nothing has to change, and `use_replay=False` would change little. If a "
         f"completion costs more than an update: {PRESET}.",
         "on grades (16 to 27 % dead), 0.25 with the defaults, 0.21 without replay, 0.61 with the preset.",
-        "the-first-9600-completions",
+        "evidence.md#the-first-9600-completions",
     ),
     Rule(
         "dead groups",
@@ -140,7 +140,7 @@ RULES = (
         ),
         "Replay could fill these: attach it with its defaults; `replay_dry_run=True` measures first.",
         "the lock reached reward 0.25 after 12,928 completions instead of 96,000; addition gained 0.042.",
-        "learning",
+        "evidence.md#learning",
     ),
     Rule(
         "sparse rewards",
@@ -153,7 +153,7 @@ RULES = (
         ),
         f"Replay fills the dead slots. If a completion costs more than an update: {PRESET}.",
         "the vault ended at 0.91 instead of 0.37.",
-        "the-first-9600-completions",
+        "evidence.md#the-first-9600-completions",
     ),
     Rule(
         "dead groups stay",
@@ -161,14 +161,14 @@ RULES = (
         "Dead groups are trained on although some are stored. `session.explain()` counts why: `replay_start=0` and "
         '`replay_max_fraction=1.0` lift limits, `replay_unfilled="mask"` leaves the others out.',
         "the defaults left 0 to 15 % dead on four tasks.",
-        "learning",
+        "evidence.md#learning",
     ),
     Rule(
         "no correction",
         (Bound(REPLACED, least=0.01), Given("replay_correction", ("none",))),
         'Replayed rows count as if they were fresh. Set `replay_correction="ratio"`.',
         "accuracy on addition 0.11 for 0.17 without replay, and a fifth of the defaults' reward on the lock.",
-        "methods-of-papers",
+        "evidence-methods.md#methods-of-papers",
     ),
     Rule(
         "stale buffer",
@@ -177,7 +177,7 @@ RULES = (
         '`replay_correction="topr"`; then newer groups, by `replay_half_life=50` or at last `replay_max_age=30`.',
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5; an "
         "age limit never helped by more than 0.03, and age alone is no sign.",
-        "methods-of-papers",
+        "evidence-methods.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
     ),
     Rule(
@@ -186,14 +186,14 @@ RULES = (
         'The correction masks what is replayed: set `replay_correction="sequence_mask"` (0.5 to 2) in the place of '
         'narrower limits, or `"ratio"`, the default.',
         "with either, the lock was learned alike; with the defaults 0 % are masked.",
-        "one-setting-at-a-time",
+        "evidence-defaults.md#one-setting-at-a-time",
     ),
     Rule(
         "gated rows",
         (Bound(GATED, least=0.5), Given("replay_max_log_ratio", (None,), one_of=False)),
         "Leave `replay_max_log_ratio` out, as it is by default, or raise it above `replay/drift_mean`.",
         "a limit of 0.5 emptied the buffer, and the lock ended at 0.60 and 0.00.",
-        "one-setting-at-a-time",
+        "evidence-defaults.md#one-setting-at-a-time",
     ),
 )
 """All rules, in the order in which they are told."""

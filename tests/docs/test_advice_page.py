@@ -22,7 +22,7 @@ def row(rule: Rule) -> str:
     """A row of the page's table."""
     signs = " or ".join(map(str, rule.signs))
     conditions = ", ".join([*([signs] if signs else []), *map(str, rule.when)])
-    return f"| {conditions} | {rule.change} | [evidence](evidence.md#{rule.section}) |"
+    return f"| {conditions} | {rule.change} | [evidence]({rule.section}) |"
 
 
 def test_the_page_has_every_rule_and_no_other() -> None:
@@ -33,9 +33,12 @@ def test_the_page_has_every_rule_and_no_other() -> None:
 
 def test_every_measurement_is_in_its_section_of_the_evidence() -> None:
     """Figures of 0.0 to 1.0 and completions, as numbers; words may differ."""
-    text = (DOCS / "evidence.md").read_text()
-    numbers = set(re.findall(r"(?<![\d.,])[\d,]+\.?\d*(?![\d.])", text))
     for rule in RULES:
+        page, _, anchor = rule.section.partition("#")
+        text = (DOCS / page).read_text()
+        headings = [re.sub(r"[^\w\s-]", "", title).lower().split() for title in re.findall(r"^##+ (.+)$", text, re.M)]
+        assert anchor.split("-") in [[part for word in words for part in word.split("-")] for words in headings]
+        numbers = set(re.findall(r"(?<![\d.,])[\d,]+\.?\d*(?![\d.])", text))
         told = set(re.findall(r"\d+\.\d{2,}|\d+,\d{3}", rule.evidence))
         assert told <= numbers, f"{rule.name}: {told - numbers}"
 

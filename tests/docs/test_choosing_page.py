@@ -1,4 +1,4 @@
-"""docs/choosing.md keeps up with the code: every setting has an example that can be used."""
+"""docs/choosing.md and the pages that it leads to keep up with the code: every example can be used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from trl_replay.loss.micro_batch import ROWS
 from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 
-CHOOSING = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", CHOOSING, re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+CHOOSING = (DOCS / "choosing.md").read_text()
+CORRECTIONS = (DOCS / "corrections.md").read_text()
+OTHERS = "".join((DOCS / name).read_text() for name in ("dynamic-sampling.md", "row-mixing.md"))
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", OTHERS, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +60,7 @@ def test_every_setting_of_the_decision_table_can_be_used():
 def test_the_page_on_choosing_names_every_correction():
     for plugin, spec in registry().strategies():
         if plugin.name == "builtin" and isinstance(spec, trl_replay.CorrectionSpec):
-            assert f"| `{spec.name}` |" in CHOOSING
+            assert f"| `{spec.name}` |" in CORRECTIONS
 
 
 @pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill_rounds" in example])

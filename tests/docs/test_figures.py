@@ -40,21 +40,21 @@ TABLES: list[tuple[str, str, str, Any]] = [
     # page, file of results, benchmark, and what makes tables of them, each a list of lines
     ("README.md", "learning", "learning_report", lambda report, found: [[row] for row in report.overview(found)]),
     (
-        "docs/evidence.md",
+        "docs/evidence-defaults.md",
         "learning",
         "learning_report",
         lambda report, found: [[row] for row in report.details(found)],
     ),
-    ("docs/evidence.md", "refill", "refill", refill_tables),
-    ("docs/evidence.md", "papers", "papers_report", lambda report, found: list(report.tables(found).values())),
+    ("docs/evidence-defaults.md", "refill", "refill", refill_tables),
+    ("docs/evidence-methods.md", "papers", "papers_report", lambda report, found: list(report.tables(found).values())),
     (
-        "docs/evidence.md",
+        "docs/evidence-cost.md",
         "overhead_tables",
         "overhead",
         lambda overhead, found: [overhead.size_table(found["checks"])],
     ),
-    ("docs/evidence.md", "long", "long", lambda long, found: [long.table(found)]),
-    ("docs/scopes.md", "ranks", "ranks", ranks_tables),
+    ("docs/evidence-cost.md", "long", "long", lambda long, found: [long.table(found)]),
+    ("docs/evidence-processes.md", "ranks", "ranks", ranks_tables),
 ]
 
 

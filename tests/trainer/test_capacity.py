@@ -100,4 +100,4 @@ def test_scopes_differ_in_what_travels_and_in_what_they_hold() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.ranks} ranks")
 def test_the_documented_table_is_what_the_formulas_give(run: Run) -> None:
-    assert table_row(run) in (ROOT / "docs" / "scopes.md").read_text()
+    assert table_row(run) in (ROOT / "docs" / "evidence-processes.md").read_text()

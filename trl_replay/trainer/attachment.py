@@ -107,7 +107,7 @@ def detach(trainer: Any) -> None:
     """Takes the seam off again: the trainer's methods are its class's, bit for bit as before.
 
     Call it on every process. From a callback, in the midst of training on several processes, it acts at the next
-    generation batch or at the end of training, whichever comes first: see docs/scopes.md.
+    generation batch or at the end of training, whichever comes first: see docs/scopes-inside.md.
 
     Raises:
         AttachError: It is no trainer, nothing is attached, or something was patched on top since; nothing is changed

@@ -24,8 +24,9 @@ it, too.
 
 Most papers append replayed rows to a batch. Here they take the places of others, since the shape of the batch is the
 trainer's: dead groups first. Their learning rates, losses and clipping are settings of the trainer, which a preset
-does not touch; the cards name them. What was measured was measured with tiny models on four small tasks, described in
-[What was measured](evidence.md#methods-of-papers): it tells what works and what breaks, not what a large model gains.
+does not touch; the cards name them. What was measured was measured with tiny models on four small tasks
+([the tables](evidence-methods.md#methods-of-papers)): it tells what works and what breaks, not what a large model
+gains.
 """
 
 
