@@ -21,7 +21,8 @@ from trl_replay.offline.export import TOKENS
 from trl_replay.testing import make_trainer
 
 ROOT = Path(__file__).parents[2]
-PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+WRITTEN = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "api"]
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *WRITTEN)}
 OURS = ("README.md", "checkpoints.md", "files.md")
 
 

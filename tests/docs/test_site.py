@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import importlib.util
 import inspect
 import re
 import tomllib
@@ -12,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from trl_replay_papers import METHODS
 
 import trl_replay
 from trl_replay import ReplayConfig
 from trl_replay.arguments import arguments_of
+from trl_replay.cli.commands import COMMANDS
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
 from trl_replay.table import COLUMNS
@@ -38,6 +42,16 @@ DIRECTIVES = [
 ]
 
 
+def generated() -> Any:
+    """What the site makes from the code: docs/theme/generated.py."""
+    spec = importlib.util.spec_from_file_location("generated", DOCS / "theme" / "generated.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def in_navigation(entries: Any) -> list[str]:
     """Every page that the navigation names, in its order."""
     if isinstance(entries, str):
@@ -47,7 +61,7 @@ def in_navigation(entries: Any) -> list[str]:
 
 
 NAVIGATION = in_navigation(CONFIG["nav"])
-INSIDE = [page for page in NAVIGATION if not page.startswith("https://") and page != "papers.md"]
+INSIDE = [page for page in NAVIGATION if not page.startswith("https://")]
 OUTSIDE = [page for page in NAVIGATION if page.startswith("https://")]
 
 
@@ -67,7 +81,6 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_every_page_of_the_navigation_exists_and_stands_there_once() -> None:
-    assert [page for page in NAVIGATION if page not in (*INSIDE, *OUTSIDE)] == ["papers.md"], "made of the cards"
     assert [page for page in INSIDE if not (DOCS / page).is_file()] == []
     assert len(set(NAVIGATION)) == len(NAVIGATION)
 
@@ -111,12 +124,12 @@ def test_every_column_of_the_table_is_described_with_its_type() -> None:
         assert described[f"`{name}`"] == np.dtype(dtype).name
 
 
-METHODS = (DOCS / "methods.md").read_text()
+STRATEGIES = (DOCS / "reference" / "strategies.md").read_text()
 
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind: Any) -> None:
-    section = re.search(rf"^## {kind}s?\n(.*?)^## ", METHODS, re.MULTILINE | re.DOTALL | re.IGNORECASE)
+    section = re.search(rf"^## {kind}s?\n(.*?)^## ", STRATEGIES, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     assert section
     described = {row[0].strip("*`"): " ".join(row) for row in rows(section[1])}
     for plugin, spec in registry().strategies(kind):
@@ -124,15 +137,59 @@ def test_every_built_in_strategy_has_a_row_in_its_table_with_its_arguments(kind:
             row = described[spec.name]
             for argument in arguments_of(spec.factory, kind).named:
                 text = argument.name if argument.default is None else str(argument)
-                assert text in row, f"docs/methods.md: {text} is no argument of the {kind} {spec.name}"
+                assert text in row, f"docs/reference/strategies.md: {text} is no argument of the {kind} {spec.name}"
 
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_default_of_each_kind_alone_is_bold(kind: Any) -> None:
-    section = re.search(rf"^## {kind}s?\n(.*?)^## ", METHODS, re.MULTILINE | re.DOTALL | re.IGNORECASE)
+    section = re.search(rf"^## {kind}s?\n(.*?)^## ", STRATEGIES, re.MULTILINE | re.DOTALL | re.IGNORECASE)
     assert section
     bold = [row[0] for row in rows(section[1]) if row[0].startswith("**")]
     assert bold == [f"**`{getattr(ReplayConfig(), f'replay_{kind}')}`**"]
+
+
+def sections(text: str) -> dict[str, str]:
+    """What stands below each heading of the second level."""
+    parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_setting_has_a_section_with_its_type_its_default_and_what_it_does() -> None:
+    found = sections(generated().filled((DOCS / "reference" / "settings.md").read_text()))
+    assert list(found) == [f"`{field.name}`" for field in dataclasses.fields(ReplayConfig)]
+    age = found["`replay_max_age`"]
+    assert "`int | None`, default: not set" in age
+    assert "in optimizer updates since generation" in age
+    assert "[All evictors](strategies.md#evictors)" in found["`replay_evictor_kwargs`"]
+    assert 'default: `"prompt_balanced"`' in found["`replay_evictor`"]
+    assert all(len(text.split()) > 5 for text in found.values())
+
+
+def test_every_command_has_a_section_with_its_help() -> None:
+    found = sections(generated().filled((DOCS / "reference" / "cli.md").read_text()))
+    assert list(found) == [f"`trl-replay {command.name}`" for command in COMMANDS]
+    assert "--json" in found["`trl-replay inspect`"]
+    assert "--replay_max_age" not in found["`trl-replay run`"], "the settings have their page"
+
+
+def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index() -> None:
+    made = generated()
+    index = made.filled((DOCS / "methods.md").read_text())
+    for page, text in made.method_pages().items():
+        name = Path(page).stem
+        preset = made.PRESETS[name]
+        assert text.startswith(f"# `{name}`: ")
+        assert all(f"`{setting}=" in text for setting in preset.settings)
+        assert f"[`{name}`]" in index
+    assert {Path(page).stem for page in made.method_pages()} == {"sample_efficient", *METHODS}
+    assert {len(row) for row in rows(made.presets())} == {3}, "a bar in a title is no border of a cell"
+
+
+def test_the_index_of_methods_leads_to_the_text_of_each() -> None:
+    shown = re.findall(r"^\[(\w+)\]: \.\./(.+)$", (DOCS / "methods.md").read_text(), re.MULTILINE)
+    pages = generated().sources()
+    assert {name: pages[ROOT / path] for name, path in shown} == {name: f"methods/{name}.md" for name, _ in shown}
+    assert {name for name, _ in shown} == {"sample_efficient", *METHODS}
 
 
 def test_the_evidence_page_shows_every_picture_of_the_benchmarks() -> None:

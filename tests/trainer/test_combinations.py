@@ -1,4 +1,4 @@
-"""Any strategy goes with any: what is refused is what docs/methods.md says."""
+"""Any strategy goes with any: what is refused is what docs/reference/strategies.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trl_replay import ConfigurationError, RefusedError
 from trl_replay.registry import BUILTIN, registry
 from trl_replay.testing import make_trainer
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "strategies.md"
 WITHOUT_CHANCES = {"newest", "top", "same_prompt"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from replaying import Watch
 from resuming import interrupted, train
 from support import DEAD, HALF, Rewards, Spy
 from trl_replay_papers import METHODS, NEED_A_FILE, WITHOUT_MEMORY, card
-from trl_replay_papers.__main__ import page
 from trl_replay_papers.cards import SECTIONS, parsed, text_of
 from trl_replay_papers.exgrpo import ExGRPO
 from trl_replay_papers.rl_zvp import RlZvp
@@ -183,9 +181,3 @@ def test_a_card_without_its_form_is_told_what_is_missing() -> None:
         parsed(text.replace("## Faithful", "## True"))
     with pytest.raises(ValueError, match="has the level 'planets'"):
         parsed(text.replace("\nLevel: groups", "\nLevel: planets"))
-
-
-def test_the_page_of_the_documentation_has_a_row_for_every_method() -> None:
-    rows = [line for line in page().splitlines() if line.startswith("| [`")]
-    assert len(rows) == len(METHODS)
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}, "a bar in a title is no border of a cell"
