@@ -157,9 +157,10 @@ RULES = (
     ),
     Rule(
         "dead groups stay",
-        (Bound(DEAD_AFTER, least=0.3), Bound(SIZE, least=1.0), Given("replay_kl", ("all_wrong",), one_of=False)),
-        "Dead groups are trained on although some are stored. `session.explain()` counts why: `replay_start=0` and "
-        '`replay_max_fraction=1.0` lift limits, `replay_unfilled="mask"` leaves the others out.',
+        (Bound(DEAD_AFTER, least=0.3), Bound(SIZE, least=16.0), Given("replay_kl", ("all_wrong",), one_of=False)),
+        "Dead groups are trained on although others are stored. Lift the limit that `session.explain()` counts "
+        "(`replay_max_fraction=1.0`, `replay_max_age=None`), or leave dead groups out: "
+        '`replay_unfilled="mask"`.',
         "the defaults left 0 to 15 % dead on four tasks.",
         "evidence.md#learning",
     ),

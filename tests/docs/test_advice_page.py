@@ -77,3 +77,10 @@ def test_a_rule_applies_at_its_bounds_and_not_beyond(rule: Rule) -> None:
         assert not rule.applies({name: value for name, value in facts.items() if name != bound.metric})
     without = {name: value for name, value in facts.items() if name not in {sign.metric for sign in rule.signs}}
     assert rule.applies(without) == (not rule.signs)
+
+
+def test_the_wait_of_an_adaptive_start_is_no_fault() -> None:
+    """It ends with 16 stored groups; without it the lock ended lower."""
+    waiting = {"replay/dead_fraction_after": 0.96, "replay/replaced_fraction": 0.0, "replay/all_wrong_fraction": 0.96}
+    assert applying({**waiting, "replay/size": 15.0}) == set()
+    assert applying({**waiting, "replay/size": 16.0}) == {"dead groups stay"}
