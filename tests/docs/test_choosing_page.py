@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from pathlib import Path
 
@@ -35,18 +34,6 @@ def settings_in(text):
     """Every `replay_name=value` (or use_replay) between backticks, with its value."""
     found = re.findall(r"`((?:use_replay|replay_\w+))=([^`]+)`", text)
     return [(name, ast.literal_eval(value)) for name, value in found]
-
-
-def test_every_setting_has_an_example_that_can_be_used():
-    section = re.search(r"^## Every setting, with an example\n(.*?)^## ", CHOOSING, re.MULTILINE | re.DOTALL)[1]
-    examples = dict(settings_in(section))
-    assert set(examples) == {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)}
-    defaults = trl_replay.ReplayConfig()
-    for name, value in examples.items():
-        beside = "replay_refill_rounds" if name.startswith("replay_refill_") else re.sub("_(kwargs|short)$", "", name)
-        settings = {beside: examples[beside], name: value}
-        assert getattr(trl_replay.ReplayConfig(**settings), name) == value
-        assert value != getattr(defaults, name), f"the example of {name} is its default"
 
 
 def test_every_setting_of_the_decision_table_can_be_used():
