@@ -22,14 +22,14 @@ Facts = Mapping[str, Any]
 
 
 class Bound(NamedTuple):
-    """Where the mean of a metric lies. One that was not logged lies nowhere."""
+    """A bound on the mean of a metric. One that was not logged meets none."""
 
     metric: str
     least: float = -inf
     most: float = inf
 
     def holds(self, facts: Facts) -> bool:
-        """Tells whether it lies there."""
+        """Tells whether the mean meets it."""
         value = facts.get(self.metric)
         return is_number(value) and self.least <= value <= self.most
 
