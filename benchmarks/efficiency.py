@@ -2,7 +2,7 @@
 
     python benchmarks/efficiency.py --jobs 2          # all of it: hours
     python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault
-    python benchmarks/efficiency.py --question parts  # the preset sample_efficient without one of its parts
+    python benchmarks/efficiency.py --question parts --tasks lock,vault    # the preset without one of its parts
     python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
 
 Tasks: those of benchmarks/papers.py; the wide lock (1,000 prompts); long, whose right answers are 18 letters; and
@@ -15,6 +15,7 @@ runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ import refill
 from learning import Ledger, Settings
 
 SEEDS = (0, 1, 2, 3, 4)
+SEEDS_OF_PARTS = SEEDS[:3]
+PARTS = ("lock", "vault")
+"""On which tasks the preset is run without its parts."""
 TASKS = {
     "lock": papers.Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
     "wide lock": papers.Task(32_000, (), rates_from="lock"),
@@ -106,42 +110,53 @@ class Benchmark(papers.Benchmark):
         return [papers.Job(task, arm, rate, seed, budget, settings, {**more, **training}) for seed in seeds]
 
 
-def table(records: list[dict[str, Any]]) -> list[str]:
-    """A row an arm and task, as Markdown; medians over the seeds."""
-    rows = [
-        "| task | arm | learning rate | rollouts to 0.25 | to 0.75 | final reward (range) | collapsed | updates | s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for task in TASKS:
-        for arm in ARMS | LEFT_OUT:
-            runs = [record for record in records if (record["task"], record["arm"]) == (task, arm)]
-            if runs:
-                rows.append(_row(task, arm, runs))
+def table(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
+    """A row an arm, a column a task, as Markdown: completions to 0.25 (seeds that got there), and the final reward."""
+    seen = {record["task"] for record in records}
+    tasks = [task for task in TASKS if task in seen]
+    rows = [f"| | {' | '.join(tasks)} | collapsed |", f"|{'---|' * (len(tasks) + 2)}"]
+    for arm in arms:
+        of_arm = [record for record in records if record["arm"] == arm]
+        cells = [_cell([record for record in of_arm if record["task"] == task]) for task in tasks]
+        collapsed = f"{sum(record['collapsed'] for record in of_arm)} of {len(of_arm)}"
+        rows.append(f"| {' | '.join([arm, *cells, collapsed])} |")
     return rows
 
 
-def _row(task: str, arm: str, runs: list[dict[str, Any]]) -> str:
+def _cell(runs: list[dict[str, Any]]) -> str:
+    """Medians over the seeds, and the range of the final rewards; addition is told by its accuracy, too."""
+    if not runs:
+        return ""
     finals = [run["final_reward"] for run in runs]
-    cells = [
-        task,
-        arm,
-        f"{runs[0]['learning_rate']:.0e}",
-        _reached(runs, "reached"),
-        _reached(runs, "reached_three_quarters"),
-        f"{np.median(finals):.2f} ({min(finals):.2f} to {max(finals):.2f})",
-        f"{sum(run['collapsed'] for run in runs)} of {len(runs)}",
-        f"{np.median([run['updates'] for run in runs]):,.0f}",
-        f"{np.median([run['seconds'] for run in runs]):.0f}",
-    ]
-    return f"| {' | '.join(cells)} |"
+    parts = [f"{np.median(finals):.2f} ({min(finals):.2f}–{max(finals):.2f})"]
+    if any(run["reached"] is not None for run in runs):
+        parts.insert(0, _reached(runs))
+    if "accuracy" in runs[0]:
+        parts.append(f"accuracy {np.median([run['accuracy'] for run in runs]):.3f}")
+    return "; ".join(parts)
 
 
-def _reached(runs: list[dict[str, Any]], key: str) -> str:
+def _reached(runs: list[dict[str, Any]]) -> str:
     """The median, a run that did not counting as later than all; and how many did."""
-    reached = [run[key] for run in runs if run[key] is not None]
-    ordered = sorted(run[key] or np.inf for run in runs)
+    reached = [run["reached"] for run in runs if run["reached"] is not None]
+    ordered = sorted(run["reached"] or np.inf for run in runs)
     middle = ordered[len(ordered) // 2]
-    return f"{middle:,.0f} ({len(reached)} of {len(runs)})" if np.isfinite(middle) else f"– ({len(reached)})"
+    return (
+        f"{middle:,.0f} ({len(reached)} of {len(runs)})" if np.isfinite(middle) else f"{len(reached)} of {len(runs)}"
+    )
+
+
+def tables(records: list[dict[str, Any]]) -> list[list[str]]:
+    """The tables of docs/evidence-defaults.md, of what a ledger holds."""
+    reported = [record for record in records if record["seed"] in SEEDS]
+    parts = [record for record in reported if record["task"] in PARTS and record["seed"] in SEEDS_OF_PARTS]
+    return [table(reported, arms_of(reported, ARMS)), table(parts, arms_of(parts, LEFT_OUT))]
+
+
+def arms_of(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
+    """Those that were run."""
+    run = {record["arm"] for record in records}
+    return [arm for arm in arms if arm in run]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -152,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     tasks = {name: TASKS[name] for name in options.tasks.split(",")}
     parts = options.question == "parts"
-    seeds = SEEDS[:3] if parts else SEEDS
+    seeds = SEEDS_OF_PARTS if parts else SEEDS
     if options.quick:
         tasks = {name: papers.Task(640, (3e-4,), (100,)) for name in tasks}
         seeds = SEEDS[:1]
@@ -162,8 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
     of_question = LEFT_OUT if parts else ARMS
     for arm in options.arms.split(";") if options.arms else of_question:
         records += benchmark.at_chosen_rates([arm], "sample_efficient" if parts else "")
-        (options.out / "table.md").write_text("\n".join(table(records)) + "\n")
-    print("\n".join(table(records)))
+        (options.out / "table.md").write_text("\n".join(table(records, of_question)) + "\n")
+    print("\n".join(table(records, of_question)))
     return 0
 
 

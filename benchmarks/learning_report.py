@@ -241,32 +241,6 @@ def overview(results: dict[str, Any]) -> list[str]:
     return rows
 
 
-def details(results: dict[str, Any]) -> list[str]:
-    """The rows of docs/evidence-defaults.md's table of the defaults, as Markdown."""
-    rows = []
-    names = {"stock": "stock GRPO", "corrected": "**the defaults**", "uncorrected": "defaults, `correction=none`"}
-    for arm, name in names.items():
-        lock, addition = (results["tasks"][task]["summary"][arm] for task in ("lock", "addition"))
-        reached = _bold(format(lock["reached_median"], ",.0f"), arm)
-        reached += f" ({lock['reached_runs']} of {lock['runs']}{' got there' if arm == 'stock' else ''})"
-        if arm == "corrected":
-            share = lock["reached_median"] / results["tasks"]["lock"]["summary"]["stock"]["reached_median"]
-            reached += f", {share:.3f} of stock's"
-        replaced = "" if arm == "stock" else f"{addition['replaced'] * 100:.0f} %"
-        cells = [
-            name,
-            _rate(lock),
-            reached,
-            _final(lock, arm),
-            _rate(addition),
-            f"{addition['accuracy_mean']:.3f}",
-            _difference(addition, arm),
-            replaced,
-        ]
-        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
-    return rows
-
-
 def _bold(text: str, arm: str) -> str:
     return f"**{text}**" if arm == "corrected" else text
 
@@ -291,4 +265,4 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     found = json.loads((folder / "learning.json").read_text())
     draw(found, folder / "learning.png")
-    print("\n".join(overview(found)), "\n".join(details(found)), sep="\n\n")
+    print("\n".join(overview(found)))

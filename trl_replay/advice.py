@@ -108,8 +108,8 @@ RULES = (
         "No completion passes and nothing is stored: replay can't help before a success. Take easier prompts first, "
         'fill the buffer from a teacher (`replay_warm_start="teacher.jsonl"`), or explore more: a higher '
         "`temperature`, a larger `num_generations`.",
-        "all 8 stock runs of the locks with at least 97.5 % dead groups ended at reward 0; ten rounds of dynamic "
-        "sampling did not help.",
+        "all 13 stock runs with at least 97.5 % dead groups ended at reward 0; ten rounds of dynamic sampling did not "
+        "help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(
@@ -128,7 +128,7 @@ RULES = (
         "There is little to replace: nothing has to change, and `use_replay=False` would change little. If a "
         f"completion costs more than an update: {PRESET}.",
         "on grades (16 to 27 % dead), 0.25 with the defaults, 0.21 without replay, 0.61 with the preset.",
-        "evidence.md#the-first-9600-completions",
+        "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
         "dead groups",
@@ -153,7 +153,7 @@ RULES = (
         ),
         f"Replay fills the dead slots. If a completion costs more than an update: {PRESET}.",
         "the vault ended at 0.91 instead of 0.37.",
-        "evidence.md#the-first-9600-completions",
+        "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
         "dead groups stay",

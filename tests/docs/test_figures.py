@@ -39,12 +39,6 @@ def ranks_tables(ranks: Any, results: Any) -> list[list[str]]:
 TABLES: list[tuple[str, str, str, Any]] = [
     # page, file of results, benchmark, and what makes tables of them, each a list of lines
     ("README.md", "learning", "learning_report", lambda report, found: [[row] for row in report.overview(found)]),
-    (
-        "docs/evidence-defaults.md",
-        "learning",
-        "learning_report",
-        lambda report, found: [[row] for row in report.details(found)],
-    ),
     ("docs/evidence-defaults.md", "refill", "refill", refill_tables),
     ("docs/evidence-methods.md", "papers", "papers_report", lambda report, found: list(report.tables(found).values())),
     (
@@ -67,6 +61,13 @@ def test_what_a_benchmark_found_is_what_a_page_says(page: str, name: str, benchm
     text = (ROOT / page).read_text()
     for table in made:
         assert "\n".join(table) in text, f"{page} lacks this table, which benchmarks/{benchmark}.py prints"
+
+
+def test_what_learns_most_from_a_completion_is_what_the_page_says() -> None:
+    efficiency = importlib.import_module("efficiency")
+    records = [json.loads(line) for line in (RESULTS / "efficiency.jsonl").read_text().splitlines()]
+    page = (ROOT / "docs" / "evidence-defaults.md").read_text()
+    assert [table for table in efficiency.tables(records) if "\n".join(table) not in page] == []
 
 
 def test_what_the_real_model_showed_is_what_the_page_says() -> None:
