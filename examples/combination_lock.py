@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["trl-replay", "matplotlib"]
+# ///
 """A combination lock: stock GRPO and replay side by side on a task of sparse rewards.
 
     pip install matplotlib

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["trl-replay"]
+# ///
 """Trains a tiny model with replay, exports the buffer to Parquet, and reads it back with `datasets`.
 
     python examples/export_buffer.py --out out/export

@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["trl-replay"]
+# ///
 """GRPO with a replay buffer: TRL's own training script (`trl grpo`) plus three lines.
 
     python examples/grpo_replay.py --config examples/grpo_replay.yaml

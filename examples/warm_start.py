@@ -1,3 +1,7 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["trl-replay"]
+# ///
 """Fills the buffer with a teacher's completions before training: prompts, completions and rewards from a JSONL file.
 
     python examples/warm_start.py --out out/warm_start

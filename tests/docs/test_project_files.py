@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -63,6 +64,61 @@ def test_continuous_integration_runs_on_every_python_that_is_promised() -> None:
     promised = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
     assert job["strategy"]["matrix"]["python"] == promised
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
+
+
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+
+
+def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it() -> None:
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        used = re.findall(r"uses: (.*)", path.read_text())
+        assert used
+        assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def test_only_what_uploads_may_ask_for_an_identity_and_a_release_is_what_was_built_and_attested() -> None:
+    release = WORKFLOWS["release"]
+    assert release[True] == {"push": {"tags": ["v*"]}}, "YAML reads `on` as true"
+    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["environment"]["name"] == "pypi"
+    assert "make dist" in [step.get("run") for step in build["steps"]]
+    assert [step for step in build["steps"] if "attest-build-provenance" in step.get("uses", "")]
+    for name, workflow in WORKFLOWS.items():
+        assert workflow["permissions"] == {"contents": "read"}, name
+        for job, content in workflow["jobs"].items():
+            writes = "write" in content.get("permissions", {}).values()
+            assert writes == ((name, job) in {("release", "build"), ("release", "publish"), ("docs", "deploy")})
+
+
+def test_a_release_whose_tag_is_another_version_stops() -> None:
+    (command,) = [
+        step["run"] for step in WORKFLOWS["release"]["jobs"]["build"]["steps"] if "tag" in step.get("name", "")
+    ]
+    for tag, status in ((f"v{trl_replay.__version__}", 0), ("v9.9.9", 1)):
+        done = subprocess.run(["bash", "-c", command], cwd=ROOT, env={"GITHUB_REF_NAME": tag}, capture_output=True)
+        assert done.returncode == status, tag
+
+
+SCRIPTS = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "smollm2_reasoning.py"])
+def test_an_example_says_what_it_needs_so_that_uv_can_run_it(name: str) -> None:
+    """One needs a package without its requirements, which no header can say."""
+    source = (ROOT / "examples" / name).read_text()
+    (block,) = re.findall(r"^# /// script\n((?:#(?: .*)?\n)+?)# ///$", source, re.MULTILINE)
+    header = tomllib.loads(re.sub(r"^# ?", "", block, flags=re.MULTILINE))
+    assert header["requires-python"] == PROJECT["project"]["requires-python"]
+    ours = {re.split("[<>=]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    comes_along = ours | {"__future__", "datasets", "tokenizers", "trl_replay"}  # TRL brings these
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    needed = imported - comes_along - {Path(script).stem for script in SCRIPTS}
+    assert sorted(header["dependencies"]) == sorted({"trl-replay", *needed})
 
 
 def test_the_readmes_links_lead_somewhere_on_a_package_index_too() -> None:

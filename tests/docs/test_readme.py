@@ -29,6 +29,7 @@ def test_the_readme_has_the_numbers_of_the_evidence_page() -> None:
 def test_every_page_of_the_documentation_is_in_the_navigation_and_the_readmes_links_lead_to_pages() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    pages -= {page for page in pages if page.startswith("outreach/")}  # drafts, which the site leaves out
     assert [page for page in pages if not re.search(rf": {re.escape(page)}$", navigation, re.MULTILINE)] == []
     linked = re.findall(r"^\[docs/\S+\]: \S+/blob/main/(docs/\S+)$", README, re.MULTILINE)
     assert len(linked) > 15

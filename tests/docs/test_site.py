@@ -87,7 +87,27 @@ def test_every_page_of_the_navigation_exists_and_stands_there_once() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     pages = {path.relative_to(DOCS).as_posix() for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")}
-    assert pages == set(INSIDE)
+    assert {page for page in pages if not page.startswith("outreach/")} == set(INSIDE)
+    assert "outreach/" in CONFIG["exclude_docs"].split()
+
+
+def test_llms_txt_names_every_page_and_where_its_markdown_is() -> None:
+    spec = importlib.util.spec_from_file_location("llms", DOCS / "theme" / "llms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    theme = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theme)
+    text = theme.llms(CONFIG)
+    assert text.startswith(f"# trl-replay\n\n> {CONFIG['site_description']}\n\n## Start\n")
+    raw = "https://raw.githubusercontent.com/trl-replay/trl-replay/main/docs/"
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", text, re.MULTILINE)
+    written = [page for page in NAVIGATION if page in OUTSIDE or (DOCS / page).is_file()]
+    assert links == [page if page in OUTSIDE else raw + page for page in written]
+    assert (
+        "(https://raw.githubusercontent.com/trl-replay/trl-replay/main/docs/running.md): `trl-replay run` starts"
+        in text
+    )
+    assert "docs/theme/llms.py" in CONFIG["hooks"]
 
 
 def test_what_the_navigation_names_outside_is_in_the_repository() -> None:

@@ -106,6 +106,10 @@ class Released:
     def trl_replay_strategies(self) -> Iterator[Any]:
         yield trl_replay.ScorerSpec("even", lambda: lambda groups, context: groups.reward_mean, "the same")
 
+    @trl_replay.hookimpl
+    def trl_replay_detached(self, session: Any) -> None:
+        pass
+
 
 def register() -> None:
     """The same plugins on both ranks, one of them in two releases."""
