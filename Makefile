@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
-.PHONY: demo real check unit test vllm lint mutants compat canary docs dist dist-all clean
+.PHONY: demo real check unit test vllm lint mutants compat canary docs site-check dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv .venv
@@ -74,6 +74,9 @@ canary: .venv/.installed # reads the source of every TRL release in range; needs
 
 docs: .venv/.docs # the documentation as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+site-check: docs .venv/.installed # the site and a report in a real browser, as wide as a screen and as a phone
+	$(BIN)/python tests/site/check.py
 
 dist: .venv/.installed # what would be uploaded, in dist/: built, checked, and trained with; needs a package index
 	$(BIN)/python tests/compat/dist.py

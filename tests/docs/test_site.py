@@ -212,6 +212,14 @@ def test_the_index_of_methods_leads_to_the_text_of_each() -> None:
     assert {name for name, _ in shown} == {"sample_efficient", *METHODS}
 
 
+@pytest.mark.parametrize("words", ["wandb", "curriculum", "dynamic sampling", "all wrong"])
+def test_what_people_search_for_stands_on_a_page(words: str) -> None:
+    """As one phrase: the search of the site finds it there (`make site-check`)."""
+    made = generated()
+    texts = [*made.method_pages().values(), *(made.filled((DOCS / page).read_text()) for page in INSIDE)]
+    assert any(words in " ".join(text.lower().split()) for text in texts)
+
+
 def test_the_evidence_page_shows_every_picture_of_the_benchmarks() -> None:
     evidence = (DOCS / "evidence.md").read_text()
     for picture in (ROOT / "benchmarks" / "results").glob("*.png"):
