@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
-from episodes import FORMS, OWN_REWARDS, Episode, build
+from episodes import FORMS, OWN_REWARDS, TURNS, Episode, build
 from methods import INJECTED
-from replaying import Watch, check_batches, check_losses
+from replaying import Checked, Watch, check_batches, check_losses
 from support import Spy, logged, weights_hash
 
 import trl_replay
@@ -53,6 +55,28 @@ def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any, form: str) ->
 
     whole, rollouts = trained()
     assert trained(rollouts, str(tmp_path / "checkpoint-4"))[0] == whole
+
+
+@OWN_REWARDS
+def test_the_pages_credit_of_turns_is_replayed_right(tmp_path: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    defined: dict[str, Any] = {}
+    exec(code, defined)
+    credited = type("Credited", (Checked, defined["TurnCredit"]), {})
+    trainer = build(tmp_path, "several turns with a tool", trainer_class=credited, max_steps=5)
+    session = trl_replay.attach(trainer, replay_start=0)
+    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
+    trainer.watch, trainer.compared = watch, []
+    trainer.train()
+    check_batches(watch)
+    check_losses(trainer)
+    batch = watch.steps[0][0]
+    own = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    shares = [set((row[mask] / row[mask][-1]).tolist()) for row, mask in zip(batch["advantages"], own, strict=True)]
+    turns = [sorted(of_row) for of_row in shares if len(of_row) == TURNS]
+    assert turns
+    assert turns[0] == pytest.approx([0.81, 0.9, 1.0])
 
 
 # rollouts that failed
