@@ -106,6 +106,12 @@ def test_grpo_replay_finds_rewards_and_data_and_says_what_it_can_not_find(local,
             example.find_dataset(example.GRPOScriptArguments(dataset_name=name))
 
 
+def test_agent_replay_trains_both_arms(tmp_path):
+    out = fork("agent_replay.py", "--steps", 2, cwd=tmp_path).splitlines()
+    assert "replay: 2 generation batches, 12 groups" in out[1]
+    assert [line.split(":")[0] for line in out] == ["seed 0, stock", "seed 0, replay", "stock", "replay"]
+
+
 def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
     out = fork("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
     lines = out.splitlines()
