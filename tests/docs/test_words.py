@@ -20,15 +20,9 @@ REFERENCE = {
     "reference/strategies.md",
 }
 """Pages to look things up in."""
-LONGER = {
-    "evidence-defaults.md": 1900,
-    "evidence-methods.md": 1700,
-    "evidence-processes.md": 1800,
-    "files.md": 1700,
-    "structure.md": 1600,
-}
+LONGER = {"evidence-defaults.md": 1850, "evidence-methods.md": 1550, "evidence-processes.md": 1750}
 """Pages that are to be cut: these counts, rounded up, may only shrink."""
-LONGER_IN_ALL = 42_000
+LONGER_IN_ALL = 39_500
 """About what all pages have: to shrink to `IN_ALL`, and then to go."""
 
 
