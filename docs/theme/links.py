@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 PICTURES = "pictures"
 SETTINGS = "reference/settings"
 STRATEGIES = "reference/strategies.md"
-MOVED = {"papers.md": "methods.md"}
 LINK = re.compile(r"(\]\(|^\[[^\]]+\]: )((?:\.\./)+[^)#\s]+)", re.MULTILINE)
 MENTION = re.compile(r"<(a|h[1-6]|pre)\b.*?</\1>|<code>(use_replay|replay_\w+)[^<]*</code>", re.DOTALL)
 UNREAD = re.compile(r"\[<code>\w+</code>\]")
@@ -68,8 +67,6 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
         kind = "tree" if path.is_dir() else "blob"
         return f"{link[1]}{config.repo_url.rstrip('/')}/{kind}/main/{path.relative_to(ROOT).as_posix()}"
 
-    for old, new in MOVED.items():
-        markdown = markdown.replace(f"]({old})", f"]({new})")
     if page.file.src_uri == STRATEGIES:
         markdown = _with_anchors(markdown)
     return LINK.sub(turned, generated.filled(markdown))
