@@ -69,6 +69,10 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"learning_rate": 5e-2},
         {"replay_correction": "veto_negative", "replay_correction_kwargs": MASKS["veto_negative"]},
     ),
+    "suffix_veto": (
+        {"learning_rate": 5e-2},
+        {"replay_correction": "suffix_veto", "replay_correction_kwargs": MASKS["suffix_veto"]},
+    ),
     "truncated": ({}, {"replay_correction": "truncated"}),
 }  # fmt: skip
 NEWER = {"luspo, sequence level": since("1.10.0", "luspo without padding in its mean")}

@@ -216,7 +216,7 @@ def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
 
 
 def make_suffix_veto(low: float = 0.1, high: float = 10.0) -> Correction:
-    """`ratio`, but in a row with A < 0 all that follows the first token whose r leaves [low, high] is taken out.
+    """`ratio`, but all with A < 0 that follows a row's first token whose r leaves [low, high] is taken out.
 
     The negative-advantage veto of μ-GRPO (arXiv 2605.17570): behind such a trigger, a failed completion pushes against
     a text that the trained policy would not have written. The token itself stays. What the paper takes for a trigger
@@ -233,8 +233,9 @@ def make_suffix_veto(low: float = 0.1, high: float = 10.0) -> Correction:
         near = _within(_log_ratio(rows), low, high)
         triggers = (~near & rows.mask).long()
         before = triggers.cumsum(dim=1) - triggers
-        right = (rows.advantages >= 0).unsqueeze(1)
-        return _masked(rows, before.eq(0) | right)
+        right = rows.advantages >= 0
+        beside = right if right.dim() == 2 else right.unsqueeze(1)
+        return _masked(rows, before.eq(0) | beside)
 
     return TokenWeights(suffix_veto)
 
