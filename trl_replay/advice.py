@@ -125,8 +125,8 @@ RULES = (
     Rule(
         "few dead",
         (Bound(DEAD_EXACT, most=0.2), SAME),
-        "There is little to replace: nothing has to change, and `use_replay=False` would change little. If a "
-        f"completion costs more than an update: {PRESET}.",
+        "There is little to replace: nothing has to change, with replay or without. If a completion costs more than "
+        f"an update: {PRESET}.",
         "on grades (16 to 27 % dead), 0.25 with the defaults, 0.21 without replay, 0.61 with the preset.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
@@ -147,6 +147,7 @@ RULES = (
         (
             Bound(ALL_WRONG, least=0.5),
             Bound(REPLACED, least=0.3),
+            Bound(DEAD_AFTER, most=0.3),
             Bound(GATED, most=0.1),
             Bound(DRIFT, most=1.0),
             SAME,

@@ -67,6 +67,14 @@ def test_the_report_ends_with_the_same(run: Any) -> None:
     assert re.search(r"Measured: .*\(docs/evidence[a-z-]*\.md#[a-z0-9-]+\)", advice)
 
 
+def test_slots_count_as_filled_only_where_few_dead_groups_remain(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, LIVE], [DEAD] * 3), max_steps=STEPS, learning_rate=1e-4)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.metrics["replay/replaced_fraction"] == pytest.approx(1 / 3), "one entry for three slots"
+    assert rules_in(session.explain()) == set()
+
+
 GATES: dict[str, tuple[Mapping[str, Any], str]] = {
     "geo_mask": ({"replay_correction": "geo_mask"},
                  r"replay_correction='geo_mask' \(low=0.99, high=1.01\)\. .*replay_correction=\"sequence_mask\""),
