@@ -56,6 +56,17 @@ def test_the_trainers_loss_is_the_one_computed_by_hand(
         assert 0 < int(kept.sum()) < len(kept), "the limits are such that some is masked and some is not"
 
 
+@pytest.mark.parametrize(("correction", "limit"), [("truncated", None), ("ratio", 1.05)])
+def test_as_many_rows_as_tokens_are_no_advantages_of_tokens(
+    tmp_path: Any, correction: str, limit: float | None
+) -> None:
+    """12 rows of 12 tokens, and a weight for each token."""
+    settings = {} if limit is None else {"replay_max_weight": limit}
+    trainer, session = train_corrected(tmp_path, correction, settings, by_hand=limit is None, max_completion_length=12)
+    assert {loss["inputs"]["completion_ids"].shape for loss in trainer.losses} == {(12, 12)}
+    assert session.totals.counters["replaced"] == 4
+
+
 def replayed_signal(trainer: Any) -> torch.Tensor:
     """The weighted advantage of every replayed token that was trained on; without weights none of them is 0."""
     signals = []

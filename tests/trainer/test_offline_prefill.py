@@ -68,6 +68,24 @@ def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attach
         attached.buffer.add(short, incomplete="drop")
 
 
+def test_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached: Any) -> None:
+    scores = [1.0, None, 0.0, 0.0]
+    lines = [{"prompt": "1=", "completion": str(row), "reward/digits": score} for row, score in enumerate(scores)]
+    assert attached.buffer.add(lines) == 1
+    assert attached.buffer.table.row_masked.tolist() == [[False, True, False, False]]
+
+
+def test_a_failed_row_of_other_reward_functions_leaves_the_others_their_rewards(attached: Any) -> None:
+    scores = [1.0, None, 0.0, 0.0]
+    lines = [
+        {"prompt": "1=", "completion": str(row), "reward/digits": None, "reward": score}
+        for row, score in enumerate(scores)
+    ]
+    assert attached.buffer.add(lines) == 1
+    assert attached.buffer.table.row_masked.tolist() == [[False, True, False, False]]
+    assert attached.buffer.table.row_other_reward[0, [0, 2, 3]].tolist() == [1.0, 0.0, 0.0]
+
+
 def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     trainer = build(tmp_path, max_steps=1)
     trainer._tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from trl_replay.registry import registry
+from trl_replay.step.dead_groups import all_wrong
 from trl_replay.testing import make_context, make_groups
 
 
@@ -39,3 +41,14 @@ SELECTIONS: list[tuple[str, dict[str, Any], list[int]]] = [
 @pytest.mark.parametrize(("name", "kwargs", "slots"), SELECTIONS)
 def test_each_selector_chooses_by_hand(name: str, kwargs: dict[str, Any], slots: list[int]) -> None:
     assert select(name, REWARDS, **kwargs) == slots
+
+
+def test_a_row_that_failed_counts_in_no_pass_rate() -> None:
+    failed = float("nan")
+    assert select("pass_rate", [[1, 0, failed, failed], [1, 0, 0, 0.0]], low=0.25) == [1]
+
+
+def test_a_group_whose_rows_all_failed_is_not_all_wrong() -> None:
+    failed = float("nan")
+    groups = replace(make_groups([[failed] * 4, [0.0, failed, 0.0, 0.0]]), dead=np.ones(2, bool))
+    assert all_wrong(groups, pass_reward=0.5).tolist() == [False, True]

@@ -171,10 +171,10 @@ class Supply:
     def _weighted(
         self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
     ) -> torch.Tensor:
-        """A copy of `advantages`, which are `(B,)` or `(B, C)`, with the weights of the rows `index` folded in."""
+        """A copy of `advantages`, `(B,)`, `(B, 1)` or `(B, C)`, with the weights of the rows `index` folded in."""
         if weights.dim() == 1 and advantages.dim() == 2:
             weights = weights.unsqueeze(1)
-        elif weights.dim() == 2 and advantages.size(-1) != width:
+        elif weights.dim() == 2 and (advantages.dim() == 1 or advantages.size(1) != width):
             advantages = advantages.view(len(advantages), 1).expand(-1, width)
         return _with_rows(advantages, index, advantages[index] * weights.to(advantages))
 

@@ -26,7 +26,7 @@ from ..protocols import Division
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
 from ..tasks import encoded, hashed, own
-from ..types import Batch, Floats, Group, Groups
+from ..types import Batch, Bools, Floats, Group, Groups
 from ..validation import choice, require
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
@@ -264,7 +264,7 @@ def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> 
         update=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
         behavior_logps=trainable_sums(group).cpu().numpy()[None],
-        masked=offline.masked[None],
+        masked=_masked(session, offline)[None],
         origin=np.array([origin]),
     )
     functions = len(session.trainer.reward_func_names)
@@ -340,6 +340,14 @@ def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats
             given = np.array([np.abs(row).mean() for row in group.tokens[ADVANTAGES]])
         advantages.append(np.where(group.masked, 0.0, given))
     return advantages
+
+
+def _masked(session: Session, offline: OfflineGroup) -> Bools:
+    """`(G,)`: rows that train nothing: those of the file, and those that failed, as of a group generated here."""
+    unscored = np.isnan(weighted_rewards(offline.rewards, offline.weights))
+    if unscored.all() or session.components.forward:  # unknown rewards; a loss that masks no row
+        return offline.masked
+    return offline.masked | unscored
 
 
 def _counted_rewards(group: OfflineGroup) -> Floats:

@@ -266,7 +266,7 @@ def _rewards(trainer: Any, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
     Of these where the file names them all; else the column `reward`, or other functions at weight 1.
     """
     total = _columns(rows, ["reward"])
-    has_total = not np.isnan(total).any()
+    has_total = not np.isnan(total).all()
     names = reward_columns(trainer.reward_func_names)
     if all(name in row for row in rows for name in names):
         rewards = _columns(rows, names)

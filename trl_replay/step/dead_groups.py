@@ -24,9 +24,10 @@ def dead_slots(fresh: Groups, filled: Sequence[int]) -> list[int]:
 
 
 def all_wrong(fresh: Groups, pass_reward: float) -> Bools:
-    """`(n,)`: the dead groups in which no row passes."""
+    """`(n,)`: the dead groups in which no row passes; not those whose rows all failed."""
     passes = fresh.reward >= pass_reward
-    return np.asarray(fresh.dead & ~passes.any(axis=1))
+    failed = fresh.failed.all(axis=1)
+    return np.asarray(fresh.dead & ~passes.any(axis=1) & ~failed)
 
 
 def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Generator) -> list[Pair]:

@@ -74,7 +74,8 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
         passed = groups.reward >= threshold
-        rate = passed.mean(axis=1)
+        scored = ~groups.failed
+        rate = passed.sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
         replaceable = groups.dead | (rate <= low) | (rate >= high)
         return _ordered(groups, groups.reward_std, replaceable)
 
