@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
@@ -43,3 +44,14 @@ def bessel_std(values: Floats) -> Floats:
     squares = np.where(scored, centered, 0.0) ** 2
     degrees = np.maximum(scored.sum(axis=1) - 1, 1)
     return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))
+
+
+def pass_rates(passed: Bools, failed: Bools) -> Floats:
+    """Share of a group's scored rows that pass; 0 where no row was scored.
+
+    Args:
+        passed (`(n, G)`): Rows that pass.
+        failed (`(n, G)`): Rows that nothing scored.
+    """
+    scored = (~failed).sum(axis=1)
+    return np.asarray(passed.sum(axis=1) / np.maximum(scored, 1))

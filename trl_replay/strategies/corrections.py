@@ -233,9 +233,8 @@ def make_suffix_veto(low: float = 0.1, high: float = 10.0) -> Correction:
         near = _within(_log_ratio(rows), low, high)
         triggers = (~near & rows.mask).long()
         before = triggers.cumsum(dim=1) - triggers
-        right = rows.advantages >= 0
-        beside = right if right.dim() == 2 else right.unsqueeze(1)
-        return _masked(rows, before.eq(0) | beside)
+        advantages = rows.advantages.view(len(near), -1)
+        return _masked(rows, before.eq(0) | (advantages >= 0))
 
     return TokenWeights(suffix_veto)
 

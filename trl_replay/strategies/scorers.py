@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..protocols import Scorer
+from ..rewards import pass_rates
 from ..types import Context, Floats, Groups
 from ..validation import number, require, share
 
@@ -43,8 +44,7 @@ def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
         passed = (groups.reward >= threshold) & groups.trains
-        rate = passed.sum(axis=1) / np.maximum((~groups.failed).sum(axis=1), 1)
-        distance = np.abs(rate - target)
+        distance = np.abs(pass_rates(passed, groups.failed) - target)
         farthest = max(target, 1.0 - target)
         return np.asarray(1.0 - distance / farthest)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..protocols import Selector
+from ..rewards import pass_rates
 from ..types import Bools, Context, Floats, Groups, Ints
 from ..validation import number, require, share, unusable
 
@@ -73,9 +74,7 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
         raise unusable("pass_rate: low", low, f"give 0 <= low < high <= 1, where high={high!r}")
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
-        passed = groups.reward >= threshold
-        scored = ~groups.failed
-        rate = passed.sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
+        rate = pass_rates(groups.reward >= threshold, groups.failed)
         replaceable = groups.dead | (rate <= low) | (rate >= high)
         return _ordered(groups, groups.reward_std, replaceable)
 
