@@ -43,7 +43,6 @@ ARMS = [
     "half=max_fraction:0.5",
     "quarter=max_fraction:0.25",
     "weight=weight:0.5",
-    "inserts=samples_per_insert:8",
     "log_ratio=max_log_ratio:0.5",
     "ess=min_ess:0.5",
     "max_weight=max_weight:2.0",

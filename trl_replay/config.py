@@ -127,8 +127,6 @@ class ReplayConfig:
         replay_retire_passes (`int`, *optional*):
             A prompt is solved when this many completions of a fresh group pass: its entries leave, and groups as good
             as that are not stored. Never if not set.
-        replay_samples_per_insert (`float`, *optional*):
-            Groups replayed for each group stored, at most, over the whole run. No limit if not set.
         replay_min_ess (`float`, *optional*):
             Floor of the effective sample size of replayed tokens, as a share of their number. Below it the share of a
             batch that replay may fill is halved with every batch, and doubled again above it; one group remains.
@@ -236,9 +234,6 @@ class ReplayConfig:
     replay_pass_reward: float = _setting(0.5, "A completion passes with a weighted reward of at least this.")
     replay_retire_passes: int | None = _setting(
         None, "Passing completions of a fresh group at which its prompt's entries leave."
-    )
-    replay_samples_per_insert: float | None = _setting(
-        None, "Groups replayed for each group stored, at most, over the whole run."
     )
     replay_min_ess: float | None = _setting(None, "Effective sample size, as a share, below which less is replayed.")
     replay_max_log_ratio: float | None = _setting(

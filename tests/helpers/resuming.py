@@ -38,7 +38,6 @@ LIMITS: dict[str, Any] = {
     "replay_refresh": "ratio",
     "replay_max_log_ratio": 0.5,
     "replay_min_ess": 1.0,
-    "replay_samples_per_insert": 2.0,
     "replay_start_pass_rate": 0.01,
     "replay_retire_passes": 4,
     "replay_unfilled": "exclude",

@@ -27,7 +27,6 @@ LIMITS = {
     "replay_refresh": "ratio",
     "replay_max_log_ratio": 0.3,
     "replay_min_ess": 0.97,
-    "replay_samples_per_insert": 3.0,
     "replay_unfilled": "exclude",
     "replay_correction": "per",
 }

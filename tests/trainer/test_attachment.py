@@ -133,7 +133,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_refill_until": 0}, "replay_refill_until=0 .*above 0, at most 1"),
     ({"replay_weight": 1e39}, NUMBERS),
     ({"replay_max_weight": 1e39}, NUMBERS),
-    ({"replay_samples_per_insert": 1e308}, NUMBERS),
     ({"replay_correction": "truncated", "replay_correction_kwargs": {"cap": 1e300}}, NUMBERS),
     ({"replay_correction": "shaped", "replay_correction_kwargs": {"gamma": 1e300}}, NUMBERS),
 ]

@@ -44,17 +44,6 @@ def test_what_passes_is_a_setting(tmp_path: Any) -> None:
     assert session.components.rate_limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)
 
 
-def test_no_more_is_replayed_than_the_samples_per_insert(tmp_path: Any) -> None:
-    trainer = make_trainer(
-        tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD] * 3, [DEAD] * 3, [LIVE, DEAD, DEAD]), max_steps=7
-    )
-    session = trl_replay.attach(trainer, replay_samples_per_insert=1.5)
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps) == [0, 2, 1, 0, 1, 2, 1], "3, 4, 6 and 7 in all, with 2, 3, 4 and 5 groups stored"
-    assert "replay_samples_per_insert allows" in session.explain()
-
-
 def test_less_is_replayed_while_the_effective_sample_size_is_below_the_floor(tmp_path: Any) -> None:
     script = [LIVE] * 4, [DEAD] * 4
     counts, shares = {}, {}

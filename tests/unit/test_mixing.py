@@ -99,7 +99,7 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
             assert_same_row(row_of(composed, row), expected)
 
 
-def test_what_a_filling_writes_and_how_limits_cut_it() -> None:
+def test_what_a_filling_writes_and_how_it_is_cut() -> None:
     table = table_of(4)
     slots = make_groups([[0.0] * SIZE] * 3)
     drawn = np.array([[0, 1], [2, -1], [3, -1]])
@@ -107,11 +107,9 @@ def test_what_a_filling_writes_and_how_limits_cut_it() -> None:
     assert mixed.is_whole.tolist() == [False, False, True]
     advantages, masked = np.full((3, SIZE), 5.0), np.zeros((3, SIZE), bool)
     filling = Filling([4, 1, 2], mixed, advantages, masked, np.array([True, False, True]))
-    assert filling.within(9, 9).slots == [4, 1, 2]
-    assert filling.within(2, 9).slots == [4, 1]
-    assert filling.within(9, 3).slots == [4, 1], "two entries and one"
-    assert filling.within(9, 1).slots == [], "the first slot alone takes two"
+    first_two = filling.take(np.arange(2))
+    assert first_two.slots == [4, 1]
     fresh = make_groups([[0.0] * SIZE] * 5)
-    outcome = filling.within(2, 9).outcome(fresh)
+    outcome = first_two.outcome(fresh)
     assert outcome.advantages[:, 0].tolist() == [0.0, 5.0, 0.0, 0.0, 5.0]
     assert outcome.computed.any(axis=1).tolist() == [False, False, False, False, True]

@@ -32,11 +32,8 @@ def test_a_fraction_is_rounded_down(fraction: float, slots: int) -> None:
 
 
 def test_the_tightest_limit_says_so() -> None:
-    limits = limiter(replay_samples_per_insert=1.0, replay_max_fraction=0.5, replay_min_ess=0.5)
-    limits.inserted += 5
+    limits = limiter(replay_max_fraction=0.5, replay_min_ess=0.5)
     assert limits.slots_allowed(8, 9) == (4, "replay_max_fraction")
-    limits.drawn += 2
-    assert limits.slots_allowed(8, 9) == (3, "replay_samples_per_insert")
     limits.fraction = 0.25
     assert limits.slots_allowed(8, 9) == (2, "replay_min_ess")
 
@@ -91,7 +88,7 @@ def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(
 
 
 def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
-    settings = {"replay_samples_per_insert": 1.5, "replay_start_pass_rate": 0.01, "replay_min_ess": 0.9}
+    settings = {"replay_start_pass_rate": 0.01, "replay_min_ess": 0.9}
     limits, resumed = limiter(**settings), limiter(**settings)
     seen(limits, [LIVE, DEAD, DEAD], [DEAD] * 3)
     limits.measured(0.1)
@@ -105,4 +102,3 @@ def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
     assert resumed.state_dict() == state
     for groups in (1, 4, 8, 32):
         assert resumed.slots_allowed(groups, 9) == limits.slots_allowed(groups, 9)
-    assert resumed.slots_allowed(32, 9) == (6, "replay_samples_per_insert"), "ten for seven inserts, less four"

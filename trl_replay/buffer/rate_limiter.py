@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +21,11 @@ have left since count too: with a limit on age or bytes the buffer may never hol
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """The settings `replay_start`, `replay_start_pass_rate`, `replay_max_fraction`, `replay_samples_per_insert` and
-    `replay_min_ess`."""
+    """The settings `replay_start`, `replay_start_pass_rate`, `replay_max_fraction` and `replay_min_ess`."""
 
     start: int | str | None = None
     start_pass_rate: float | None = None
     max_fraction: float = 1.0
-    samples_per_insert: float | None = None
     min_ess: float | None = None
 
 
@@ -91,14 +88,6 @@ class RateLimiter:
         factor = 0.5 if effective_share < floor else 2.0
         self.fraction = min(factor * self.fraction, 1.0)
 
-    @property
-    def entries_left(self) -> int:
-        """Number of entries that `replay_samples_per_insert` still lets replay."""
-        per_insert = self._limits.samples_per_insert
-        if per_insert is None:
-            return sys.maxsize
-        return max(int(per_insert * self.inserted + 1e-9) - self.drawn, 0)
-
     def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
         """Returns how many of a batch's `groups` replay may fill, and which limit says so.
 
@@ -118,8 +107,6 @@ class RateLimiter:
         limits = [(_share(rules.max_fraction, groups), "replay_max_fraction")]
         if rules.min_ess is not None:
             limits.append((_share(self.fraction, groups), "replay_min_ess"))
-        if rules.samples_per_insert is not None:
-            limits.append((self.entries_left, "replay_samples_per_insert"))
         return min(limits)
 
     def _waits(self, update: int) -> bool:

@@ -384,8 +384,7 @@ class Decisions:
         chosen, drawn = self._sampled(fresh.groups, slots, table, reasons, tally)
         if not chosen:
             return Filled.with_nothing(fresh.groups)
-        most = slots.most, self._rate_limiter.entries_left
-        filling = self._mixing.mix(fresh, chosen, table, drawn, most, tally)
+        filling = self._mixing.mix(fresh, chosen, table, drawn, slots.most, tally)
         priorities = self._priorities(table, filling.mixed.used)
         taken = filling.taken(eligible, self._clock.update, priorities)
         return Filled(Sampled(taken), filling.outcome(fresh.groups))

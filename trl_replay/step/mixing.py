@@ -253,14 +253,6 @@ class Filling:
             self.computed[chosen],
         )
 
-    def within(self, slots: int, entries: int) -> Filling:
-        """The first of them, no more than so many slots and entries."""
-        ordered = np.sort(self.mixed.entries, axis=1)
-        begins = np.diff(ordered, axis=1, prepend=NONE) > 0
-        numbers = begins.sum(axis=1)  # distinct entries of each slot
-        fitting = int((np.cumsum(numbers) <= entries).sum())
-        return self.take(np.arange(min(slots, fitting, len(self.slots))))
-
     def outcome(self, fresh: Groups) -> RowOutcome:
         """Returns what all rows of the batch train with."""
         advantages = fresh.advantages.copy()
@@ -331,9 +323,7 @@ class Mixing:
                 "use_liger_kernel=True goes around that: give 0 instead, or use use_liger_kernel=False."
             )
 
-    def mix(
-        self, fresh: FreshBatch, slots: list[int], table: Table, drawn: Ints, most: tuple[int, int], tally: Tally
-    ) -> Filling:
+    def mix(self, fresh: FreshBatch, slots: list[int], table: Table, drawn: Ints, most: int, tally: Tally) -> Filling:
         """Decides which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
@@ -341,7 +331,7 @@ class Mixing:
             slots (`list[int]`): For which something was drawn.
             table ([`Table`]): The eligible entries.
             drawn (`(n, k)`): Rows of `table`.
-            most (`tuple[int, int]`): So many slots and entries at most.
+            most (`int`): So many slots at most: the first of those that can be filled.
             tally ([`Tally`]): Counts why rows and slots stay fresh.
 
         Returns:
@@ -359,7 +349,7 @@ class Mixing:
         what = "the stored rows alone" if setting == "split" else "a mixed group"
         tally.note(int((some & trained.dead).sum()), f"{what} would have been dead")
         filling = Filling(slots, mixed, trained.advantages, trained.masked, computed)
-        kept = filling.take(np.flatnonzero(some & ~trained.dead)).within(*most)
+        kept = filling.take(np.flatnonzero(some & ~trained.dead)[:most])
         if fresh.rule.spans_batch and kept.computed.any() and len(kept.slots) < len(slots):
             return self._without_slots_left_fresh(fresh, kept)
         return kept
