@@ -44,7 +44,6 @@ ARMS = [
     "quarter=max_fraction:0.25",
     "weight=weight:0.5",
     "log_ratio=max_log_ratio:0.5",
-    "ess=min_ess:0.5",
     "max_weight=max_weight:2.0",
     "retire=retire_passes:8",
     "refresh=refresh:advantage",

@@ -127,9 +127,6 @@ class ReplayConfig:
         replay_retire_passes (`int`, *optional*):
             A prompt is solved when this many completions of a fresh group pass: its entries leave, and groups as good
             as that are not stored. Never if not set.
-        replay_min_ess (`float`, *optional*):
-            Floor of the effective sample size of replayed tokens, as a share of their number. Below it the share of a
-            batch that replay may fill is halved with every batch, and doubled again above it; one group remains.
         replay_max_log_ratio (`float`, *optional*):
             Largest mean |log ratio| to the policy that generated the tokens. A row beyond it trains nothing; an entry
             whose group was beyond it when last replayed leaves. No limit if not set.
@@ -235,7 +232,6 @@ class ReplayConfig:
     replay_retire_passes: int | None = _setting(
         None, "Passing completions of a fresh group at which its prompt's entries leave."
     )
-    replay_min_ess: float | None = _setting(None, "Effective sample size, as a share, below which less is replayed.")
     replay_max_log_ratio: float | None = _setting(
         None, "Largest mean log ratio, in absolute value, of what is replayed."
     )

@@ -37,7 +37,6 @@ PROMPTS = tuple(f"{number}=" for number in range(30))
 LIMITS: dict[str, Any] = {
     "replay_refresh": "ratio",
     "replay_max_log_ratio": 0.5,
-    "replay_min_ess": 1.0,
     "replay_start_pass_rate": 0.01,
     "replay_retire_passes": 4,
     "replay_unfilled": "exclude",

@@ -26,7 +26,6 @@ PROMPTS = ["1=", "12=", "123+4=", "7="]
 LIMITS = {
     "replay_refresh": "ratio",
     "replay_max_log_ratio": 0.3,
-    "replay_min_ess": 0.97,
     "replay_unfilled": "exclude",
     "replay_correction": "per",
 }

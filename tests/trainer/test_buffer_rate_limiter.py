@@ -8,7 +8,6 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record, replayed
 
 import trl_replay
-from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
 
 
@@ -42,21 +41,3 @@ def test_what_passes_is_a_setting(tmp_path: Any) -> None:
     session = trl_replay.attach(trainer, replay_start_pass_rate=0.2, replay_pass_reward=2.0)
     trainer.train()
     assert session.components.rate_limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)
-
-
-def test_less_is_replayed_while_the_effective_sample_size_is_below_the_floor(tmp_path: Any) -> None:
-    script = [LIVE] * 4, [DEAD] * 4
-    counts, shares = {}, {}
-    for floor in (None, 0.0, 1.0):
-        trainer = make_trainer(
-            tmp_path / str(floor), Rewards(*script), max_steps=7, learning_rate=1e-2, per_device_train_batch_size=16
-        )
-        session = trl_replay.attach(trainer, replay_min_ess=floor)
-        steps = record(session)
-        trainer.train()
-        counts[floor] = [int((after[ROWS][:, 0] < 0).sum()) // 4 for _, after in steps]
-        shares[floor] = session.components.rate_limiter.fraction
-    assert counts[None] == counts[0.0] == [0, 4, 4, 4, 4, 4, 4]
-    assert counts[1.0] == [0, 4, 2, 1, 1, 1, 1], "one group is always left, or nothing would be measured again"
-    assert shares == {None: 1.0, 0.0: 1.0, 1.0: 0.125}, "no less than half of what one group is"
-    assert "replay_min_ess allows 1 of 4 groups" in session.explain()

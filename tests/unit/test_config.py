@@ -40,7 +40,6 @@ BAD: dict[str, list[Any]] = {
     "replay_max_uses": [1.5],
     "replay_cooldown": [0],
     "replay_max_fraction": [float("nan")],
-    "replay_min_ess": ["0.5"],
     "replay_max_log_ratio": [0.0],
     "replay_max_weight": [float("inf")],
     "replay_weight": [-0.5, True],

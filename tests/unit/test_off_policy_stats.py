@@ -1,4 +1,4 @@
-"""What is kept of replayed rows, by hand: sums a row, metrics since the last log, and the effective sample size."""
+"""What is kept of replayed rows, by hand: sums a row, and metrics since the last log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trl_replay import ReplayedRows
-from trl_replay.loss.off_policy_stats import OffPolicyStats, effective_share
+from trl_replay.loss.off_policy_stats import OffPolicyStats
 
 
 def rows(ratios: list[list[float]], mask: list[list[int]], advantages: list[float]) -> ReplayedRows:
@@ -68,9 +68,3 @@ def test_huge_log_ratios_are_bounded() -> None:
     assert columns["drift"].tolist() == [40.0]
     assert columns["ratio"][0] == pytest.approx(math.exp(20))
     assert columns["squares"][0] == pytest.approx(math.exp(40))
-
-
-def test_the_effective_share_is_one_for_equal_ratios_and_falls_with_their_spread() -> None:
-    assert effective_share({"seen": [2, 2], "ratio": [3, 3], "squares": [4.5, 4.5]}) == 1.0
-    assert effective_share({"seen": [1, 1], "ratio": [3, 1], "squares": [9, 1]}) == pytest.approx(16 / 20)
-    assert effective_share({"seen": [0, 0], "ratio": [0, 0], "squares": [0, 0]}) is None

@@ -1,4 +1,4 @@
-"""How many slots replay may fill: rounding, the floor of the effective sample size, when an adaptive start waits."""
+"""How many slots replay may fill: rounding, and when an adaptive start waits."""
 
 from __future__ import annotations
 
@@ -29,26 +29,6 @@ def seen(limits: RateLimiter, *batches: list[list[float]]) -> None:
 @pytest.mark.parametrize(("fraction", "slots"), [(0.0, 0), (0.34, 1), (1 / 3, 1), (0.3, 0), (0.67, 2), (1.0, 3)])
 def test_a_fraction_is_rounded_down(fraction: float, slots: int) -> None:
     assert limiter(replay_max_fraction=fraction).slots_allowed(3, 0) == (slots, "replay_max_fraction")
-
-
-def test_the_tightest_limit_says_so() -> None:
-    limits = limiter(replay_max_fraction=0.5, replay_min_ess=0.5)
-    assert limits.slots_allowed(8, 9) == (4, "replay_max_fraction")
-    limits.fraction = 0.25
-    assert limits.slots_allowed(8, 9) == (2, "replay_min_ess")
-
-
-def test_the_floor_lets_go_again() -> None:
-    """However long it was below: it never gets further down than one group."""
-    limits = limiter(replay_min_ess=0.5)
-    most = []
-    for share in (0.4, 0.4, 0.4, 0.6, 0.5, None, 0.9, *[0.1] * 1100, *[0.9] * 4):
-        limits.measured(share)
-        seen(limits, [LIVE] * 16)
-        most.append(limits.slots_allowed(16, 10)[0])
-    assert most[:7] == [8, 4, 2, 4, 8, 8, 16]
-    assert most[7:12] == [8, 4, 2, 1, 1]
-    assert most[-5:] == [1, 2, 4, 8, 16]
 
 
 ONE_OF_16, NONE_OF_16 = [LIVE, *[DEAD] * 15], [DEAD] * 16
@@ -88,10 +68,9 @@ def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(
 
 
 def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
-    settings = {"replay_start_pass_rate": 0.01, "replay_min_ess": 0.9}
+    settings = {"replay_start_pass_rate": 0.01}
     limits, resumed = limiter(**settings), limiter(**settings)
     seen(limits, [LIVE, DEAD, DEAD], [DEAD] * 3)
-    limits.measured(0.1)
     limits.inserted += 7
     limits.drawn += 4
     limits.prefilled = True

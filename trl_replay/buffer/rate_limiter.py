@@ -21,15 +21,14 @@ have left since count too: with a limit on age or bytes the buffer may never hol
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """The settings `replay_start`, `replay_start_pass_rate`, `replay_max_fraction` and `replay_min_ess`."""
+    """The settings `replay_start`, `replay_start_pass_rate` and `replay_max_fraction`."""
 
     start: int | str | None = None
     start_pass_rate: float | None = None
     max_fraction: float = 1.0
-    min_ess: float | None = None
 
 
-SAVED = ("fraction", "pass_rate", "inserted", "drawn", "seen", "live", "seen_at_live", "prefilled")
+SAVED = ("pass_rate", "inserted", "drawn", "seen", "live", "seen_at_live", "prefilled")
 """Attributes of [`RateLimiter`] that a checkpoint keeps."""
 
 
@@ -41,8 +40,6 @@ class RateLimiter:
         capacity (`int`): Groups that the buffer may hold, on all processes that share it.
 
     Attributes:
-        fraction (`float`): What `replay_min_ess` leaves of a batch's groups: halved while the effective sample size of
-            the last replay is below the floor, doubled again while it is not. One group is the least.
         capacity (`int`): Groups that the buffer may hold.
         planned (`int`): Updates of the run that is being trained; 0 if that is not known.
         pass_rate (`float`, *optional*): Running share of completions that pass; None before the first batch.
@@ -54,7 +51,6 @@ class RateLimiter:
     def __init__(self, limits: RateLimits, capacity: int) -> None:
         self._limits = limits
         self.capacity = capacity
-        self.fraction = 1.0
         self.planned = 0
         self.pass_rate: float | None = None
         self.inserted = 0
@@ -73,20 +69,11 @@ class RateLimiter:
         if self.pass_rate is None:
             self.pass_rate = rate
         self.pass_rate += (rate - self.pass_rate) / MEMORY
-        self.fraction = max(self.fraction, 1 / len(fresh))  # without one group the floor is never left again
         self.seen += len(fresh)
         live = len(fresh) - int(fresh.dead.sum())
         if live:
             self.live += live
             self.seen_at_live = self.seen
-
-    def measured(self, effective_share: float | None) -> None:
-        """Takes note of the last replay's effective sample size; None: nothing was replayed."""
-        floor = self._limits.min_ess
-        if floor is None or effective_share is None:
-            return
-        factor = 0.5 if effective_share < floor else 2.0
-        self.fraction = min(factor * self.fraction, 1.0)
 
     def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
         """Returns how many of a batch's `groups` replay may fill, and which limit says so.
@@ -104,10 +91,7 @@ class RateLimiter:
         start_rate = rules.start_pass_rate
         if start_rate is not None and (self.pass_rate or 0.0) < start_rate:
             return 0, "replay_start_pass_rate"
-        limits = [(_share(rules.max_fraction, groups), "replay_max_fraction")]
-        if rules.min_ess is not None:
-            limits.append((_share(self.fraction, groups), "replay_min_ess"))
-        return min(limits)
+        return int(rules.max_fraction * groups + 1e-9), "replay_max_fraction"
 
     def _waits(self, update: int) -> bool:
         """Tells whether too few groups were stored yet of rewards that are sparse."""
@@ -136,7 +120,3 @@ class RateLimiter:
         """Takes what `state_dict` gave."""
         for name in SAVED:
             setattr(self, name, state[name])
-
-
-def _share(fraction: float, groups: int) -> int:
-    return int(fraction * groups + 1e-9)

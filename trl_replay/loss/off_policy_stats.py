@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -101,11 +100,3 @@ class OffPolicyStats:
         self.clear()
         for name, column in state.items():
             self._restored[name] = np.asarray(column, np.float64)
-
-
-def effective_share(columns: Mapping[str, Any]) -> float | None:
-    """The effective sample size of the replayed tokens as a share of their number; None if there were none."""
-    seen = float(np.sum(columns["seen"]))
-    ratio = float(np.sum(columns["ratio"]))
-    squares = float(np.sum(columns["squares"]))
-    return ratio * ratio / (seen * squares) if seen else None

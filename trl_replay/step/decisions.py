@@ -19,7 +19,6 @@ from ..counters import NO_ROOM, Tally
 from ..decision import Admitted, RowOutcome, Sampled
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
-from ..loss.off_policy_stats import effective_share
 from ..settings import Settings
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
@@ -145,7 +144,7 @@ class Decisions:
     def record_replay_stats(
         self, replayed: Mapping[int, Sequence[int]], columns: Mapping[str, NDArray[Any]], tally: Tally
     ) -> None:
-        """Takes note of what the loss showed of the last batch's replayed groups: drift, scores, the limits.
+        """Takes note of what the loss showed of the last batch's replayed groups: drift and scores.
 
         Args:
             replayed (`Mapping[int, Sequence[int]]`): By serial of an entry, the rows of the last batch that it took:
@@ -153,7 +152,6 @@ class Decisions:
             columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
             tally ([`Tally`]): Counts the entries that leave.
         """
-        self._rate_limiter.measured(effective_share(columns))
         if not replayed:
             return
         table = self._buffer.table
