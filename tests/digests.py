@@ -38,7 +38,7 @@ from trl_replay.testing import make_trainer
 
 STEPS = 16
 COLUMNS = (
-    "serial", "update", "score", "tag", "uses", "last_used", "first_score", "drift", "reward_mean", "reward_std",
+    "serial", "update", "score", "tag", "uses", "first_score", "drift", "reward_mean", "reward_std",
     "tokens", "items", "prompt", "peers", "newer", "origin", "keys", "owner",
 )  # fmt: skip
 METRICS = (

@@ -163,8 +163,6 @@ class ReplayConfig:
             none twice before all came; or the `"same"` ones once more.
         replay_refill_until (`float`, *optional*, defaults to `1.0`):
             Share of live groups at which no further round is begun.
-        replay_cooldown (`int`, *optional*):
-            Updates that must pass between two uses of one entry. None if not set.
         replay_half_life (`float`, *optional*):
             Updates in which an entry's score falls to half, for eviction and drawing. Scores stay as they are if not
             set.
@@ -247,7 +245,6 @@ class ReplayConfig:
     )
     replay_refill_prompts: str = _setting("new", "What is generated for again: new prompts, or the same ones.")
     replay_refill_until: float = _setting(1.0, "Share of live groups at which nothing more is generated again.")
-    replay_cooldown: int | None = _setting(None, "Updates that must pass between two uses of one entry.")
     replay_half_life: float | None = _setting(
         None, "Updates in which an entry's score falls to half, for eviction and drawing."
     )

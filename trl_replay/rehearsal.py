@@ -73,7 +73,6 @@ def made_up_table(scores: Any, size: int, functions: int = 1, **columns: Any) ->
         "score": np.asarray(scores, np.float64),
         "first_score": np.asarray(scores, np.float64),
         "tag": np.linspace(1.0, 0.1, count),
-        "last_used": np.full(count, -1),
         "reward_mean": passes.mean(axis=1),
         "reward_std": passes.std(axis=1),
         "tokens": tokens.sum(axis=1),

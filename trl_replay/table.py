@@ -18,7 +18,6 @@ COLUMNS: dict[str, Any] = {
     "score": np.float64,  # the scorer's priority
     "tag": np.float64,  # uniform in (0, 1], drawn once at admission
     "uses": np.int32,  # times replayed
-    "last_used": np.int64,  # update of the last replay, -1 before the first
     "first_score": np.float64,  # the score at admission (replay_refresh changes `score`)
     "drift": np.float32,  # mean |log ratio| of the tokens at the last replay, 0 before the first
     "reward_mean": np.float32,
@@ -45,8 +44,6 @@ ROW_COLUMNS: dict[str, Any] = {
     "row_masked": np.bool_,  # whether the row trains nothing
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
-NEVER = -1
-"""In `last_used` before the first use."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
 LARGEST = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
@@ -65,7 +62,7 @@ class Table:
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], reward_weights: NDArray[np.float64]) -> None:
         self._columns = dict(columns)
-        self._fills: dict[str, float] = {"last_used": NEVER, "row_other_reward": np.nan}
+        self._fills: dict[str, float] = {"row_other_reward": np.nan}
         self._row_of: dict[int, int] | None = None  # by serial number, made anew after every change
         self.reward_weights = reward_weights
 

@@ -36,15 +36,6 @@ def test_each_limit_holds_and_is_named_where_it_held_back(
     assert words in session.explain()
 
 
-def test_a_cooldown_keeps_an_entry_from_being_used_again_too_soon(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD]), max_steps=8)
-    session = trl_replay.attach(trainer, replay_cooldown=3, replay_start=0)
-    steps = record(session)
-    trainer.train()
-    assert replayed(steps) == [0, 1, 0, 0, 1, 0, 0, 1]
-    assert "replay_cooldown" in session.explain()
-
-
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
 def test_bytes_bound_a_real_run_and_the_warning_tells_what_a_group_costs(tmp_path: Path, scope: str) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=6)

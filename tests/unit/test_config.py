@@ -38,7 +38,6 @@ BAD: dict[str, list[Any]] = {
     "replay_min_size": [0],
     "replay_max_age": [0],
     "replay_max_uses": [1.5],
-    "replay_cooldown": [0],
     "replay_max_fraction": [float("nan")],
     "replay_max_log_ratio": [0.0],
     "replay_max_weight": [float("inf")],

@@ -24,9 +24,8 @@ def stored(capacity: int = 50, limits: Limits | None = None, count: int = 4, **c
     """A buffer that was offered entries with serials 0, 1, …, of score 1 each."""
     buffer = ReplayBuffer(capacity, Ledger(), limits or Limits())
     offer(buffer, count, **columns)
-    for name in ("uses", "last_used"):
-        if name in columns:
-            buffer.table.writable(name)[:] = columns[name]
+    if "uses" in columns:
+        buffer.table.writable("uses")[:] = columns["uses"]
     return buffer
 
 
@@ -80,11 +79,9 @@ def eligible(buffer: ReplayBuffer, update: int, keys: frozenset[str] = TEXT) -> 
 
 
 def test_the_limits_include_their_value_and_are_named() -> None:
-    steps, uses, last = [0, 6, 7, 7], [0, 0, 2, 3], [-1, -1, 7, 8]
+    steps, uses = [0, 6, 7, 7], [0, 0, 2, 3]
     buffer = stored(limits=Limits(max_age=4, max_uses=3), update=steps, uses=uses)
     assert eligible(buffer, 10) == ([1, 2], ["replay_max_age", "replay_max_uses"])
-    buffer = stored(limits=Limits(cooldown=3), update=[0] * 4, uses=uses, last_used=last)
-    assert eligible(buffer, 10) == ([0, 1, 2], ["replay_cooldown"])
     assert eligible(stored(update=[0] * 4), 10) == ([0, 1, 2, 3], [])
 
 

@@ -28,13 +28,11 @@ class Limits:
         min_size (`int`): Entries that the buffer must hold before anything is replayed.
         max_age (`int`, *optional*): Updates since generation.
         max_uses (`int`, *optional*): Replays of one entry.
-        cooldown (`int`, *optional*): Updates between two replays of one entry.
     """
 
     min_size: int = 1
     max_age: int | None = None
     max_uses: int | None = None
-    cooldown: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,22 +333,13 @@ class ReplayBuffer:
         """
         if len(self.table) < self.limits.min_size:
             return np.empty(0, np.int64), ["replay_min_size"]
-        excluded = self._held_back(update) | self._unrestorable(keys) | dict(unfit or {})
+        too_new = {"too new": self.table.update >= update}
+        excluded = too_new | self._spent(update) | self._unrestorable(keys) | dict(unfit or {})
         reasons = [reason for reason, entries in excluded.items() if entries.any()]
         eligible = np.ones(len(self.table), bool)
         for reason in reasons:
             eligible &= ~excluded[reason]
         return np.flatnonzero(eligible), reasons
-
-    def _held_back(self, update: int) -> dict[str, Bools]:
-        """The entries that each limit holds back for now, or for good."""
-        table = self.table
-        excluded = {"too new": table.update >= update, **self._spent(update)}
-        cooldown = self.limits.cooldown
-        if cooldown is not None:
-            used = table.last_used >= 0
-            excluded["replay_cooldown"] = used & (update - table.last_used < cooldown)
-        return excluded
 
     def _spent(self, update: int) -> dict[str, Bools]:
         """The entries that a limit will never let through again."""
@@ -382,10 +371,9 @@ class ReplayBuffer:
     def _with(self, key: str) -> list[int]:
         return [number for number, have in enumerate(self._keysets) if key in have]
 
-    def use(self, rows: Ints, update: int) -> None:
-        """Marks `rows` as replayed in this update."""
+    def use(self, rows: Ints) -> None:
+        """Counts that `rows` were replayed once more."""
         self.table.writable("uses")[rows] += 1
-        self.table.writable("last_used")[rows] = update
 
     def retire(self, update: int) -> int:
         """Drops the entries that no limit will ever let through again; returns their number."""

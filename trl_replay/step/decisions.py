@@ -350,7 +350,7 @@ class Decisions:
         sampled = filled.sampled
         entries = np.array([taken.row for taken in sampled.taken], np.int64)
         self._rate_limiter.drawn += len(entries)
-        self._buffer.use(entries, self._clock.update)
+        self._buffer.use(entries)
         tally.replaced = len(sampled.slots)
         tally.entries = len(entries)
         tally.rows = sum(len(taken.targets) for taken in sampled.taken)
