@@ -38,7 +38,6 @@ ARMS = [
     "start=start:0",
     "max_age=max_age:100",
     "max_uses=max_uses:8",
-    "half_life=half_life:100",
     "half=max_fraction:0.5",
     "quarter=max_fraction:0.25",
     "weight=weight:0.5",

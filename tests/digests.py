@@ -84,7 +84,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_evictor": "heap",
         "replay_sampler": "proportional",
         "replay_refresh": "ratio",
-        "replay_half_life": 4.0,
     },
     "images": {"replay_start": 0, "replay_correction": "decoupled"},
     "process": {

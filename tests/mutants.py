@@ -81,10 +81,6 @@ NAMED = (
         "table.serial[rows[drift > limit]]", "table.serial[rows[drift_sum > limit]]",
     ),
     Named(
-        "scores below 0 do not age", "step/decisions.py",
-        "fallen = table.score / divisor", "fallen = table.score",
-    ),
-    Named(
         "nothing retires entries when a batch settles", "step/decisions.py",
         "        self._buffer.retire(self._clock.update)", "        pass",
     ),

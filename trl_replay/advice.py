@@ -176,7 +176,7 @@ RULES = (
         "stale buffer",
         (Given("replay_correction", ("none", "topr"), one_of=False),),
         "The policy has left what is stored. Halve `learning_rate`; then "
-        '`replay_correction="topr"`; then newer groups, by `replay_half_life=50` or at last `replay_max_age=30`.',
+        '`replay_correction="topr"`; then newer groups: `replay_max_age=30`.',
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5; an "
         "age limit never helped by more than 0.03, and age alone is no sign.",
         "evidence-methods.md#methods-of-papers",

@@ -163,9 +163,6 @@ class ReplayConfig:
             none twice before all came; or the `"same"` ones once more.
         replay_refill_until (`float`, *optional*, defaults to `1.0`):
             Share of live groups at which no further round is begun.
-        replay_half_life (`float`, *optional*):
-            Updates in which an entry's score falls to half, for eviction and drawing. Scores stay as they are if not
-            set.
         replay_weight (`float`, *optional*, defaults to `1.0`):
             Weight of replayed rows in the policy loss, on top of the correction's.
         replay_dry_run (`bool`, *optional*, defaults to `False`):
@@ -245,9 +242,6 @@ class ReplayConfig:
     )
     replay_refill_prompts: str = _setting("new", "What is generated for again: new prompts, or the same ones.")
     replay_refill_until: float = _setting(1.0, "Share of live groups at which nothing more is generated again.")
-    replay_half_life: float | None = _setting(
-        None, "Updates in which an entry's score falls to half, for eviction and drawing."
-    )
     replay_weight: float = _setting(1.0, "Weight of replayed rows in the policy loss, on top of the correction's.")
     replay_dry_run: bool = _setting(
         False, "Decide and measure everything but exchange nothing: training stays stock's."

@@ -63,7 +63,6 @@ class Settings:
         pass_reward (`float`): A completion passes with a weighted reward of at least this.
         retire_passes (`int`, *optional*): Passing completions of a fresh group that solve its prompt.
         refresh (`str`, *optional*): How a score changes after a replay.
-        half_life (`float`, *optional*): Updates in which a score falls to half.
         advantages (`str`): Advantages of a slot with stored rows.
         record (`str`): Where log-probs of fresh groups come from.
         unfilled (`str`): What becomes of dead groups that nothing fills.
@@ -95,7 +94,6 @@ class Settings:
     pass_reward: float
     retire_passes: int | None
     refresh: str | None
-    half_life: float | None
     advantages: str
     record: str
     unfilled: str
@@ -232,7 +230,6 @@ def _settings(
         pass_reward=config.replay_pass_reward,
         retire_passes=config.replay_retire_passes,
         refresh=config.replay_refresh,
-        half_life=config.replay_half_life,
         advantages=config.replay_advantages,
         record=config.replay_record,
         unfilled=config.replay_unfilled,

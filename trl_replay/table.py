@@ -181,10 +181,6 @@ class Table:
         """Number of tasks that the entries are of."""
         return len(np.unique(self.prompt))
 
-    def with_scores(self, scores: NDArray[np.float64]) -> Table:
-        """The same rows with other scores; no column is copied."""
-        return Table({**self._columns, "score": scores}, self.reward_weights)
-
     def take(self, rows: NDArray[np.int64]) -> Table:
         """A table of copies of `rows`."""
         columns = {name: column[rows] for name, column in self._columns.items()}

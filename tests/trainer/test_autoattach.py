@@ -529,7 +529,7 @@ def test_flags_and_the_file_arrive_with_their_types_and_flags_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "replay.yaml").write_text(
-        "replay_evictor: fifo\nreplay_max_age: 20\nreplay_half_life: 1e-1\nreplay_max_uses: null\n"
+        "replay_evictor: fifo\nreplay_max_age: 20\nreplay_weight: 1e-1\nreplay_max_uses: null\n"
         "replay_sampler_kwargs: {alpha: 0.5}\nreplay_buffer_size: 4\nreplay_min_size: 4\n"
     )
     flags = "--replay-max-age 30 --replay_max_fraction 0.5 --replay_dry_run --replay_max_bytes 2MB --replay_seed none"
@@ -543,7 +543,7 @@ def test_flags_and_the_file_arrive_with_their_types_and_flags_win(
     assert given["settings"] == {
         "replay_evictor": "fifo",
         "replay_max_age": 30,
-        "replay_half_life": 0.1,
+        "replay_weight": 0.1,
         "replay_max_uses": None,
         "replay_sampler_kwargs": {"alpha": 0.5},
         "replay_buffer_size": 4,

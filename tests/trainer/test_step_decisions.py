@@ -1,4 +1,4 @@
-"""What a step decides: scores that age or are refreshed, entries that leave, groups that are noted, chances."""
+"""What a step decides: scores that are refreshed, entries that leave, groups that are noted, chances."""
 
 from __future__ import annotations
 
@@ -10,49 +10,6 @@ from support import DEAD, HALF, LIVE, Rewards, Spy, logged, record, replayed
 import trl_replay
 from trl_replay.loss.tap import ROWS
 from trl_replay.testing import make_trainer
-
-
-def test_a_half_life_lets_newer_groups_win_over_higher_scores(tmp_path: Any) -> None:
-    script = Rewards(
-        [[5.0, 0, 0, 0], DEAD, DEAD], [DEAD, DEAD, DEAD], [DEAD, DEAD, DEAD], [DEAD, DEAD, LIVE], [DEAD] * 3
-    )
-    kept = {}
-    for half_life in (None, 1.0):
-        script.calls = 0
-        trainer = make_trainer(tmp_path, script, max_steps=6)
-        session = trl_replay.attach(
-            trainer, replay_half_life=half_life, replay_buffer_size=1, replay_scorer="reward_std"
-        )
-        trainer.train()
-        kept[half_life] = session.buffer.table.serial.tolist()
-        assert float(session.buffer.table.score[0]) == pytest.approx(2.5 if half_life is None else 0.5)
-    assert kept == {None: [0], 1.0: [1]}, "after three half-lives 2.5 is worth less than 0.5"
-
-
-def test_a_half_life_lets_newer_groups_be_drawn_before_higher_scores(tmp_path: Any) -> None:
-    drawn = {}
-    for half_life in (None, 1.0):
-        script = Rewards([[5.0, 0, 0, 0], LIVE, DEAD], *[[DEAD] * 3] * 3, [LIVE, DEAD, DEAD])
-        trainer = make_trainer(tmp_path, script, max_steps=6)
-        session = trl_replay.attach(
-            trainer, replay_half_life=half_life, replay_scorer="reward_std", replay_sampler="top", replay_start=5,
-            replay_max_fraction=0.34,
-        )  # fmt: skip
-        trainer.train()
-        drawn[half_life] = session.buffer.table.serial[session.buffer.table.uses > 0].tolist()
-    assert drawn == {None: [0], 1.0: [2]}
-
-
-NEGATIVE = [[-9.0, -10, -10, -10], [-9.0, -9, -10, -10], DEAD]
-
-
-@pytest.mark.parametrize("half_life", [2.0, 1e-3])
-def test_a_half_life_lowers_negative_scores_too_however_short_it_is(tmp_path: Any, half_life: float) -> None:
-    trainer = make_trainer(tmp_path, Rewards(NEGATIVE), max_steps=6)
-    settings = {"replay_half_life": half_life, "replay_scorer": "mean_reward", "replay_evictor": "heap"}
-    session = trl_replay.attach(trainer, replay_buffer_size=4, **settings)
-    trainer.train()
-    assert int((session.update - session.buffer.table.update).max()) <= 3, "the oldest do not stay for ever"
 
 
 def test_a_dry_run_measures_and_changes_nothing(tmp_path: Any) -> None:

@@ -297,8 +297,8 @@ class Decisions:
         return self._buffer.trim(self._rank)
 
     def _rank(self, table: Table) -> NDArray[Any]:
-        """Keep ranks, of scores as they are worth by now."""
-        return self._hooks.rank(self._aged(table), self._context())
+        """Keep ranks."""
+        return self._hooks.rank(table, self._context())
 
     def select(self, fresh: Groups, tally: Tally) -> Slots:
         """The slots that replay may fill, and how many of them the limits allow."""
@@ -376,7 +376,7 @@ class Decisions:
         if not len(eligible):
             tally.note(1, self._shortage(reasons))
             return Filled.with_nothing(fresh.groups)
-        table = self._aged(self._buffer.table)
+        table = self._buffer.table
         if len(eligible) < len(table):
             table = table.take(eligible)
         chosen, drawn = self._sampled(fresh.groups, slots, table, reasons, tally)
@@ -454,19 +454,6 @@ class Decisions:
         relative = weights[rows] / least  # entries without weight are drawn when no others are left
         relative[~np.isfinite(relative)] = 1.0
         return np.asarray(np.maximum(relative, 1.0))
-
-    def _aged(self, table: Table) -> Table:
-        """The table with its scores as they are worth by now."""
-        half_life = self._settings.half_life
-        if half_life is None:
-            return table
-        age = np.maximum(self._clock.update - table.update, 0)
-        decay = np.exp2(-age / half_life)
-        divisor = np.maximum(decay, np.finfo(np.float64).tiny)
-        with np.errstate(over="ignore"):  # a score below 0 may end at -inf, which ranks lowest
-            fallen = table.score / divisor
-        positive = table.score > 0
-        return table.with_scores(np.where(positive, table.score * decay, fallen))
 
     def _noteworthy(self, fresh: FreshBatch, sampled: Sampled, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""

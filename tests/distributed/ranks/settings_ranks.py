@@ -61,7 +61,7 @@ ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "folders": tuple(
         {"replay_storage": "disk", "replay_storage_kwargs": {"folder": folder}} for folder in ("here", "there")
     ),
-    "a whole number as a float": ({"replay_half_life": 50}, {"replay_half_life": 50.0}),
+    "a whole number as a float": ({"replay_weight": 1}, {"replay_weight": 1.0}),
     "functions": tuple({"replay_evictor": lambda table, context: table.serial} for _ in range(2)),
 }
 """What may differ, or does not differ in what is done."""
