@@ -44,7 +44,6 @@ ARMS = [
     "log_ratio=max_log_ratio:0.5",
     "max_weight=max_weight:2.0",
     "retire=retire_passes:8",
-    "refresh=refresh:advantage",
     "size_16=buffer_size:16",
     "size_256=buffer_size:256",
     "always=selector:always",

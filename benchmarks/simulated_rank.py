@@ -434,7 +434,7 @@ class SimulatedRank:
         columns["nbytes"] = self.last
         if self.source.measures_drift:
             places = [place for of_entry in drawn.values() for place in of_entry]
-            for name, value in (("seen", 1.0), ("ratio", 1.0), ("squares", 1.0), ("drift", DRIFT)):
+            for name, value in (("seen", 1.0), ("drift", DRIFT)):
                 columns[name][places] = value * self.source.tokens
         order = [*blank(0, 0), *STATS]
         return {name: np.ascontiguousarray(columns[name]) for name in order}

@@ -38,7 +38,7 @@ from trl_replay.testing import make_trainer
 
 STEPS = 16
 COLUMNS = (
-    "serial", "update", "score", "tag", "uses", "first_score", "drift", "reward_mean", "reward_std",
+    "serial", "update", "score", "tag", "uses", "drift", "reward_mean", "reward_std",
     "tokens", "items", "prompt", "peers", "newer", "origin", "keys", "owner",
 )  # fmt: skip
 METRICS = (
@@ -78,13 +78,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_max_weight": 3.0,
         "replay_max_log_ratio": 4.0,
     },
-    "disk": {
-        "replay_start": 0,
-        "replay_storage": "disk",
-        "replay_evictor": "heap",
-        "replay_sampler": "proportional",
-        "replay_refresh": "ratio",
-    },
+    "disk": {"replay_start": 0, "replay_storage": "disk", "replay_evictor": "heap", "replay_sampler": "proportional"},
     "images": {"replay_start": 0, "replay_correction": "decoupled"},
     "process": {
         **TWO_RANKS,

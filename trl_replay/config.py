@@ -133,9 +133,6 @@ class ReplayConfig:
         replay_max_weight (`float`, *optional*):
             Largest factor on a replayed token's policy term: the importance ratio before the loss's clipping times all
             weights. If not set, only the ratio has a limit, of 20.
-        replay_refresh (`str`, *optional*):
-            How an entry's score changes once it was replayed: `"ratio"` (the score at admission × e^-(mean |log
-            ratio|)) or `"advantage"` (mean of min(ratio, 1) × |advantage| over its tokens). Not at all if not set.
         replay_advantages (`str`, *optional*, defaults to `"auto"`):
             Advantages of a slot with stored rows: `"stored"` (each row keeps its own), `"joint"` (computed anew over
             all rows of the mixed group), `"split"` (over its fresh and its stored rows apart), or `"auto"`: stored
@@ -231,7 +228,6 @@ class ReplayConfig:
         None, "Largest mean log ratio, in absolute value, of what is replayed."
     )
     replay_max_weight: float | None = _setting(None, "Largest factor on a replayed token's policy term.")
-    replay_refresh: str | None = _setting(None, "How a score changes after a replay: ratio or advantage.")
     replay_advantages: str = _setting("auto", "Advantages of a slot with stored rows: auto, stored, joint or split.")
     replay_record: str = _setting("auto", "Where fresh groups' log-probs come from: auto, loss or forward.")
     replay_kl: str = _setting("all", "Rows whose KL term counts: all, fresh or all_wrong.")

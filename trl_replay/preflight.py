@@ -132,7 +132,6 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
         "replay_weight": (settings.weight, (1.0,)),
         "replay_max_weight": (settings.max_weight, (None,)),
         "replay_max_log_ratio": (settings.max_log_ratio, (None,)),
-        "replay_refresh": (settings.refresh, (None,)),
     }
     for name, (value, outside) in inside.items():
         if value not in outside:

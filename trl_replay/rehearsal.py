@@ -71,7 +71,6 @@ def made_up_table(scores: Any, size: int, functions: int = 1, **columns: Any) ->
         "serial": np.arange(count),
         "update": np.arange(count),
         "score": np.asarray(scores, np.float64),
-        "first_score": np.asarray(scores, np.float64),
         "tag": np.linspace(1.0, 0.1, count),
         "reward_mean": passes.mean(axis=1),
         "reward_std": passes.std(axis=1),

@@ -62,7 +62,6 @@ class Settings:
         task_columns (`list[str]`, *optional*): Columns that tell tasks apart beside the prompt, sorted; None is all.
         pass_reward (`float`): A completion passes with a weighted reward of at least this.
         retire_passes (`int`, *optional*): Passing completions of a fresh group that solve its prompt.
-        refresh (`str`, *optional*): How a score changes after a replay.
         advantages (`str`): Advantages of a slot with stored rows.
         record (`str`): Where log-probs of fresh groups come from.
         unfilled (`str`): What becomes of dead groups that nothing fills.
@@ -93,7 +92,6 @@ class Settings:
     task_columns: list[str] | None
     pass_reward: float
     retire_passes: int | None
-    refresh: str | None
     advantages: str
     record: str
     unfilled: str
@@ -229,7 +227,6 @@ def _settings(
         task_columns=None if config.replay_task_columns is None else sorted(config.replay_task_columns),
         pass_reward=config.replay_pass_reward,
         retire_passes=config.replay_retire_passes,
-        refresh=config.replay_refresh,
         advantages=config.replay_advantages,
         record=config.replay_record,
         unfilled=config.replay_unfilled,

@@ -35,7 +35,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 PROMPTS = tuple(f"{number}=" for number in range(30))
 LIMITS: dict[str, Any] = {
-    "replay_refresh": "ratio",
     "replay_max_log_ratio": 0.5,
     "replay_start_pass_rate": 0.01,
     "replay_retire_passes": 4,

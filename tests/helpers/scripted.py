@@ -23,12 +23,7 @@ from trl_replay.testing import make_trainer
 Live = Callable[[int, int, int], int]
 """`(update, group, first rank of the group)` → how many of its rows get a reward; 0 is a dead group."""
 PROMPTS = ["1=", "12=", "123+4=", "7="]
-LIMITS = {
-    "replay_refresh": "ratio",
-    "replay_max_log_ratio": 0.3,
-    "replay_unfilled": "exclude",
-    "replay_correction": "per",
-}
+LIMITS = {"replay_max_log_ratio": 0.3, "replay_unfilled": "exclude", "replay_correction": "per"}
 """Everything that looks at how replay went, and the dead groups that are left out of the loss."""
 
 

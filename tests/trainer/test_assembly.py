@@ -42,7 +42,6 @@ def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
         {"replay_weight": 0.5},
         {"replay_max_weight": 2.0},
         {"replay_max_log_ratio": 0.5},
-        {"replay_refresh": "ratio"},
     ],
     ids=str,
 )

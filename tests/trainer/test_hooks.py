@@ -322,10 +322,10 @@ def rescuing(groups):
 def test_71_a_wrapper_gets_what_is_returned_and_what_is_raised_below_it(tmp_path):
     with plugin(score=doubling):
         session = train(tmp_path, replay_scorer=lambda groups, context: np.full(len(groups), 2.0))
-    assert set(session.buffer.table.first_score) == {4.0}
+    assert set(session.buffer.table.score) == {4.0}
     with plugin(score=rescuing):
         session = train(tmp_path, replay_scorer=lambda groups, context: boom())
-    assert set(session.buffer.table.first_score) == {3.0}
+    assert set(session.buffer.table.score) == {3.0}
 
 
 @wrapping

@@ -44,7 +44,6 @@ CORRECTED: list[dict[str, Any]] = [
     {"replay_correction": "per", "replay_sampler": "proportional"},
     {"replay_max_log_ratio": 0.05},
     {"replay_max_weight": 1.01},
-    {"replay_refresh": "advantage"},
     {"replay_unfilled": "mask"},
     {"replay_unfilled": "exclude"},
     {"replay_unfilled": "intra_batch"},

@@ -42,7 +42,6 @@ BAD: dict[str, list[Any]] = {
     "replay_max_log_ratio": [0.0],
     "replay_max_weight": [float("inf")],
     "replay_weight": [-0.5, True],
-    "replay_refresh": ["score"],
     "replay_unfilled": ["drop", None],
     "replay_dry_run": ["yes"],
     "replay_warm_start_short": ["drop"],

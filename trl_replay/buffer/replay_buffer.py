@@ -197,7 +197,6 @@ class ReplayBuffer:
         tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
         table.append({**columns, "tag": tags}, count)
         rows = np.arange(first, first + count)
-        table.writable("first_score")[rows] = table.score[rows]
         if admitted is not None:
             try:
                 admitted(rows)

@@ -1,4 +1,4 @@
-"""Statistics of replayed rows in the loss: how far the policy has moved from them, and what they still teach."""
+"""Statistics of replayed rows in the loss: how far the policy has moved from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from ..transfer import fetch
 from ..types import LOG_RATIO_LIMIT, Floats, ReplayedRows
 
-STATS = ("seen", "ratio", "squares", "drift", "remaining_signal")
-"""Sums over a replayed row's trained tokens: of 1, r, r², |log r| and min(r, 1) |A|, with r the importance ratio."""
+STATS = ("seen", "drift")
+"""What is kept of each replayed row: sums over its trained tokens of 1 and of |log r|, with r the importance ratio."""
 
 
 class OffPolicyStats:
@@ -43,19 +43,17 @@ class OffPolicyStats:
         logs = logs.clamp_(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         ratios = logs.exp()
         drift = over_tokens(logs.abs_())
-        signal = rows.advantages.double().abs()
-        remaining_signal = over_tokens(ratios.clamp(max=1.0).mul_(signal.view(len(signal), -1)))
         squares = over_tokens(ratios**2)
         ratio = over_tokens(ratios)
         seen = mask.sum(dim=1)
-        stats = torch.stack([seen, ratio, squares, drift, remaining_signal], dim=1)  # (R, len(STATS))
-        self._rows.append((list(positions), stats))
+        of_rows = torch.stack([seen, drift], dim=1)  # (R, len(STATS))
+        self._rows.append((list(positions), of_rows))
         count = mask.new_tensor(len(positions))
         weightless = torch.zeros_like(count)
         if weights is not None:
             silent = weights.eq(0).view(len(positions), -1)
             weightless = silent.all(dim=1).sum().double()
-        over_rows = stats.sum(dim=0)
+        over_rows = torch.stack([seen, ratio, squares, drift], dim=1).sum(dim=0)
         counts = torch.stack([weightless, count])
         self._since_log.append(torch.cat([over_rows, counts]))
 
@@ -65,7 +63,7 @@ class OffPolicyStats:
             return {}
         sums = torch.stack(self._since_log).sum(dim=0)
         self._since_log = []
-        seen, ratio, squares, drift, _, weightless, rows = sums.tolist()
+        seen, ratio, squares, drift, weightless, rows = sums.tolist()
         values = {"replay/gated_fraction": weightless / rows}
         if seen:
             values["replay/ratio_mean"] = ratio / seen

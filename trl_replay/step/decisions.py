@@ -42,7 +42,7 @@ class Decisions:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         handshake ([`Handshake`]): Whether the seam has been seen to work.
         context (`Callable`): Gives what strategies may know at this moment, with the slots that are given to it.
-        settings ([`Settings`]): Limits, and how scores change.
+        settings ([`Settings`]): Limits.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Decisions:
     def record_replay_stats(
         self, replayed: Mapping[int, Sequence[int]], columns: Mapping[str, NDArray[Any]], tally: Tally
     ) -> None:
-        """Takes note of what the loss showed of the last batch's replayed groups: drift and scores.
+        """Takes note of what the loss showed of the last batch's replayed groups: their drift.
 
         Args:
             replayed (`Mapping[int, Sequence[int]]`): By serial of an entry, the rows of the last batch that it took:
@@ -155,19 +155,13 @@ class Decisions:
         if not replayed:
             return
         table = self._buffer.table
-        stats = [columns[name] for name in ("seen", "drift", "remaining_signal")]
-        sums = _sums(stats, list(replayed.values()))
+        seen = _sums(columns["seen"], replayed)
+        drift_sum = _sums(columns["drift"], replayed)
         rows = table.rows_of(list(replayed))
-        measured = (rows >= 0) & (sums[0] > 0)
+        measured = (rows >= 0) & (seen > 0)
         rows = rows[measured]
-        seen, drift_sum, remaining_signal = sums[:, measured]
-        drift = drift_sum / seen
+        drift = drift_sum[measured] / seen[measured]
         table.writable("drift")[rows] = drift
-        refresh = self._settings.refresh
-        if refresh == "ratio":
-            table.writable("score")[rows] = table.first_score[rows] * np.exp(-drift)
-        elif refresh == "advantage":
-            table.writable("score")[rows] = remaining_signal / seen
         limit = self._settings.max_log_ratio
         if limit is not None:
             too_far = table.serial[rows[drift > limit]]
@@ -513,10 +507,9 @@ def _untrained(fresh: Groups) -> int:
     return int((dead & ~have_equal_rewards(fresh.rewards, fresh.reward_weights)).sum()) if dead.any() else 0
 
 
-def _sums(columns: Sequence[Floats], places: Sequence[Sequence[int]]) -> Floats:
-    """The sums of `columns` over the rows of each entry, `(columns, entries)`."""
-    numbers = np.array(columns)
-    return np.stack([numbers[:, rows].sum(axis=1) for rows in places], axis=1)
+def _sums(column: Floats, replayed: Mapping[int, Sequence[int]]) -> Floats:
+    """The sum of a column over the rows of each entry, `(entries,)`."""
+    return np.array([column[rows].sum() for rows in replayed.values()])
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
