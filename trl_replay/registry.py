@@ -245,9 +245,7 @@ class Registry:
                 and hook not in known
                 and self._manager.parse_hookimpl_opts(plugin, hook)
             ):
-                near = difflib.get_close_matches(hook, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" The hooks are: {', '.join(known)}."
-                raise PluginError(f"Plugin {name!r}: unknown hook {hook!r}.{hint}")
+                raise PluginError(self._unknown(f"Plugin {name!r}", hook, "hook", known))
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
         """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""

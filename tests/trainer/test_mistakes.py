@@ -326,7 +326,7 @@ PLUGINS: dict[str, tuple[Act, list[str]]] = {
     "a hook without its mark": (registers(Unmarked()), ["'mine' has trl_replay_metrics", "@trl_replay.hookimpl"]),
     "a misspelled hook": (
         registers(plugin(metric=lambda self, context: {})),
-        ["'mine'", "unknown hook 'trl_replay_metric'", "mean 'trl_replay_metrics'"],
+        ["'mine'", "there is no hook 'trl_replay_metric'", "mean 'trl_replay_metrics'"],
     ),
     "an argument that a hook has not": (
         registers(plugin(metrics=lambda self, ctx: {})),

@@ -213,7 +213,7 @@ MISTAKES = [
     (WithoutHash(), "'mine' can't be hashed", "@dataclass(eq=False)"),
     (WithoutMark, "; register an instance of it: WithoutMark()"),
     (WrongArgument(), "Argument(s) {'group'} are declared in the hookimpl but can not be found in the hookspec"),
-    (MistypedHook(), "unknown hook 'trl_replay_strategeis'"),
+    (MistypedHook(), "there is no hook 'trl_replay_strategeis'. Did you mean 'trl_replay_strategies'?"),
     (WithoutMark(), "has trl_replay_strategies without the mark @trl_replay.hookimpl"),
     (object(), "has no function with the mark @trl_replay.hookimpl"),
     (offers("half_life"), "trl_replay_strategies yields 'half_life', which is no StrategySpec"),
