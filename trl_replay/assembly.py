@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import compat
-from .batch.compose import compose
 from .buffer.rate_limiter import RateLimiter, RateLimits
 from .buffer.replay_buffer import Limits, ReplayBuffer
 from .components import Components
@@ -56,7 +55,8 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     room = room_in(trainer, settings, scope)
     _refuse_inexact_token_weights(trainer, settings, made["correction"])
     weigh = _weights(settings, made)
-    size, functions, multiple_of = trainer.num_generations, len(trainer.reward_func_names), trainer.pad_to_multiple_of
+    size = trainer.num_generations
+    functions = len(trainer.reward_func_names)
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
     draws_same_prompt = _draws_same_prompt(settings, made["sampler"])
     records = _records(settings, made["selector"], mixes_rows)
@@ -64,9 +64,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         entries = max(ENTRIES, settings.limits.min_size)
         stage = Rehearsal(size, functions, room.groups, entries, trainer.accelerator.device)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
-    hooks = SessionHooks(
-        settings.plugins, strategies, made, lambda batch, placements: compose(batch, fields, placements, multiple_of)
-    )
+    hooks = SessionHooks(settings.plugins, strategies, made)
     rate_limiter = RateLimiter(settings.rate_limits, room.groups)
     stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
@@ -89,6 +87,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         tasks=tasks,
         rng=np.random.default_rng(room.seed),
         num_generations=size,
+        pad_to_multiple_of=trainer.pad_to_multiple_of,
         token_weights=compat.allows_token_weights(trainer),
         forward=compat.has_other_loss_path(trainer),
         mixes_rows=mixes_rows,

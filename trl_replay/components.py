@@ -38,6 +38,7 @@ class Components:
         gates ([`Gates`]): What replayed rows must pass in the loss.
         bounds ([`Bounds`]): What no replayed row can pass there.
         num_generations (`int`): Rows of a group.
+        pad_to_multiple_of (`int`, *optional*): The trainer's, of a composed batch's widths.
         token_weights (`bool`): Whether a correction may give one weight a token.
         forward (`bool`): Whether every batch gets a no-grad forward for its log-probs.
         mixes_rows (`bool`): Whether the configured mixer may put stored rows beside fresh ones in a group.
@@ -64,6 +65,7 @@ class Components:
     num_generations: int
     token_weights: bool
     forward: bool
+    pad_to_multiple_of: int | None = None
     mixes_rows: bool = False
     draws_same_prompt: bool = False
     records: bool = False

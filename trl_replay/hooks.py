@@ -10,54 +10,31 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pluggy
 import torch
 from numpy.typing import NDArray
 
-from .errors import BatchError, HookError, PluginError, ResultError
-from .fields import IMAGE_KEYS
+from .errors import HookError, PluginError, ResultError
 from .hookspecs import PROJECT, hookimpl
 from .protocols import SessionLike
 from .registry import Plugin, Strategy, new_manager
 from .table import Table
-from .types import (
-    LARGEST_ADVANTAGE,
-    NONE,
-    Batch,
-    Context,
-    Corrected,
-    Floats,
-    Groups,
-    InputsContext,
-    Ints,
-    Placement,
-    ReplayedRows,
-    Row,
-)
+from .types import LARGEST_ADVANTAGE, NONE, Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
 
 PREFLIGHT = f"{PROJECT}_preflight"
 METRICS = f"{PROJECT}_metrics"
-FRESH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
-"""Batch keys in which a compose hook must leave fresh rows as they are."""
 WHOLE = "iu"
 """Kinds of NumPy's types of whole numbers."""
-Compose: TypeAlias = Callable[[Batch, Sequence[Placement]], Batch]
 
 
 class SessionHooks:
     """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`, as they
     were `made`."""
 
-    def __init__(
-        self,
-        plugins: Iterable[Plugin],
-        strategies: Mapping[Any, Strategy],
-        made: Mapping[Any, Any],
-        compose: Compose | None = None,
-    ) -> None:
+    def __init__(self, plugins: Iterable[Plugin], strategies: Mapping[Any, Strategy], made: Mapping[Any, Any]) -> None:
         self._manager = new_manager()
         self._strategies = strategies
         self._update = 0
@@ -66,7 +43,7 @@ class SessionHooks:
         for plugin in plugins:
             self._manager.register(plugin.object, plugin.name)
             self._attribute(plugin.object, _plugin_label(plugin))
-        configured = _Configured(made, compose)
+        configured = _Configured(made)
         self._manager.register(configured, "configured strategies")
         self._attribute(configured, self._strategy_label)
 
@@ -208,63 +185,6 @@ class SessionHooks:
         applied = weights.to(logps.dtype)
         return ((weights >= 0) & applied.isfinite()).all()
 
-    def compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch:
-        """The batch with the placed groups in their slots."""
-        fresh = self._snapshot(batch)
-        result = self.call(
-            "compose",
-            context.update,
-            batch=batch,
-            placements=tuple(placements),  # what is checked below and flagged as replayed can't be edited
-            context=context,
-        )
-        self._check_keys(result, batch)
-        for key in batch:
-            if key in IMAGE_KEYS or batch[key] is None:
-                continue
-            if result[key].shape[:1] != batch[key].shape[:1]:
-                raise self._bad("another number of rows", "as many as the batch has")
-        if fresh is not None:
-            self._check_fresh_rows(result, batch, fresh, placements)
-            for placed in placements:
-                if not _holds(result, placed):
-                    raise self._bad(
-                        f"slot {placed.slot} without the group placed there", "every placement in its rows"
-                    )
-        composed: Batch = result
-        return composed
-
-    def _snapshot(self, batch: Batch) -> Batch | None:
-        """Copies of what a hook must leave to fresh rows; None where nothing but the built-in composing runs."""
-        if not self.has_plugin_for("compose"):
-            return None
-        return {key: batch[key].clone() for key in FRESH}
-
-    def _check_fresh_rows(self, result: Batch, batch: Batch, fresh: Batch, placements: Sequence[Placement]) -> None:
-        if result is batch:
-            raise self._bad("the batch itself", "another dict, with new tensors and every placement in its rows")
-        rows = torch.ones(len(fresh["advantages"]), dtype=torch.bool)
-        for placed in placements:
-            rows[placed.rows] = False
-        for key, before in fresh.items():
-            after = result[key]
-            if key.startswith("prompt"):  # padded on the left
-                after = after[:, after.size(1) - before.size(1) :]
-            elif before.dim() == 2:
-                after = after[:, : before.size(1)]
-            here = rows.to(before.device)
-            if after.shape != before.shape or not torch.equal(after[here], before[here]):
-                raise self._bad(f"{key!r} with changed values of fresh rows", "fresh rows as they are")
-
-    def _check_keys(self, result: Any, batch: Batch) -> None:
-        """The batch's keys in their order, and of others only those of images."""
-        wanted = "a dict with the same keys in the same order"
-        if not isinstance(result, dict) or [key for key in result if key in batch] != list(batch):
-            raise self._bad("other keys than the batch's", wanted)
-        added = result.keys() - batch.keys()
-        if not added <= IMAGE_KEYS:
-            raise self._bad("more keys than the batch's", wanted)
-
     def save(self, session: SessionLike, directory: Path) -> None:
         """Lets every plugin that keeps something write into a folder of its own in `directory`."""
         for folder, call in self._calls("save", directory, session.update):
@@ -329,7 +249,7 @@ class SessionHooks:
 
     def _blame(self, error: Exception, label: Callable[[str], str], hook: str) -> None:
         """Raises a HookError that names who raised `error`; one that has been attributed already passes."""
-        if isinstance(error, PluginError | BatchError):
+        if isinstance(error, PluginError):
             return
         raise HookError(
             f"{label(hook)} failed in {hook} at update {self._update}: {type(error).__name__}: {error}"
@@ -441,23 +361,6 @@ def _shown(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-def _holds(batch: Batch, placed: Placement) -> bool:
-    """Tells whether the completion tokens of a placement are in their rows, with their advantages."""
-    group = placed.group
-    lengths = group.completion_lengths.tolist()
-    stored = {
-        "completion_ids": torch.split(group.tensors["completion_ids"], lengths),
-        "advantages": [values.reshape(-1) for values in group.advantages],
-    }
-    for key, values in stored.items():
-        rows = batch[key][placed.rows].cpu()
-        rows = rows.view(len(rows), -1)
-        for row, own in zip(rows, values[placed.part], strict=True):
-            if row[: len(own)].tolist() != own.tolist():
-                return False
-    return True
-
-
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
     return lambda hook: f"Plugin {plugin.name!r} ({plugin.distribution})"
 
@@ -465,9 +368,8 @@ def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
 class _Configured:
     """The configured strategies as the last plugin of the firstresult hooks."""
 
-    def __init__(self, strategies: Mapping[Any, Any], compose: Compose | None) -> None:
+    def __init__(self, strategies: Mapping[Any, Any]) -> None:
         self._strategies = strategies
-        self._compose = compose
 
     @hookimpl(trylast=True)
     def trl_replay_select(self, groups: Groups, context: Context) -> Any:
@@ -492,8 +394,3 @@ class _Configured:
     @hookimpl(trylast=True)
     def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Any:
         return self._strategies["correction"](rows, context)
-
-    @hookimpl(trylast=True)
-    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Any:
-        assert self._compose is not None  # rehearsals do not compose
-        return self._compose(batch, placements)

@@ -16,7 +16,7 @@ import pluggy
 from .fields import FieldSpec
 from .protocols import SessionLike
 from .specs import Preset, StrategySpec
-from .types import Batch, Context, Corrected, Groups, InputsContext, Ints, Placement, ReplayedRows, Row
+from .types import Context, Corrected, Groups, InputsContext, Ints, ReplayedRows, Row
 
 if TYPE_CHECKING:
     from .table import Table
@@ -211,18 +211,6 @@ class SessionHooks(Protocol):
         ...     @hookimpl
         ...     def trl_replay_correct(self, rows, context):
         ...         return Corrected(rows.behavior_logps, weights=0.5 ** (rows.ages / 8))
-        """
-
-    @hookspec(firstresult=True)
-    def trl_replay_compose(self, batch: Batch, placements: Sequence[Placement], context: Context) -> Batch | None:
-        """The batch with the placed groups in their slots, instead of the built-in composing.
-
-        >>> class Plugin:
-        ...     @hookimpl(wrapper=True)
-        ...     def trl_replay_compose(self, batch, placements, context):
-        ...         composed = yield
-        ...         print([placed.serial for placed in placements])
-        ...         return composed
         """
 
     @hookspec

@@ -351,8 +351,7 @@ class Session:
         """The batch of a further iteration: what was drawn, and empty slots that train nothing."""
         decision = agreed.decision
         row_mask = mask_rows(decision, agreed.total, "exclude", compat.denominator(self.trainer))
-        context = self._local_context()
-        composed, placements = compose_batch(template.batch, decision, payload, self.components, context)
+        composed, placements = compose_batch(template.batch, decision, payload, self.components)
         composed = count_items(template.batch, composed, agreed.total)
         without_kl = self._without_kl(template.fresh, placements)
         rows = template.fresh.rows
@@ -464,7 +463,7 @@ class Session:
         fresh = decision.fresh
         row_mask = self._row_mask(agreed)
         batch = write_advantages(shared.batch, fresh)
-        composed, placements = compose_batch(batch, decision, payload, self.components, self._local_context())
+        composed, placements = compose_batch(batch, decision, payload, self.components)
         composed = count_items(shared.batch, composed, agreed.total)
         candidates = collect(batch, decision, self.components, self.carry.serial, self.update, shared.recorded)
         drawn = decision.sampled.places(fresh.rows.size)

@@ -428,7 +428,7 @@ def detaching(hook: str, trainers: list[Any]) -> Any:
     return type("Detaching", (), {f"trl_replay_{hook}": hookimpl(wrapper=True)(act)})()
 
 
-@pytest.mark.parametrize("hook", ["select", "sample", "rank", "compose", "metrics"])
+@pytest.mark.parametrize("hook", ["select", "sample", "rank", "metrics"])
 def test_52_detach_inside_a_hook_trains_on_the_trainers_own_batch(tmp_path: Path, plug: Any, hook: str) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=4)
     plugin = plug(detaching(hook, [trainer]))

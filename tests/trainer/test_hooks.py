@@ -10,7 +10,7 @@ from inspect import signature
 import numpy as np
 import pytest
 import torch
-from support import DEAD, HALF, LIVE, Rewards, Spy, record
+from support import DEAD, LIVE, Rewards, record
 from trl import GRPOTrainer
 
 import trl_replay
@@ -172,12 +172,6 @@ def check_correct(calls, session):
     assert rows.ages.tolist() == [1] * 4
     assert not rows.logps.requires_grad
     assert torch.equal(rows.logps[~rows.mask], rows.behavior_logps[~rows.mask])
-
-
-def check_compose(calls, session):
-    assert [[placed.slot for placed in call["placements"]] for call in calls] == [[1], [1, 2], [1, 2]]
-    assert next(iter(calls[0]["batch"])) == "prompt_ids"
-    assert calls[0]["placements"][0].age == 1
 
 
 def check_detached(calls, session):
@@ -553,71 +547,7 @@ def test_the_example_of_every_hook_runs_and_trains(tmp_path, hook):
         trl_replay.unregister("example")
 
 
-# what is composed and corrected
-
-
-SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE], [LIVE, DEAD, DEAD])
-
-
-def changing(key, replayed):
-    """One more in one row of `key`: of a replayed row, or of a fresh one."""
-
-    def change(batch, placements):
-        placed = {row for each in placements for row in range(each.start, each.start + each.count)}
-        row = next(row for row in range(12) if (row in placed) == replayed)
-        batch[key] = batch[key].clone()
-        batch[key][row] += 1
-
-    return change
-
-
-def cut_short(batch, placements):
-    batch.update({key: value[:8] for key, value in batch.items() if value.ndim})
-
-
-FORBIDDEN = {
-    "a key less": (lambda batch, placements: batch.popitem(), "returned other keys than the batch's"),
-    "a key more": (lambda batch, placements: batch.update(extra=1), "returned more keys than the batch's"),
-    "fewer rows": (cut_short, "returned another number of rows"),
-    "advantages of fresh rows": (changing("advantages", False), "'advantages' with changed values of fresh rows"),
-    "prompts of fresh rows": (changing("prompt_ids", False), "'prompt_ids' with changed values of fresh rows"),
-    "masks of fresh rows": (changing("completion_mask", False), "'completion_mask' with changed values of fresh rows"),
-    "advantages of replayed rows": (changing("advantages", True), "without the group placed there"),
-    "placements": (lambda batch, placements: placements.clear(), "'tuple' object has no attribute 'clear'"),
-}
-
-
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_42_and_53_what_is_composed_has_the_batchs_keys_rows_and_placements(tmp_path, name):
-    change, words = FORBIDDEN[name]
-
-    @hookimpl(wrapper=True)
-    def composing(batch, placements):
-        composed = dict((yield))
-        change(composed, placements)
-        return composed
-
-    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=3)
-    with plugin(compose=composing):
-        trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
-        with pytest.raises((ResultError, HookError), match=f"'mine'.*{words}"):
-            trainer.train()
-    assert len(trainer.losses) == 1, "the second batch is the first in which something is replayed"
-
-
-def in_place(batch, placements):
-    for placed in placements:
-        batch["advantages"][placed.rows] = placed.group.tensors["advantages"][placed.part]
-    return batch
-
-
-@pytest.mark.parametrize(
-    ("composing", "words"),
-    [(in_place, "the batch itself"), (lambda batch: dict(batch), "without the group placed there")],
-)
-def test_53_a_compose_hook_of_its_own_places_all_groups_in_another_batch(tmp_path, composing, words):
-    with plugin(compose=composing), pytest.raises(ResultError, match=words):
-        train(tmp_path)
+# what strategies and corrections see
 
 
 def spoiling_sampler(table, count, context):

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from .. import compat
-from ..batch.compose import cut, with_stored_fields
+from ..batch.compose import compose, cut, with_stored_fields
 from ..buffer.candidates import Candidate, logps_dtype, with_rewards
 from ..components import Components
 from ..decision import RowOutcome, Taken
 from ..errors import ConfigurationError
 from ..loss.row_mask import NOTHING_MASKED, RowMask
-from ..types import Batch, Bools, Context, Floats, Group, Placement
+from ..types import Batch, Bools, Floats, Group, Placement
 from .dead_groups import all_wrong, dead_slots, place_copies
 from .stages import BatchDecision, FreshBatch
 
@@ -52,7 +52,7 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
 
 
 def compose_batch(
-    batch: Batch, decision: BatchDecision, payload: Mapping[int, Group], components: Components, context: Context
+    batch: Batch, decision: BatchDecision, payload: Mapping[int, Group], components: Components
 ) -> tuple[Batch, list[Placement]]:
     """The batch with the drawn rows in their slots; without any, the batch itself.
 
@@ -60,8 +60,7 @@ def compose_batch(
         batch (`dict`): With the advantages of `decision.fresh`.
         decision ([`BatchDecision`]): What was decided.
         payload (`Mapping[int, Group]`): What was drawn, by serial.
-        components ([`Components`]): The hooks, which may compose in their own way.
-        context ([`Context`]): Handed to hooks.
+        components ([`Components`]): How to pad.
 
     Returns:
         The batch, and the placements of drawn groups (not those of copies).
@@ -81,7 +80,7 @@ def compose_batch(
     if not placements:
         return batch, replayed
     batch = with_stored_fields(batch, components.fields, placements)
-    return components.hooks.compose(batch, placements, context), replayed
+    return compose(batch, components.fields, placements, components.pad_to_multiple_of), replayed
 
 
 def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:

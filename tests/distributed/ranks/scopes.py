@@ -56,24 +56,17 @@ class Raising:
         return self.strategy(values, context)
 
 
-class Composer:
-    """A plugin whose compose hook raises on rank 1, from an update on."""
+class Measuring:
+    """A plugin whose metrics hook raises on rank 1, from an update on."""
 
     def __init__(self, update: int) -> None:
         self.update = update
 
     @trl_replay.hookimpl
-    def trl_replay_compose(self, batch: Any, placements: Any, context: Any) -> None:
+    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
         if RANK == 1 and context.update >= self.update:
             raise ZeroDivisionError("no luck on this rank")
-
-
-class Measuring:
-    """A plugin whose metrics hook raises on rank 1."""
-
-    @trl_replay.hookimpl
-    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
-        return {"extra": 1 / (1 - RANK)}
+        return {}
 
 
 class Flaky(CpuStorage):
@@ -195,12 +188,10 @@ def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         yield f"a scorer, {scope}", attempt(live=often, replay_scope=scope, replay_scorer=Raising(advantage_std))
     for scope in ("process", "gathered"):
         yield f"a correction, {scope}", attempt(live=often, replay_scope=scope, replay_correction=Raising(ratio))
-    trl_replay.register(Composer(2), "composer")
-    trl_replay.register(Composer(5), "late_composer")
-    trl_replay.register(Measuring(), "measuring")
+    trl_replay.register(Measuring(0), "measuring")
+    trl_replay.register(Measuring(5), "measuring_late")
     yield "a metrics hook", attempt(replay_scope="process", replay_plugins=["measuring"])
-    yield "a compose hook", attempt(replay_scope="gathered", replay_plugins=["composer"])
-    yield "a compose hook in the last step", attempt(replay_scope="sharded", replay_plugins=["late_composer"])
+    yield "a metrics hook in the last step", attempt(replay_scope="sharded", replay_plugins=["measuring_late"])
     yield "a storage that loses", attempt(replay_scope="sharded", replay_storage=Flaky(losing=True))
     yield "a storage that refuses", attempt(replay_scope="gathered", replay_storage=Flaky(losing=False))
     yield "a scorer that differs", attempt(live=uneven, replay_scope="gathered", replay_scorer=by_rank,
