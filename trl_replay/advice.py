@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, all_right_bounds, is_number, mean
+from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, dead_bounds, is_number, mean
 
 PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
@@ -227,9 +227,9 @@ def _without_replay(entry: Mapping[str, Any]) -> dict[str, float]:
     dead = entry[DEAD]
     if not is_number(dead):
         return {}
-    right = all_right_bounds(dead, entry.get("reward"))
-    least_right, most_right = right or (0.0, dead)
-    return {DEAD_EXACT: dead, ALL_WRONG: dead - most_right, ALL_RIGHT: least_right, SIZE: 0.0}
+    unknown = (0.0, dead)
+    all_wrong, all_right = dead_bounds(dead, entry.get("reward")) or (unknown, unknown)
+    return {DEAD_EXACT: dead, ALL_WRONG: all_wrong[0], ALL_RIGHT: all_right[0], SIZE: 0.0}
 
 
 def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:

@@ -9,6 +9,8 @@ import numpy as np
 
 Log: TypeAlias = Sequence[Mapping[str, Any]]
 """Its entries: metrics by name."""
+Bounds: TypeAlias = tuple[float, float]
+"""The least and the greatest share that there may be."""
 DEAD = "frac_reward_zero_std"
 """TRL's share of dead groups; a run with replay has an exacter one."""
 DEAD_EXACT = "replay/dead_fraction"
@@ -33,8 +35,8 @@ def mean(log: Log, key: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def all_right_bounds(dead: float, reward: Any) -> tuple[float, float] | None:
-    """Bounds of the share of groups that are all right, if every reward is 0 or 1; the other dead ones are all wrong.
+def dead_bounds(dead: float, reward: Any) -> tuple[Bounds, Bounds] | None:
+    """Bounds of the shares of groups that are all wrong, and all right, if every reward is 0 or 1.
 
     Args:
         dead (`float`): Share of dead groups.
@@ -42,4 +44,6 @@ def all_right_bounds(dead: float, reward: Any) -> tuple[float, float] | None:
     """
     if not is_number(reward) or not 0 <= reward <= 1:
         return None
-    return max(reward - (1 - dead), 0.0), min(reward, dead)
+    least_right = max(reward - (1 - dead), 0.0)
+    most_right = min(reward, dead)
+    return (dead - most_right, dead - least_right), (least_right, most_right)

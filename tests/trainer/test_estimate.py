@@ -12,7 +12,7 @@ from support import DEAD, HALF, LIVE, Rewards
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli import main
-from trl_replay.report.estimate import Estimate, estimate
+from trl_replay.report.estimate import estimate
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0, 1.0, 1.0, 1.0]
@@ -22,51 +22,31 @@ SCRIPT = ([LIVE, DEAD, RIGHT], [DEAD, DEAD, HALF], [DEAD, RIGHT, DEAD], [LIVE, H
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stock run of four steps that saves checkpoints and tables of completions."""
+    """A stock run of four steps."""
     folder = tmp_path_factory.mktemp("run")
-    trainer = make_trainer(folder, Rewards(*SCRIPT), save_strategy="steps", save_steps=2, log_completions=True)
+    trainer = make_trainer(folder, Rewards(*SCRIPT), save_strategy="steps", save_steps=2)
     trainer.train()
     trainer.save_state()
     return folder
 
 
 def test_the_dead_share_and_its_bound_are_those_of_the_log(run: Path) -> None:
-    found = estimate(run / "trainer_state.json")
-    assert [period.dead for period in found.periods] == pytest.approx([2 / 3, 2 / 3, 1, 1 / 3])
-    assert [(period.first, period.last) for period in found.periods] == [(1, 1), (2, 2), (3, 3), (4, 4)]
-    assert found.dead == pytest.approx(2 / 3)
-    assert found.bound == pytest.approx(3.0)
+    for source in (run, run / "trainer_state.json", run / "checkpoint-4"):
+        found = estimate(source)
+        assert found.dead == pytest.approx(2 / 3)
+        assert found.bound == pytest.approx(3.0)
 
 
-def test_tables_of_completions_tell_all_wrong_from_all_right(run: Path) -> None:
-    found = estimate(run)
-    assert [period.dead for period in found.periods] == pytest.approx([2 / 3, 2 / 3, 1, 1 / 3])
-    assert_counted(found)
-
-
-def assert_counted(found: Estimate) -> None:
-    """The shares of all-wrong and all-right groups are those of the script."""
-    for shares, expected in (("all_wrong", [1, 2, 2, 1]), ("all_right", [1, 0, 1, 0])):
-        both = [getattr(period, shares) for period in found.periods]
-        assert both == [pytest.approx((count / 3, count / 3)) for count in expected]
-    assert found.counted
-
-
-def test_a_folder_of_tables_and_one_table_are_read(run: Path) -> None:
-    assert estimate(run / "completions").dead == pytest.approx(2 / 3)
-    (first, *_) = sorted((run / "completions").glob("*.parquet"))
-    assert estimate(first).dead == pytest.approx(2 / 3)
-    assert len(estimate(first).periods) == 1
-
-
-def test_a_run_with_replay_is_judged_by_replays_own_share(tmp_path: Path) -> None:
+def test_a_run_with_replay_is_judged_by_replays_own_shares(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     trl_replay.attach(trainer, replay_start=0)
     trainer.train()
     trainer.save_state()
     found = estimate(tmp_path / "trainer_state.json")
     assert found.dead == pytest.approx(2 / 3)
-    assert_counted(found)
+    assert found.all_wrong == pytest.approx((6 / 12, 6 / 12))
+    assert found.all_right == pytest.approx((2 / 12, 2 / 12))
+    assert found.had_replay
 
 
 def test_a_run_that_had_replay_is_told_so(tmp_path: Path, capsys: Any) -> None:
@@ -77,19 +57,18 @@ def test_a_run_that_had_replay_is_told_so(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(run: Path, capsys: Any) -> None:
-    """Batch 1: a live group, one all wrong, one all right: a mean of 5 / 12, a third of the groups live."""
-    found = estimate(run / "trainer_state.json")
-    first = found.periods[0]
-    assert first.all_right == pytest.approx((1 / 12, 5 / 12))
-    assert first.all_wrong == pytest.approx((2 / 3 - 5 / 12, 2 / 3 - 1 / 12))
-    assert not found.counted
-    for period, wrong, right in zip(found.periods, [1, 2, 2, 1], [1, 0, 1, 0], strict=True):
-        for bounds, share in ((period.all_wrong, wrong / 3), (period.all_right, right / 3)):
-            assert bounds[0] - 1e-6 <= share <= bounds[1] + 1e-6
-    assert main(["estimate", str(run / "trainer_state.json")]) == 0
+    """Mean rewards of 5, 2, 4, and 3 twelfths, of which live groups may hold up to 4, 4, 0, and 8."""
+    found = estimate(run)
+    least = [1 / 12, 0, 4 / 12, 0]
+    most = [5 / 12, 2 / 12, 4 / 12, 3 / 12]
+    bounds = (sum(least) / 4, sum(most) / 4)
+    assert found.all_right == pytest.approx(bounds)
+    assert found.all_wrong == pytest.approx((2 / 3 - bounds[1], 2 / 3 - bounds[0]))
+    assert bounds[0] <= 2 / 12 <= bounds[1], "what is so"
+    assert main(["estimate", str(run)]) == 0
     printed = capsys.readouterr().out
-    assert "8% to 42%" in printed
-    assert "log_completions=True counts them" in printed
+    assert "10% to 29%" in printed
+    assert "if every reward is 0 or 1" in printed
 
 
 def test_rewards_that_can_not_be_0_and_1_are_not_told_apart(tmp_path: Path, capsys: Any) -> None:
@@ -142,20 +121,11 @@ def test_what_is_no_log_of_grpo_is_refused_in_words(tmp_path: Path, content: str
         estimate(tmp_path)
 
 
-def test_a_file_that_is_no_table_of_completions_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "completions_00001.parquet"
-    path.write_bytes(b"no parquet")
-    with pytest.raises(ReplayError, match="can't be read"):
-        estimate(path)
-
-
-def test_the_command_prints_tables(run: Path, capsys: Any) -> None:
+def test_the_command_prints_a_table(run: Path, capsys: Any) -> None:
     assert main(["estimate", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "67%" in printed
     assert "3.00 times the live groups a batch" in printed
-    assert main(["estimate", str(run / "trainer_state.json")]) == 0
-    assert "67%" in capsys.readouterr().out
 
 
 def test_the_command_says_what_it_can_not_read(tmp_path: Path, capsys: Any) -> None:

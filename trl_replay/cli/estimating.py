@@ -10,14 +10,13 @@ from .command import Command
 from .tables import make_console, make_table
 
 if TYPE_CHECKING:
-    from ..report.estimate import Bounds, Estimate, Period
+    from ..logged import Bounds
+    from ..report.estimate import Estimate
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source",
-        type=Path,
-        help="a run's output_dir, one of its checkpoints, a trainer_state.json, or a completions_….parquet",
+        "source", type=Path, help="a run's output_dir, one of its checkpoints, or a trainer_state.json"
     )
 
 
@@ -27,12 +26,10 @@ def _run(options: argparse.Namespace) -> int:
     found = estimate(options.source)
     console = make_console()
     console.print(make_table(found.source, ("", ""), _facts(found)))
-    columns = ("steps", "dead groups", "all wrong", "all right")
-    console.print(make_table("Over the run", columns, [_row(period) for period in found.periods]))
-    if not found.counted:
-        console.print("All wrong and all right: if every reward is 0 or 1; log_completions=True counts them.")
     if found.had_replay:
         console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
+    else:
+        console.print("All wrong and all right: if every reward is 0 or 1. A run with replay counts them.")
     console.print(
         f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNothing to change: {found.about}."
     )
@@ -44,13 +41,12 @@ def _run(options: argparse.Namespace) -> int:
 def _facts(found: Estimate) -> list[tuple[str, str]]:
     """Return the figures of the whole run, each with its name."""
     bound = "none: every group was dead" if found.bound is None else f"{found.bound:.2f} times the live groups a batch"
-    return [("dead groups", _percent(found.dead)), ("most that filling them gives", bound)]
-
-
-def _row(period: Period) -> list[str]:
-    """The steps of a part of the run, and its shares."""
-    steps = f"{period.first} to {period.last}" if period.last != period.first else str(period.first)
-    return [steps, _percent(period.dead), _between(period.all_wrong), _between(period.all_right)]
+    return [
+        ("dead groups", _percent(found.dead)),
+        ("all wrong", _between(found.all_wrong)),
+        ("all right", _between(found.all_right)),
+        ("most that filling them gives", bound),
+    ]
 
 
 def _percent(share: float) -> str:
