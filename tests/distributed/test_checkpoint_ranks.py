@@ -206,7 +206,7 @@ def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(launches: Lau
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_inspect_and_export_see_every_entry_of_all_ranks_once(
+def test_the_report_and_export_see_every_entry_of_all_ranks_once(
     launches: Launches, folder: Path, tmp_path: Path, scope: str
 ) -> None:
     checkpoint = folder / f"{scope} of 2" / "checkpoint-4"

@@ -1,4 +1,4 @@
-"""Looking inside a run: `trl-replay inspect` and `trl-replay report`."""
+"""Looking inside a run: `trl-replay report`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def run(tmp_path_factory: Any) -> tuple[Path, Any]:
     return folder, session
 
 
-def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any, capsys: Any) -> None:
+def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any) -> None:
     folder, _ = run
-    assert main(["inspect", str(folder / "checkpoint-12"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = inspect(folder / "checkpoint-12")
     assert (found["update"], found["scope"], found["processes"], found["num_generations"]) == (12, "process", 1, 4)
     assert found["groups"] == 5
     assert found["bytes"] > 0
@@ -46,7 +45,6 @@ def test_inspect_tells_the_buffer_in_numbers_and_texts(run: Any, capsys: Any) ->
     for entry in found["top"]:
         for row in entry["completions"]:
             assert (row["advantage"] > 0) == (digits([row["text"]])[0] > 0)
-    assert found["waiting"] == inspect(folder / "checkpoint-12")["waiting"]
 
 
 def test_inspect_finds_the_extremes_of_many_entries(run: Any) -> None:
@@ -59,25 +57,16 @@ def test_inspect_finds_the_extremes_of_many_entries(run: Any) -> None:
         assert found["bottom"] == every["top"][-shown:]
 
 
-def test_inspect_prints_a_table_for_people(run: Any, capsys: Any) -> None:
-    folder, _ = run
-    assert main(["inspect", str(folder / "checkpoint-12")]) == 0
-    shown = capsys.readouterr().out
-    for words in ("groups", "age in updates", "mean reward", "payload", "Highest scores", "Lowest scores"):
-        assert words in shown, f"{words} is not in:\n{shown}"
-
-
-def test_inspect_of_an_empty_buffer_says_so(tmp_path: Path, capsys: Any) -> None:
+def test_an_empty_buffer_is_told_as_one(tmp_path: Path, capsys: Any) -> None:
     train(tmp_path, trainer=make_trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=2,
                                          save_strategy="steps", save_steps=2))  # fmt: skip
     found = inspect(tmp_path / "checkpoint-2")
     assert (found["groups"], found["age"], found["top"]) == (0, None, [])
-    assert main(["inspect", str(tmp_path / "checkpoint-2")]) == 0
-    capsys.readouterr()
-    assert main(["inspect", str(tmp_path)]) == 0, "a run's folder: its newest checkpoint"
-    assert "0 waiting" in capsys.readouterr().out
+    text = write_report(tmp_path).read_text()
+    assert "0 groups of 4 completions" in text, "of a run's folder: its newest checkpoint"
+    assert "Highest scores" not in text
     (tmp_path / "nothing").mkdir()
-    assert main(["inspect", str(tmp_path / "nothing")]) == 1
+    assert main(["export", str(tmp_path / "nothing"), str(tmp_path / "out.parquet")]) == 1
     assert "holds no replay buffer" in capsys.readouterr().err
 
 
@@ -121,11 +110,11 @@ def test_the_report_is_one_page_that_needs_nothing_else(run: Any, capsys: Any) -
     assert parsed.outside == []
     assert "script" not in text
     assert parsed.titles == [
-        "What replay did", "Dead groups", "Reward", "Replayed share", "How far the policy has moved",
+        "What replay did", "Dead groups", "Reward", "How far the policy has moved",
         "In the buffer now", "Highest scores", "Lowest scores",
         "Settings in force", "What to change",
     ]  # fmt: skip
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 3
     assert "nan" not in re.sub(r"<code>.*?</code>", "", text).lower()
     lead = re.search(r'class="lead">(.*?)</p>', text)
     assert lead is not None
@@ -200,37 +189,15 @@ def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
 TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"
 
 
-def test_inspect_prints_no_character_that_a_terminal_acts_on(
-    run: Any, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
-    rewrite(checkpoint / "trl_replay" / "rank-00000", lambda content: content["identity"].update(scope=TERMINAL))
-    buffer = inspect(checkpoint)
-    buffer["top"][0]["prompt"] = f"two\nlines {TERMINAL} مرحبا"
-    monkeypatch.setattr("trl_replay.report.inspection.inspect", lambda *_: buffer)
-    assert main(["inspect", str(checkpoint)]) == 0
-    shown = capsys.readouterr().out
-    assert not {character for character in shown if unicodedata.category(character)[0] == "C"} - {"\n"}
-    assert "\\x1b[31mred" in shown.replace("\n", "")
-    assert "مرحبا" in shown
-    assert "\\n" not in shown[: shown.index("completions")], "the prompt's own lines are kept"
-
-
 def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
     checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
     rank, name = checkpoint / "trl_replay" / "rank-00000", TERMINAL.removesuffix("\ud800")
     (rank / name).touch()
     rewrite(rank, lambda content: content["files"].update({name: "another checksum"}))
-    assert main(["inspect", str(checkpoint)]) == 1
+    assert main(["report", str(checkpoint)]) == 1
     told = capsys.readouterr().err
     assert "its checksum differs" in told
     assert not {character for character in told if unicodedata.category(character)[0] == "C"} - {"\n"}
-
-
-def test_a_folder_name_with_brackets_is_no_markup_either(run: Any, tmp_path: Path, capsys: Any) -> None:
-    checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "[red]x[/bold]" / "checkpoint-12")
-    assert main(["inspect", str(checkpoint)]) == 0
-    assert "[red]x[/bold]" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: Any) -> None:

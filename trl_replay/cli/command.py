@@ -1,4 +1,4 @@
-"""The type of a command, and options that several have."""
+"""The type of a command."""
 
 from __future__ import annotations
 
@@ -21,8 +21,3 @@ class Command(NamedTuple):
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-
-
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json`."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

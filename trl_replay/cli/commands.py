@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import ReplayError
 from .estimating import ESTIMATE
-from .files import EXPORT, INSPECT, REPORT
+from .files import EXPORT, REPORT
 from .listing import LIST
 from .running import RUN
 from .tables import printable
 
-COMMANDS = (RUN, LIST, EXPORT, INSPECT, REPORT, ESTIMATE)
+COMMANDS = (RUN, LIST, EXPORT, REPORT, ESTIMATE)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,25 +1,17 @@
-"""`trl-replay export`, `inspect` and `report`: what reads the files of a run."""
+"""`trl-replay export` and `report`: what reads the files of a run."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from .command import Command, add_json_option
-from .tables import make_console, make_table
-
-
-def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "checkpoint", type=Path, help="folder of a checkpoint, …/checkpoint-12, or of a run: its newest whole one"
-    )
+from .command import Command
 
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
-    _add_checkpoint(parser)
+    parser.add_argument(
+        "checkpoint", type=Path, help="folder of a checkpoint, …/checkpoint-12, or of a run: its newest whole one"
+    )
     parser.add_argument("out", type=Path, help="file to write: out.parquet")
 
 
@@ -31,34 +23,6 @@ def _export(options: argparse.Namespace) -> int:
     count = write(options.out, source)
     print(f"written: {options.out}, {count} completions")
     return 0
-
-
-def _add_inspect_options(parser: argparse.ArgumentParser) -> None:
-    _add_checkpoint(parser)
-    add_json_option(parser)
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from ..report.inspection import facts, inspect
-    from ..report.log import buffer_in
-
-    buffer = inspect(buffer_in(options.checkpoint))
-    if options.json:
-        print(json.dumps(buffer, indent=2))
-        return 0
-    console = make_console()
-    console.print(make_table(buffer["checkpoint"], ("", ""), facts(buffer)))
-    columns = ("prompt", "score", "age", "uses", "completions, advantage first")
-    for name, title in (("top", "Highest scores"), ("bottom", "Lowest scores")):
-        rows = [_row(entry) for entry in buffer[name]]
-        if rows:
-            console.print(make_table(title, columns, rows))
-    return 0
-
-
-def _row(entry: Mapping[str, Any]) -> list[str]:
-    completions = [f"{row['advantage']:+.2f} {row['text']!r}" for row in entry["completions"]]
-    return [entry["prompt"], f"{entry['score']:.4g}", str(entry["age"]), str(entry["uses"]), "\n".join(completions)]
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -92,5 +56,4 @@ def _report(options: argparse.Namespace) -> int:
 EXPORT = Command(
     "export", "writes a checkpoint's buffer to Parquet, one row a completion", _add_export_options, _export
 )
-INSPECT = Command("inspect", "what is in a checkpoint's buffer", _add_inspect_options, _inspect)
 REPORT = Command("report", "a run's log and buffer, or several runs, as one HTML page", _add_report_options, _report)

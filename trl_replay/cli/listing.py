@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import inspect
-import json
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownNameError
-from .command import Command, add_json_option
+from .command import Command
 from .tables import make_console, make_table, printable
 
 if TYPE_CHECKING:
@@ -133,21 +132,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a strategy's, preset's or plugin's name: shows arguments and documentation; all are listed without",
     )
-    add_json_option(parser)
 
 
 def _list(options: argparse.Namespace) -> int:
     known = _registry()
     on_offer = offers(known)
-    if options.name is not None:
-        on_offer = _called(options.name, on_offer)
-    if options.json:
-        failures = [asdict(failure) for failure in known.failures.values()]
-        print(json.dumps({"offers": [asdict(offer) for offer in on_offer], "failures": failures}, indent=2))
-    elif options.name is not None:
-        print(printable("\n\n\n".join(map(_in_words, on_offer))))
-    else:
+    if options.name is None:
         _print_tables(on_offer, known)
+    else:
+        called = _called(options.name, on_offer)
+        print(printable("\n\n\n".join(map(_in_words, called))))
     return 0
 
 

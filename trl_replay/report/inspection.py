@@ -1,9 +1,9 @@
-"""The contents of a checkpoint's buffer: numbers for `trl-replay inspect` and for the report page."""
+"""The contents of a checkpoint's buffer, for the report page."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
 from ..offline.export import Source, StoredEntry, of_checkpoint, rows_of
-from ..sizes import counted, format_bytes
 from ..types import Floats
 
 SUMMARIZED = {
@@ -34,7 +33,7 @@ SHOWN = 3
 
 
 def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
-    """Returns all that `trl-replay inspect` prints, as plain values.
+    """Returns what the page shows of a buffer, as plain values.
 
     Args:
         checkpoint (`str` or `Path`): Folder of a checkpoint.
@@ -79,24 +78,6 @@ def summary(values: NDArray[Any]) -> dict[str, float] | None:
     """Least, median, mean and greatest; None without values."""
     numbers = np.asarray(values, np.float64)
     return {name: float(of(numbers)) for name, of in SUMMARY.items()} if len(numbers) else None
-
-
-def facts(inspected: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The numbers in words, for a table."""
-    groups = inspected["groups"]
-    size = inspected["num_generations"]
-    waiting = inspected["waiting"]
-    rows = [
-        ("update", str(inspected["update"])),
-        ("groups", f"{groups} of {counted(size, 'completion')}, and {waiting} waiting"),
-        ("payload", format_bytes(inspected["bytes"])),
-        ("scope", f"{inspected['scope']}, {counted(inspected['processes'], 'process', 'processes')}"),
-    ]
-    for name, words in SUMMARIZED.items():
-        numbers = inspected[name]
-        if numbers is not None:
-            rows.append((words, ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())))
-    return rows
 
 
 def _extremes(source: Source, update: int, shown: int) -> dict[str, list[dict[str, Any]]]:

@@ -98,12 +98,10 @@ def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:
     generated = Line("generated", GRAY, points(log, dead))
     trained_on = Line("trained on", BLUE, points(log, DEAD_AFTER))
     reward = Line("mean reward of generated completions", GREEN, points(log, "reward"))
-    replaced = Line("replayed groups", BLUE, points(log, REPLACED))
     ratios = Line("mean importance ratio", RED, points(log, "replay/ratio_mean"))
     sizes = Line("effective sample size", GREEN, points(log, "replay/ess"))
     return {
         "dead": line_chart([generated, trained_on], "share of groups", percent=True),
         "reward": line_chart([reward], "mean reward"),
-        "share": line_chart([replaced], "share of groups", percent=True),
         "ratios": line_chart([ratios, sizes], "ratio, and share of tokens"),
     }
