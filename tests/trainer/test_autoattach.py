@@ -25,7 +25,7 @@ import trl_replay
 from trl_replay import ConfigurationError, RefusedError
 from trl_replay.bootstrap.sitecustomize import WhenImported
 from trl_replay.cli.commands import main
-from trl_replay.cli.receipts import NOT_ATTACHED, REFUSED, TOO_FEW, Report, judge
+from trl_replay.cli.receipts import NOT_ATTACHED, REFUSED, Report, judge
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 from trl_replay.trainer.attachment import is_attached
 
@@ -447,48 +447,36 @@ def test_signals_reach_the_command(tmp_path: Path) -> None:
 # the parent
 
 
-def attached(rank: int = 0, world_size: int = 1, **facts: Any) -> Report:
-    return Report("attached", 1, "python", rank=rank, world_size=world_size, **facts)
-
-
-EIGHT_HERE = {"LOCAL_WORLD_SIZE": "8"}
+def attached(**facts: Any) -> Report:
+    return Report("attached", "python", **facts)
 
 
 @pytest.mark.parametrize(
-    ("reports", "status", "environment", "expected"),
+    ("reports", "status", "expected"),
     [
-        ([attached()], 0, {}, 0),
-        ([attached()], 3, {}, 3),
-        ([attached(0, 2), attached(1, 2)], 0, {}, 0),
-        ([attached(1, 2)], 0, {}, TOO_FEW),
-        ([attached(1, 2), attached(1, 2)], 0, {}, TOO_FEW),
-        ([attached(1, 2)], 1, {}, 1),
-        ([attached(), attached(0, 2)], 0, {}, TOO_FEW),
-        ([attached(rank, 16, launcher=EIGHT_HERE) for rank in range(8, 16)], 0, {}, 0),
-        ([attached(rank, 16, launcher=EIGHT_HERE) for rank in range(8, 15)], 0, {}, TOO_FEW),
-        ([attached(3, 16)], 0, {"SLURM_STEP_ID": "0"}, 0),
-        ([attached(3, 16, launcher=EIGHT_HERE)], 0, {"RANK": "3", **EIGHT_HERE}, 0),
-        ([attached(3, 16, launcher=EIGHT_HERE)], 0, {"SLURM_STEP_ID": "0"}, TOO_FEW),
-        ([attached(), Report("refused", 1, "python", reason="no")], 0, {}, REFUSED),
-        ([], 0, {}, NOT_ATTACHED),
-        ([], 5, {}, 5),
+        ([attached()], 0, 0),
+        ([attached()], 3, 3),
+        ([attached(), attached()], 0, 0),
+        ([attached(), Report("refused", "python", reason="no")], 0, REFUSED),
+        ([], 0, NOT_ATTACHED),
+        ([], 5, 5),
     ],
 )
-def test_the_verdict(reports: list[Report], status: int, environment: dict[str, str], expected: int) -> None:
-    verdict = judge(reports, status, environment)
+def test_the_verdict(reports: list[Report], status: int, expected: int) -> None:
+    verdict = judge(reports, status)
     assert verdict.status == expected
     assert bool(verdict.message) == (expected != status or not reports)
 
 
 def test_what_several_ranks_say_is_said_once() -> None:
-    reports = [Report("refused", rank, "python", reason="too few rows", rank=rank) for rank in range(4)]
-    verdict = judge(reports, 1, {})
+    reports = [Report("refused", "python", reason="too few rows") for _ in range(4)]
+    verdict = judge(reports, 1)
     assert verdict.message is not None
     assert verdict.message.count("too few rows") == 1
 
 
 def test_settings_that_the_script_overruled_are_told() -> None:
-    verdict = judge([attached(own=True)], 0, {})
+    verdict = judge([attached(own=True)], 0)
     assert verdict == (0, "the script attaches replay by itself; its own settings were used, not the given ones.")
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 NOT_ATTACHED = 91
 """The command succeeded, and replay was attached to no trainer."""
-TOO_FEW = 92
-"""The command succeeded, and replay was attached on some of its ranks."""
 REFUSED = 93
 """Replay could not be attached to a trainer."""
-
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
-"""One of these is set where a launcher has started this very process."""
 
 SKIPPED = (
     "no Python that it started ran the hook: python -I, -E and -S skip it, and so does whatever starts its processes "
@@ -30,14 +25,10 @@ class Report:
     `refused`."""
 
     event: str
-    pid: int
     python: str
     installed: bool = True  # trl_replay, in this Python
     reason: str = ""
     own: bool = False  # the script had attached by itself
-    rank: int = 0
-    world_size: int = 1
-    launcher: Mapping[str, str] = field(default_factory=dict)  # what it says of the ranks on one machine
 
 
 class Verdict(NamedTuple):
@@ -57,13 +48,12 @@ def read(folder: Path) -> list[Report]:
     return reports
 
 
-def judge(reports: Sequence[Report], status: int, environment: Mapping[str, str]) -> Verdict:
+def judge(reports: Sequence[Report], status: int) -> Verdict:
     """Judge a command that ended with `status`.
 
     Args:
         reports: Of all its processes.
         status: 0 if it succeeded.
-        environment: Of this process, not of the command's.
     """
     refused = [report for report in reports if report.event == "refused"]
     if refused:
@@ -72,9 +62,6 @@ def judge(reports: Sequence[Report], status: int, environment: Mapping[str, str]
     attached = [report for report in reports if report.event == "attached"]
     if not attached:
         return _nothing_attached(reports, status)
-    missing = _missing(attached, environment)
-    if missing and status == 0:
-        return Verdict(TOO_FEW, f"replay was not attached on every rank: {missing}.")
     if any(report.own for report in attached):
         return Verdict(status, "the script attaches replay by itself; its own settings were used, not the given ones.")
     return Verdict(status)
@@ -95,28 +82,6 @@ def _nothing_attached(reports: Sequence[Report], status: int) -> Verdict:
     else:
         reason = "no GRPOTrainer trained in it"
     return Verdict(NOT_ATTACHED, f"replay was not attached: {reason}.")
-
-
-def _missing(attached: Sequence[Report], environment: Mapping[str, str]) -> str | None:
-    """The first launch that lacks a rank, in words. Launches of different sizes within a command are told apart."""
-    for world_size in sorted({report.world_size for report in attached}):
-        launch = [report for report in attached if report.world_size == world_size]
-        expected = _ranks_here(launch[0], environment)
-        ranks = sorted({report.rank for report in launch})
-        if len(ranks) < expected:
-            return f"of {expected} ranks only {', '.join(map(str, ranks))}"
-    return None
-
-
-def _ranks_here(report: Report, environment: Mapping[str, str]) -> int:
-    """Return the number of ranks of a launch that report to this process: not those of other machines, and only one if
-    a launcher outside has started this process too, once a rank."""
-    local = [int(size) for name, size in report.launcher.items() if name not in environment]
-    if local:
-        return min(local[0], report.world_size)
-    if any(name in environment for name in RANK_VARIABLES):
-        return 1
-    return report.world_size
 
 
 def _distinct(texts: Iterable[str]) -> str:

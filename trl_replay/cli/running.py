@@ -47,7 +47,7 @@ def _run(options: argparse.Namespace) -> int:
     # a process that outlives the command may still write there while it is removed
     with tempfile.TemporaryDirectory(prefix="trl-replay-", ignore_cleanup_errors=True) as reports:
         status = _call(command, _environment(settings, reports))
-        verdict = judge(read(Path(reports)), status, os.environ)
+        verdict = judge(read(Path(reports)), status)
         _pass_on(Path(reports))
     if verdict.message:
         print(f"{NAME}: {verdict.message}", file=sys.stderr)

@@ -19,9 +19,6 @@ from ..bootstrap.sitecustomize import TRAINER_MODULE, VARIABLE, WhenImported, re
 from ..config import ReplayConfig
 from ..errors import ReplayError
 
-LOCAL_WORLD_SIZES = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
-"""Variables in which launchers say how many ranks they started on this machine."""
-
 
 @dataclass(eq=False)
 class Autoattachment:
@@ -148,26 +145,18 @@ def _attach_once(trainer: Any) -> None:
             attachment.attach(trainer, chosen.config)
     except Exception as error:
         reason = str(error) if isinstance(error, ReplayError) else f"{type(error).__name__}: {error}"
-        _tell(trainer, event="refused", reason=reason)
+        _tell(event="refused", reason=reason)
         raise
     _handled.add(trainer)
-    _tell(trainer, event="attached", own=own)
+    _tell(event="attached", own=own)
     _leave_environment()
 
 
-def _tell(trainer: Any, **facts: Any) -> None:
+def _tell(**facts: Any) -> None:
     """A receipt for `trl-replay run`, if it started this process."""
     reports = _in_force[0].reports
-    if reports is None:
-        return
-    accelerator = trainer.accelerator
-    report(
-        reports,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-        launcher={name: os.environ[name] for name in LOCAL_WORLD_SIZES if name in os.environ},
-        **facts,
-    )
+    if reports is not None:
+        report(reports, **facts)
 
 
 def _leave_environment() -> None:
