@@ -1,4 +1,4 @@
-"""Memory, traffic and disk that a buffer takes on many ranks, by scope: the table of docs/evidence-processes.md.
+"""Memory, traffic, checkpoints: what a buffer takes on many ranks, by scope, for docs/evidence-processes.md.
 
     python benchmarks/capacity.py   # prints the table; edit RUNS for a run of your own
 

@@ -10,9 +10,9 @@ Completions are scripted, some shorter than others, the longest of each group of
 embedding, one layer and a head, without attention: its cost is linear in the length, and as small beside replay's as
 a model's can be.
 
-Every case runs in a process of its own, on one core: stock, replay with the payload in main memory, and on disk. Times
-are CPU times of that process. Its peak is that of the steps after the first two, as Linux counts it (VmHWM), with an
-allocator that gives large blocks back at once. A further run with each storage counts what the seam allocates.
+Every case runs in a process of its own, on one core: stock, and replay. Times are CPU times of that process. Its peak
+is that of the steps after the first two, as Linux counts it (VmHWM), with an allocator that gives large blocks back at
+once. A further run counts what the seam allocates.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ TOKENS, STEPS = 32_768, 6
 CAPACITY = 4
 WARM_UP = 2
 """Steps until a group has been stored and replayed."""
-CASES = {"stock": None, "cpu": "cpu", "disk": "disk", "cpu, counted": "cpu", "disk, counted": "disk"}
-"""Where the payload is, by case."""
+CASES = ("stock", "replay", "replay, counted")
 RESULTS = Path(__file__).parent / "results" / "long.json"
 
 
@@ -176,7 +175,6 @@ def measure(case: str, tokens: int, steps: int) -> dict[str, Any]:
     Returns:
         Medians per step, over those after the warm-up, and what the buffer holds at the end.
     """
-    storage = CASES[case]
     clock: Counter[str] = Counter()
     allocations = Allocations() if case.endswith("counted") else None
     if allocations is not None:
@@ -202,10 +200,8 @@ def measure(case: str, tokens: int, steps: int) -> dict[str, Any]:
         )
         trainer.remove_callback(PrinterCallback)
         session = None
-        if storage is not None:
-            kwargs = {"folder": Path(folder) / "groups"} if storage == "disk" else {}
-            settings = {"replay_storage": storage, "replay_storage_kwargs": kwargs, "replay_buffer_size": CAPACITY}
-            session = attach(trainer, **settings)
+        if case != "stock":
+            session = attach(trainer, replay_buffer_size=CAPACITY)
         if allocations is not None:
             allocations.watch(trainer)
             watch = Watch(allocations)
@@ -235,7 +231,7 @@ def measure(case: str, tokens: int, steps: int) -> dict[str, Any]:
 
 def _held(session: Any) -> dict[str, Any]:
     buffer = session.buffer
-    stored = [buffer.storage.get(serial) for serial in buffer.table.serial.tolist()]
+    stored = [buffer.load(serial) for serial in buffer.table.serial.tolist()]
     tokens = sum(int(group.completion_lengths.sum() + group.prompt_lengths.sum()) for group in stored)
     return {
         "groups held": len(buffer),
@@ -272,15 +268,15 @@ def in_a_process(case: str, tokens: int, steps: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """What each storage costs, as Markdown."""
+    """What replay costs, as Markdown."""
     cases = {found["case"]: found for found in results["cases"]}
     stock = cases["stock"]
-    batch = cases["cpu"]["batch, bytes"]
-    rows = ["| | stock | `cpu` | `disk` |", "|---|---|---|---|"]
+    batch = cases["replay"]["batch, bytes"]
+    rows = ["| | stock | replay |", "|---|---|---|"]
 
     def add(what: str, tell: Callable[[dict[str, Any], dict[str, Any]], str], of_stock: str = "–") -> None:
-        told = [tell(cases[storage], cases[f"{storage}, counted"]) for storage in ("cpu", "disk")]
-        rows.append(f"| {' | '.join([what, of_stock, *told])} |")
+        told = tell(cases["replay"], cases["replay, counted"])
+        rows.append(f"| {what} | {of_stock} | {told} |")
 
     def above(found: dict[str, Any]) -> float:
         return float(found["peak, bytes"] - stock["peak, bytes"])
@@ -304,10 +300,10 @@ def megabytes(count: float) -> str:
 
 def lines_table(results: dict[str, Any]) -> list[str]:
     """The lines that allocate most, as Markdown."""
-    rows = ["| payload | line | × batch |", "|---|---|---|"]
+    rows = ["| line | × batch |", "|---|---|"]
     for found in results["cases"]:
         for part in found.get("largest", ()):
-            rows.append(f"| `{found['case'].split(',')[0]}` | `{part['line']}` | {part['/ batch']:.2f} |")
+            rows.append(f"| `{part['line']}` | {part['/ batch']:.2f} |")
     return rows
 
 

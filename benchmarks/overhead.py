@@ -44,7 +44,7 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOTrainer
 
-from trl_replay import Group, Session, attach, compat
+from trl_replay import Session, attach, compat
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 from trl_replay.trainer.callback import ReplayCallback
 
@@ -199,7 +199,7 @@ def step_and_bytes(quick: bool) -> list[Check]:
     seam = statistics.median(seam_time(step) for step in replay["steps"][WARM_UP:])
     whole = statistics.median(step["step"] - step["generation"] for step in replay["steps"][WARM_UP:])
     buffer = replay["session"].buffer
-    stored = [buffer.storage.get(serial) for serial in buffer.table.serial.tolist()]
+    stored = [buffer.load(serial) for serial in buffer.table.serial.tolist()]
     prompts = sum(int(group.prompt_lengths.sum()) for group in stored)  # a shared prompt has one length
     tokens = prompts + sum(int(group.completion_lengths.sum()) for group in stored)
     metrics = replay["session"].metrics
@@ -211,23 +211,6 @@ def step_and_bytes(quick: bool) -> list[Check]:
     share = Check("time in the seam / stock step without generation", 100 * seam / plain, 2, "%", detail)
     held = f"{len(buffer)} groups, {tokens} tokens ({prompts} of prompts), beta 0"
     return [share, Check("bytes held per real token", buffer.nbytes / tokens, 8.4, "bytes", held)]
-
-
-class OnePayload:
-    """A storage that keeps one group for all serials: the time of large tables is measured, not main memory."""
-
-    nbytes = 0
-
-    def put(self, serial: int, group: Group) -> None:
-        """Keeps the last group."""
-        self.group = group
-
-    def get(self, serial: int) -> Group:
-        """A fresh copy of it."""
-        return self.group.map(lambda tensor: tensor.clone())
-
-    def remove(self, serial: int) -> None:
-        """Does nothing."""
 
 
 class Fill(TrainerCallback):
@@ -248,7 +231,8 @@ class Fill(TrainerCallback):
         columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
         columns["prompt"] = rng.choice(prompts[-len(PROMPTS) :], count)
         stored, _ = buffer.offer(columns, lambda table: table.score, rng)
-        buffer.receive(dict.fromkeys(stored, buffer.storage.get(0)))
+        one_payload = dict.fromkeys(stored, buffer.load(0))  # the time of large tables is measured, not main memory
+        buffer._payload.update(one_payload)
 
 
 ROWS = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}
@@ -258,7 +242,7 @@ ROWS = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advan
 def settle_and_sample(size: int, count: int = 50, settings: Mapping[str, Any] = MappingProxyType({})) -> Check:
     """The session's own settle, sample and mix, with 8 newcomers and 8 slots a step in a full buffer."""
     groups = 16  # half of them dead
-    done = run({"replay_buffer_size": size, "replay_storage": OnePayload(), **settings}, 3 + count, 32, 2, 8, groups)
+    done = run({"replay_buffer_size": size, **settings}, 3 + count, 32, 2, 8, groups)
     times = [1e3 * (step["settle"] + step["sample"]) for step in done["steps"][3:]]
     assert len(done["session"].buffer) == size
     detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"

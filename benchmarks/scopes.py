@@ -71,14 +71,14 @@ class Step:
 
     def __init__(self, accelerator: Any, scope: str, groups: int, length: int, capacity: int) -> None:
         from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
-        from trl_replay.strategies import scopes, storages
+        from trl_replay.strategies import scopes
 
         made = {"process": scopes.ProcessScope, "gathered": scopes.GatheredScope, "sharded": scopes.ShardedScope}
         self.scope = made[scope](accelerator)
         self.name, self.shared = scope, scope != "process"
         self.groups, self.length = groups, length
         self.capacity = capacity * (accelerator.num_processes if scope == "sharded" else 1)
-        self.buffer = ReplayBuffer(self.capacity, storages.CpuStorage(), Limits())
+        self.buffer = ReplayBuffer(self.capacity, Limits())
         self.own = np.random.default_rng([accelerator.process_index, 1])
         self.common = np.random.default_rng(2)
         self.serial, self.update = 0, 0
@@ -137,12 +137,12 @@ class Step:
         parts = self.timed("admit", self.scope.admit, self.buffer.table, arrivals, held)
         self.buffer.receive({serial: held_parts[0] for serial, held_parts in parts.items()})
         requests = rows.requests(draw, self.buffer.table.owner)
-        found = self.timed("fetch", self.scope.fetch, requests, self.buffer.storage.get)
+        found = self.timed("fetch", self.scope.fetch, requests, self.buffer.load)
         needed = [found[r.serial] for r in requests if rank in r.ranks and r.owner != rank]
         born_elsewhere = [held_parts[0] for serial, held_parts in parts.items() if serial not in held]
         self.bound += {"process": 0, "gathered": total(born_elsewhere), "sharded": total(needed)}[self.name]
         # what this rank would have given to gather_object
-        drawn_here = [self.buffer.storage.get(r.serial) for r in requests if r.owner == rank]
+        drawn_here = [self.buffer.load(r.serial) for r in requests if r.owner == rank]
         admitted = [group for serial, group in held.items() if serial in stored]
         self.moved += {"process": [], "gathered": admitted, "sharded": drawn_here}[self.name]
 
@@ -196,7 +196,7 @@ def work(folder: Path, steps: int, warm: int = 3) -> None:
         while len(step.buffer) < step.capacity:
             step()
         memory.append({"scope": scope, "entries": len(step.buffer), "bytes": step.buffer.nbytes,
-                       "payload": step.buffer.storage.nbytes})  # fmt: skip
+                       "payload": step.buffer.nbytes - len(step.buffer) * step.buffer.table.row_bytes})  # fmt: skip
     (folder / f"{accelerator.process_index}.json").write_text(json.dumps({"traffic": traffic, "memory": memory}))
     dist.destroy_process_group()
 

@@ -266,22 +266,6 @@ class Mine(dict[int, Group]):
         return PAYLOAD
 
 
-class Ledger:
-    """A storage that keeps nothing."""
-
-    nbytes = 0
-
-    def put(self, serial: int, group: Group) -> None:
-        """Keeps nothing."""
-
-    def get(self, serial: int) -> Group:
-        """Anything."""
-        return PAYLOAD
-
-    def remove(self, serial: int) -> None:
-        """Forgets nothing."""
-
-
 class SimulatedRank:
     """A rank whose others are made up.
 
@@ -306,7 +290,7 @@ class SimulatedRank:
         self.others = self.scope._collectives = Others(accelerator)
         trainer = SimpleNamespace(accelerator=accelerator)
         capacity = room_in(trainer, chosen, self.scope).groups
-        self.buffer = ReplayBuffer(capacity, Ledger(), chosen.limits, size=size)
+        self.buffer = ReplayBuffer(capacity, chosen.limits, size=size)
         self.components = Components(
             buffer=self.buffer,
             scope=self.scope,
@@ -408,7 +392,7 @@ class SimulatedRank:
             requests = rows.requests(decision.sampled, self.buffer.table.owner)
         self._count(decision, requests)
         with self._timed("fetch"):
-            payload = self.scope.fetch(requests, self.buffer.storage.get)
+            payload = self.scope.fetch(requests, self.buffer.load)
         with self._timed("place"):
             drawn = decision.sampled.places(rows.size)
             rows.placements(decision.sampled, payload)

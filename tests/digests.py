@@ -78,7 +78,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_max_weight": 3.0,
         "replay_max_log_ratio": 4.0,
     },
-    "disk": {"replay_start": 0, "replay_storage": "disk", "replay_evictor": "heap", "replay_sampler": "proportional"},
+    "heap": {"replay_start": 0, "replay_evictor": "heap", "replay_sampler": "proportional"},
     "images": {"replay_start": 0, "replay_correction": "decoupled"},
     "process": {
         **TWO_RANKS,
@@ -103,8 +103,6 @@ def train(name: str, folder: Path) -> tuple[Any, Any]:
     """Trains one configuration; returns trainer and session."""
     settings = {"max_steps": STEPS, **CONFIGURATIONS[name]}
     replay = {key: settings.pop(key) for key in list(settings) if key.startswith("replay_")}
-    if name == "disk":
-        replay["replay_storage_kwargs"] = {"folder": str(folder / "payload")}
     trainer = picture_trainer(folder, settings) if name == "images" else make_trainer(folder, digits, **settings)
     session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, "replay_seed": 3, **replay})
     trainer.train()

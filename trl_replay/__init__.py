@@ -22,7 +22,6 @@ from .errors import (
     ReplayError,
     ResultError,
     SeamError,
-    StorageFullError,
     UnknownNameError,
 )
 from .fields import FieldSpec
@@ -30,17 +29,7 @@ from .hookspecs import hookimpl
 from .prompt_table import PromptTable
 from .protocols import Agreement
 from .registry import register, unregister
-from .specs import (
-    CorrectionSpec,
-    EvictorSpec,
-    MixerSpec,
-    Preset,
-    SamplerSpec,
-    ScopeSpec,
-    ScorerSpec,
-    SelectorSpec,
-    StorageSpec,
-)
+from .specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec
 from .strategies.samplers import WeightedSampler
 from .table import Table, weighted_sample
 from .types import Context, Corrected, Group, Groups, InputsContext, Placement, ReplayedRows
@@ -99,8 +88,6 @@ __all__ = [
     "SeamError",
     "SelectorSpec",
     "Session",
-    "StorageFullError",
-    "StorageSpec",
     "Table",
     "UnknownNameError",
     "WeightedSampler",

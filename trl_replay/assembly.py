@@ -23,7 +23,6 @@ from .rehearsal import ENTRIES, Rehearsal, rehearse
 from .settings import Settings
 from .specs import Kind
 from .strategies.scopes import ProcessScope
-from .strategies.storages import CpuStorage
 from .tasks import Tasks
 
 CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
@@ -50,7 +49,6 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     tasks = Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
     strategies = settings.strategies
     scope = _scope(trainer, settings)
-    storage = strategies["storage"].make()
     made = {kind: strategies[kind].make() for kind in CALLED}
     room = room_in(trainer, settings, scope)
     _refuse_inexact_token_weights(trainer, settings, made["correction"])
@@ -68,7 +66,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     rate_limiter = RateLimiter(settings.rate_limits, room.groups)
     stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
-    buffer = ReplayBuffer(room.groups, storage, settings.limits, room.nbytes, size, functions)
+    buffer = ReplayBuffer(room.groups, settings.limits, room.nbytes, size, functions)
     buffer.drops = _all_say(_objects(settings, "rank") or [made["evictor"]], "drops")
     buffer.table.reward_weights = compat.reward_setup(trainer).weights
     return Components(
@@ -167,7 +165,7 @@ def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
 def idle_components() -> Components:
     """Builds the components of a disabled session: an empty buffer without room, and no plugins."""
     return Components(
-        buffer=ReplayBuffer(0, CpuStorage(), Limits()),
+        buffer=ReplayBuffer(0, Limits()),
         scope=ProcessScope(None),
         hooks=SessionHooks([], {}, {}),
         rate_limiter=RateLimiter(RateLimits(), 0),

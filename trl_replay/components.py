@@ -80,12 +80,6 @@ class Components:
         self.errors = KeptErrors(alone=self.processes == 1)
         self.local_rng = self.rng.spawn(1)[0]
 
-    @property
-    def payload_leaves_device(self) -> bool:
-        """Tells whether groups that are stored are needed on the CPU: by the storage, or to be sent."""
-        is_sent = self.processes > 1 and self.scope.division.one_buffer
-        return is_sent or bool(getattr(self.buffer.storage, "on_cpu", False))
-
     def seed(self, seed: int) -> None:
         """Begins both generators anew."""
         self.rng = np.random.default_rng(seed)

@@ -97,8 +97,6 @@ class ReplayConfig:
             on one of them (`sharded`). `"auto"` is `process` on one process and where each process has whole groups
             and at least four of them a batch, else `sharded`; `session.explain()` says which and why. A checkpoint's
             scope is kept.
-        replay_storage (`str`, *optional*, defaults to `"cpu"`):
-            Where the tokens and log-probs are kept.
         replay_correction (`str`, *optional*, defaults to `"ratio"`):
             How the loss accounts for replayed rows being off-policy.
         replay_min_size (`int`, *optional*, defaults to `1`):
@@ -203,8 +201,6 @@ class ReplayConfig:
     replay_mixer_kwargs: dict[str, Any] | str | None = _arguments("mixer")
     replay_scope: str = _setting(AUTO, "Which processes share a buffer.")
     replay_scope_kwargs: dict[str, Any] | str | None = _arguments("scope")
-    replay_storage: str = _setting("cpu", "Where the tokens and log-probs are kept.")
-    replay_storage_kwargs: dict[str, Any] | str | None = _arguments("storage")
     replay_correction: str = _setting("ratio", "How the loss corrects for replayed rows' policy.")
     replay_correction_kwargs: dict[str, Any] | str | None = _arguments("correction")
     replay_min_size: int = _setting(1, "Entries that the buffer must hold before anything is replayed.")

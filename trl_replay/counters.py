@@ -14,7 +14,6 @@ import numpy as np
 from .errors import ResultError
 from .types import Floats
 
-NO_ROOM = "the storage had no room for it"
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio")
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")

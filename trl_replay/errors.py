@@ -11,7 +11,6 @@ ReplayError
 │   └── ResultError                    a strategy returned something that its contract does not allow
 ├── CheckpointError (RuntimeError)      a checkpoint's replay files are damaged, missing, or can't be written
 │   └── MismatchError                  they were made with other settings: names both values
-├── StorageFullError (OSError)          a storage has no room for a group; training goes on without it
 ├── BatchError (ValueError)            a batch holds something that can't be stored or replayed correctly
 └── SeamError (RuntimeError)           training went around the seam; going on would be silently wrong
 """
@@ -65,10 +64,6 @@ class CheckpointError(ReplayError, RuntimeError):
 
 class MismatchError(CheckpointError):
     """The replay files of a checkpoint do not fit this run; the message names both values."""
-
-
-class StorageFullError(ReplayError, OSError):
-    """A storage has no room left."""
 
 
 class BatchError(ReplayError, ValueError):

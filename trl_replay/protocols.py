@@ -1,4 +1,4 @@
-"""The strategies' interfaces: what a scorer, evictor, sampler, selector, correction, storage and scope must do."""
+"""The strategies' interfaces: what a scorer, evictor, sampler, selector, correction and scope must do."""
 
 from __future__ import annotations
 
@@ -82,24 +82,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-
-
-class Storage(Protocol):
-    """Keeps payloads by serial number. A storage whose attribute `on_cpu` is true gets groups on the CPU, for all of
-    which together the device is waited for."""
-
-    def put(self, serial: int, group: Group) -> None:
-        """Keeps a copy of `group`."""
-
-    def get(self, serial: int) -> Group:
-        """A fresh copy of the group."""
-
-    def remove(self, serial: int) -> None:
-        """Forgets the group."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of payload held."""
 
 
 class Agreement(NamedTuple):

@@ -35,10 +35,7 @@ OFFERS: dict[str, type] = {"strategies": StrategySpec, "presets": Preset, "field
 """The registry hooks, and what each yields."""
 
 
-INTERFACES: dict[Kind, tuple[str, ...]] = {
-    "scope": ("share", "admit", "fetch", "agree", "division"),
-    "storage": ("put", "get", "remove", "nbytes"),
-}
+INTERFACES: dict[Kind, tuple[str, ...]] = {"scope": ("share", "admit", "fetch", "agree", "division")}
 """Methods and attributes of strategies that are not called as functions."""
 
 

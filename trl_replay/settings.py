@@ -21,7 +21,7 @@ from .validation import AUTO, STRATEGY_KINDS, unusable
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
 """Hooks of plugins that need no buffer."""
 
-MAY_DIFFER = ("replay_max_bytes", "replay_preset", "replay_seed", "replay_storage_kwargs")
+MAY_DIFFER = ("replay_max_bytes", "replay_preset", "replay_seed")
 """Settings that ranks may have of their own: what a preset sets is compared, and where seeds and bytes must be equal
 they are."""
 
@@ -124,8 +124,8 @@ class Settings:
         return not self.dry_run and (self.dynamic_sampling.rounds > 0 or asks)
 
     def equal_on_ranks(self, one_buffer: bool, seed: int) -> dict[str, Any]:
-        """Collects what must be equal on all ranks, by name, as JSON holds it. Folders and seeds may differ, and the
-        bytes that a buffer keeps, where ranks do not share or choose by them.
+        """Collects what must be equal on all ranks, by name, as JSON holds it. Seeds may differ, and the bytes that a
+        buffer keeps, where ranks do not share or choose by them.
 
         Args:
             one_buffer (`bool`): Whether ranks share a buffer.

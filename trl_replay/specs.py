@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "mixer", "scope", "storage", "correction"]
+Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,6 @@ class ScopeSpec(StrategySpec):
     """`factory(accelerator, **replay_scope_kwargs)` returns a [`Scope`]."""
 
 
-class StorageSpec(StrategySpec):
-    """`factory(**replay_storage_kwargs)` returns a [`Storage`]."""
-
-
 class CorrectionSpec(StrategySpec):
     """`factory(**replay_correction_kwargs)` returns a [`Correction`]."""
 
@@ -57,7 +53,6 @@ SPECS: dict[Kind, type[StrategySpec]] = {
     "selector": SelectorSpec,
     "mixer": MixerSpec,
     "scope": ScopeSpec,
-    "storage": StorageSpec,
     "correction": CorrectionSpec,
 }
 

@@ -13,16 +13,7 @@ from .errors import ConfigurationError
 from .sizes import parse_bytes
 from .specs import Kind
 
-STRATEGY_KINDS: tuple[Kind, ...] = (
-    "scorer",
-    "evictor",
-    "sampler",
-    "selector",
-    "mixer",
-    "scope",
-    "storage",
-    "correction",
-)
+STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction")
 
 ADAPTIVE = "adaptive"
 """The value of `replay_start` that looks at how sparse rewards are."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from resuming import last, restored, resume, train
 
-from trl_replay.strategies.storages import CpuStorage
+from trl_replay.buffer.replay_buffer import ReplayBuffer
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
@@ -26,26 +26,20 @@ def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope
     assert session.update == 8
 
 
-class Counting(CpuStorage):
-    """Counts what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.serials: list[int] = []
-
-    def put(self, serial: int, group: Any) -> None:
-        self.serials.append(serial)
-        super().put(serial, group)
-
-
 @pytest.mark.parametrize("rows", [12, 4], ids=["the same rows", "other rows"])
-def test_a_smaller_buffer_never_holds_more_than_it_keeps(tmp_path: Path, rows: int) -> None:
+def test_a_smaller_buffer_never_holds_more_than_it_keeps(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(tmp_path, max_steps=6, replay_buffer_size=50)
-    storage = Counting()
-    found = restored(
-        tmp_path, str(tmp_path / "checkpoint-6"), replay_buffer_size=2, replay_storage=storage,
-        per_device_train_batch_size=rows,
-    )  # fmt: skip
+    receive, received = ReplayBuffer.receive, []
+
+    def counted(buffer: ReplayBuffer, groups: Any) -> None:
+        received.extend(groups)
+        receive(buffer, groups)
+
+    monkeypatch.setattr(ReplayBuffer, "receive", counted)
+    checkpoint = str(tmp_path / "checkpoint-6")
+    found = restored(tmp_path, checkpoint, replay_buffer_size=2, per_device_train_batch_size=rows)
     assert len(found["payload"]) == 2
-    assert set(map(int, found["payload"])) <= set(storage.serials)
-    assert len(storage.serials) <= (2 if rows == 12 else 2 + 3)
+    assert set(map(int, found["payload"])) <= set(received)
+    assert len(received) <= (2 if rows == 12 else 2 + 3)

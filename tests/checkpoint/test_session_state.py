@@ -13,9 +13,7 @@ from resuming import (
     Curriculum,
     build,
     differences,
-    disk,
     everything,
-    files,
     interrupted,
     last,
     restored,
@@ -41,7 +39,6 @@ def test_22_resuming_is_bit_identical_to_the_run_that_never_stopped(tmp_path: Pa
     assert not differences
     counter = {"rounds": "refilled", "further iterations": "iterated"}.get(name.partition(",")[0], "replaced")
     assert whole["totals"][1][counter] > 0
-    assert whole["limits"]["fraction"] < 1.0 or not name.startswith("limits"), "the floor was reached"
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
@@ -414,29 +411,3 @@ def test_groups_of_another_precision_are_replayed_as_they_were_saved(tmp_path: P
     held = {str(session.buffer.load(s).tensors["old_per_token_logps"].dtype) for s in session.buffer.held()}
     assert held == {"torch.float32", "torch.bfloat16"}
     assert session.totals.counters["replaced"] > 0
-
-
-@pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-def test_a_disk_with_less_room_than_the_checkpoint_takes_what_fits_and_keeps_the_rest_nowhere(
-    tmp_path: Path, scope: str
-) -> None:
-    train(tmp_path, max_steps=6, replay_scope=scope, replay_buffer_size=50, **disk(tmp_path / "large"))
-    trainer = build(tmp_path, max_steps=8, save_strategy="no")
-    session = trl_replay.attach(
-        trainer, replay_scope=scope, replay_buffer_size=50, **disk(tmp_path / "small", max_bytes="2KB")
-    )
-    loaded, callback = [], trainer.callback_handler.callbacks[-1]
-    begin = callback.on_train_begin
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        loaded.append(state(session))
-        return begin(*args, **kwargs)
-
-    callback.on_train_begin = watched
-    with pytest.warns(UserWarning, match="no room for further groups"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert 0 < len(loaded[0]["payload"]) < 6
-    assert len(loaded[0]["payload"]) == len(loaded[0]["columns"]["serial"]), "the rest left the table at once"
-    assert "the storage had no room for it" in session.explain()
-    assert sum(path.stat().st_size for path in files(tmp_path / "small")) <= 2000
-    assert session.update == 8

@@ -233,8 +233,8 @@ def alone(folder: Path, rows: int, **settings: Any) -> dict[str, Any]:
         ("a correction, gathered", "trl_replay_correct"),
         ("a metrics hook", "'measuring'"),
         ("a metrics hook in the last step", "'measuring_late'"),
-        ("a storage that loses", "OSError: lost"),
-        ("a storage that refuses", "no space left"),
+        ("a group that can't be loaded", "no memory to load"),
+        ("a group that can't be kept", "no memory to receive"),
     ],
 )
 def test_an_error_on_rank_1_is_raised_by_all_ranks_in_words_that_name_it(

@@ -1,19 +1,17 @@
-"""A storage for buffers without payload."""
+"""Payload for buffers that are tested without any."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 
-class Ledger:
-    """A storage of serial numbers only."""
+import numpy as np
 
-    nbytes = 0
+from trl_replay import Group
 
-    def __init__(self):
-        self.serials = set()
+NO_LENGTHS = np.empty(0, np.int64)
+NOTHING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 
-    def put(self, serial, group):
-        assert serial not in self.serials
-        self.serials.add(serial)
 
-    def remove(self, serial):
-        self.serials.remove(serial)
+def nothing(serials: Iterable[int]) -> dict[int, Group]:
+    """For each entry a group without a tensor."""
+    return dict.fromkeys(serials, NOTHING)

@@ -30,24 +30,15 @@ def detaching(folder: Path) -> dict[str, Any]:
         with trl_replay.attached(trainer) as session:
             trainer.train()
             groups.append(len(session.buffer))
-            dead += [weakref.ref(part) for part in (session, session.buffer, session.tap, session.buffer.storage)]
+            dead += [weakref.ref(part) for part in (session, session.buffer, session.tap)]
         del session
         gc.collect()
         sizes.append(anonymous())
     return {"groups": groups, "alive": [type(part()).__name__ for part in dead if part()], "sizes": sizes}
 
 
-def on_disk(folder: Path) -> dict[str, Any]:
-    """A hundredth of benchmarks/disk.py."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    import disk
-
-    outcome: dict[str, Any] = disk.run(folder, groups=1000)
-    return outcome
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     case, written = sys.argv[1], Path(sys.argv[2])
-    result = {"detaching": detaching, "on disk": on_disk}[case](written)
+    result = {"detaching": detaching}[case](written)
     (written / "result.json").write_text(json.dumps(result))

@@ -75,9 +75,8 @@ def runs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "further iterations", {"num_iterations": 3, "replay_iterations": "replay", "replay_start": 0}
     yield "log-probs in bfloat16", {"replay_logps_dtype": "bfloat16"}
     yield "log-probs in bfloat16, a reference model", {"replay_logps_dtype": "bfloat16", "beta": 0.1}
-    for storage in ("cpu", "device"):
-        yield f"a later epoch, {storage}", {"replay_storage": storage, "rows": 9}
-        yield f"shuffled, {storage}", {"replay_storage": storage, "shuffle_dataset": True}
+    yield "a later epoch", {"rows": 9}
+    yield "shuffled", {"shuffle_dataset": True}
 
 
 def runs_on_ranks(ranks: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -167,16 +166,6 @@ def rewrite(rank: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps({**state, "checksum": saved._digest(state["content"])}))
 
 
-def disk(folder: Path, **arguments: Any) -> dict[str, Any]:
-    """The settings of a storage on disk."""
-    return {"replay_storage": "disk", "replay_storage_kwargs": {"folder": str(folder), **arguments}}
-
-
-def files(folder: Path) -> list[Path]:
-    """The payload that a storage has on disk."""
-    return sorted(folder.rglob("*.safetensors"))
-
-
 class StopError(Exception):
     pass
 
@@ -219,7 +208,7 @@ def state(session: Any) -> dict[str, Any]:
         "prompts": None if rounds is None else [column.tolist() for column in rounds.table.state_dict().values()],
         "columns": {name: getattr(buffer.table, name).tolist() for name in buffer.table.names},
         "keysets": [sorted(keys) for keys in buffer.state_dict()["keysets"]],
-        "payload": {serial: group_hash(buffer.storage.get(serial)) for serial in buffer.held()},
+        "payload": {serial: group_hash(buffer.load(serial)) for serial in buffer.held()},
         "generators": [str(components.rng.bit_generator.state), str(components.local_rng.bit_generator.state)],
         "update": session.update,
         "verified": session.handshake.verified,

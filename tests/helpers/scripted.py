@@ -161,7 +161,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "size": len(session.buffer),
         "entries": session.buffer.table.serial.tolist(),
         "entry_owners": session.buffer.table.owner.tolist(),
-        "held": [serial for serial in session.buffer.table.serial.tolist() if holds(session.buffer.storage, serial)],
+        "held": session.buffer.held(),
         "metrics": session.metrics,
         "received": session.scope.received,
     }
@@ -181,13 +181,6 @@ def columns(trainer: Any) -> dict[str, Any]:
     """Those of the table of completions that the main process logs."""
     logs = trainer._logs
     return {name: logs[name] for name in ("prompt", "completion", "advantages")} | logs["rewards"] | logs["extra"]
-
-
-def holds(storage: Any, serial: int) -> bool:
-    try:
-        return bool(storage.get(serial).keys)
-    except KeyError:
-        return False
 
 
 def behavior(trainer: Any) -> dict[str, dict[str, list[float]]]:

@@ -124,7 +124,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_min_size": 65}, "replay_buffer_size=64"),
     ({"replay_plugins": ["absent"]}, "replay_plugins='absent'"),
     ({"replay_preset": "absent"}, "replay_preset='absent'"),
-    ({"replay_storage": object()}, "which is no storage: it lacks put, get"),
+    ({"replay_scope": object()}, "which is no scope: it lacks share, admit"),
     ({"replay_scorer": 3}, "give the name of a scorer"),
     ({"replay_refill_rounds": -1}, "replay_refill_rounds=-1 .*whole number"),
     ({"replay_refill_prompts": "other"}, "replay_refill_prompts='other' .*'new' or 'same'"),

@@ -10,7 +10,6 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record, replayed
 
 import trl_replay
-from trl_replay.strategies.storages import CpuStorage
 from trl_replay.testing import make_trainer
 
 
@@ -66,25 +65,25 @@ def test_groups_whichever_limit_is_reached_first_evicts(tmp_path: Path) -> None:
     assert len(session.buffer) == 3
 
 
-class FullOnce(CpuStorage):
-    """A storage whose second put fails, once."""
-
-    puts = 0
-
-    def put(self, serial: int, group: Any) -> None:
-        self.puts += 1
-        if self.puts == 2:
-            raise OSError("disk full")
-        super().put(serial, group)
-
-
-def test_a_storage_that_fails_once_leaves_no_entry_without_payload(tmp_path: Any) -> None:
+def test_a_buffer_that_fails_once_has_no_entry_without_payload(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD]), max_steps=3)
-    session = trl_replay.attach(trainer, replay_storage=FullOnce())
-    with pytest.raises(OSError, match="disk full"):
+    session = trl_replay.attach(trainer)
+    receive = session.buffer.receive
+
+    def second_fails(groups: Any) -> None:
+        if not groups:
+            return
+        session.buffer.receive = receive
+        first, _ = groups
+        receive({first: groups[first]})
+        raise MemoryError("no memory")
+
+    session.buffer.receive = second_fails
+    with pytest.raises(MemoryError, match="no memory"):
         trainer.train()
+    assert len(session.buffer) == 1
     trainer.train()
-    assert all(session.buffer.storage.get(serial) for serial in session.buffer.table.serial.tolist())
+    assert session.buffer.held() == session.buffer.table.serial.tolist()
 
 
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])

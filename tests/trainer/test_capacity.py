@@ -56,7 +56,7 @@ def test_a_buffer_takes_what_was_planned(tmp_path: Path, training: dict[str, Any
     )
     group = made_up_group(run)
     for serial, nbytes in zip(session.buffer.table.serial.tolist(), session.buffer.table.nbytes.tolist(), strict=True):
-        stored = session.buffer.storage.get(serial)
+        stored = session.buffer.load(serial)
         assert nbytes == packed_size(stored) + 2 * 8 * 4, "and two lengths a row"
         assert stored.nbytes == group.nbytes
         assert packed_size(stored) == pytest.approx(packed_size(group), rel=0.02), "a header is compressed"

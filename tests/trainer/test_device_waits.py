@@ -85,11 +85,6 @@ def test_a_step_waits_for_the_device_a_few_times_however_many_groups_there_are(
     assert each.begun_before == 2 * (groups // 3), "the live groups' payload, while the model trained"
 
 
-def test_payload_that_stays_on_the_device_is_not_copied(tmp_path: Path, monkeypatch: Any) -> None:
-    each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_storage="device")
-    assert each.begun_before == 0
-
-
 def test_log_probs_that_are_recorded_by_a_forward_leave_with_the_batch(tmp_path: Path, monkeypatch: Any) -> None:
     each = counted(tmp_path, monkeypatch, [LIVE, HALF, DEAD], replay_record="forward")
     assert each.begun_before == 2

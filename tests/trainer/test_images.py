@@ -121,7 +121,7 @@ def test_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(t
 def test_a_groups_common_images_are_stored_once(tmp_path: Any) -> None:
     session, watch = train(tmp_path, pictures.qwen2_vl, (2, 1, 3))
     for serial in session.buffer.table.serial.tolist():
-        group = session.buffer.storage.get(serial)
+        group = session.buffer.load(serial)
         step, slot = watch.origin[serial]
         first = by_row(watch.steps[step][0])[slot * 4]
         assert group.tensors["num_images"].tolist() == [first["num_images"]]

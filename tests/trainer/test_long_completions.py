@@ -71,13 +71,6 @@ def test_what_the_seam_allocates_grows_as_the_batch_does_and_holds_no_second_one
     assert grown < 1.1, f"the batch has {LONG // SHORT} times as many tokens, and takes {grown:.2f} times as much each"
 
 
-def test_on_disk_the_seam_allocates_no_more(benchmark: Any, tmp_path: Path) -> None:
-    settings = {"replay_storage": "disk", "replay_storage_kwargs": {"folder": tmp_path / "groups"}}
-    for step in steps_of(benchmark, tmp_path, SHORT, **settings):
-        assert 1 < step["allocated"] < ALLOCATED
-        assert 1 < step["most"] < AT_A_TIME
-
-
 def test_a_copy_that_is_made_and_a_mask_of_the_widths_square_are_counted(benchmark: Any) -> None:
     module = benchmark("allocations")
     allocations = module.Allocations()

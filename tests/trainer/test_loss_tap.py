@@ -41,7 +41,7 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, h
     old = [serial for serial in session.buffer.table.serial.tolist() if serial < noted]
     assert old, "groups from before the interruption are kept"
     for serial in old:
-        group = session.buffer.storage.get(serial)
+        group = session.buffer.load(serial)
         lengths = group.completion_lengths.tolist()
         ids, logps = (group.tensors[key].split(lengths) for key in ("completion_ids", "old_per_token_logps"))
         for tokens, values in zip(ids, logps, strict=True):

@@ -23,10 +23,3 @@ def test_memory_is_given_back_after_detach(tmp_path: Path) -> None:
     assert found["alive"] == [], "nothing of a detached session is held"
     sizes = found["sizes"]
     assert sizes[-1] - sizes[1] < 4 << 20, f"anonymous memory grew: {sizes}"
-
-
-def test_100000_groups_on_disk_need_little_memory(tmp_path: Path) -> None:
-    outcome = measured("on disk", tmp_path)
-    assert outcome["growth of anonymous memory"] < 20e6
-    assert outcome["groups"] == 1000
-    assert outcome["bytes of files"] > 16_000_000

@@ -180,14 +180,6 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         attach(replay_scorer_kwargs={"a": 1}),
         ["replay_scorer_kwargs={'a': 1}", "takes no arguments"],
     ),
-    "a disk without a folder": (
-        attach(replay_storage="disk"),
-        ["replay_storage='disk'", "replay_storage_kwargs={'folder'"],
-    ),
-    "a disk that is not there": (
-        attach(replay_storage="disk", replay_storage_kwargs={"folder": "/proc/x"}),
-        ["replay_storage='disk'", "replay_storage_kwargs={'folder': '/proc/x'}", "No such file"],
-    ),
     "prompts of rounds that there are not": (
         attach(replay_refill_prompts="same"),
         ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from methods import INJECTED
-from resuming import disk
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
@@ -63,10 +62,8 @@ def test_the_weighted_reward_follows_the_trainers_weights_from_the_first_file_on
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
-@pytest.mark.parametrize("storage", ["cpu", "disk"])
-def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str, storage: str) -> None:
-    settings = disk(tmp_path / "payload") if storage == "disk" else {}
-    trainer, session = trained(tmp_path, replay_scope=scope, replay_buffer_size=3, **settings)
+def test_an_entry_can_be_read_by_its_serial(tmp_path: Path, scope: str) -> None:
+    trainer, session = trained(tmp_path, replay_scope=scope, replay_buffer_size=3)
     buffer = session.buffer
     assert list(buffer) == buffer.table.serial.tolist()
     assert len(list(buffer)) == 3

@@ -10,14 +10,14 @@ from support import DEAD, HALF, LIVE, Rewards
 import trl_replay
 from trl_replay.testing import make_trainer
 
-KINDS = ("scorer", "evictor", "sampler", "storage", "correction")
+KINDS = ("scorer", "evictor", "sampler", "correction")
 MIX: list[tuple[str, ...]] = [
     (),
-    ("pass_rate", "heap", "uniform", "device", "none"),
-    ("reward_std", "reservoir", "proportional", "cpu", "ratio"),
-    ("recency", "fifo", "newest", "cpu", "none"),
-    ("constant", "weighted_reservoir", "top", "device", "ratio"),
-    ("mean_reward", "prompt_balanced", "prompt_balanced", "device", "none"),
+    ("pass_rate", "heap", "uniform", "none"),
+    ("reward_std", "reservoir", "proportional", "ratio"),
+    ("recency", "fifo", "newest", "none"),
+    ("constant", "weighted_reservoir", "top", "ratio"),
+    ("mean_reward", "prompt_balanced", "prompt_balanced", "none"),
 ]
 """Of each kind, what is used; the first has every default."""
 LIMITS = {"replay_max_age": 3, "replay_max_uses": 2, "replay_min_size": 2, "replay_max_fraction": 0.7}

@@ -243,17 +243,13 @@ def test_a_files_one_advantage_a_row_is_that_of_each_token(tmp_path: Any) -> Non
     assert any(row[~row.isnan()].unique().numel() == 1 and float(row[0]) > 1 for row in shown)
 
 
-@pytest.mark.parametrize("chosen", [{}, {"replay_storage": "disk"}], ids=["memory", "disk"])
-def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any, chosen: dict[str, Any]) -> None:
-    if chosen:
-        chosen = {**chosen, "replay_storage_kwargs": {"folder": str(tmp_path / "groups")}}
-
+def test_a_resumed_run_ends_as_the_one_that_went_on(tmp_path: Any) -> None:
     def trained(checkpoint: str | None = None) -> tuple[str, Any]:
         rewards = Rewards(*SCRIPT)
         rewards.calls = 3 if checkpoint else 0
         settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}
         trainer = build(tmp_path / "run", rewards, trainer_class=Credit, **settings)
-        session = trl_replay.attach(trainer, replay_start=0, **chosen)
+        session = trl_replay.attach(trainer, replay_start=0)
         trainer.train(resume_from_checkpoint=checkpoint)
         assert session.totals.counters["replaced"] > 3
         return weights_hash(trainer), session.buffer.table.row_advantage.tolist()

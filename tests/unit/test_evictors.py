@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from buffers import Ledger
+from buffers import nothing
 from chances import chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from trl_replay.testing import make_context, make_table
 
 def fill(capacity, evictor, scores, batch=1, seed=0):
     """A buffer that was offered one group for each score, in batches."""
-    buffer = ReplayBuffer(capacity, Ledger(), Limits())
+    buffer = ReplayBuffer(capacity, Limits())
     rng = np.random.default_rng(seed)
     context = make_context(buffer.table, capacity=capacity)
     for start in range(0, len(scores), batch):
@@ -25,10 +25,10 @@ def fill(capacity, evictor, scores, batch=1, seed=0):
         before = len(buffer)
         columns = {"serial": serials, "update": serials, "score": np.asarray(scores, float)[serials]}
         stored, evicted = buffer.offer(columns, lambda table: evictor(table, context), rng)
-        buffer.receive(dict.fromkeys(stored))
+        buffer.receive(nothing(stored))
         assert set(stored) <= set(serials.tolist())
         assert len(buffer) == min(capacity, serials[-1] + 1) == before + len(stored) - evicted
-        assert buffer.storage.serials == set(buffer.table.serial.tolist())
+        assert buffer.held() == buffer.table.serial.tolist()
     return buffer
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from buffers import Ledger
+import torch
+from buffers import nothing
 
-from trl_replay import ReplayError
+from trl_replay import Group, ReplayError
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
 from trl_replay.fields import PIXELS
-from trl_replay.strategies.storages import CpuStorage
 
 TEXT = frozenset({"prompt_ids", "completion_ids"})
 
@@ -22,7 +22,7 @@ def by_score(table: Any) -> Any:
 
 def stored(capacity: int = 50, limits: Limits | None = None, count: int = 4, **columns: Any) -> ReplayBuffer:
     """A buffer that was offered entries with serials 0, 1, …, of score 1 each."""
-    buffer = ReplayBuffer(capacity, Ledger(), limits or Limits())
+    buffer = ReplayBuffer(capacity, limits or Limits())
     offer(buffer, count, **columns)
     if "uses" in columns:
         buffer.table.writable("uses")[:] = columns["uses"]
@@ -35,7 +35,7 @@ def offer(buffer: ReplayBuffer, count: int, **columns: Any) -> tuple[list[int], 
     made = {"serial": np.arange(first, first + count), "score": np.ones(count), "keys": np.array(keys, np.int64)}
     made |= {name: np.asarray(values) for name, values in columns.items()}
     serials, evicted = buffer.offer(made, by_score, np.random.default_rng(first))
-    buffer.receive(dict.fromkeys(serials))
+    buffer.receive(nothing(serials))
     return serials, evicted
 
 
@@ -100,11 +100,10 @@ def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
     saved.table.add_column("gone", fill=1.0)
     state = saved.state_dict()
     saved.table.writable("score")[:] = 0.0
-    other = ReplayBuffer(50, Ledger(), Limits())
+    other = ReplayBuffer(50, Limits())
     other.table.add_column("mine", fill=0.5)
     other.keyset(pictured)
     offer(other, 2, first=90)
-    other.unrestored = [7]
     other.load_state_dict(state)
     table = other.table
     assert table.serial.tolist() == [0, 1, 2]
@@ -114,9 +113,27 @@ def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
     assert table.peers.tolist() == [2, 2, 1]
     keysets = other.state_dict()["keysets"]
     assert [keysets[number] for number in table.keys.tolist()] == [TEXT, pictured, TEXT]
-    assert (other.storage.serials, other.unrestored, other.held()) == (set(), [], [])
+    assert other.held() == []
+
+
+def test_a_buffer_keeps_copies_and_hands_out_copies() -> None:
+    tensor = torch.arange(4, dtype=torch.int32)
+    group = Group({"completion_ids": tensor}, frozenset(["completion_ids"]), np.array([2]), np.array([1, 3]))
+    buffer = ReplayBuffer(1, Limits())
+    buffer.offer({"serial": np.array([5])}, by_score, np.random.default_rng(0))
+    empty = buffer.nbytes
+    buffer.receive({5: group})
+    assert buffer.nbytes - empty == group.nbytes == 4 * 4 + 3 * 8
+    tensor[:] = 9
+    buffer.load(5).tensors["completion_ids"][:] = 8
+    buffer.load(5).completion_lengths[:] = 8
+    again = buffer.load(5)
+    assert again.tensors["completion_ids"].tolist() == [0, 1, 2, 3]
+    assert again.completion_lengths.tolist() == [1, 3]
+    buffer.clear()
+    assert buffer.nbytes == 0
 
 
 def test_a_buffer_of_no_session_takes_nothing() -> None:
     with pytest.raises(ReplayError, match=r"of an attached session only"):
-        ReplayBuffer(1, CpuStorage(), Limits()).add([])
+        ReplayBuffer(1, Limits()).add([])

@@ -36,9 +36,8 @@ class Candidate:
         records (`list`): Per local row, the recorded log-probs `(C,)` on the training device; None until its forward
             ran.
         logps_dtype (`torch.dtype`): How recorded log-probs are kept.
-        leaves_device (`bool`): Whether the payload, if it stays, will be needed on the CPU: copies are begun as soon
-            as it is complete, while the model trains.
-        copies ([`Copies`], *optional*): These copies.
+        copies ([`Copies`], *optional*): The payload on its way to the CPU: begun as soon as it is complete, while the
+            model trains.
     """
 
     serial: int
@@ -49,7 +48,6 @@ class Candidate:
     update: int
     records: list[torch.Tensor | None] = field(default_factory=list)
     logps_dtype: torch.dtype = torch.float32
-    leaves_device: bool = False
     copies: Copies[str] | None = None
 
     @property
@@ -76,12 +74,11 @@ class Candidate:
             fill_missing(self.group.tensors)
         elif not self._take_records(self.group):
             return False
-        if self.leaves_device:
-            self.copies = begin(self.group.tensors)
+        self.copies = begin(self.group.tensors)
         return True
 
     def payload(self) -> Group | None:
-        """The rows that this process has, once complete: on the CPU if they are needed there."""
+        """The rows that this process has, once complete: on the CPU."""
         if self.group is None or self.copies is None:
             return self.group
         return replace(self.group, tensors=self.copies.wait())

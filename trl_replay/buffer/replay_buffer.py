@@ -1,4 +1,4 @@
-"""The replay buffer: a table of metadata, a storage of payloads, and the rules of capacity and eligibility."""
+"""The replay buffer: a table of metadata, the payloads, and the rules of capacity and eligibility."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import ReplayError, StorageFullError
+from ..errors import ReplayError
 from ..fields import PIXELS
-from ..protocols import Storage
 from ..sizes import format_bytes
 from ..table import CORE, Table
 from ..transfer import fetch
@@ -68,34 +67,24 @@ class ReplayBuffer:
     Attributes:
         table ([`Table`]): The metadata columns.
         capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
-        storage ([`Storage`]): Where the payloads are.
         max_bytes (`int`, *optional*): Most bytes of payload and table rows.
         drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
         reader (`Callable`, *optional*): What `buffer[serial]` calls; set at attach.
-        unrestored (`list[int]`): Serials whose restored payload found no room; their entries are to be withdrawn.
     """
 
     def __init__(
-        self,
-        capacity: int,
-        storage: Storage,
-        limits: Limits,
-        max_bytes: int | None = None,
-        size: int = 1,
-        functions: int = 1,
+        self, capacity: int, limits: Limits, max_bytes: int | None = None, size: int = 1, functions: int = 1
     ) -> None:
         self.capacity = capacity
         self.max_bytes = max_bytes
         self.drops = False
-        self.storage = storage
         self.limits = limits
         self.table = Table.empty(size, functions)
         self._keysets: list[frozenset[str]] = []
-        self._here: set[int] = set()
-        self._overflow: dict[int, Group] = {}
-        self.unrestored: list[int] = []
-        self._warned: set[str] = set()
+        self._payload: dict[int, Group] = {}
+        self._payload_bytes = 0
+        self._has_warned = False
         self.adder: Callable[[Any, str], int] | None = None
         self.reader: Callable[[int], Entry] | None = None
 
@@ -124,7 +113,7 @@ class ReplayBuffer:
         """
         if serial not in self:
             raise KeyError(serial)
-        if serial not in self._here:
+        if serial not in self._payload:
             row = self.table.rows_of([serial])[0]
             owner = int(self.table.owner[row])
             raise ReplayError(f"The payload of entry {serial} is on rank {owner}: read it there.")
@@ -135,9 +124,7 @@ class ReplayBuffer:
     @property
     def nbytes(self) -> int:
         """Bytes held: payload, and the used rows of all columns."""
-        overflow = sum(group.nbytes for group in self._overflow.values())
-        rows = len(self.table) * self.table.row_bytes
-        return self.storage.nbytes + overflow + rows
+        return self._payload_bytes + len(self.table) * self.table.row_bytes
 
     def add(self, source: Any, incomplete: str = "refuse") -> int:
         """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
@@ -237,32 +224,22 @@ class ReplayBuffer:
 
     def load(self, serial: int) -> Group:
         """A fresh copy of payload that is on this process."""
-        if serial in self._overflow:
-            return self._overflow[serial].map(torch.clone)
-        return self.storage.get(serial)
-
-    @property
-    def overflow(self) -> list[int]:
-        """Serials of groups that the storage had no room for: still readable, and to be withdrawn everywhere."""
-        return list(self._overflow)
+        return self._payload[serial].map(torch.clone)
 
     def _warn_of_bytes(self, costs: Ints) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
         mean = format_bytes(float(costs.mean()))
-        self._warn(
+        warnings.warn(
             f"replay_max_bytes is reached with {len(costs) - 1} of replay_buffer_size={self.capacity} groups, and "
-            f"evicts from now on. A group costs {mean} on average."
+            f"evicts from now on. A group costs {mean} on average.",
+            stacklevel=2,
         )
-
-    def _warn(self, text: str) -> None:
-        """Warns once of each kind, which its first word tells."""
-        kind = text.split()[0]
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(text, stacklevel=3)
 
     def held(self) -> list[int]:
         """Serials of the entries whose payload is on this process, in the order of the table."""
-        return [serial for serial in self.table.serial.tolist() if serial in self._here]
+        return [serial for serial in self.table.serial.tolist() if serial in self._payload]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
@@ -280,7 +257,6 @@ class ReplayBuffer:
             KeyError: One of the table's own columns is missing.
         """
         self.clear()
-        self.unrestored = []
         columns = state["columns"]
         renumbered = [self.keyset(keys) for keys in state["keysets"]]
         numbers = np.array(renumbered, np.int64)
@@ -288,26 +264,15 @@ class ReplayBuffer:
         known["keys"] = numbers[columns["keys"]]
         self.table.append(known, len(columns["serial"]))
 
-    def receive(self, groups: Mapping[int, Group], keep: bool = True) -> None:
-        """Puts away the payload that lives on this process, by serial.
+    def receive(self, groups: Mapping[int, Group]) -> None:
+        """Puts away copies of the payload that lives on this process, in main memory.
 
         Args:
-            groups (`Mapping[int, Group]`): Whose entries stand in the table.
-            keep (`bool`, *optional*, defaults to `True`): Hold a group for which the storage has no room in memory
-                until it is withdrawn everywhere; otherwise it is `unrestored`.
+            groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
         """
-        if getattr(self.storage, "on_cpu", False):
-            groups = _on_cpu(groups)
-        for serial, group in groups.items():
-            try:
-                self.storage.put(serial, group)
-            except StorageFullError as error:
-                self._warn(f"Replay has no room for further groups (training goes on without them). {error}")
-                if not keep:
-                    self.unrestored.append(serial)
-                    continue
-                self._overflow[serial] = group.map(lambda tensor: tensor.to("cpu", copy=True))
-            self._here.add(serial)
+        for serial, group in _on_cpu(groups).items():
+            self._payload[serial] = group.map(torch.clone)
+            self._payload_bytes += group.nbytes
 
     def withdraw(self, serials: Sequence[int]) -> int:
         """Takes back entries whose payload will not come or has no place; returns their number."""
@@ -388,10 +353,10 @@ class ReplayBuffer:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) == 0:
             return 0
-        for serial in self._here.intersection(self.table.serial[index].tolist()):
-            if self._overflow.pop(serial, None) is None:
-                self.storage.remove(serial)
-            self._here.discard(serial)
+        for serial in self.table.serial[index].tolist():
+            group = self._payload.pop(serial, None)
+            if group is not None:
+                self._payload_bytes -= group.nbytes
         self.table.remove(index)
         return len(index)
 

@@ -135,8 +135,6 @@ def _restore(session: Session, checkpoint: Path) -> None:
             session_state.exchange_scope(session, *scope_at_attach)
             session_state.empty(session)
             return
-    unrestored = gather_object([session.buffer.unrestored])
-    session_state.withdraw_unrestored(session, unrestored)
 
 
 def _keep_scope(session: Session, folder: Path) -> None:

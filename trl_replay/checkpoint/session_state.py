@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import assembly, compat
 from ..buffer.candidates import PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
-from ..counters import NO_ROOM, Tally
+from ..counters import Tally
 from ..errors import CheckpointError, MismatchError
 from ..session import Session
 from ..strategies.scope_choice import SCOPES
@@ -271,21 +271,7 @@ def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable
     kept = set(session.buffer.table.serial.tolist())
     for serial, group in payload:
         if serial in kept:
-            session.buffer.receive({serial: take(group)}, keep=False)
-
-
-def withdraw_unrestored(session: Session, unrestored: Sequence[Sequence[int]]) -> None:
-    """Forgets restored entries that some rank's storage had no room for, on all ranks that share them.
-
-    Args:
-        session ([`Session`]): After `apply`.
-        unrestored (`Sequence`): Of each rank, the buffer's `unrestored`.
-    """
-    shared_with = unrestored if session.scope.division.one_buffer else [unrestored[_rank(session)]]
-    serials = [serial for part in shared_with for serial in part]
-    tally = Tally()
-    tally.refuse(session.buffer.withdraw(serials), NO_ROOM)
-    session.totals.add(tally, batches=0)
+            session.buffer.receive({serial: take(group)})
 
 
 def _settle(session: Session, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:

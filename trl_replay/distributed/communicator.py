@@ -88,10 +88,7 @@ class Communicator:
         Returns:
             Where the rows lie.
         """
-        components = self._components
         local = blank(self.rank * count, count) | self._stats.columns(count)
-        for row, serial in enumerate(components.buffer.overflow[:count]):
-            local["overflow"][row] = serial + 1
         with self._errors.keeping():
             if pending is not None:
                 local |= pending.describe(count)

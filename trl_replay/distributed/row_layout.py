@@ -19,7 +19,7 @@ from ..types import NONE, Bools, Group, Ints, Placement
 _Value = TypeVar("_Value", bound=np.generic)
 NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
-"""Travels in the place of a group that its owner's storage failed to give out, so that nobody waits for it."""
+"""Travels in the place of a group that its owner failed to give out, so that nobody waits for it."""
 
 LENGTHS_BYTES = 2 * 8
 """Bytes of a stored row's prompt length and completion length."""
@@ -185,14 +185,6 @@ class RowLayout:
         lengths = LENGTHS_BYTES * self.size
         sizes: list[int] = (packed + lengths).tolist()
         return sizes
-
-    def overflowed(self) -> list[int]:
-        """Serials of the groups that some process's storage had no room for."""
-        overflow = self.columns["overflow"]
-        if not overflow.any():
-            return []
-        serials = overflow[overflow > 0] - 1
-        return sorted(set(serials.tolist()))
 
     def requests(self, sampled: Sampled, owners: Ints) -> list[Request]:
         """Lists who needs what was drawn; `owners` is the table's column."""

@@ -1,4 +1,4 @@
-"""Groups in safetensors files, each packed as for sending. Used by checkpoints and by the storage `disk`."""
+"""Groups in safetensors files, each packed as for sending. Used by checkpoints."""
 
 from __future__ import annotations
 

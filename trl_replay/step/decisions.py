@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..batch.group_view import AdvantageRule, have_equal_rewards
 from ..buffer.candidates import Candidate, Left, PendingGroups
 from ..components import Components
-from ..counters import NO_ROOM, Tally
+from ..counters import Tally
 from ..decision import Admitted, RowOutcome, Sampled
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
@@ -73,7 +73,6 @@ class Decisions:
         """
         self.record_replay_stats(left.drawn, rows.columns, tally)
         solved = self.solve(generations, tally)
-        tally.refuse(self._buffer.withdraw(rows.overflowed()), NO_ROOM)
         self._buffer.retire(self._clock.update)  # not counted: these limits are the entries' ordinary end
         if left.pending is None:
             return Admitted()

@@ -187,7 +187,6 @@ def collect(
             rows=rows,
             update=update,
             logps_dtype=logps_dtype(fields),
-            leaves_device=components.payload_leaves_device,
         )
         candidates.append(candidate)
     if compat.OLD_LOGPS in batch:

@@ -15,10 +15,9 @@ from ..specs import (
     ScopeSpec,
     ScorerSpec,
     SelectorSpec,
-    StorageSpec,
     StrategySpec,
 )
-from . import corrections, disk, evictors, mixers, samplers, scopes, scorers, selectors, storages
+from . import corrections, evictors, mixers, samplers, scopes, scorers, selectors
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
@@ -85,9 +84,6 @@ class Builtin:
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
         yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, held by every process")
         yield ScopeSpec("sharded", scopes.ShardedScope, "one buffer, each group held by one process")
-        yield StorageSpec("cpu", storages.CpuStorage, "payload in main memory")
-        yield StorageSpec("disk", disk.DiskStorage, "payload in files in a folder, read when drawn")
-        yield StorageSpec("device", storages.DeviceStorage, "payload on the training device")
         yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")
         yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")
         yield CorrectionSpec(

@@ -168,7 +168,7 @@ class ProcessScope(_Scope):
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Payload from this process's storage."""
+        """Payload that this process holds."""
         return {request.serial: load(request.serial) for request in requests}
 
 
@@ -229,7 +229,7 @@ class GatheredScope(_CommonScope):
         return self._send(arrivals, [everybody] * len(arrivals), mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Payload from this process's storage."""
+        """Payload that this process holds."""
         return {request.serial: load(request.serial) for request in requests}
 
 
@@ -265,7 +265,7 @@ class ShardedScope(_CommonScope):
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
         """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.
 
-        Only the owner knows what its storage gives out (a storage may compress), so sizes go before payload.
+        Only the owner knows which bytes it gives out, so sizes go before payload.
         """
         outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
         for request in requests:

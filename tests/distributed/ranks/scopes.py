@@ -7,16 +7,17 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from one_rank import outcome, perform
 from scripted import LIMITS, build, mixed, run, uneven
 
 import trl_replay
+from trl_replay.buffer.replay_buffer import ReplayBuffer
 from trl_replay.strategies import scopes
 from trl_replay.strategies.corrections import ratio
 from trl_replay.strategies.scorers import advantage_std
-from trl_replay.strategies.storages import CpuStorage
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LAYOUTS = {  # per number of processes: (rows of a process, num_generations), whole groups first and then straddling
@@ -69,22 +70,16 @@ class Measuring:
         return {}
 
 
-class Flaky(CpuStorage):
-    """Loses what it holds, or refuses to hold it, on rank 1."""
+def without_memory(method: str, attempt: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """An attempt in which a method of the buffer raises on rank 1."""
 
-    def __init__(self, losing: bool) -> None:
-        super().__init__()
-        self.losing = losing
+    def outcome_of_attempt() -> dict[str, Any]:
+        if RANK != 1:
+            return attempt()
+        with mock.patch.object(ReplayBuffer, method, side_effect=MemoryError(f"no memory to {method}")):
+            return attempt()
 
-    def put(self, serial: int, group: Any) -> None:
-        if RANK == 1 and not self.losing:
-            raise OSError("no space left")
-        super().put(serial, group)
-
-    def get(self, serial: int) -> Any:
-        if RANK == 1 and self.losing:
-            raise OSError("lost")
-        return super().get(serial)
+    return outcome_of_attempt
 
 
 class Wrapped:
@@ -192,8 +187,8 @@ def failing(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     trl_replay.register(Measuring(5), "measuring_late")
     yield "a metrics hook", attempt(replay_scope="process", replay_plugins=["measuring"])
     yield "a metrics hook in the last step", attempt(replay_scope="sharded", replay_plugins=["measuring_late"])
-    yield "a storage that loses", attempt(replay_scope="sharded", replay_storage=Flaky(losing=True))
-    yield "a storage that refuses", attempt(replay_scope="gathered", replay_storage=Flaky(losing=False))
+    yield "a group that can't be loaded", without_memory("load", attempt(replay_scope="sharded"))
+    yield "a group that can't be kept", without_memory("receive", attempt(replay_scope="gathered"))
     yield "a scorer that differs", attempt(live=uneven, replay_scope="gathered", replay_scorer=by_rank,
                                            replay_buffer_size=1)  # fmt: skip
 

@@ -58,9 +58,6 @@ ALIKE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the trainer's seed by name": ({"replay_seed": 42}, {}),
     "seeds of private buffers": tuple({"replay_scope": "process", "replay_seed": seed} for seed in (1, 2)),
     "bytes of private buffers": tuple({"replay_scope": "process", "replay_max_bytes": size} for size in (None, "1GB")),
-    "folders": tuple(
-        {"replay_storage": "disk", "replay_storage_kwargs": {"folder": folder}} for folder in ("here", "there")
-    ),
     "a whole number as a float": ({"replay_weight": 1}, {"replay_weight": 1.0}),
     "functions": tuple({"replay_evictor": lambda table, context: table.serial} for _ in range(2)),
 }
@@ -124,8 +121,6 @@ def attempt(folder: Path, version: str = trl_replay.__version__, **settings: Any
     trainer_settings = {name: settings.pop(name) for name in OF_TRAINER if name in settings}
     trainer = build(folder, 8, 4, lambda update, group, rank: group % 2, rank=rank(), max_steps=2, **trainer_settings)
     settings = {"replay_buffer_size": 8, "replay_start": 0, "replay_scope": "gathered", **settings}
-    if settings.get("replay_storage") == "disk":
-        settings["replay_storage_kwargs"] = {"folder": str(folder / settings["replay_storage_kwargs"]["folder"])}
     with mine(version):
         trl_replay.attach(trainer, **settings)
         found = outcome(trainer.train)
