@@ -15,11 +15,8 @@ runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -110,55 +107,6 @@ class Benchmark(papers.Benchmark):
         return [papers.Job(task, arm, rate, seed, budget, settings, {**more, **training}) for seed in seeds]
 
 
-def table(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
-    """A row an arm, a column a task, as Markdown: completions to 0.25 (seeds that got there), and the final reward."""
-    seen = {record["task"] for record in records}
-    tasks = [task for task in TASKS if task in seen]
-    rows = [f"| | {' | '.join(tasks)} | collapsed |", f"|{'---|' * (len(tasks) + 2)}"]
-    for arm in arms:
-        of_arm = [record for record in records if record["arm"] == arm]
-        cells = [_cell([record for record in of_arm if record["task"] == task]) for task in tasks]
-        collapsed = f"{sum(record['collapsed'] for record in of_arm)} of {len(of_arm)}"
-        rows.append(f"| {' | '.join([arm, *cells, collapsed])} |")
-    return rows
-
-
-def _cell(runs: list[dict[str, Any]]) -> str:
-    """Medians over the seeds, and the range of the final rewards; addition is told by its accuracy, too."""
-    if not runs:
-        return ""
-    finals = [run["final_reward"] for run in runs]
-    parts = [f"{np.median(finals):.2f} ({min(finals):.2f}–{max(finals):.2f})"]
-    if any(run["reached"] is not None for run in runs):
-        parts.insert(0, _reached(runs))
-    if "accuracy" in runs[0]:
-        parts.append(f"accuracy {np.median([run['accuracy'] for run in runs]):.3f}")
-    return "; ".join(parts)
-
-
-def _reached(runs: list[dict[str, Any]]) -> str:
-    """The median, a run that did not counting as later than all; and how many did."""
-    reached = [run["reached"] for run in runs if run["reached"] is not None]
-    ordered = sorted(run["reached"] or np.inf for run in runs)
-    middle = ordered[len(ordered) // 2]
-    return (
-        f"{middle:,.0f} ({len(reached)} of {len(runs)})" if np.isfinite(middle) else f"{len(reached)} of {len(runs)}"
-    )
-
-
-def tables(records: list[dict[str, Any]]) -> list[list[str]]:
-    """The tables of docs/evidence-defaults.md, of what a ledger holds."""
-    reported = [record for record in records if record["seed"] in SEEDS]
-    parts = [record for record in reported if record["task"] in PARTS and record["seed"] in SEEDS_OF_PARTS]
-    return [table(reported, arms_of(reported, ARMS)), table(parts, arms_of(parts, LEFT_OUT))]
-
-
-def arms_of(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
-    """Those that were run."""
-    run = {record["arm"] for record in records}
-    return [arm for arm in arms if arm in run]
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
     parser = papers.parser_of(__doc__, "out/efficiency", TASKS)
@@ -173,6 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
         seeds = SEEDS[:1]
     options.out.mkdir(parents=True, exist_ok=True)
     benchmark = Benchmark(Ledger(options.out / "runs.jsonl", perform), options.jobs, tasks, seeds)
+
+    from efficiency_report import table
+
     records: list[dict[str, Any]] = []
     of_question = LEFT_OUT if parts else ARMS
     for arm in options.arms.split(";") if options.arms else of_question:
