@@ -17,6 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import efficiency
 
+SPARSE = ("lock", "wide lock", "vault", "long")
+DRAWN = ("stock", "defaults", "topr, start=0", "sample_efficient")
+"""Arms of the picture, and of the table of costs."""
+REPORTED = efficiency.SEEDS
+BATCHES_A_POINT = 25
+"""Batches of a point of a curve."""
+
 
 def table(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
     """A row an arm, a column a task, as Markdown: completions to 0.25 (seeds that got there), and the final reward."""
@@ -44,25 +51,79 @@ def _cell(runs: list[dict[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def _reached(runs: list[dict[str, Any]]) -> str:
+def _reached(runs: list[dict[str, Any]], name: str = "reached") -> str:
     """The median, a run that did not counting as later than all; and how many did."""
-    reached = [run["reached"] for run in runs if run["reached"] is not None]
-    ordered = sorted(run["reached"] or np.inf for run in runs)
-    middle = ordered[len(ordered) // 2]
-    return (
-        f"{middle:,.0f} ({len(reached)} of {len(runs)})" if np.isfinite(middle) else f"{len(reached)} of {len(runs)}"
-    )
+    count = sum(run[name] is not None for run in runs)
+    middle = _median(runs, name)
+    return f"{count} of {len(runs)}" if middle is None else f"{middle:,.0f} ({count} of {len(runs)})"
+
+
+def _median(runs: list[dict[str, Any]], name: str) -> float | None:
+    """The median, a run that did not get there counting as later than all; None if it is such a run."""
+    ordered = sorted(run[name] or np.inf for run in runs)
+    middle = float(ordered[len(ordered) // 2])
+    return middle if np.isfinite(middle) else None
+
+
+def costs(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
+    """A row a sparse task and arm, as Markdown: completions and updates to 0.25 and 0.75, seconds, and the crossover:
+    with more updates' time for generating a batch, the arm is cheaper than the defaults up to 0.25."""
+    rows = [
+        "| task | arm | completions to 0.25 | to 0.75 | updates to 0.25 | seconds a run | cheaper if a batch takes |",
+        f"|{'---|' * 7}",
+    ]
+    for task in SPARSE:
+        of_task = [record for record in records if record["task"] == task]
+        usual = [record for record in of_task if record["arm"] == "defaults"]
+        for arm in arms:
+            runs = [record for record in of_task if record["arm"] == arm]
+            if runs:
+                rows.append(f"| {' | '.join([task, arm, *_costs(runs, usual)])} |")
+    return rows
+
+
+def _costs(runs: list[dict[str, Any]], usual: list[dict[str, Any]]) -> list[str]:
+    updates = _updates(runs)
+    return [
+        _reached(runs),
+        _reached(runs, "reached_three_quarters"),
+        "–" if updates is None else f"{updates:,.0f}",
+        f"{min(run['seconds'] for run in runs):.0f}",
+        _crossover(runs, usual),
+    ]
+
+
+def _updates(runs: list[dict[str, Any]]) -> float | None:
+    """To 0.25, in the median."""
+    reached = _median(runs, "reached")
+    if reached is None:
+        return None
+    iterations = runs[0]["training"].get("num_iterations", 1)
+    return reached / efficiency.papers.COMPLETIONS_A_BATCH * iterations
+
+
+def _crossover(runs: list[dict[str, Any]], usual: list[dict[str, Any]]) -> str:
+    """The time of generating a batch, in updates, from which on the arm is cheaper than the usual one."""
+    ours, theirs = _updates(runs), _updates(usual)
+    if ours is None or theirs is None or runs == usual:
+        return "–"
+    fewer = (_median(usual, "reached") - _median(runs, "reached")) / efficiency.papers.COMPLETIONS_A_BATCH
+    more = ours - theirs
+    if fewer <= 0:
+        return "never" if more >= 0 else f"under {more / fewer:.1f} updates"
+    return "always" if more <= 0 else f"over {more / fewer:.1f} updates"
 
 
 def tables(records: list[dict[str, Any]]) -> list[list[str]]:
     """The tables of docs/evidence-defaults.md, of what a ledger holds."""
     reported = [record for record in records if record["seed"] in efficiency.SEEDS]
-    parts = [
-        record
-        for record in reported
-        if record["task"] in efficiency.PARTS and record["seed"] in efficiency.SEEDS_OF_PARTS
+    parts = [record for record in reported if record["seed"] in efficiency.SEEDS_OF_PARTS]
+    parts = [record for record in parts if record["task"] in efficiency.PARTS]
+    return [
+        table(reported, arms_of(reported, efficiency.ARMS)),
+        costs(reported, DRAWN),
+        table(parts, arms_of(parts, efficiency.LEFT_OUT)),
     ]
-    return [table(reported, arms_of(reported, efficiency.ARMS)), table(parts, arms_of(parts, efficiency.LEFT_OUT))]
 
 
 def arms_of(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
@@ -71,7 +132,42 @@ def arms_of(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
     return [arm for arm in arms if arm in run]
 
 
+def draw(records: list[dict[str, Any]], path: Path) -> None:
+    """Mean reward over completions: above, what learns on which task; below, the preset without one of its parts. An
+    arm's runs thin, their median thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pictures = [(task, DRAWN) for task in ("lock", "vault", "grades")]
+    pictures += [(task, tuple(efficiency.LEFT_OUT)) for task in efficiency.PARTS]
+    figure, axes = pyplot.subplots(2, 3, figsize=(16, 8), layout="constrained")
+    for axis, (task, arms) in zip(axes.flat, pictures, strict=False):
+        _draw_task(axis, [record for record in records if record["task"] == task], arms)
+        parts = "" if arms is DRAWN else ": the preset, and without one of its parts"
+        axis.set(title=f"{task}{parts}", xlabel="completions generated", ylabel="mean reward", ylim=(0, 1))
+    for axis in axes.flat[len(pictures) :]:
+        axis.axis("off")
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def _draw_task(axis: Any, records: list[dict[str, Any]], arms: Iterable[str]) -> None:
+    for number, arm in enumerate(arms):
+        curves = [record["curve"][:-1] for record in records if record["arm"] == arm and record["seed"] in REPORTED]
+        if not curves:
+            continue
+        shortest = min(map(len, curves))
+        values = np.array([curve[:shortest] for curve in curves])
+        completions = np.arange(1, shortest + 1) * BATCHES_A_POINT * efficiency.papers.COMPLETIONS_A_BATCH
+        axis.plot(completions, values.T, color=f"C{number}", alpha=0.2, linewidth=0.8)
+        axis.plot(completions, np.median(values, axis=0), color=f"C{number}", linewidth=2, label=arm)
+    axis.legend(frameon=False, fontsize="small")
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     found = [json.loads(line) for line in (folder / "efficiency.jsonl").read_text().splitlines()]
+    draw(found, folder / "efficiency.png")
     print("\n\n".join("\n".join(table) for table in tables(found)))
