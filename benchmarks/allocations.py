@@ -1,4 +1,4 @@
-"""What the seam on a trainer allocates: bytes of new tensors, how many of them live at a time, and who asked."""
+"""Memory that the seam allocates: bytes of new tensors, how many of them live at a time, and who asked."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Allocations(TorchDispatchMode):
 
 
 def batch_bytes(batch: Mapping[str, Any]) -> int:
-    """What the tensors of a batch take."""
+    """Bytes of a batch's tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(dict(batch)))
 
 

@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Needs:
-    """What one scope takes. Bytes; traffic is what a rank receives in a step.
+    """Memory of one scope, in bytes; traffic is what a rank receives in a step.
 
     Attributes:
         scope (`str`): Its name.
@@ -123,7 +123,7 @@ def agreement_of(rows: int) -> int:
 
 
 def needs(run: Run) -> list[Needs]:
-    """What each scope takes."""
+    """Memory of each scope."""
     group = made_up_group(run)
     held, sent = group.nbytes, packed_size(group)
     entry = Table.empty(run.generations).row_bytes

@@ -1,4 +1,4 @@
-"""What each setting does to both learning tasks, one at a time from the defaults, for docs/evidence-defaults.md.
+"""Effects of each setting on both learning tasks, one at a time from the defaults, for docs/evidence-defaults.md.
 
     python benchmarks/choosing.py                    # about an hour on one core
     python benchmarks/choosing.py --arms defaults,heap --seeds 100

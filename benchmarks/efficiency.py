@@ -1,4 +1,4 @@
-"""Which correction, buffer and number of updates a completion learn most from the same completions?
+"""Compares corrections, buffers and numbers of updates a completion at the same number of completions.
 
     python benchmarks/efficiency.py --jobs 2          # all of it: hours
     python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault

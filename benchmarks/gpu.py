@@ -1,4 +1,4 @@
-"""What replay costs on a GPU, and that it is right there: one command of under ten minutes, without a network.
+"""Costs and correctness of replay on a GPU: one command of under ten minutes, without a network.
 
     python benchmarks/gpu.py            # writes benchmarks/results/gpu.json
     python benchmarks/gpu.py --small    # a tiny model on a CPU: shows that it runs; its figures mean nothing
@@ -54,7 +54,7 @@ ROWS_A_PROMPT = 8
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is."""
+    """Sizes of everything."""
 
     hidden: int
     layers: int
@@ -218,7 +218,7 @@ def costs(size: Size) -> dict[str, Any]:
 
 
 def idle(size: Size) -> dict[str, bool]:
-    """Whether weights are bit-identical to stock's where replay changes nothing."""
+    """Tells whether weights are bit-identical to stock's where replay changes nothing."""
     steps = min(size.steps, 8)
     stock = train(size, steps, None, all_live)["weights"]
     again = train(size, steps, None, all_live)["weights"]

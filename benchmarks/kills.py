@@ -41,7 +41,7 @@ STATE = "trainer_state.json"
 
 
 class Run(NamedTuple):
-    """What is killed: so many updates, each with a checkpoint, on so many processes."""
+    """A run that is killed: so many updates, each with a checkpoint, on so many processes."""
 
     updates: int
     processes: int
@@ -92,7 +92,7 @@ def start(folder: Path, kind: Run) -> list[int]:
 
 
 def writing(folder: Path) -> bool:
-    """Whether a checkpoint is being written."""
+    """Tells whether a checkpoint is being written."""
     return any(not (path / STATE).exists() for path in folder.glob("checkpoint-*"))
 
 

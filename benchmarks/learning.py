@@ -51,7 +51,7 @@ TRAINING = {"sample_efficient": {"num_iterations": 5, "beta": 2.0}}
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one task is run. `selection_seeds` choose the learning rate and are not reported."""
+    """Settings of one task. `selection_seeds` choose the learning rate and are not reported."""
 
     task: str
     steps: int
@@ -82,7 +82,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What makes two runs the same; an arm's name does not."""
+        """The identity of a run, of which an arm's name is no part."""
         return json.dumps([self.task, self.settings, self.learning_rate, self.seed, self.steps], sort_keys=True)
 
     @property

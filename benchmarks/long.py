@@ -1,4 +1,4 @@
-"""What replay costs where completions are long: groups of 16, 32,768 tokens each.
+"""Costs of replay where completions are long: groups of 16, 32,768 tokens each.
 
     python benchmarks/long.py            # ten minutes on one core
     python benchmarks/long.py --tokens 8192
@@ -242,7 +242,7 @@ def _held(session: Any) -> dict[str, Any]:
 
 
 def _copies(steps: list[dict[str, Any]], batch: int) -> dict[str, Any]:
-    """What the seam allocates, as multiples of the batch, in the step where it is most."""
+    """Memory that the seam allocates, as multiples of the batch, in the step where it is most."""
     worst = max(steps, key=lambda step: step["allocated"])
     lines = Counter(worst["lines"]).most_common(5)
     return {
@@ -268,7 +268,7 @@ def in_a_process(case: str, tokens: int, steps: int) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """What replay costs, as Markdown."""
+    """Costs of replay, as Markdown."""
     cases = {found["case"]: found for found in results["cases"]}
     stock = cases["stock"]
     batch = cases["replay"]["batch, bytes"]

@@ -1,4 +1,4 @@
-"""What replay costs: forwards, time in the step, bytes held, and time in a large buffer.
+"""Costs of replay: forwards, time in the step, bytes held, and time in a large buffer.
 
     python benchmarks/overhead.py            # about 15 minutes on one core, nearly all of it for the time in the step
     python benchmarks/overhead.py --tables   # only large buffers: two minutes
@@ -67,7 +67,7 @@ class Check:
 
     @property
     def met(self) -> bool:
-        """Whether the target is kept."""
+        """Tells whether the target is kept."""
         return self.value <= self.most
 
 

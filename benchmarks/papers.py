@@ -48,7 +48,7 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Task:
-    """How one task is run. `selection_seeds` choose the learning rate and are not reported."""
+    """Settings of one task. `selection_seeds` choose the learning rate and are not reported."""
 
     budget: int  # completions of each run
     rates: tuple[float, ...]
@@ -111,7 +111,7 @@ class Job(refill.Job):
 
     @property
     def key(self) -> str:
-        """What makes two runs the same; an arm's name does not."""
+        """The identity of a run, of which an arm's name is no part."""
         same = [self.task, self.settings, self.learning_rate, self.seed, self.budget, self.training]
         return json.dumps(same, sort_keys=True)
 
@@ -209,7 +209,7 @@ def methods(benchmark: Benchmark) -> list[dict[str, Any]]:
 
 
 def presets(benchmark: Benchmark) -> list[dict[str, Any]]:
-    """What the method cards tell."""
+    """The measurements that the method cards tell."""
     return benchmark.at_chosen_rates(OTHER_PRESETS)
 
 

@@ -58,7 +58,7 @@ def compact(run: Run) -> Run:
 
 
 def score(run: Run) -> float:
-    """What a run is compared by: greedy accuracy on addition, else the mean reward of its last completions."""
+    """The figure that compares runs: greedy accuracy on addition, else the mean reward of the last completions."""
     return float(run["accuracy"] if run["task"] == "addition" else run["final_reward"])
 
 
@@ -132,7 +132,7 @@ def tables(results: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def measured(results: dict[str, Any], name: str) -> str:
-    """What a method card says was measured."""
+    """A method card's sentence on what was measured."""
     runs = [run for question in ("methods", "presets") for run in results["answers"].get(question, [])]
     stock = [run for run in runs if run["arm"] == "stock"]
     own = [run for run in runs if run["arm"] == name]

@@ -102,7 +102,7 @@ def simulate(ranks: int, groups: int, scope: str, steps: int = STEPS, tokens: in
 
 
 def patterns_of(ranks: int, updates: int) -> list[Pattern]:
-    """What real ranks play: every scope, whole groups and straddling ones."""
+    """Cases of real ranks: every scope, whole groups and straddling ones."""
     layouts = [(scope, 16) for scope in SCOPES] + [(scope, 12) for scope in SCOPES[1:]]
     settings = {"replay_buffer_size": 8, "replay_start": 0, "replay_seed": 3, "replay_unfilled": "keep"}
     return [
@@ -215,7 +215,7 @@ def unnamed(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
 
 
 def endings(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How a case ended: the ranks that ended alike together, with the longest time and one's words."""
+    """The end of a case: the ranks that ended alike together, with the longest time and one's words."""
     together: dict[str, dict[str, Any]] = {}
     for rank, found in enumerate(results):
         words = " | ".join([found.get("text", ""), *found.get("notes", [])])
@@ -265,7 +265,7 @@ def decisions(lines: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def growth(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """What grows with the ranks, with what, and what it took, as a Markdown table."""
+    """Quantities that grow with the ranks, and what they took, as a Markdown table."""
     most = max(line["groups a rank"] for line in lines)
     shown = [line for line in lines if line["scope"] == "sharded" and line["groups a rank"] == most]
     heads = [f"{line['ranks']:,} ranks" for line in shown]
@@ -314,7 +314,7 @@ def rows_of(line: dict[str, Any]) -> int:
 
 
 def real_endings(found: dict[str, Any]) -> Iterator[str]:
-    """How the suite's cases ended on many real ranks, as a Markdown table."""
+    """Ends of the suite's cases on many real ranks, as a Markdown table."""
     yield "| case | ranks | end | after, s |"
     yield "|---|---|---|---|"
     for case, ended in found["cases"].items():
@@ -323,7 +323,7 @@ def real_endings(found: dict[str, Any]) -> Iterator[str]:
 
 
 def comparison(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """What real ranks received, and the simulated ones."""
+    """Bytes that real ranks received, and the simulated ones."""
     yield "| ranks | scope | groups | verb | received | simulated | ratio |"
     yield "|---|---|---|---|---|---|---|"
     for line in lines:
@@ -339,7 +339,7 @@ def comparison(lines: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def failed(results: dict[str, Any]) -> list[str]:
-    """What is not as it must be."""
+    """Lists what is not as it must be."""
     compared = results.get("compared", [])
     told = [f"{line['ranks']} ranks, {line['scope']}: {problem}" for line in compared for problem in line["wrong"]]
     told += [

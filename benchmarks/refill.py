@@ -1,4 +1,4 @@
-"""What does a generated completion buy: generating again for dead groups, filling their slots from a buffer, or both?
+"""Compares generating again for dead groups with filling their slots from a buffer, and both together.
 
     python benchmarks/refill.py                    # all of it: about 50 minutes on one core
     python benchmarks/refill.py --quick            # shows that it runs; its figures mean nothing
@@ -54,7 +54,7 @@ WINDOW = 3200
 
 @dataclass(frozen=True)
 class Protocol:
-    """How one task is run. `selection_seeds` choose the learning rate and are not reported."""
+    """Settings of one task. `selection_seeds` choose the learning rate and are not reported."""
 
     budget: int  # completions of each run
     grid: tuple[float, ...]
@@ -83,7 +83,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What makes two runs the same; an arm's name does not."""
+        """The identity of a run, of which an arm's name is no part."""
         return json.dumps([self.task, self.settings, self.learning_rate, self.seed, self.budget], sort_keys=True)
 
 

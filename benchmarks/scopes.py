@@ -1,4 +1,4 @@
-"""What the scopes cost: bytes received per rank and step, seconds, and memory.
+"""Costs of the scopes: bytes received per rank and step, seconds, and memory.
 
     python benchmarks/scopes.py                # 2 and 4 processes on this machine: about 2 minutes
     python benchmarks/scopes.py --json out.json --ranks 2

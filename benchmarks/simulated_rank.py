@@ -64,7 +64,7 @@ DRIFT = 0.05
 
 @dataclass(frozen=True)
 class Generation:
-    """What all ranks generated for one batch, as far as decisions and traffic are concerned.
+    """The completions of all ranks for one batch, as far as decisions and traffic are concerned.
 
     Attributes:
         described: The columns of `describe`, of all rows.
@@ -222,7 +222,7 @@ class Size(NamedTuple):
 
 
 class Others(Collectives):
-    """What a rank would get from the others."""
+    """The bytes that a rank would get from the others."""
 
     def __init__(self, accelerator: Any) -> None:
         super().__init__(accelerator)
@@ -361,7 +361,7 @@ class SimulatedRank:
             self.clock.update += 1
 
     def step(self) -> BatchDecision:
-        """What `Session.step` does with columns, in its order."""
+        """The work of `Session.step` on columns, in its order."""
         source, components, update = self.source, self.components, self.clock.update
         generation = source.generation(update)
         left = self.carry.take()
@@ -424,7 +424,7 @@ class SimulatedRank:
         return {name: np.ascontiguousarray(columns[name]) for name in order}
 
     def _count(self, decision: BatchDecision, requests: Sequence[Any]) -> None:
-        """What admission and `fetch` bring to this rank, and to a rank on average: packed, and the tensors alone."""
+        """Bytes that admission and `fetch` bring to this rank, and to one on average: packed, and tensors alone."""
         ranks, scope = self.source.ranks, self.settings.label("scope")
         fetched = [
             (self.sizes[serial], owner, [rank for rank in needed if rank != owner])

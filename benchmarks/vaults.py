@@ -30,7 +30,7 @@ HIDDEN_SIZE = 64
 
 @dataclass(frozen=True)
 class Vault:
-    """What a prompt and its answer look like: letter i belongs to the digit at `places[i]`.
+    """The form of a prompt and its answer: letter i belongs to the digit at `places[i]`.
 
     `before` is the number of letters that stand before them and mean nothing.
     """

@@ -60,7 +60,7 @@ COLUMNS = {
 
 @dataclass
 class Options:
-    """What to run. The settings of ReplayConfig are flags too."""
+    """Options of a run. The settings of ReplayConfig are flags too."""
 
     steps: int = field(default=40, metadata={"help": "Optimizer updates."})
     groups: int = field(default=4, metadata={"help": "Groups of 8 completions a step."})

@@ -172,8 +172,8 @@ def summary(trainer: Any, session: Any) -> dict[str, Any]:
 
 
 def _bytes_of(name: str, column: np.ndarray) -> bytes:
-    """What enters the digest of a table. Prompts are hashes, of which only equality counts: each is told by where it
-    first stands."""
+    """The values of a table that enter its digest. Prompts are hashes, of which only equality counts: each is told by
+    where it first stands."""
     if name == "prompt":
         _, first, of_row = np.unique(column, return_index=True, return_inverse=True)
         column = first[of_row]

@@ -245,7 +245,7 @@ def of_place(node: ast.AST, replace: Callable[[ast.AST], None]) -> Iterator[Chan
 
 
 def dropped(node: ast.AST) -> bool:
-    """Whether it is a statement without which the rest still runs."""
+    """Tells whether it is a statement without which the rest still runs."""
     if isinstance(node, ast.Assign):
         return all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
     if isinstance(node, ast.Expr):
@@ -362,7 +362,7 @@ def finished(process: int, seconds: float) -> int | None:
 
 
 def noticed(mutant: Mutant | None, files: list[list[str]], limit: float) -> bool:
-    """Whether some test fails, or never ends, on a copy of the package with the change; None: without any.
+    """Tells whether some test fails, or never ends, on a copy of the package with the change; None: without any.
 
     Raises:
         SystemExit: The tests could not be run.

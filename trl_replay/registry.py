@@ -452,7 +452,7 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """What an error says; of another's, with its type."""
+    """The text of an error; of another's, with its type."""
     return str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
 
 

@@ -308,7 +308,7 @@ class InputsContract:
     plugin: Callable[[], Any]
 
     def test_gives_a_row_for_each_group(self) -> None:
-        """Where nothing was generated yet, and where no or every completion of each prompt passed."""
+        """Contexts where nothing was generated yet, and where no or every completion of each prompt passed."""
         for passes in (None, 0, 4):
             self._choose(passes)
 

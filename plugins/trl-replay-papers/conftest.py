@@ -28,14 +28,14 @@ if importlib.util.find_spec("trl_replay_papers") is None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What tests/conftest.py does for launches of several processes, where these tests run without it."""
+    """Does what tests/conftest.py does for launches of several processes, where these tests run without it."""
     forked = sys.modules.get("forked")
     if forked is not None and forked._nursery is None:
         forked.prepare()
 
 
 def plugin_object(name: str) -> Any:
-    """What the entry point of a method names: its module, or the instance of its name in there."""
+    """The object that a method's entry point names: its module, or the instance of its name in there."""
     module = importlib.import_module(f"trl_replay_papers.{name}")
     return getattr(module, name, module)
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest whole one."""
+"""The newest complete checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint knows of dynamic sampling and of prompts."""
+"""Dynamic sampling and prompts in a checkpoint."""
 
 from __future__ import annotations
 

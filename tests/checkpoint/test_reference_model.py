@@ -1,4 +1,4 @@
-"""What an attack found about the reference model, which the trainer does not save: resuming starts with the first."""
+"""The reference model, which the trainer does not save: resuming starts with the first one. Found by an attack."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Stateful:
 
 
 def emptied(folder: Path, **settings: Any) -> dict[str, Any]:
-    """How a run ends that resumes from a checkpoint of which the replay files were deleted."""
+    """The end of a run that resumes from a checkpoint without its replay files."""
     copy = folder / "without" / "checkpoint-6"
     shutil.copytree(folder / "checkpoint-6", copy)
     shutil.rmtree(copy / "trl_replay")

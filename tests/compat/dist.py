@@ -139,7 +139,7 @@ def install(python: Path, distribution: Path) -> None:
 
 
 def call(*command: str | Path, cwd: Path = ROOT) -> str:
-    """What a command prints; its own words if it fails."""
+    """The output of a command; the error's if it fails."""
     variables = {"TRITON_INTERPRET": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True

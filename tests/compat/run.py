@@ -112,7 +112,7 @@ def fresh_environment(path: Path, release: str) -> Path:
 
 
 def packages(python: Path) -> Path:
-    """Where an environment has its packages."""
+    """The folder of an environment's packages."""
     return Path(sysconfig.get_path("purelib", vars={"base": str(python.parents[1])}))
 
 
@@ -140,7 +140,7 @@ def execute(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def processor_seconds() -> float:
-    """What all processes that have ended since the start took, whatever else the machine does."""
+    """CPU seconds of all processes that have ended since the start."""
     times = os.times()
     return times.children_user + times.children_system
 

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def launches(folder: Path, tmp_path_factory: Any) -> Launches:
-    """What every rank of each number of processes found, by case; three processes leave checkpoints for two."""
+    """The results of every rank of each number of processes, by case; three processes leave checkpoints for two."""
     for scope in SCOPES:
         train(folder / f"{scope} of 1", replay_scope=scope, replay_buffer_size=50, max_steps=4, save_steps=4)
     launches = Launches("resuming_ranks.py", tmp_path_factory.mktemp("results"), folder)

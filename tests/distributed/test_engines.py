@@ -1,4 +1,4 @@
-"""What shards the parameters: replay with FSDP2 and with DeepSpeed's ZeRO, and with DDP beside them.
+"""Replay with sharded parameters: FSDP2 and DeepSpeed's ZeRO, and DDP beside them.
 
 Each engine is launched once, on two processes, by `accelerate launch` with our own configuration file for it, and runs
 through all cases (ranks/engines.py). DDP needs no file, and runs as forks.
@@ -61,7 +61,7 @@ class Engine(Launches):
 
 
 class Engines:
-    """What every rank of an engine wrote for a case, in rank order."""
+    """The results of every rank of an engine for a case, in rank order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -23,7 +23,7 @@ def is_dead(rewards: list[float]) -> bool:
 
 
 def groups_of(call: int, ranks: list[Any], key: str, size: int) -> list[list[Any]]:
-    """What all ranks had in a call, by group of all ranks' rows."""
+    """The rows of all ranks in a call, by group."""
     together = [value for rank in ranks for value in rank["calls"][call][key]]
     return [together[start : start + size] for start in range(0, len(together), size)]
 

@@ -28,7 +28,7 @@ Results = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: Any) -> Results:
-    """What every rank found in a case, in rank order."""
+    """The results of every rank in a case, in rank order."""
     return partial(Launches("many_ranks.py", tmp_path_factory.mktemp("many_ranks"), PATTERNS), RANKS)
 
 

@@ -20,7 +20,7 @@ Nodes = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: Any) -> Nodes:
-    """What two ranks on two machines found in a case."""
+    """The results of two ranks on two machines in a case."""
     return partial(Launches("nodes.py", tmp_path_factory.mktemp("nodes"), local_ranks=(0, 0)), 2)
 
 

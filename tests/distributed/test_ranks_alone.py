@@ -1,4 +1,4 @@
-"""What an attack found about several processes: one rank does what the other does not, and nobody may wait for ever.
+"""One rank does what the other does not, and nobody may wait forever. Found by an attack.
 
 A launch of two ranks runs through the cases (ranks/alone.py), each with a process group of its own. Beside it, each of
 the cases in which one rank waits in vain for the other has a launch to itself: there is little to compute.
@@ -30,7 +30,7 @@ Results = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def of(tmp_path_factory: Any) -> Results:
-    """What both ranks found in a case."""
+    """The results of both ranks in a case."""
     waiting = [cases[-1] for cases in IN_VAIN]
     launches = [
         Launches("alone.py", tmp_path_factory.mktemp("alone"), *cases) for cases in (("all but", *waiting), *IN_VAIN)

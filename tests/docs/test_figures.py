@@ -23,7 +23,7 @@ def results_of(name: str) -> Any:
 
 
 def shared(results: Any) -> list[Any]:
-    """What was simulated of the scopes that share a buffer."""
+    """The simulated scopes that share a buffer."""
     return [line for line in results["simulated"] if line["scope"] != "process"]
 
 

@@ -39,7 +39,7 @@ def inline(page: str, environment: dict[str, Any] | None = None) -> list[Token]:
 
 
 def targets(page: str) -> list[str]:
-    """Where a page's links and pictures lead."""
+    """The targets of a page's links and pictures."""
     found = [token.attrs.get("href") or token.attrs.get("src") for token in inline(page)]
     return [str(target) for target in found if target]
 

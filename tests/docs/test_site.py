@@ -43,7 +43,7 @@ DIRECTIVES = [
 
 
 def generated() -> Any:
-    """What the site makes from the code: docs/theme/generated.py."""
+    """Pages that the site makes from the code: docs/theme/generated.py."""
     spec = importlib.util.spec_from_file_location("generated", DOCS / "theme" / "generated.py")
     assert spec is not None
     assert spec.loader is not None
@@ -66,7 +66,7 @@ OUTSIDE = [page for page in NAVIGATION if page.startswith("https://")]
 
 
 def find(name: str) -> Any:
-    """What a directive names: `trl_replay.errors`, `trl_replay.hookspecs.SessionHooks`."""
+    """The names in directives: `trl_replay.errors`, `trl_replay.hookspecs.SessionHooks`."""
     parts = name.split(".")
     found = importlib.import_module(parts[0])
     for number, part in enumerate(parts[1:], start=2):
@@ -169,7 +169,7 @@ def test_the_default_of_each_kind_alone_is_bold(kind: Any) -> None:
 
 
 def sections(text: str) -> dict[str, str]:
-    """What stands below each heading of the second level."""
+    """The text below each heading of the second level."""
     parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""How long the documentation is: it is to be read."""
+"""The length of the documentation: it is to be read."""
 
 from __future__ import annotations
 

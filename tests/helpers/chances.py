@@ -1,4 +1,4 @@
-"""Whether something is drawn as often as it should be."""
+"""Tests that something is drawn as often as it should be."""
 
 from __future__ import annotations
 

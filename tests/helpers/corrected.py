@@ -1,4 +1,4 @@
-"""What corrections give, by hand, and the combinations in which it is exact."""
+"""Corrections by hand, and the combinations in which they are exact."""
 
 from __future__ import annotations
 

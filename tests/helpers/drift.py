@@ -23,7 +23,7 @@ REQUIRED_KEYS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask
 HELPERS = ("split_pixel_values_by_grid", "shuffle_sequence_dict", "split_tensor_dict", "unsplit_pixel_values_by_grid")
 """What TRL does with a scored batch, in this order; the id tensor and image fields have to survive it."""
 CALLS = ((PREPARE, compat.SCORE, 1), (compat.SCORE, compat.REWARDS, 4), (OUTER_LOSS, compat.LOSS, 2))
-"""Who calls the wrapped methods, and with how many arguments."""
+"""The callers of the wrapped methods, and their numbers of arguments."""
 INHERITED = frozenset({"accelerator", "callback_handler", "_get_output_dir", compat.LOAD})
 """What may come from `transformers.Trainer`: TRL overrides `LOAD` from 1.8 on."""
 Methods: TypeAlias = dict[str, ast.FunctionDef]
@@ -38,7 +38,7 @@ def installed() -> Path | None:
 
 
 def drift(folder: Path) -> list[str]:
-    """What a TRL's source lacks of what the seam relies on, a sentence each; empty if nothing is missing.
+    """Lists what a TRL's source lacks of what the seam relies on; empty if nothing is missing.
 
     Args:
         folder (`Path`): The package's folder, the one that holds `trainer/grpo_trainer.py`.
@@ -87,7 +87,7 @@ def _signature(method: ast.FunctionDef, expected: tuple[str, ...]) -> Iterator[s
 
 
 def _callers(methods: Methods) -> Iterator[str]:
-    """Who calls the wrapped methods, and with how many arguments."""
+    """The callers of the wrapped methods, and their numbers of arguments."""
     for caller, name, count in CALLS:
         if caller not in methods:
             yield f"{CLASS} has no method {caller} any more, which called {name}"
@@ -104,7 +104,7 @@ def _callers(methods: Methods) -> Iterator[str]:
 
 
 def _loss_paths(methods: Methods) -> Iterator[str]:
-    """Whether the outer loss calls any loss but those that are known."""
+    """Tells whether the outer loss calls any loss but those that are known."""
     if OUTER_LOSS not in methods:
         return
     for call in _self_calls(methods[OUTER_LOSS]):
@@ -123,7 +123,7 @@ def _loss_methods(call: ast.Call) -> set[str]:
 
 
 def _helpers(methods: Methods) -> Iterator[str]:
-    """Whether a scored batch is shuffled and split as it was."""
+    """Tells whether a scored batch is shuffled and split as it was."""
     if PREPARE not in methods:
         return
     called = [name for name in _names_called(methods[PREPARE]) if name in HELPERS]
@@ -148,7 +148,7 @@ def _order(methods: Methods) -> Iterator[str]:
 
 
 def _keys(methods: Methods) -> Iterator[str]:
-    """Which keys the scoring step returns."""
+    """The keys that the scoring step returns."""
     score = methods.get(compat.SCORE)
     if score is None:
         return
@@ -209,7 +209,7 @@ class _KeyVisitor(ast.NodeVisitor):
 
 
 def _items(methods: Methods) -> Iterator[str]:
-    """What `num_items_in_batch` counts: completion lengths before 1.9, the loss mask from then on."""
+    """The tokens that `num_items_in_batch` counts: completion lengths before 1.9, the loss mask from then on."""
     score = methods.get(compat.SCORE)
     if score is None:
         return
@@ -225,7 +225,7 @@ def _assigns(node: ast.Assign, name: str) -> bool:
 
 
 def _attributes(trainer: ast.ClassDef) -> Iterator[str]:
-    """Whether the trainer still has the attributes that are read."""
+    """Tells whether the trainer still has the attributes that are read."""
     mentioned = {node.attr for node in ast.walk(trainer) if isinstance(node, ast.Attribute)}
     for name, reason in compat.ATTRIBUTES.items():
         if name not in mentioned and name not in INHERITED:

@@ -104,7 +104,7 @@ def launch(
 
 
 def _written(path: Path) -> str:
-    """What a process wrote; it may have been killed before it opened the file."""
+    """The output of a process; it may have been killed before it opened the file."""
     return path.read_text() if path.exists() else ""
 
 

@@ -152,7 +152,7 @@ class Stock:
     def trained(
         self, folder: Path, case: Idle, replay: dict[str, Any] | None, **training: Any
     ) -> tuple[dict[str, Any], Any]:
-        """What a run showed that replay must not change, and its session if it has `replay`."""
+        """The results of a run that replay must not change, and its session if it has `replay`."""
         if self.model and "beta" in case.training:
             training["model"] = AutoModelForCausalLM.from_pretrained(self.model)
         trainer = make_trainer(folder, Rewards(*case.rewards), **{**case.training, **training})

@@ -1,4 +1,4 @@
-"""Which images and token types belong to which row of a batch."""
+"""Matches images and token types with the rows of a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trl_replay.fields import IMAGE_KEYS
 
 
 def by_row(batch: dict[str, Any]) -> list[dict[str, Any]]:
-    """What belongs to each row, told apart by TRL's own helper."""
+    """The images and token types of each row, told apart by TRL's own helper."""
     from trl.trainer.utils import split_pixel_values_by_grid
 
     split = split_pixel_values_by_grid({key: value for key, value in batch.items() if value is not None})

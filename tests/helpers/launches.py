@@ -1,4 +1,4 @@
-"""What ranks showed, case by case; each number of them is launched once, when it is first asked for."""
+"""Results of ranks, case by case; each number of them is launched once, when it is first asked for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Launches:
         return folder
 
     def __call__(self, ranks: int, case: str) -> list[Any]:
-        """What every rank wrote for one case, in rank order."""
+        """The results of every rank for one case, in rank order."""
         return [read(self.begin(ranks) / f"{case}.{rank}.json") for rank in range(ranks)]
 
 

@@ -159,7 +159,7 @@ def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> torch.Ten
 
 
 def setting(owner: Any, name: str) -> Any:
-    """What a release does not have yet is off in it."""
+    """Turns off what a release does not have yet."""
     return getattr(owner, name, None) or 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a session takes of memory, measured in a process that has done nothing else: `memory.py CASE FOLDER`."""
+"""Memory of a session, measured in a process that has done nothing else: `memory.py CASE FOLDER`."""
 
 from __future__ import annotations
 

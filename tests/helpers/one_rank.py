@@ -1,4 +1,4 @@
-"""What one rank of a launch does: runs through cases, writes what each showed as JSON, and ends."""
+"""One rank of a launch: runs the cases, writes the results of each as JSON, and ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rank() -> int:
 
 
 def write(result: Any, folder: Path, name: str) -> None:
-    """What a case showed; its gradients are a file of their own, since a million numbers are slow to print."""
+    """The results of a case; its gradients are a file of their own, since a million numbers are slow to print."""
     path = folder / f"{name}.{rank()}.json"
     if "gradients" in result:
         np.save(path.with_suffix(".npy"), np.array(result["gradients"]))
@@ -55,7 +55,7 @@ def quiet(case: Case) -> Any:
 
 
 def outcome(case: Case) -> dict[str, Any]:
-    """What a case returned or raised, and how long it took."""
+    """The result of a case or its error, and how long it took."""
     began = time.monotonic()
     result: dict[str, Any] = {"type": "", "text": "", "notes": [], "ours": False}
     try:

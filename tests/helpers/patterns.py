@@ -39,7 +39,7 @@ def random_of(*parts: Any) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What all ranks generate in a run.
+    """The completions of all ranks in a run.
 
     Attributes:
         seed: Everything is drawn from it.
@@ -104,7 +104,7 @@ class Pattern:
         return [{"prompt": f"{prompt}="} for prompt in self.prompts(update, rank).tolist()]
 
     def batch(self, update: int, rank: int) -> dict[str, torch.Tensor]:
-        """What TRL's scoring would return on a rank, old log-probs included."""
+        """The batch that TRL's scoring would return on a rank, old log-probs included."""
         here = slice(rank * self.rows, (rank + 1) * self.rows)
         lengths = self.lengths(update)
         mask = np.arange(lengths[here].max()) < lengths[here, None]
@@ -233,7 +233,7 @@ def wrong(pattern: Pattern, ranks: list[dict[str, Any]]) -> Iterator[str]:
 def _wrong_rows(
     pattern: Pattern, update: int, steps: list[dict[str, Any]], advantages: dict[tuple[int, int], float]
 ) -> Iterator[str]:
-    """What is wrong with the rows of one batch; notes the advantages of its fresh ones for those to come."""
+    """Lists what is wrong with the rows of one batch; notes the advantages of its fresh ones for those to come."""
     here = f"update {update}"
     made = [tuple(row) for step in steps for row in step["made"]]
     replayed = [flag for step in steps for flag in step["replayed"]]

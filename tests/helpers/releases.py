@@ -1,4 +1,4 @@
-"""What earlier releases of TRL did otherwise or did not have yet, where a test has to know it."""
+"""Differences of earlier releases of TRL that a test has to know."""
 
 from __future__ import annotations
 

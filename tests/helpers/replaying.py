@@ -101,7 +101,7 @@ class Checked(Spy):
         self.gradient_errors.append(float((found - expected).norm()) / size)
 
     def complete(self, rows: list[dict[str, Any]], inputs: Any) -> None:
-        """Where a subclass adds something to the rows of its loss."""
+        """A place for a subclass to add something to the rows of its loss."""
 
 
 def flat_gradient(loss: torch.Tensor, parameters: list[Any]) -> torch.Tensor:
@@ -131,7 +131,7 @@ def bound(trainer: Any, row: Row, new: torch.Tensor) -> None:
 
 
 def as_row(row: dict[str, Any], logps: torch.Tensor, entropy: torch.Tensor | None) -> Row:
-    """What `original` found of a row, without the tokens that the loss leaves out."""
+    """The result of `original` for a row, without the tokens that the loss leaves out."""
     mask = row["mask"]
 
     def trained(values: torch.Tensor | None) -> torch.Tensor | None:
@@ -238,7 +238,7 @@ class Watch:
         loss = session.tap.loss
 
         def watched_loss(stock: Any, inputs: Any) -> torch.Tensor:
-            """What is trained on: rows that are left out of the denominator scale what the trainer computed."""
+            """The loss that is trained on: rows left out of the denominator scale what the trainer computed."""
             scaled = loss(stock, inputs)
             compared = session.trainer.compared if self.follows else []
             if compared and session.trainer.model.training:
@@ -279,7 +279,7 @@ class Watch:
         return sum(int(row["mask"].sum()) for row in rows)
 
     def is_all_wrong(self, row: dict[str, Any]) -> bool:
-        """Whether no row passes in the group of the fresh batch at hand that a row is from."""
+        """Tells whether no row passes in the group that a row of the fresh batch is from."""
         before = self.steps[self.generated][0]
         rewards = self.rewards[-1].nansum(dim=1).view(-1, self.size)
         for number in range(len(before["advantages"])):

@@ -128,7 +128,7 @@ class Forwards:
 
 
 def logged(trainer: Any, key: str) -> list[float]:
-    """What the trainer's log has under `key`, in order."""
+    """The values in the trainer's log under `key`, in order."""
     return [log[key] for log in trainer.state.log_history if key in log]
 
 

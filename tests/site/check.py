@@ -115,7 +115,7 @@ class Tab:
 
 
 def _error(event: str | None, told: dict[str, Any]) -> str | None:
-    """What an event says that went wrong on a page."""
+    """The error that an event tells of."""
     if event == "Runtime.exceptionThrown":
         return str(told["exceptionDetails"].get("exception", {}).get("description", told["exceptionDetails"]["text"]))
     if event == "Log.entryAdded" and told["entry"]["level"] == "error":
@@ -180,7 +180,7 @@ def make_report() -> None:
 
 
 async def problems(tab: Tab, address: str) -> list[str]:
-    """What is wrong with the pages."""
+    """Lists what is wrong with the pages."""
     for domain in ("Page", "Runtime", "Log"):
         await tab.call(f"{domain}.enable")
     found: list[str] = []
@@ -195,7 +195,7 @@ async def problems(tab: Tab, address: str) -> list[str]:
 
 
 async def of_page(tab: Tab, url: str, path: Path) -> list[str]:
-    """What is wrong with a page by itself: its errors, and where it is too wide."""
+    """Lists what is wrong with a page by itself: its errors, and where it is too wide."""
     tab.errors.clear()
     await tab.resize(WIDTHS[0])
     await tab.open(url)
@@ -226,7 +226,7 @@ def broken(facts: dict[str, Any], address: str) -> list[str]:
 
 
 async def finds(tab: Tab, address: str, word: str) -> bool:
-    """Whether the search has a result."""
+    """Tells whether the search has a result."""
     await tab.open(f"{address}site/index.html?q={word.replace(' ', '+')}")
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What is refused while a session's parts are put together, before anything is patched."""
+"""Refusals while a session's parts are put together, before anything is patched."""
 
 from __future__ import annotations
 

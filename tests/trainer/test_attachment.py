@@ -288,7 +288,7 @@ def test_what_is_no_trainer_is_answered_in_one_line(trainer: Any, make: Any, wor
 
 
 def weak(trainer: Any) -> dict[str, weakref.ref[Any]]:
-    """What must be freed with the trainer."""
+    """Objects that must be freed with the trainer."""
     return {
         "trainer": weakref.ref(trainer),
         "model": weakref.ref(trainer.model),

@@ -394,7 +394,7 @@ def test_a_python_without_trl_replay_goes_on_and_is_named(tmp_path: Path) -> Non
 
 
 def test_a_hook_that_can_not_attach_leaves_the_process_alone_and_says_why(tmp_path: Path) -> None:
-    """Where TRL is imported beside a trl_replay that can't be."""
+    """An environment in which TRL is imported beside a trl_replay that can't be."""
     files = {
         "trl/__init__.py": "",
         "trl/trainer/__init__.py": "",

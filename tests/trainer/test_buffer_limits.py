@@ -25,7 +25,7 @@ from trl_replay.testing import make_trainer
 def test_each_limit_holds_and_is_named_where_it_held_back(
     tmp_path: Any, settings: dict[str, Any], counts: list[int], left: int, words: str
 ) -> None:
-    """What will never be replayed again takes no room."""
+    """Entries that will never be replayed again take no room."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=5)
     session = trl_replay.attach(trainer, **settings)
     steps = record(session)

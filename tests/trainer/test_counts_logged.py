@@ -15,7 +15,7 @@ SCRIPT = ([LIVE, HALF, DEAD], [RIGHT, DEAD, LIVE], [DEAD, RIGHT, DEAD])
 
 
 def entries(folder: Any, every: int, **settings: Any) -> tuple[list[dict[str, float]], Any]:
-    """What six batches log."""
+    """The log of six batches."""
     trainer = make_trainer(folder, Rewards(*SCRIPT), max_steps=6, logging_steps=every)
     session = trl_replay.attach(trainer, replay_start=0, **settings)
     trainer.train()

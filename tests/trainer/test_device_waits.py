@@ -1,4 +1,4 @@
-"""How often a step waits for the device: a few times, and no more often with more groups."""
+"""A step waits for the device a few times, and no more often with more groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trl_replay.testing import make_trainer
 
 
 class Each(TrainerCallback):
-    """What was counted in each update, and how many copies were waited for that had been begun an update before."""
+    """The counts of each update, and the copies waited for that had been begun an update before."""
 
     def __init__(self) -> None:
         self.updates: list[Counter[str]] = []

@@ -1,4 +1,4 @@
-"""What is logged: of what was generated, of what was trained on, and of what the loss computes over fresh rows."""
+"""The log: of what was generated, of what was trained on, and of what the loss computes over fresh rows."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def check_admitted(calls, session):
 
 
 def check_correct(calls, session):
-    """What a correction is told is in tests/trainer/test_loss_tap.py."""
+    """A correction's arguments are tested in tests/trainer/test_loss_tap.py."""
     rows = calls[0]["rows"]
     assert rows.ages.tolist() == [1] * 4
     assert not rows.logps.requires_grad
@@ -458,7 +458,7 @@ def test_all_reasons_of_all_plugins_are_reported_at_once_and_nothing_is_patched(
 @pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("kind", KIND_OF_HOOK.values())
 def test_a_wrong_result_names_the_strategy_that_gave_it(tmp_path, kind):
-    """What is wrong is in tests/trainer/test_rehearsal.py: a trial before training finds it by the same rules."""
+    """Wrong results are in tests/trainer/test_rehearsal.py: a trial before training finds them by the same rules."""
     start = rf"^The {kind} 'mine/bad' \(plugin 'mine', mine 1\.0\) returned .* at update \d"
     settings = {f"replay_{kind}": "mine/bad", "replay_advantages": "stored"}
     with plugin(strategies=offering(kind, lambda *given: None)), pytest.raises(ResultError, match=start):

@@ -104,7 +104,7 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(
 
 
 def test_23_with_a_learning_rate_of_0_replay_changes_no_completion(tmp_path: Any) -> None:
-    """What replay draws is from generators of its own."""
+    """Replay draws from generators of its own."""
     completions = []
     for attach in (False, True):
         rewards = Rewards([LIVE, DEAD, DEAD], [DEAD, DEAD, DEAD])

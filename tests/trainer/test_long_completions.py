@@ -1,4 +1,4 @@
-"""What the seam allocates grows as the batch does: with the tokens, not with their square, and in no spare copies."""
+"""The seam's memory grows as the batch does: with the tokens, not with their square, and in no spare copies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def steps_of(benchmark: Any, folder: Path, tokens: int, **settings: Any) -> list[dict[str, float]]:
-    """What the seam allocates in each step but the first two, in batches."""
+    """Memory that the seam allocates in each step but the first two, in batches."""
     long = benchmark("long")
     allocations = benchmark("allocations").Allocations()
     trainer = make_trainer(

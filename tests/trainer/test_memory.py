@@ -1,4 +1,4 @@
-"""What a session takes of memory, measured in processes of their own."""
+"""Memory of a session, measured in processes of their own."""
 
 from __future__ import annotations
 

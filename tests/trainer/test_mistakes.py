@@ -25,7 +25,7 @@ from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
 class Desk:
-    """Where mistakes are made: a folder, a tiny trainer, checkpoints, and the command line."""
+    """A place to make mistakes: a folder, a tiny trainer, checkpoints, and the command line."""
 
     def __init__(self, folder: Path, checkpoints: Path, plug: Callable[..., str]) -> None:
         self.folder = folder

@@ -55,7 +55,7 @@ def checked(folder: Any, rewards: Any = None, **settings: Any) -> Any:
 
 
 def partly(watch: Watch) -> int:
-    """How many groups had fresh and stored rows."""
+    """The number of groups with fresh and stored rows."""
     return sum(
         0 < sum(row // watch.size == slot for row in taken) < watch.size
         for taken in watch.taken

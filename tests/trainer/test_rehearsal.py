@@ -30,7 +30,7 @@ def attach(trainer: Any, **settings: Any) -> Any:
 
 
 class Raising:
-    """What no kind of strategy may do; made by its name, as a plugin's would be."""
+    """A broken strategy of each kind; made by its name, as a plugin's would be."""
 
     def __call__(self, *given: Any) -> Any:
         raise ZeroDivisionError("no luck")
@@ -160,7 +160,7 @@ def test_a_strategy_that_needs_its_plugins_columns_is_not_refused(trainer: Any) 
 
         @trl_replay.hookimpl
         def trl_replay_admitted(self, table: Any, rows: Any) -> None:
-            """Where the column would be written."""
+            """The hook in which the column would be written."""
 
     trl_replay.register(Plugin(), "columns")
     try:

@@ -1,4 +1,4 @@
-"""What is stored, what comes back of it, and when: through a real GRPOTrainer, with three groups a batch or more."""
+"""Stored groups and what comes back of them: through a real GRPOTrainer, with three groups a batch or more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step decides: drift of what was replayed, entries that leave, groups that are noted, chances."""
+"""Decisions of a step: drift of what was replayed, entries that leave, groups that are noted, chances."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class FewerRows(Spy):
 
 
 def test_a_trainer_that_drops_rows_after_scoring_is_refused(tmp_path: Any) -> None:
-    """Which rewards belong to which rows is not known any more."""
+    """Drops the knowledge of which rewards belong to which rows."""
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=FewerRows)
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.SeamError, match="to generate for 12 rows, and its batch holds 8"):

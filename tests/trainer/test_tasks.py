@@ -191,7 +191,7 @@ class Secret(Riddle):
 
 
 class Odd(Riddle):
-    """What it says of itself can't be compared."""
+    """An object whose word about itself can't be compared."""
 
     task_id = object()
 

@@ -34,7 +34,7 @@ def ours(values: Any) -> bool:
 
 
 class Told(dict[str, Any]):
-    """What one tracker's run was told, and a switch that makes it refuse what is ours."""
+    """The calls to one tracker's run, and a switch that makes it refuse what is ours."""
 
     def __init__(self) -> None:
         super().__init__()

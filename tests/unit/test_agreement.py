@@ -1,4 +1,4 @@
-"""What travels in one all-gather: numbers with names, and what all processes stop for; by hand."""
+"""The message of one all-gather: numbers with names, and what all processes stop for; by hand."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_a_reference_sync_at_another_time_is_told(copy: Path) -> None:
 
 
 def test_only_compat_asks_which_release_is_installed() -> None:
-    """What differs between releases is handled in one place."""
+    """Differences between releases are handled in one place."""
     package = Path(trl_replay.__file__).parent
     asking = [path.name for path in package.rglob("*.py") if 'version("trl")' in path.read_text(encoding="utf-8")]
     assert asking == ["compat.py"]

@@ -1,4 +1,4 @@
-"""What processes tell each other after a generation: on up to five ranks, whole groups and straddling ones."""
+"""Messages between processes after a generation: on up to five ranks, whole groups and straddling ones."""
 
 from __future__ import annotations
 

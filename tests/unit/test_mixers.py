@@ -1,4 +1,4 @@
-"""Which stored rows `inject` takes, and for which fresh ones."""
+"""The stored rows that `inject` takes, and the fresh ones that they replace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STORED = np.array([[0.0, 1.0, 0.5, np.nan], [0.2, 0.0, 0.9, 0.1]])
 
 
 def injected(fresh: list[float], drawn: list[int], rows: int, masked: Any = None) -> list[int]:
-    """What `inject` makes of one slot."""
+    """The rows of one slot after `inject`."""
     columns = {"row_rewards": STORED[:, :, None], "row_masked": np.zeros((2, 4), bool) if masked is None else masked}
     table = make_table([1.0, 1.0], **columns)
     context = make_context(table)

@@ -1,4 +1,4 @@
-"""What is kept of replayed rows, by hand: sums a row, and metrics since the last log."""
+"""Statistics of replayed rows, by hand: sums a row, and metrics since the last log."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ OWNERS = ("trainer", "model", "accelerator", "callback_handler")
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Where a syntax tree names something private: `line: what`. Parts of f-strings, of hooks' names say, are none."""
+    """Lists where a syntax tree names something private, as `line: what`; parts of f-strings do not count."""
     texts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):

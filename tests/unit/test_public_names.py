@@ -1,4 +1,4 @@
-"""What `import trl_replay` offers."""
+"""Public names of `import trl_replay`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many slots replay may fill: rounding, and when an adaptive start waits."""
+"""Slots that replay may fill: rounding, and when an adaptive start waits."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_no_distribution_can_take_the_built_in_plugins_name(registry, install):
 
 @pytest.fixture
 def refusal(registry):
-    """What is said of a plugin that can't be registered; it leaves nothing behind."""
+    """The error of a plugin that can't be registered; it leaves nothing behind."""
 
     def refusal(plugin):
         known = dict(registry.plugins)

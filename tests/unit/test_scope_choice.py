@@ -1,4 +1,4 @@
-"""What `replay_scope="auto"` stands for."""
+"""The scopes that `replay_scope="auto"` stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all scopes say in `agree`: an error's text travels only where there is one."""
+"""Messages of all scopes in `agree`: an error's text travels only where there is one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gathering(Collectives):
 
 
 def together(errors: list[str]) -> list[tuple[Agreement, int]]:
-    """What each of several processes takes from one `agree`, and the bytes that it received."""
+    """The result of one `agree` on each of several processes, and the bytes that it received."""
     ranks = len(errors)
     rows: list[Any] = [None] * ranks
     barrier = threading.Barrier(ranks)

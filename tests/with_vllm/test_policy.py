@@ -106,7 +106,7 @@ def test_a_run_that_resumes_ends_as_one_that_was_never_interrupted(tmp_path: Any
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells a sampled row from others: its tokens and what vLLM said of them."""
+    """The identity of a sampled row: its tokens and what vLLM said of them."""
     return (*row["prompt"].tolist(), *row["ids"].tolist(), *row["sampling_per_token_logps"].tolist())
 
 
@@ -135,7 +135,7 @@ def test_with_top_p_vllms_log_probs_are_of_the_nucleus_alone(tmp_path: Any, engi
 
 
 def nucleus_mass(model: Any, row: dict[str, Any], top_p: float) -> torch.Tensor:
-    """What the smallest set of most likely tokens with at least the mass `top_p` has, at every completion token."""
+    """The mass of the smallest set of most likely tokens with at least `top_p`, at every completion token."""
     ids = torch.cat([row["prompt"], row["ids"]])[None]
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0, len(row["prompt"]) - 1 : -1]

@@ -1,4 +1,4 @@
-"""Where vLLM's precision is not the trainer's, each row keeps the ratio that it was generated with."""
+"""Each row keeps the ratio that it was generated with, where vLLM's precision is not the trainer's."""
 
 from __future__ import annotations
 

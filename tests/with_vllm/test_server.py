@@ -117,6 +117,6 @@ def test_further_rounds_are_generated_by_the_server_too(tmp_path: Any, server: A
 
 
 def test_without_cuda_trl_refuses_to_sync_weights_with_a_server(tmp_path: Any, server: Any) -> None:
-    """What this replaces is still needed: if it is not, these tests should sync weights for real."""
+    """Tests that the replacement is still needed: if it is not, these tests should sync weights for real."""
     with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)weight.*(engine|CUDA)"):
         trainer_of(server, tmp_path, Rewards(*SCRIPT))

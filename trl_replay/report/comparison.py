@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
     @property
     def axes(self) -> list[Floats]:
-        """How far it was at each logged step, by each of `AXES`; NaN where the log does not tell."""
+        """Its progress at each logged step, by each of `AXES`; NaN where the log does not tell."""
         updates, rollouts = self.column("step"), self.column("replay/rollouts")
         if self.completions and np.isnan(rollouts).all():
             rollouts = self.completions * updates

@@ -29,7 +29,7 @@ def rows(*numbers):
 
 
 def context(table, new=(), **overrides):
-    """What a plugin sees in a dataset of rows that are their own keys; `new` are its new prompts, in this order, and
+    """A plugin's context in a dataset of rows that are their own keys; `new` are its new prompts, in this order, and
     then 0."""
     overrides = {"num_generations": 8, "prompt_rows": lambda keys: rows(*keys), **overrides}
     given = rows(*new, *[0] * 64)

@@ -200,7 +200,7 @@ def exporting(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def outlived(cases: list[Case]) -> dict[str, Any]:
-    """What is still alive when the trainer is gone and only the session is left."""
+    """Lists what is still alive when the trainer is gone and only the session is left."""
     case = cases.pop()
     result = case.train()
     if case.session is not None:

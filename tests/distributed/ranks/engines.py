@@ -330,7 +330,7 @@ def all_dead(update: int, group: int, rank: int) -> int:
 
 
 def engine_of(trainer: Any) -> str:
-    """What has the weights during training, and in what way."""
+    """The object that has the weights during training, and how."""
     model, wrapped = trainer.model, trainer.model_wrapped
     name = type(wrapped).__name__
     if hasattr(wrapped, "zero_optimization_stage"):

@@ -37,7 +37,7 @@ SIZE = 4
 
 
 def successes(call: int, group: int, rank: int, size: int) -> int:
-    """How many rows of a group get a reward: a rank of its own chance of a live group."""
+    """The number of a group's rows that get a reward: each rank has its own chance of a live group."""
     chance = (0.7, 0.3, 0.1)[rank]
     random = random_of("successes", call, group)
     return int(random.integers(1, size)) if random.random() < chance else int(random.choice([0, size]))
@@ -89,7 +89,7 @@ def build(folder: Path, rank: int, rows: int, size: int = SIZE, **settings: Any)
 
 
 def trained(folder: Path, rank: int, **settings: Any) -> dict[str, Any]:
-    """What a training showed on this rank: every call, and every batch that was put together of them."""
+    """The record of a training on this rank: every call, and every batch that was made of them."""
     replay = {name: settings.pop(name) for name in list(settings) if name.startswith("replay_")}
     trainer, script = build(folder, rank, **settings)
     session = trl_replay.attach(trainer, replay_refill_rounds=ROUNDS, replay_max_fraction=0.0, **replay)

@@ -123,7 +123,7 @@ FAILING = {"differing": Differing, "raising": RaisingAdvantages, "raising mixer"
 
 
 def failing(folder: Path, name: str, rank: int) -> dict[str, Any]:
-    """What ends a training whose plugin does what it must not."""
+    """The error that ends a training whose plugin does what it must not."""
     trl_replay.register(FAILING[name](rank), "failing")
     try:
         trainer = build(folder, 8, 4, mixed, rank=rank, max_steps=6)

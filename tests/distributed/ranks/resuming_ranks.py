@@ -39,7 +39,7 @@ def stocks(folder: Path) -> dict[str, Any]:
 
 
 def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
-    """What this rank has of another number of ranks' checkpoint, and that training goes on."""
+    """This rank's part of a checkpoint of another number of ranks; training goes on."""
     found = restored(folder, str(checkpoint), replay_buffer_size=50, **settings)
     _, session = train(
         folder, resume=str(checkpoint), replay_buffer_size=50, **{**settings, "max_steps": 6, "save_strategy": "no"}
@@ -133,7 +133,7 @@ TEACHER = [row for prompt in ("1+1=", "3-1=", "2*1=") for row in rows_of(prompt,
 
 
 def files(folder: Path, scope: str) -> dict[str, Any]:
-    """What this rank exports, what all ranks make of the files together, and of groups without log-probs."""
+    """This rank's export, what all ranks make of the files together, and of groups without log-probs."""
     _, session = train(folder, replay_scope=scope, replay_buffer_size=50, max_steps=4, save_strategy="no")
     path = session.export(folder / f"{scope}.parquet")
     torch.distributed.barrier()

@@ -100,7 +100,7 @@ class ScopePlugin:
 
 
 def by_rank(groups: Any, context: Any) -> Any:
-    """What no scorer may do: give other scores on another rank."""
+    """A broken scorer: gives other scores on another rank."""
     return np.arange(len(groups), dtype=float) * (1 if RANK == 0 else -1) + 10
 
 
@@ -149,7 +149,7 @@ def with_object(folder: Path) -> None:
 
 
 def chosen(folder: Path, rows: int) -> dict[str, Any]:
-    """What the default makes of so many rows a process, in groups of 4."""
+    """The scope that the default chooses for so many rows a process, in groups of 4."""
     trainer = build(folder, rows, 4, uneven, rank=RANK, max_steps=2)
     session = trl_replay.attach(trainer, replay_buffer_size=3)
     trainer.train()

@@ -27,7 +27,7 @@ REPLAY = {**INJECTED, "replay_buffer_size": 12, "replay_seed": 3}
 
 
 def shown(trainer: Any, session: Any, followed: Any) -> dict[str, Any]:
-    """What a run showed on this rank."""
+    """The record of a run on this rank."""
     table = session.buffer.table
     return {
         "pairs": len(followed.pairs),

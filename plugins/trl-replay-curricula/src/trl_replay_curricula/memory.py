@@ -1,4 +1,4 @@
-"""What a curriculum keeps: one state for each session, which travels with its checkpoints."""
+"""State of a curriculum: one for each session, saved with its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SavesState(Generic[State]):
         self._states: weakref.WeakKeyDictionary[PromptTable, State] = weakref.WeakKeyDictionary()
 
     def first_state(self) -> State:
-        """What a session begins with: each curriculum says it."""
+        """The state that a session begins with: each curriculum gives it."""
         raise NotImplementedError
 
     def state(self, prompts: PromptTable) -> State:

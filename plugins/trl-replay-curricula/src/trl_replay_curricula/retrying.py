@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Batches:
-    """How far a session is.
+    """The progress of a session.
 
     Attributes:
         done (`int`): Generation batches.
@@ -84,7 +84,7 @@ class Bapo(SavesState[Batches]):
 
     @hookimpl
     def trl_replay_attached(self, session: Any) -> None:
-        """Whether there are further rounds to try them in."""
+        """Tells whether there are further rounds to try them in."""
         if session.prompts is not None:
             self._rounds[session.prompts] = min(session.config.replay_refill_rounds, 1)
 

@@ -26,7 +26,7 @@ LEAST_CHANCE = 0.01
 
 
 class Skipping:
-    """What plugins share that pass over prompts."""
+    """The base of plugins that pass over prompts."""
 
     @hookimpl
     def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
@@ -59,7 +59,7 @@ class SkipSolved(Skipping):
         return replaced(groups_of_rows, context, self.solved)
 
     def solved(self, keys: Sequence[int], context: InputsContext) -> NDArray[np.bool_]:
-        """Which prompts are solved and not due yet."""
+        """Marks the prompts that are solved and not due yet."""
         prompts = table(context)
         passed = prompts.get("pass_rate", keys, -1.0) >= self.pass_rate
         if self.groups > 1:
@@ -123,7 +123,7 @@ class Greso(Skipping, SavesState[Chances]):
         return replaced(groups_of_rows, context, self.skipped)
 
     def skipped(self, keys: Sequence[int], context: InputsContext) -> NDArray[np.bool_]:
-        """Which prompts are passed over now: one draw each."""
+        """Marks the prompts that are passed over now: one draw each."""
         return np.asarray(context.rng.random(len(keys)) < self.skip_chance(keys, table(context)))
 
     def skip_chance(self, keys: Sequence[int], prompts: PromptTable) -> NDArray[np.float64]:

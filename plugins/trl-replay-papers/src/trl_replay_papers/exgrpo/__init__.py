@@ -113,7 +113,7 @@ class ExGRPO:
         return chosen
 
     def _chances(self, prompts: PromptTable, table: Table) -> Floats:
-        """How likely each prompt is asked again, `(len(prompts),)`, up to a factor: by the number k of eight that
+        """Chances of prompts to be asked again, `(len(prompts),)`, up to a factor: by the number k of eight that
         passed last, exp(−(k − 4)² / 2), shared by all prompts of that k; 0 where no success is stored."""
         solved = prompts.pass_rate
         worth = np.exp(-((8 * solved - 4) ** 2) / 2)

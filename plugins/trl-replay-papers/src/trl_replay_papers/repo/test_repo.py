@@ -33,7 +33,7 @@ def test_repo_puts_cached_rows_of_most_variance_into_groups_and_normalizes_each_
 
 
 def rows_of(rewards: list[list[float]], by: str, **arguments: Any) -> list[int]:
-    """What the mixer makes of one slot with these stored groups, the newest first."""
+    """The rows of one slot after the mixer, with these stored groups, the newest first."""
     table = make_table([1.0] * len(rewards), row_rewards=[[[reward] for reward in group] for group in rewards])
     slots = make_groups([[0.0] * SIZE])
     drawn = np.arange(len(rewards))[None]

@@ -1,4 +1,4 @@
-"""What dead groups train on, by hand."""
+"""Advantages of dead groups, by hand."""
 
 from __future__ import annotations
 
