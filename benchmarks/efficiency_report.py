@@ -1,4 +1,5 @@
-"""The efficiency benchmark's tables and picture, from its records, for docs/evidence-defaults.md.
+"""The efficiency benchmark's tables and picture, from its records, for docs/evidence-defaults.md
+and docs/evidence-preset.md.
 
 python benchmarks/efficiency_report.py benchmarks/results    # draws the picture anew, prints the tables as Markdown
 """
@@ -20,9 +21,6 @@ import efficiency
 SPARSE = ("lock", "wide lock", "vault", "long")
 DRAWN = ("stock", "defaults", "topr, start=0", "sample_efficient")
 """Arms of the picture, and of the table of costs."""
-REPORTED = efficiency.SEEDS
-BATCHES_A_POINT = 25
-"""Batches of a point of a curve."""
 
 
 def table(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
@@ -115,7 +113,7 @@ def _crossover(runs: list[dict[str, Any]], usual: list[dict[str, Any]]) -> str:
 
 
 def tables(records: list[dict[str, Any]]) -> list[list[str]]:
-    """The tables of docs/evidence-defaults.md, of what a ledger holds."""
+    """The tables of both pages, of what a ledger holds."""
     reported = [record for record in records if record["seed"] in efficiency.SEEDS]
     parts = [record for record in reported if record["seed"] in efficiency.SEEDS_OF_PARTS]
     parts = [record for record in parts if record["task"] in efficiency.PARTS]
@@ -154,15 +152,17 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_task(axis: Any, records: list[dict[str, Any]], arms: Iterable[str]) -> None:
+    batches_a_point = 25
+    completions_a_point = batches_a_point * efficiency.papers.COMPLETIONS_A_BATCH
     for number, arm in enumerate(arms):
-        curves = [record["curve"][:-1] for record in records if record["arm"] == arm and record["seed"] in REPORTED]
-        if not curves:
+        runs = [record for record in records if record["arm"] == arm and record["seed"] in efficiency.SEEDS]
+        if not runs:
             continue
-        shortest = min(map(len, curves))
-        values = np.array([curve[:shortest] for curve in curves])
-        completions = np.arange(1, shortest + 1) * BATCHES_A_POINT * efficiency.papers.COMPLETIONS_A_BATCH
-        axis.plot(completions, values.T, color=f"C{number}", alpha=0.2, linewidth=0.8)
-        axis.plot(completions, np.median(values, axis=0), color=f"C{number}", linewidth=2, label=arm)
+        points = min(run["rollouts"] for run in runs) // completions_a_point
+        curves = np.array([run["curve"][:points] for run in runs])
+        completions = np.arange(1, points + 1) * completions_a_point
+        axis.plot(completions, curves.T, color=f"C{number}", alpha=0.2, linewidth=0.8)
+        axis.plot(completions, np.median(curves, axis=0), color=f"C{number}", linewidth=2, label=arm)
     axis.legend(frameon=False, fontsize="small")
 
 
