@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Template
 
 from ..advice import advise
 from ..checkpoint.save_id import FOLDER
@@ -38,13 +38,9 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     log = read_log(run)
     checkpoint = buffer_in(run)
     buffer = inspect(checkpoint) if (checkpoint / FOLDER).is_dir() else None
-    text = page(run.resolve().name, log, buffer)
-    return write_page(text, run / "report.html" if out is None else Path(out))
-
-
-def write_page(text: str, path: Path) -> Path:
-    """Writes a page, and returns its path."""
+    path = run / "report.html" if out is None else Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = page(run.resolve().name, log, buffer)
     path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
 
@@ -65,8 +61,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
-    return render(
-        "page.html",
+    return _template().render(
         name=name,
         replayed=replayed,
         steps=len(log),
@@ -82,8 +77,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     )
 
 
-def render(template: str, **values: Any) -> str:
-    """Fills a template of this folder; every value is escaped."""
+def _template() -> Template:
+    """The page to be filled in; every value is escaped."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters |= {
         "bytes": format_bytes,
@@ -91,7 +86,7 @@ def render(template: str, **values: Any) -> str:
         "number": "{:.4g}".format,
         "percent": "{:.1%}".format,
     }
-    return environment.get_template(template).render(**values)
+    return environment.get_template("page.html")
 
 
 def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:
