@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import heapq
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ SUMMARY: dict[str, Callable[[Floats], Any]] = {
     "greatest": np.max,
 }
 SHOWN = 3
-"""Entries that are shown with their texts from the top and from the bottom."""
+"""Entries that are shown with their texts."""
 
 
 def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
 
     Args:
         checkpoint (`str` or `Path`): Folder of a checkpoint.
-        shown (`int`, *optional*, defaults to `3`): Entries with the highest and with the lowest scores to be shown.
+        shown (`int`, *optional*, defaults to `3`): Entries with the highest scores to be shown.
 
     Raises:
         CheckpointError: It holds no buffer, or a damaged one.
@@ -64,7 +64,7 @@ def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
         "bytes": int(columns["nbytes"].sum()),
         "waiting": max(len(state.pending.candidates) if state.pending else 0 for state in states),
         **{name: summary(column) for name, column in summarized.items()},
-        **_extremes(of_checkpoint(checkpoint), update, shown),
+        "top": _highest(of_checkpoint(checkpoint), update, shown),
     }
 
 
@@ -80,15 +80,10 @@ def summary(values: NDArray[Any]) -> dict[str, float] | None:
     return {name: float(of(numbers)) for name, of in SUMMARY.items()} if len(numbers) else None
 
 
-def _extremes(source: Source, update: int, shown: int) -> dict[str, list[dict[str, Any]]]:
-    """The entries with the highest and the lowest scores, with their texts; no others stay in memory."""
-    ranked: list[tuple[float, int, StoredEntry]] = []
-    for number, entry in enumerate(source.entries):
-        bisect.insort(ranked, (-entry.columns["score"], number, entry), key=lambda ranked: ranked[:2])
-        if len(ranked) > 2 * shown:
-            del ranked[shown]  # as many are above it, and below it
-    entries = [_shown_entry(number, entry, source, update) for _, number, entry in ranked]
-    return {"top": entries[:shown], "bottom": entries[shown:]}
+def _highest(source: Source, update: int, shown: int) -> list[dict[str, Any]]:
+    """The entries with the highest scores, with their texts; no others stay in memory."""
+    highest = heapq.nlargest(shown, enumerate(source.entries), key=lambda numbered: numbered[1].columns["score"])
+    return [_shown_entry(number, entry, source, update) for number, entry in highest]
 
 
 def _shown_entry(number: int, entry: StoredEntry, source: Source, update: int) -> dict[str, Any]:
