@@ -260,19 +260,18 @@ COMMANDS: dict[str, tuple[Act, list[str]]] = {
     "a misspelled key in YAML": (yaml("replay_evictr: fifo"), ["replay.yaml has no", "mean 'replay_evictor'"]),
     "a number with a letter in YAML": (yaml("replay_buffer_size: 64k"), ["replay_buffer_size='64k'", "give a whole"]),
     "off in YAML": (yaml("replay_evictor: off"), ["replay_evictor=False", "as text (in YAML in quotes)"]),
-    "inspect nowhere": (command("inspect", "nowhere"), ["nowhere does not exist", "output_dir"]),
     "export nowhere": (command("export", "nowhere", "out.parquet"), ["nowhere does not exist", "output_dir"]),
     "report nowhere": (command("report", "nowhere"), ["nowhere does not exist", "output_dir"]),
     "estimate nowhere": (command("estimate", "nowhere"), ["nowhere does not exist", "output_dir"]),
-    "inspect a folder without a buffer": (
-        lambda desk: main(["inspect", str(desk.folder)]),
+    "export a folder without a buffer": (
+        lambda desk: main(["export", str(desk.folder), "out.parquet"]),
         ["holds no replay buffer", "give a checkpoint of a run with replay"],
     ),
     "export to another format": (
         command("export", "CHECKPOINTS", "out.csv"),
         ["out.csv can't be written", "ends in .parquet"],
     ),
-    "a misspelled subcommand": (command("inspekt", "here"), ["'inspekt'", "inspect"]),
+    "a misspelled subcommand": (command("reprot", "here"), ["'reprot'", "report"]),
     "a misspelled name": (command("list", "prompt_balance"), ["'prompt_balance'", "The nearest: prompt_balanced"]),
 }
 

@@ -238,7 +238,7 @@ def test_metrics_are_told_of_the_fresh_groups_as_they_train(tmp_path: Path, plug
         assert fresh.dead.tolist() == [False, False, True]
 
 
-OTHERS = ("inputs", "advantages", "select", "score", "admitted", "rank", "correct", "compose")
+OTHERS = ("inputs", "advantages", "select", "score", "admitted", "rank", "correct")
 HOLDS = {
     "sample": {"slots", "prompts"},
     "mix": {"slots", "prompts"},
