@@ -26,6 +26,7 @@ import numpy as np
 
 from .checkpoint.format import PLUGINS, rank_folder
 from .checkpoint.save_id import FOLDER
+from .generation.dataset_rows import LEAST_TRIES, TRIES
 from .hooks import SessionHooks
 from .prompt_table import PromptTable
 from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
@@ -101,7 +102,7 @@ def make_inputs_context(
     def new_prompts(count: int, skip: Callable[[Row], bool] | None = None) -> list[Row]:
         given: list[Row] = []
         passed_over: list[Row] = []
-        for row in itertools.islice(others, 8 * count + 64):
+        for row in itertools.islice(others, count * TRIES + LEAST_TRIES):
             (passed_over if skip is not None and skip(row) else given).append(row)
             if len(given) == count:
                 break

@@ -196,10 +196,7 @@ def apply(session: Session, states: list[RankState], folder: Path) -> None:
         _apply(session, states, folder)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".removesuffix(".")
-        raise CheckpointError(
-            f"{folder.parent} can't be resumed from: {reason}. Mend that, or set replay_on_mismatch='empty' to go on "
-            "with an empty buffer."
-        ) from error
+        raise CheckpointError(f"{folder.parent} can't be resumed from: {reason}. Mend that.") from error
 
 
 def _apply(session: Session, states: list[RankState], folder: Path) -> None:
@@ -303,7 +300,7 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
     if differences:
         raise MismatchError(
             f"The buffer in this checkpoint does not fit this run: {'; '.join(differences)}. Resume with the values "
-            "of then, or set replay_on_mismatch='empty' to go on with an empty buffer."
+            "of then."
         )
 
 
@@ -312,8 +309,7 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
     told = read_save_id(folder.parent)
     if told is None or {state.save_id for state in states} != {told.save_id}:
         raise MismatchError(
-            f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them. "
-            "Set replay_on_mismatch='empty' to go on with an empty buffer."
+            f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them."
         )
 
 
