@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -74,6 +75,8 @@ OTHER_LOSS = (
     "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
 )
 REFERENCE_SYNC = "SyncRefModelCallback"  # changes the reference model, and with it stored reference log-probs
+
+TAGS = "_tag_names"  # what the model's card is tagged with
 
 ENTROPY_WINDOW = "_entropy_window_stats"
 """Sum and number of the entropies of this window's tokens so far, of which the adaptive control takes the mean."""
@@ -193,6 +196,16 @@ def check_contract(trainer: Any) -> None:
             f"{type(trainer).__name__} (TRL {version('trl')}) can't be attached to: {'; '.join(problems)}. "
             "Attach to trl.GRPOTrainer or to a subclass that keeps its scoring step and loss."
         )
+
+
+def tag_model(trainer: Any, tag: str) -> None:
+    """Adds a tag to the model's card, at most once. A model that can't be tagged trains all the same."""
+    tags = getattr(trainer, TAGS, None)
+    if not isinstance(tags, list) or tag in tags:
+        return
+    setattr(trainer, TAGS, [*tags, tag])  # the class's list stays as it is
+    with suppress(Exception):
+        trainer.model.add_model_tags([tag])
 
 
 def reward_setup(trainer: Any) -> RewardSetup:

@@ -47,6 +47,8 @@ from .step.template import Template
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, rows_without_kl, write_advantages
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 
+TAG = "trl-replay"
+"""On the card of a model that was trained on replayed groups."""
 MEETING = 600.0
 """Seconds that a process waits for the others when training begins: the main one may be starting a tracker's run."""
 
@@ -445,6 +447,8 @@ class Session:
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
         self.replaced = agreed.replaced
+        if agreed.total["replaced"] and not self.settings.dry_run:
+            compat.tag_model(self.trainer, TAG)
         try:
             composed = self._compose(shared, agreed, payload)
             self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
