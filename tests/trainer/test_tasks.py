@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -257,24 +258,35 @@ def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
 
 
 @DIFFER
-def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any) -> None:
-    trainer, session = taken(tmp_path, exported(tmp_path))
+def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path: Any) -> None:
+    import pyarrow.parquet
+
+    path = exported(tmp_path)
+    written = pyarrow.parquet.read_table(path).to_pylist()
+    assert {row["label"] for row in written} == set("abcd")
+    assert all(json.loads(row["tests"]) == [{"in": row["label"], "out": 0.5}] for row in written)
+    assert all((row["task/score"], row["task/prompt"]) == ("2", "1=") for row in written)
+    _, session = taken(tmp_path, path)
+    assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in written[::4])
+
+
+@DIFFER
+@pytest.mark.parametrize("lost", ["the columns", "the hash", "nothing"])
+def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: str) -> None:
+    import pyarrow.parquet
+
+    path = exported(tmp_path)
+    table = pyarrow.parquet.read_table(path)
+    if lost != "nothing":
+        table = table.drop(["label", "tests"] if lost == "the columns" else ["trl_replay_task"])
+        pyarrow.parquet.write_table(table, path)
+    trainer, session = taken(tmp_path, path)
     keys = {session.components.tasks.key(row): row["label"] for row in NESTED}
     tasks = zip(session.buffer.table.serial.tolist(), session.buffer.table.prompt.tolist(), strict=True)
     followed = Followed(session, {serial: keys[task] for serial, task in tasks})
     trainer.train()
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
-
-
-@DIFFER
-def test_a_hash_counts_where_the_same_columns_tell_tasks_apart(tmp_path: Any) -> None:
-    trainer = build(tmp_path / "second", NESTED, Rewards([DEAD, DEAD, DEAD]), max_steps=5)
-    session = trl_replay.attach(trainer, replay_task_columns=["label"])
-    session.buffer.add(exported(tmp_path))
-    stored = session.buffer.table.prompt.tolist()
-    assert len(stored) > 3
-    assert max(stored) < 0, "each is a task of its own: the prompt is that of several"
 
 
 @DIFFER

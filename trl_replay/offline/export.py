@@ -19,7 +19,7 @@ from ..fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
 from ..table import Table
 from ..tasks import Tasks
 from ..types import Group
-from .file_tasks import TASK, TASK_COLUMNS
+from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
 from .schema import FINGERPRINT, TOKENS, reward_columns
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Source(NamedTuple):
         reward_functions (`Sequence[str]`): Names of the reward functions.
         fingerprint (`str`): Of the tokenizer.
         task_columns (`Sequence[str]`, *optional*): `replay_task_columns`.
+        dataset ([`DatasetColumns`]): The dataset's columns, as far as the dataset is at hand.
     """
 
     entries: Iterable[StoredEntry]
@@ -52,6 +53,7 @@ class Source(NamedTuple):
     reward_functions: Sequence[str]
     fingerprint: str
     task_columns: Sequence[str] | None
+    dataset: DatasetColumns
 
 
 def export(path: str | Path, trainer: Any, components: Components) -> Path:
@@ -83,6 +85,7 @@ def of_buffer(buffer: ReplayBuffer, tasks: Tasks, trainer: Any) -> Source:
         reward_functions=list(trainer.reward_func_names),
         fingerprint=compat.tokenizer_fingerprint(trainer),
         task_columns=tasks.columns,
+        dataset=DatasetColumns(dataset_rows(trainer, tasks, table.prompt.tolist())),
     )
 
 
@@ -97,7 +100,7 @@ def read_entry(serial: int, buffer: ReplayBuffer, trainer: Any) -> Entry:
     row = int(np.flatnonzero(table.serial == serial)[0])
     entry = StoredEntry(_columns(table, row), buffer.load(serial))
     functions = list(trainer.reward_func_names)
-    source = Source([entry], compat.tokenizer(trainer), functions, "", None)
+    source = Source([entry], compat.tokenizer(trainer), functions, "", None, DatasetColumns({}))
     rows = list(rows_of(serial, entry, source))
     values = {name: [held[name] for held in rows] for name in rows[0]}
     named = reward_columns(functions) if STORED_REWARDS in entry.group.tensors else ["reward"]
@@ -141,6 +144,7 @@ def of_checkpoint(folder: str | Path) -> Source:
         reward_functions=first.session["reward_functions"],
         fingerprint=first.identity.tokenizer,
         task_columns=first.identity.task_columns,
+        dataset=DatasetColumns({}),
     )
 
 
@@ -200,7 +204,12 @@ def _schema(source: Source) -> pyarrow.Schema:
         **dict.fromkeys(TOKENS, floats),
         TASK: pyarrow.int64(),
     }
-    metadata = {FINGERPRINT: source.fingerprint, TASK_COLUMNS: json.dumps(source.task_columns)}
+    columns |= dict.fromkeys(source.dataset.names, pyarrow.string())
+    metadata = {
+        FINGERPRINT: source.fingerprint,
+        TASK_COLUMNS: json.dumps(source.task_columns),
+        IN_JSON: json.dumps(source.dataset.in_json),
+    }
     return pyarrow.schema(list(columns.items())).with_metadata(metadata)
 
 
@@ -220,6 +229,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     no_images = torch.zeros(1, dtype=torch.int32)
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
+    of_dataset = source.dataset.of(entry.columns["prompt"])
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=False))
         yield {
@@ -238,6 +248,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             "images": images[row],
             **{key: parts[row] for key, parts in tokens.items()},
             TASK: entry.columns["prompt"],
+            **of_dataset,
         }
 
 

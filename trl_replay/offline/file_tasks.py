@@ -1,12 +1,14 @@
-"""The tasks of groups in files: an exported one holds a hash, any other the dataset's columns."""
+"""The tasks of groups in files: the dataset's columns, and a hash where these do not tell everything."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .. import compat
+from ..errors import SeamError
 from ..generation.dataset_rows import Dataset
 from ..tasks import PROMPT_COLUMNS, Tasks
 from .schema import FINGERPRINT, Row, own_column
@@ -15,6 +17,8 @@ TASK = "trl_replay_task"
 """Column of the task's hash. It counts where the file was written with the same `replay_task_columns`."""
 TASK_COLUMNS = "trl_replay_task_columns"
 """Key of a Parquet file's metadata: `replay_task_columns`, as JSON."""
+IN_JSON = "trl_replay_json"
+"""Key of a Parquet file's metadata: which columns hold JSON."""
 UNKNOWN = 0
 """A task that a file does not tell."""
 AMBIGUOUS = "its file does not say which of several tasks it is"
@@ -31,7 +35,7 @@ class FileTasks:
 
     def __init__(self, trainer: Any, tasks: Tasks, metadata: Mapping[str, str]) -> None:
         self._tasks = tasks
-        self._dataset = Dataset(lambda: compat.training_data(trainer), tasks.key)
+        self._dataset = _dataset(trainer, tasks)
         self._columns = _columns(trainer, self._dataset, tasks)
         self._is_exported = FINGERPRINT in metadata
         self._trusts_hash = metadata.get(TASK_COLUMNS) == json.dumps(tasks.columns)
@@ -41,15 +45,17 @@ class FileTasks:
         """The task of a row; `UNKNOWN` if several tasks have its prompt, or that can't be told."""
         columns = self._columns or set()
         found: dict[str, Any] = {}
-        if not self._is_exported:  # there the prompt is the text that the model was shown
-            found = {name: row[name] for name in columns if name in row and not own_column(name)}
+        for name in columns:
+            column = column_name(name, row, self._is_exported)
+            if column in row:
+                found[name] = row[column]
         if found.get("prompt") is not None and columns - {*PROMPT_COLUMNS[1:]} <= found.keys():
             return self._tasks.key(found)
         if self._trusts_hash and row.get(TASK):
             return max(int(row[TASK]), UNKNOWN)  # a group's own is no other run's
         if self._columns is None or self._dataset.size is None:
             return UNKNOWN
-        return self._of_prompt({**found, "prompt": row["prompt"]})
+        return self._of_prompt({**found, "prompt": found.get("prompt") or row["prompt"]})
 
     def _of_prompt(self, found: Mapping[str, Any]) -> int:
         """The task of a row that lacks columns: the one with its prompt."""
@@ -62,6 +68,84 @@ class FileTasks:
                     self._by_prompt[alone.key(row)] = UNKNOWN
         prompt = alone.key(found)
         return self._by_prompt.get(prompt, prompt)
+
+
+class DatasetColumns:
+    """The dataset's columns as a file holds them: texts as they are, all else as JSON.
+
+    Args:
+        rows (`Mapping[int, Row]`): By task, its dataset row.
+
+    Attributes:
+        names (`list[str]`): Columns of the file.
+        in_json (`list[str]`): Those of them that hold JSON.
+    """
+
+    def __init__(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        self._rows = {task: _in_file(row) for task, row in rows.items()}
+        self.names: list[str] = []
+        self.in_json: list[str] = []
+        for name in dict.fromkeys(name for row in self._rows.values() for name in row):
+            self._add([row for row in self._rows.values() if row.get(name) is not None], name)
+
+    def _add(self, rows: Sequence[dict[str, Any]], name: str) -> None:
+        if not all(isinstance(row[name], str) for row in rows):
+            try:
+                texts = [json.dumps(row[name], default=_listed) for row in rows]
+            except TypeError:  # JSON can't hold it: the hash tells
+                return
+            for row, text in zip(rows, texts, strict=True):
+                row[name] = text
+            self.in_json.append(name)
+        self.names.append(name)
+
+    def of(self, task: int) -> dict[str, str | None]:
+        """Return what a file's row has of them."""
+        row = self._rows.get(task, {})
+        return {name: row.get(name) for name in self.names}
+
+
+def dataset_rows(trainer: Any, tasks: Tasks, wanted: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    """The dataset's rows of these tasks, as far as there are any; reads the dataset until all are found."""
+    dataset = _dataset(trainer, tasks)
+    left = {task for task in wanted if task > UNKNOWN}
+    found: dict[int, Mapping[str, Any]] = {}
+    if dataset.size is None:
+        return found
+    with suppress(SeamError):  # a collator that makes something else of rows
+        for row in dataset:
+            if not left:
+                break
+            task = tasks.key(row)
+            if task in left:
+                found[task] = row
+                left.remove(task)
+    return found
+
+
+def column_name(name: str, row: Row, exported: bool = True) -> str:
+    """Return the name of a dataset's column in a row of a file: `task/…` where the file has one of its own of that
+    name. An exported file's own prompt is the text that the model was shown."""
+    apart = f"task/{name}"
+    if apart in row or own_column(name) or (exported and name == "prompt"):
+        return apart
+    return name
+
+
+def _in_file(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A dataset row without images, by the file's names."""
+    return {column_name(name, {}): value for name, value in row.items() if name not in PROMPT_COLUMNS[1:]}
+
+
+def _listed(value: Any) -> Any:
+    """A NumPy number, array or tensor as JSON can hold it."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"JSON holds no {type(value).__name__}")
+
+
+def _dataset(trainer: Any, tasks: Tasks) -> Dataset:
+    return Dataset(lambda: compat.training_data(trainer), tasks.key)
 
 
 def _columns(trainer: Any, dataset: Dataset, tasks: Tasks) -> set[str] | None:

@@ -19,10 +19,10 @@ from ..fields import ADVANTAGES
 from ..session import Session
 from ..types import Bools, Floats
 from .export import PORTION
-from .file_tasks import TASK_COLUMNS, UNKNOWN, FileTasks
+from .file_tasks import IN_JSON, TASK_COLUMNS, UNKNOWN, FileTasks
 from .schema import FINGERPRINT, TOKENS, Row, checked, compact, has_images, reward_columns
 
-METADATA = (FINGERPRINT, TASK_COLUMNS)
+METADATA = (FINGERPRINT, TASK_COLUMNS, IN_JSON)
 """Keys of a Parquet file's metadata."""
 
 
@@ -204,9 +204,11 @@ def _read_parquet(path: Path) -> tuple[list[Row], Mapping[str, str]]:
     _named_once([(name, None) for name in file.schema_arrow.names])
     found = file.schema_arrow.metadata or {}
     metadata = {key: found[key.encode()].decode() for key in METADATA if key.encode() in found}
+    in_json = json.loads(metadata.get(IN_JSON, "[]"))
     rows: list[Row] = []
     for batch in file.iter_batches(PORTION):
-        rows += map(compact, batch.to_pylist())
+        for row in map(compact, batch.to_pylist()):
+            rows.append(row | {name: json.loads(row[name]) for name in in_json if row.get(name) is not None})
     return rows, metadata
 
 
