@@ -26,14 +26,29 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="run", type=Path, help="the trainer's output_dir, or one of its checkpoints")
-    parser.add_argument("--out", type=Path, help="file to write; report.html in the run's folder if not given")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="run",
+        help="the trainer's output_dir, or one of its checkpoints; several are laid side by side, as label=folder "
+        "where a label names their settings",
+    )
+    parser.add_argument("--out", type=Path, help="file to write; report.html in the run's folder, or here for several")
+    parser.add_argument("--reward", type=float, help="of several runs: the reward whose way is told")
+    parser.add_argument(
+        "--completions", type=int, help="of several runs: completions an update, where none are logged"
+    )
 
 
 def _report(options: argparse.Namespace) -> int:
-    from ..report.page import write_report
+    from ..report.comparison import comparison, read_run
+    from ..report.page import write_page, write_report
 
-    path = write_report(options.folder, options.out)
+    if len(options.runs) == 1:
+        path = write_report(options.runs[0], options.out)
+    else:
+        runs = [read_run(given, options.completions) for given in options.runs]
+        path = write_page(comparison(runs, options.reward), options.out or Path("report.html"))
     print(f"written: {path}")
     return 0
 
@@ -41,4 +56,4 @@ def _report(options: argparse.Namespace) -> int:
 EXPORT = Command(
     "export", "writes a checkpoint's buffer to Parquet, one row a completion", _add_export_options, _export
 )
-REPORT = Command("report", "a run's log and buffer as one HTML page", _add_report_options, _report)
+REPORT = Command("report", "a run's log and buffer, or several runs, as one HTML page", _add_report_options, _report)

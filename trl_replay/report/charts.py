@@ -18,6 +18,8 @@ MANY = 120
 """Points from which on a line is drawn faint, with means of neighbors over it."""
 MEANS = 30
 """Means of neighbors that are drawn."""
+ROOM = 64
+"""Characters of a legend that fit side by side; a label's sign takes four."""
 METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 """Metadata that matplotlib leaves out."""
 
@@ -32,8 +34,8 @@ class Line(NamedTuple):
     points: Sequence[Point]
 
 
-def line_chart(lines: Sequence[Line], y_label: str, percent: bool = False) -> str:
-    """Lines over the steps, each named in a legend; lines without points are left out.
+def line_chart(lines: Sequence[Line], y_label: str, percent: bool = False, x_label: str = "step") -> str:
+    """Lines over the steps, or what else `x_label` names, each named in a legend; lines without points are left out.
 
     Args:
         lines (`Sequence[Line]`): At least one.
@@ -46,13 +48,21 @@ def line_chart(lines: Sequence[Line], y_label: str, percent: bool = False) -> st
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
-    figure, axes = _axes(y_label)
+    figure, axes = _axes(x_label, y_label)
     for line in lines:
         _draw(axes, line)
     if percent:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.legend(frameon=False, ncols=len(lines), loc="lower left", bbox_to_anchor=(0, 1))
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # runs of one label share a line
+    axes.legend(
+        handles.values(),
+        handles,
+        frameon=False,
+        ncols=max(min(len(handles), ROOM // (4 + max(map(len, handles)))), 1),
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+    )
     return _svg(figure)
 
 
@@ -64,7 +74,7 @@ def _draw(axes: Axes, line: Line) -> None:
     axes.plot(*points.T, color=line.color, label=line.label, marker=".")
 
 
-def _axes(y_label: str) -> tuple[Figure, Axes]:
+def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """Return a figure with empty axes.
 
     Raises:
@@ -76,7 +86,7 @@ def _axes(y_label: str) -> tuple[Figure, Axes]:
         raise ReplayError("The report's charts need matplotlib: pip install 'trl-replay[report]'") from None
     figure = Figure(figsize=(5.4, 2.7), layout="constrained")
     axes = figure.add_subplot()
-    axes.set(xlabel="step", ylabel=y_label)
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, Template
+from jinja2 import Environment, FileSystemLoader
 
 from ..advice import advise
 from ..checkpoint.save_id import FOLDER
@@ -38,9 +38,13 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     log = read_log(run)
     checkpoint = buffer_in(run)
     buffer = inspect(checkpoint) if (checkpoint / FOLDER).is_dir() else None
-    path = run / "report.html" if out is None else Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = page(run.resolve().name, log, buffer)
+    return write_page(text, run / "report.html" if out is None else Path(out))
+
+
+def write_page(text: str, path: Path) -> Path:
+    """Writes a page, and returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
 
@@ -61,7 +65,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
-    return _template().render(
+    return render(
+        "page.html",
         name=name,
         replayed=replayed,
         steps=len(log),
@@ -77,8 +82,8 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     )
 
 
-def _template() -> Template:
-    """The page to be filled in; every value is escaped."""
+def render(template: str, **values: Any) -> str:
+    """Fills a template of this folder; every value is escaped."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters |= {
         "bytes": format_bytes,
@@ -86,7 +91,7 @@ def _template() -> Template:
         "number": "{:.4g}".format,
         "percent": "{:.1%}".format,
     }
-    return environment.get_template("page.html")
+    return environment.get_template(template).render(**values)
 
 
 def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:

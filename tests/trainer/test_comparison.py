@@ -1,0 +1,117 @@
+"""`trl-replay report A B`: runs side by side, against numbers by hand, and as a page of real runs."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import DEAD, HALF, LIVE, Rewards
+
+import trl_replay
+from trl_replay import ReplayError
+from trl_replay.cli import main
+from trl_replay.report.comparison import Run, comparison, read_run
+from trl_replay.testing import make_trainer
+
+STEPS = 6
+SCRIPT = [[LIVE, HALF, LIVE], [DEAD, DEAD, LIVE]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: Any) -> Path:
+    """A folder with a stock run and one with replay."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("stock", "replay"):
+        trainer = make_trainer(folder / name, Rewards(*SCRIPT), max_steps=STEPS)
+        if name == "replay":
+            trl_replay.attach(trainer, replay_start=0)
+        trainer.train()
+        trainer.save_state()
+    return folder
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the table."""
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    return [[html.unescape(cell) for cell in row] for row in rows if row]
+
+
+def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs: Path, capsys: Any) -> None:
+    out = runs / "page" / "two.html"
+    given = [str(runs / "stock"), str(runs / "replay"), "--out", str(out), "--completions", "12", "--reward", "0.08"]
+    assert main(["report", *given]) == 0
+    assert str(out) in capsys.readouterr().out
+    text = out.read_text()
+    assert "This proves nothing yet" in text
+    assert "at least 3 seeds, better 5" in text
+    stock, replay = cells(text)
+    assert stock[:3] == ["stock", "12", "1"]
+    assert replay[:3] == ["replay", "12", "1"], "the log counts its completions"
+    assert stock[4:] == ["0.08333", "55.6%", "55.6%"]
+    assert replay[4:] == ["0.08333", "55.6%", "0.0%"]
+    assert text.count("<svg") == 4
+    assert {"completions generated", "updates", "seconds in training steps"} <= set(
+        re.findall(r">([^<]+)</text>", text)
+    )
+    assert "<script" not in text
+    assert re.findall(r'(?:href|src)="(?!#)', text) == []
+    assert re.findall(r"<svg[^>]* width=", text), "the page's style makes it as wide as its card"
+    assert "svg{width:100%;height:auto" in text
+
+
+def test_a_log_without_counts_of_completions_shows_none(runs: Path) -> None:
+    first, second = read_run(str(runs / "stock")), read_run(f"mine={runs / 'replay'}")
+    assert second.label == "mine"
+    rows = cells(comparison([first, second], level=0.08))
+    assert [row[1] for row in rows] == ["–", "12"]
+    assert all(row[3] != "–" for row in rows), "both logs have seconds"
+
+
+def made_up(label: str, rewards: list[float], **more: list[float]) -> Run:
+    log = [{"step": step, "reward": reward, "frac_reward_zero_std": 0.5} for step, reward in enumerate(rewards, 1)]
+    for name, values in more.items():
+        for entry, value in zip(log, values, strict=True):
+            entry[name] = value
+    return Run(label, log, 8)
+
+
+def test_where_a_reward_is_reached_by_hand() -> None:
+    """Of 40 steps means over 2, final rewards over 4; 2 seconds an update."""
+    run = made_up("a", [0.0] * 9 + [0.4] + [0.8] * 30, step_time=[2.0] * 40)
+    assert run.final == pytest.approx(0.8)
+    assert run.reached(0.6) == [11 * 8, 11, 22]
+    assert np.isnan(run.reached(0.9)).all()
+    assert run.reached(0.2) == [80, 10, 20]
+
+
+def test_three_seeds_a_label_are_told_by_their_ranges() -> None:
+    runs = [
+        made_up(label, [end] * 4) for label, ends in (("a", (0.1, 0.2, 0.3)), ("b", (0.4, 0.6, 0.5))) for end in ends
+    ]
+    text = comparison(runs)
+    assert (
+        "Final rewards: a 0.1 to 0.3 (3 runs), b 0.4 to 0.6 (3 runs). Ranges that overlap show no difference." in text
+    )
+    assert "proves nothing" not in text
+    assert "proves nothing" in comparison(runs[:-1]), "b has two"
+    assert re.findall(r"> (a|b)</text>", text) == ["a", "b"] * 3, "once in each legend"
+
+
+@pytest.mark.parametrize("label", ["<script>alert(1)</script>", "_hidden", "$x_1$ and $y", "ü"])
+def test_any_label_is_text(label: str) -> None:
+    text = comparison([made_up(label, [0.1, 0.2]), made_up("b", [0.1, 0.2])])
+    assert "<script" not in text
+    assert f" {label}" in [html.unescape(found) for found in re.findall(r">([^<]+)</text>", text)]
+
+
+def test_a_run_without_a_step_of_grpo_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [{"loss": 1.0, "step": 1}]}))
+    with pytest.raises(ReplayError, match="holds no step of GRPO"):
+        read_run(str(tmp_path))
+    assert main(["report", str(tmp_path), str(tmp_path)]) == 1
+    assert "nothing to compare" in capsys.readouterr().err
