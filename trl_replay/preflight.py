@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from . import compat
 from .components import Components
 from .errors import RefusedError
@@ -149,13 +147,6 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
 
 def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
     """Yields what the user should know of this trainer, though it can be trained."""
-    dropping = [name for name, module in trainer.model.named_modules() if _drops(module)]
-    if dropping:
-        more = ", …" if len(dropping) > 3 else ""
-        yield (
-            f"The model has dropout ({', '.join(dropping[:3])}{more}): the log-probs that replay corrects with carry "
-            "one draw of it, as TRL's own old log-probs do."
-        )
     if any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
         yield (
             "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position ids: "
@@ -184,11 +175,3 @@ def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
             f"{trainer.num_generations} completions of max_completion_length={length}, which takes "
             f"{format_bytes(least)}: such groups will not be stored. Raise it; bytes may have a unit, as in '512MB'."
         )
-
-
-def _drops(module: torch.nn.Module) -> bool:
-    """Tells whether it is a dropout, or keeps a rate for one (attention often applies it without a module)."""
-    if isinstance(module, torch.nn.Dropout):
-        return bool(module.p > 0)
-    rates = [rate for name, rate in vars(module).items() if "dropout" in name]
-    return any(isinstance(rate, float) and rate > 0 for rate in rates)
