@@ -392,15 +392,9 @@ class Registry:
 
 
 def _imported(reference: str, kind: Kind, called: bool) -> Callable[..., Any]:
-    """The factory that `package.module:Attribute` names: a spec's, the attribute itself if it is a class, is `called`
-    with arguments or can be called with what a session gives, or else one that gives the attribute."""
+    """The factory that `package.module:Attribute` names: the attribute itself if it is a class, is `called` with
+    arguments or can be called with what a session gives, or else one that gives the attribute."""
     target = _import(reference, f"replay_{kind}")
-    if isinstance(target, StrategySpec):
-        if not isinstance(target, SPECS[kind]):
-            raise ConfigurationError(
-                f"replay_{kind}={reference!r} is a {type(target).__name__}, not a {SPECS[kind].__name__}."
-            )
-        return target.factory
     factory: Callable[..., Any] = target
     if inspect.isclass(target) or called or _takes(target, GIVEN.get(kind, 0)):
         return factory

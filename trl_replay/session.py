@@ -23,7 +23,6 @@ from .components import Components
 from .config import ReplayConfig
 from .counters import SETTLED, Tally, Totals, log, metrics, own_metrics
 from .decision import DETACHED, PAUSED, RUNS, Decision
-from .distributed.agreement import MODES
 from .distributed.communicator import Agreed, Communicator
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
@@ -122,12 +121,6 @@ class Session:
     def scope(self) -> Scope:
         """The processes that share the buffer."""
         return self.components.scope
-
-    def __repr__(self) -> str:
-        if not self.enabled:
-            return "<trl_replay.Session, which is off>"
-        kept = f"{len(self.buffer)} of {self.buffer.capacity} groups"
-        return f"<trl_replay.Session, which {MODES[self.mode]}: {kept}, update {self.update}>"
 
     @property
     def trainer(self) -> Any:

@@ -90,14 +90,3 @@ def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> Non
     assert "replay on rank 1 of 2: 1 generation batches, 3 groups, 2 dead (67%), 1 replaced" in told
     assert "all ranks together: 6 groups, 3 dead (50%), 2 replaced" in told
     assert "all ranks" not in totals.explain(4)
-
-
-def test_a_sessions_repr_says_size_and_state(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD]), max_steps=2)
-    session = trl_replay.attach(trainer, replay_buffer_size=5, replay_evictor="fifo")
-    trainer.train()
-    assert repr(session) == "<trl_replay.Session, which runs: 2 of 5 groups, update 2>"
-    session.pause()
-    assert "Session, which is paused" in repr(session)
-    off = trl_replay.attach(make_trainer(tmp_path, Rewards([DEAD] * 3)), use_replay=False)
-    assert "Session, which is off" in repr(off)

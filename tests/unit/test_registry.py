@@ -257,7 +257,6 @@ def test_an_unknown_name_lists_what_exists_and_suggests_the_nearest(registry):
     [
         ("Factory", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),
         ("make", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),
-        ("spec", "has no argument 'pwoer'. Did you mean 'power'? It takes power=1."),
         ("plain", "has no argument 'pwoer'. It takes table, context."),
     ],
 )
@@ -316,8 +315,6 @@ def test_one_name_may_stand_for_strategies_of_two_kinds(registry):
 
 
 REFERENCES = """
-from trl_replay import EvictorSpec, SamplerSpec
-
 def plain(table, context):
     return table.uses
 
@@ -331,8 +328,6 @@ def make(power=1):
     return Factory(power)
 
 instance = Factory(2)
-spec = EvictorSpec("least_used", Factory, "")
-other = SamplerSpec("other", Factory, "")
 
 class Space:
     inner = staticmethod(plain)
@@ -349,21 +344,14 @@ class Space:
         ("make", {"power": 2}, [9, 4]),
         ("make", {}, [3, 2]),
         ("instance", {}, [9, 4]),
-        ("spec", {"power": 2}, [9, 4]),
     ],
 )
-def test_an_import_reference_may_name_a_strategy_a_factory_or_a_spec(registry, install, attribute, kwargs, expected):
+def test_an_import_reference_may_name_a_strategy_or_a_factory(registry, install, attribute, kwargs, expected):
     module = install("replay-references", "references", REFERENCES)
     resolved = registry.resolve("evictor", f"{module}:{attribute}", kwargs)
     table = make_table([1.0, 1.0], uses=[3, 2])
     np.testing.assert_array_equal(resolved.make()(table, make_context(table)), expected)
     assert resolved.plugin is None
-
-
-def test_an_import_reference_to_a_spec_of_another_kind_says_which(registry, install):
-    module = install("replay-references", "references", REFERENCES)
-    with pytest.raises(ConfigurationError, match="is a SamplerSpec, not a EvictorSpec"):
-        registry.resolve("evictor", f"{module}:other")
 
 
 @pytest.mark.parametrize("reference", ["no_such_module_here:thing", "trl_replay:no_such_thing", ":heap"])

@@ -57,17 +57,6 @@ class OfflineGroup:
         """Tells whether equal advantages of its rows may still train."""
         return bool(self.masked.any()) or ADVANTAGES in self.tokens
 
-    @property
-    def longest_completion(self) -> int:
-        """Tokens of the longest completion."""
-        return max(map(len, self.completion_ids))
-
-    @property
-    def longest_row(self) -> int:
-        """Tokens of the longest prompt with its completion."""
-        pairs = zip(self.prompt_ids, self.completion_ids, strict=True)
-        return max(len(prompt) + len(completion) for prompt, completion in pairs)
-
 
 def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) -> list[OfflineGroup]:
     """The groups of a file or of rows, each with the trainer's number of rows.
@@ -133,36 +122,38 @@ def _fitting(trainer: Any, groups: Sequence[OfflineGroup], source: str, tally: T
     """The groups whose rows are no longer than this trainer's may be. One warning tells of all others."""
     limit = trainer.max_completion_length
     positions = compat.positions(trainer)
-    fitting: list[OfflineGroup] = []
-    long_completions: list[int] = []
-    long_rows: list[int] = []
-    for group in groups:
-        completion = group.longest_completion
-        row = group.longest_row
-        if limit is not None and completion > limit:
-            long_completions.append(completion)
-        elif positions is not None and row > positions:
-            long_rows.append(row)
-        else:
-            fitting.append(group)
+    fitting = list(groups)
     reasons: list[str] = []
-    for lengths, fault in (
-        (long_completions, f"a completion is longer than max_completion_length={limit}"),
-        (long_rows, f"a prompt with its completion is longer than the model's {positions} positions"),
+    for most, length, fault in (
+        (limit, _longest_completion, f"a completion is longer than max_completion_length={limit}"),
+        (positions, _longest_row, f"a prompt with its completion is longer than the model's {positions} positions"),
     ):
-        if lengths:
-            reason = f"{fault}: the longest has {max(lengths)} tokens"
-            tally.refuse(len(lengths), reason)
+        if most is None:
+            continue
+        refused = [group for group in fitting if length(group) > most]
+        if refused:
+            fitting = [group for group in fitting if length(group) <= most]
+            reason = f"{fault}: the longest has {max(map(length, refused))} tokens"
+            tally.refuse(len(refused), reason)
             reasons.append(reason)
     if reasons and trainer.accelerator.is_main_process:
-        refused = len(groups) - len(fitting)
         warnings.warn(
-            f"{refused} of the {len(groups)} groups of {source} were refused: {'; '.join(reasons)}. All rows of a "
-            "batch are padded to its longest one, so that replaying such a group would make every row of its batch "
-            "that long.",
+            f"{len(groups) - len(fitting)} of the {len(groups)} groups of {source} were refused: "
+            f"{'; '.join(reasons)}. All rows of a batch are padded to its longest one, so that replaying such a group "
+            "would make every row of its batch that long.",
             stacklevel=2,
         )
     return fitting
+
+
+def _longest_completion(group: OfflineGroup) -> int:
+    return max(map(len, group.completion_ids))
+
+
+def _longest_row(group: OfflineGroup) -> int:
+    """Tokens of the longest prompt with its completion."""
+    pairs = zip(group.prompt_ids, group.completion_ids, strict=True)
+    return max(len(prompt) + len(completion) for prompt, completion in pairs)
 
 
 def _read(source: Any) -> tuple[Iterable[Any], Mapping[str, str]]:
