@@ -392,7 +392,7 @@ class SimulatedRank:
             requests = rows.requests(decision.sampled, self.buffer.table.owner)
         self._count(decision, requests)
         with self._timed("fetch"):
-            payload = self.scope.fetch(requests, self.buffer.load)
+            payload = self.scope.fetch(requests, lambda serial: PAYLOAD)
         with self._timed("place"):
             drawn = decision.sampled.places(rows.size)
             rows.placements(decision.sampled, payload)
