@@ -20,7 +20,6 @@ from trl_replay.batch.group_view import blank
 from trl_replay.buffer.candidates import with_rewards
 from trl_replay.distributed.agreement import decision_message
 from trl_replay.fields import LOGPS_KEYS, FieldTable
-from trl_replay.loss.off_policy_stats import STATS
 from trl_replay.serialization.wire import packed_size
 from trl_replay.sizes import format_bytes
 from trl_replay.strategies.scopes import GatheredScope, ProcessScope, ShardedScope
@@ -114,7 +113,7 @@ def made_up_group(run: Run) -> Group:
 
 def columns_of(rows: int) -> int:
     """Bytes that a rank with so many rows tells in `share`."""
-    return NUMBER * rows * (len(blank(0, 0)) + len(STATS))
+    return NUMBER * rows * len(blank(0, 0))
 
 
 def agreement_of(rows: int) -> int:

@@ -41,7 +41,6 @@ ARMS = [
     "half=max_fraction:0.5",
     "quarter=max_fraction:0.25",
     "weight=weight:0.5",
-    "log_ratio=max_log_ratio:0.5",
     "max_weight=max_weight:2.0",
     "retire=retire_passes:8",
     "size_16=buffer_size:16",

@@ -289,11 +289,7 @@ GROWING: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
     ("columns of all rows (`share`)", "rows", lambda line: told(line, "share")),
     ("`agree`, with the hash of the decisions", "ranks, sampled groups", lambda line: told(line, "agree")),
     ("finding dead groups", "rows", lambda line: spent(line, "look")),
-    (
-        "settling: scores, eviction, drift of replayed groups",
-        "live groups, replayed groups",
-        lambda line: spent(line, "settle"),
-    ),
+    ("settling: scores, eviction", "live groups", lambda line: spent(line, "settle")),
     ("selecting, sampling, mixing", "dead groups, entries", lambda line: spent(line, "fill")),
     (
         "routing (`admit`, `fetch`)",

@@ -92,13 +92,12 @@ class Step:
         from trl_replay.decision import Sampled, Taken
         from trl_replay.distributed.agreement import decision_message, packed_bits
         from trl_replay.distributed.row_layout import RowLayout
-        from trl_replay.loss.off_policy_stats import STATS
         from trl_replay.serialization.wire import packed_size
 
         rank, ranks, live = self.scope.rank, self.scope.ranks, self.groups // 2
         mine = [make_group(self.own, self.length) for _ in range(live)]
         count = self.groups * SIZE
-        local = blank(rank * count, count) | {name: np.zeros(count) for name in STATS}
+        local = blank(rank * count, count)
         for slot, group in enumerate(mine):
             local["nbytes"][slot * SIZE] = packed_size(group)
         rows = RowLayout(self.timed("share", self.scope.share, local), local, SIZE)

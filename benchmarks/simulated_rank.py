@@ -42,7 +42,6 @@ from trl_replay.hooks import SessionHooks
 from trl_replay.loss.bounds import Bounds
 from trl_replay.loss.gates import Gates
 from trl_replay.loss.handshake import Handshake
-from trl_replay.loss.off_policy_stats import STATS, OffPolicyStats
 from trl_replay.serialization.wire import packed_size
 from trl_replay.settings import resolve
 from trl_replay.step.decisions import Decisions
@@ -58,8 +57,6 @@ FIELDS = FieldTable(0)
 NOTHING = np.empty(0, np.int64)
 PAYLOAD = Group({}, frozenset({"made up"}), NOTHING, NOTHING)
 """Stands for any group's payload."""
-DRIFT = 0.05
-"""Mean |log ratio| that the loss is said to have shown of replayed rows."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,6 @@ class Generation:
 
 class Played:
     """Generations of a pattern that real ranks play too, from the very batches."""
-
-    measures_drift = False  # no loss is run there
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -146,8 +141,6 @@ class MadeUp:
         tokens: Mean tokens of a completion; lengths are uniform between half and one and a half of it.
         prompt_tokens: Of every prompt. There are four prompts for each group of a batch.
     """
-
-    measures_drift = True
 
     def __init__(self, ranks: int, groups: int, size: int, live: float, tokens: int, prompt_tokens: int) -> None:
         self.ranks, self.rows, self.size = ranks, groups * size, size
@@ -310,7 +303,7 @@ class SimulatedRank:
         handshake = Handshake(forward=False)
         handshake.verified = True
         self.decide = Decisions(self.components, handshake, self._context, chosen)
-        self.communicator = Communicator(self.components, OffPolicyStats(), rank)
+        self.communicator = Communicator(self.components, rank)
         self.carry = StepCarry()
         self.sizes: dict[int, Size] = {}
         self.last = np.zeros(ranks * source.rows, np.int64)
@@ -364,8 +357,8 @@ class SimulatedRank:
         """The work of `Session.step` on columns, in its order."""
         source, components, update = self.source, self.components, self.clock.update
         generation = source.generation(update)
-        left = self.carry.take()
-        self.others.columns = self._columns(generation, left.drawn)
+        pending = self.carry.take()
+        self.others.columns = self._columns(generation)
         first = self.rank * source.rows
         local = {name: column[first : first + source.rows] for name, column in self.others.columns.items()}
         batch = source.batch(update, self.rank)
@@ -378,7 +371,7 @@ class SimulatedRank:
             rows.check(len(rewards), source.ranks)
             groups = self.decide.shape_advantages(view(rows.columns, rewards, SETUP, source.size, update))
         with self._timed("settle"):
-            admitted = self.decide.settle(left, rows, [groups], tally)
+            admitted = self.decide.settle(pending, rows, [groups], tally)
         with self._timed("fill"):
             rule = AdvantageRule(rows.columns, rewards, SETUP, source.size)
             fresh = FreshBatch(rows, groups, rule, rows.takes(FIELDS.stored_keys(batch)), known=True)
@@ -394,12 +387,11 @@ class SimulatedRank:
         with self._timed("fetch"):
             payload = self.scope.fetch(requests, lambda serial: PAYLOAD)
         with self._timed("place"):
-            drawn = decision.sampled.places(rows.size)
             rows.placements(decision.sampled, payload)
         serial = self.carry.serial
         with self._timed("collect"):
             candidates = collect(batch, decision, components, serial, update)
-        self.carry.collected(PendingGroups(groups, candidates), drawn, update)
+        self.carry.collected(PendingGroups(groups, candidates), update)
         self._keep_sizes(serial, (rows.columns["row"][:: rows.size] // rows.size)[decision.candidates], generation)
         self.last = generation.part_bytes
         self.clock.update += 1
@@ -410,18 +402,13 @@ class SimulatedRank:
         pairs = zip(generation.group_bytes[slots].tolist(), generation.tensor_bytes[slots].tolist(), strict=True)
         self.sizes.update((serial + number, Size(*pair)) for number, pair in enumerate(pairs))
 
-    def _columns(self, generation: Generation, drawn: dict[int, list[int]]) -> dict[str, np.ndarray]:
+    def _columns(self, generation: Generation) -> dict[str, np.ndarray]:
         """The columns of all rows, as all ranks together would share them."""
         count = len(generation.scored)
-        columns = blank(0, count) | {name: np.zeros(count) for name in STATS} | generation.described
+        columns = blank(0, count) | generation.described
         columns["recorded"] = np.ones(count, np.int64)
         columns["nbytes"] = self.last
-        if self.source.measures_drift:
-            places = [place for of_entry in drawn.values() for place in of_entry]
-            for name, value in (("seen", 1.0), ("drift", DRIFT)):
-                columns[name][places] = value * self.source.tokens
-        order = [*blank(0, 0), *STATS]
-        return {name: np.ascontiguousarray(columns[name]) for name in order}
+        return {name: np.ascontiguousarray(columns[name]) for name in blank(0, 0)}
 
     def _count(self, decision: BatchDecision, requests: Sequence[Any]) -> None:
         """Bytes that admission and `fetch` bring to this rank, and to one on average: packed, and tensors alone."""

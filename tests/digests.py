@@ -38,7 +38,7 @@ from trl_replay.testing import make_trainer
 
 STEPS = 16
 COLUMNS = (
-    "serial", "update", "score", "tag", "uses", "drift", "reward_mean", "reward_std",
+    "serial", "update", "score", "tag", "uses", "reward_mean", "reward_std",
     "tokens", "items", "prompt", "peers", "newer", "origin", "keys", "owner",
 )  # fmt: skip
 METRICS = (
@@ -71,13 +71,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "replay_correction": "sequence_mask",
         "replay_unfilled": "mask",
     },
-    "reference model": {
-        "beta": 0.1,
-        "replay_start": 0,
-        "replay_correction": "per",
-        "replay_max_weight": 3.0,
-        "replay_max_log_ratio": 4.0,
-    },
+    "reference model": {"beta": 0.1, "replay_start": 0, "replay_correction": "per", "replay_max_weight": 3.0},
     "heap": {"replay_start": 0, "replay_evictor": "heap", "replay_sampler": "proportional"},
     "images": {"replay_start": 0, "replay_correction": "decoupled"},
     "process": {

@@ -77,10 +77,6 @@ class Named(NamedTuple):
 
 NAMED = (
     Named(
-        "replay_max_log_ratio by the sum of drifts and not their mean", "step/decisions.py",
-        "table.serial[rows[drift > limit]]", "table.serial[rows[drift_sum > limit]]",
-    ),
-    Named(
         "nothing retires entries when a batch settles", "step/decisions.py",
         "        self._buffer.retire(self._clock.update)", "        pass",
     ),

@@ -184,17 +184,10 @@ RULES = (
     ),
     Rule(
         "masked rows",
-        (Bound(GATED, least=0.5), Given("replay_max_log_ratio", (None,))),
+        (Bound(GATED, least=0.5),),
         'The correction masks what is replayed: set `replay_correction="sequence_mask"` (0.5 to 2) in the place of '
         'narrower limits, or `"ratio"`, the default.',
         "with either, the lock was learned alike; with the defaults 0 % are masked.",
-        "evidence-defaults.md#one-setting-at-a-time",
-    ),
-    Rule(
-        "gated rows",
-        (Bound(GATED, least=0.5), Given("replay_max_log_ratio", (None,), one_of=False)),
-        "Leave `replay_max_log_ratio` out, as it is by default, or raise it above `replay/drift_mean`.",
-        "a limit of 0.5 emptied the buffer, and the lock ended at 0.60 and 0.00.",
         "evidence-defaults.md#one-setting-at-a-time",
     ),
 )

@@ -75,10 +75,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         hooks=hooks,
         rate_limiter=rate_limiter,
         gates=Gates(
-            settings.weight,
-            settings.max_weight,
-            settings.max_log_ratio,
-            sequence_level=trainer.args.importance_sampling_level == "sequence",
+            settings.weight, settings.max_weight, sequence_level=trainer.args.importance_sampling_level == "sequence"
         ),
         bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,

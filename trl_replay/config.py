@@ -125,9 +125,6 @@ class ReplayConfig:
         replay_retire_passes (`int`, *optional*):
             A prompt is solved when this many completions of a fresh group pass: its entries leave, and groups as good
             as that are not stored. Never if not set.
-        replay_max_log_ratio (`float`, *optional*):
-            Largest mean |log ratio| to the policy that generated the tokens. A row beyond it trains nothing; an entry
-            whose group was beyond it when last replayed leaves. No limit if not set.
         replay_max_weight (`float`, *optional*):
             Largest factor on a replayed token's policy term: the importance ratio before the loss's clipping times all
             weights. If not set, only the ratio has a limit, of 20.
@@ -219,9 +216,6 @@ class ReplayConfig:
     replay_pass_reward: float = _setting(0.5, "A completion passes with a weighted reward of at least this.")
     replay_retire_passes: int | None = _setting(
         None, "Passing completions of a fresh group at which its prompt's entries leave."
-    )
-    replay_max_log_ratio: float | None = _setting(
-        None, "Largest mean log ratio, in absolute value, of what is replayed."
     )
     replay_max_weight: float | None = _setting(None, "Largest factor on a replayed token's policy term.")
     replay_advantages: str = _setting("auto", "Advantages of a slot with stored rows: auto, stored, joint or split.")

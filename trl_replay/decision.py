@@ -84,11 +84,6 @@ class Sampled:
         """The entries' serial numbers."""
         return [taken.serial for taken in self.taken]
 
-    def places(self, size: int) -> dict[int, list[int]]:
-        """The rows that each entry takes, by its serial number, counted over the groups of `size` rows that are
-        shared."""
-        return {taken.serial: (taken.slot * size + taken.targets).tolist() for taken in self.taken}
-
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:

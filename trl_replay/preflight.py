@@ -129,7 +129,6 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
         "replay_iterations": ("replay" if settings.iterates else "same", ("same",)),
         "replay_weight": (settings.weight, (1.0,)),
         "replay_max_weight": (settings.max_weight, (None,)),
-        "replay_max_log_ratio": (settings.max_log_ratio, (None,)),
     }
     for name, (value, outside) in inside.items():
         if value not in outside:

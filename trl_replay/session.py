@@ -18,7 +18,7 @@ from . import compat
 from .advice import remedy_for_masks, what_to_change
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
-from .buffer.candidates import STALE, Left, PendingGroups, StepCarry
+from .buffer.candidates import STALE, PendingGroups, StepCarry, serials_of
 from .components import Components
 from .config import ReplayConfig
 from .counters import SETTLED, Tally, Totals, log, metrics, own_metrics
@@ -101,7 +101,7 @@ class Session:
             components.bounds.form,
             self._control_entropy,
         )
-        self.communicator = Communicator(components, self.supply.stats, int(trainer.accelerator.process_index))
+        self.communicator = Communicator(components, int(trainer.accelerator.process_index))
         self.rounds = self._rounds() if enabled else None
         self.decide = Decisions(components, self.handshake, self.context, settings)
         self.roll_call = roll_call_of(trainer, settings, components.scope)
@@ -235,11 +235,8 @@ class Session:
     def _describe_mask(self) -> str:
         """Describes what masks replayed rows where nothing is left of them, and the remedy."""
         correction = self.settings.strategies["correction"]
-        masks = f"replay_correction={correction.label!r} ({correction.taken})"
-        limit = self.settings.max_log_ratio
-        if limit is not None:
-            masks += f", replay_max_log_ratio={limit:g}"
-        return f"{masks}. {remedy_for_masks(self.config.to_dict())}"
+        mask = f"replay_correction={correction.label!r} ({correction.taken})"
+        return f"{mask}. {remedy_for_masks(self.config.to_dict())}"
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:
@@ -288,10 +285,10 @@ class Session:
         self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
-        left = self.carry.take()
-        rows = self.communicator.share(batch, batch["prompt_ids"].size(0), left.pending)
+        pending = self.carry.take()
+        rows = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
         shared = self._with_logps(self._generate_again(batch, rows, score))
-        agreed = self.communicator.agree(shared.rows, partial(self._decide, shared, left), left.serials)
+        agreed = self.communicator.agree(shared.rows, partial(self._decide, shared, pending), serials_of(pending))
         payload = self.communicator.move(shared.rows, agreed.decision)
         return self._train_on(shared, agreed, payload, started)
 
@@ -313,23 +310,23 @@ class Session:
         rows = template.fresh.rows
         if self.mode != RUNS:
             self.abstain(rows.count, at_end=True)
-            self._expect_again(template)
+            self.tap.expect_again(template.expected)
             return None
-        left = self.carry.take()
-        rows = self.communicator.share(None, rows.count, left.pending)
-        decide = partial(self._decide_iteration, template.fresh, rows, left)
-        agreed = self.communicator.agree(rows, decide, left.serials)
+        pending = self.carry.take()
+        rows = self.communicator.share(None, rows.count, pending)
+        decide = partial(self._decide_iteration, template.fresh, rows, pending)
+        agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
         with self.components.errors.keeping():
             if agreed.total["replaced"]:
                 return self._compose_iteration(template, agreed, payload)
-        self._expect_again(template)
+        self.tap.expect_again(template.expected)
         return None
 
-    def _decide_iteration(self, fresh: FreshBatch, rows: RowLayout, left: Left) -> BatchDecision:
+    def _decide_iteration(self, fresh: FreshBatch, rows: RowLayout, pending: PendingGroups | None) -> BatchDecision:
         tally = Tally()
-        admitted = self.decide.settle(left, rows, [], tally)
+        admitted = self.decide.settle(pending, rows, [], tally)
         return self.decide.fill_iteration(fresh, admitted, self.carry.collected_at, tally)
 
     def _count_iteration(self, agreed: Agreed[BatchDecision]) -> None:
@@ -349,13 +346,7 @@ class Session:
         without_kl = self._without_kl(template.fresh, placements)
         rows = template.fresh.rows
         ids = self.tap.expect(rows.count, [], placements, True, row_mask, without_kl)
-        self.carry.left = Left(drawn=decision.sampled.places(rows.size))
         return {**with_reference(composed, template.reference), ROWS: ids}
-
-    def _expect_again(self, template: Template) -> None:
-        """The composed batch is trained on once more, as stock does."""
-        self.tap.expect_again(template.expected)
-        self.carry.left = Left(drawn=template.drawn)
 
     def _without_kl(self, fresh: FreshBatch, placements: Sequence[Placement]) -> list[int]:
         return rows_without_kl(self.settings.kl, fresh, placements, self.settings.pass_reward)
@@ -370,18 +361,17 @@ class Session:
         if self.detached:
             self.abstain(count, at_end=True)
             return
-        left = self.carry.take()
-        rows = self.communicator.share(None, count, left.pending)
-        self.supply.stats.clear()
-        agreed = self.communicator.agree(rows, partial(self._settle, rows, left), left.serials)
+        pending = self.carry.take()
+        rows = self.communicator.share(None, count, pending)
+        agreed = self.communicator.agree(rows, partial(self._settle, rows, pending), serials_of(pending))
         self.communicator.move(rows, agreed.decision)
         self.communicator.agree(rows, Decision)  # what failed while payload moved
         self.totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
 
-    def _settle(self, rows: RowLayout, left: Left) -> Decision:
+    def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Decision:
         """Decides what is left at the end of training."""
         tally = Tally()
-        return Decision(tally, self.decide.settle(left, rows, [], tally))
+        return Decision(tally, self.decide.settle(pending, rows, [], tally))
 
     def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Shared:
         """The batch, with further groups in the slots of dead ones where that is set."""
@@ -417,11 +407,11 @@ class Session:
                 recorded = compat.forward_logps(self.trainer, batch)
         return replace(shared, batch=batch, recorded=recorded, reference=reference)
 
-    def _decide(self, shared: Shared, left: Left) -> BatchDecision:
+    def _decide(self, shared: Shared, pending: PendingGroups | None) -> BatchDecision:
         """Settle, select, sample and mix, from columns alone."""
         generated = shared.look()
         tally = Tally(refilled=generated.refilled, surplus=generated.surplus)
-        admitted = self.decide.settle(left, shared.rows, generated.generations, tally)
+        admitted = self.decide.settle(pending, shared.rows, generated.generations, tally)
         return self.decide.fill_batch(self._fresh(shared, generated), admitted, self.carry.collected_at, tally)
 
     def _fresh(self, shared: Shared, generated: Generated) -> FreshBatch:
@@ -459,14 +449,13 @@ class Session:
         composed, placements = compose_batch(batch, decision, payload, self.components)
         composed = count_items(shared.batch, composed, agreed.total)
         candidates = collect(batch, decision, self.components, self.carry.serial, self.update, shared.recorded)
-        drawn = decision.sampled.places(fresh.rows.size)
-        self.carry.collected(PendingGroups(fresh.groups, candidates), drawn, self.update)
+        self.carry.collected(PendingGroups(fresh.groups, candidates), self.update)
         waiting = [candidate for candidate in candidates if candidate.waits]
         without_kl = [] if self.settings.dry_run else self._without_kl(fresh, placements)
         changed = composed is not batch
         ids = self.tap.expect(fresh.rows.count, waiting, placements, changed, row_mask, without_kl)
         if self.iterates and not self.settings.dry_run:
-            self.template = Template(batch, shared.reference, fresh.emptied(), self.tap.expected, drawn)
+            self.template = Template(batch, shared.reference, fresh.emptied(), self.tap.expected)
         return {**composed, ROWS: ids}
 
     def _row_mask(self, agreed: Agreed[BatchDecision]) -> RowMask:
@@ -486,12 +475,10 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
-        rows = compat.local_rows(self.trainer)
         return {
             "update": self.update,
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
-            "measured": self.supply.stats.state_dict(rows) if self.carry.left.drawn else {},
             "metrics": self.metrics,
             "reference": self.reference,
             "settings": self.config.to_dict(),
@@ -533,16 +520,6 @@ class Session:
         if seen:
             self.rounds.table.load_state_dict(*seen)
 
-    def load_last_batch(self, state: Mapping[str, Any], pending: PendingGroups | None) -> None:
-        """Takes what the last generation batch left: its candidates, and the figures of its replayed rows.
-
-        Args:
-            state (`Mapping`): What `state_dict` gave on this very rank.
-            pending ([`PendingGroups`], *optional*): The candidates, on the training device.
-        """
-        self.carry.left = Left(pending, dict(state["drawn"]))
-        self.supply.stats.load_state_dict(state["measured"])
-
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
         measured = self.supply.stats.metrics()
@@ -563,7 +540,8 @@ class Session:
         dropped = self.buffer.forget_with(compat.REF_LOGPS)
         if dropped:
             self.totals.reasons[f"an entry was dropped: {STALE}"] += dropped
-        self.carry.left = self.carry.left.outdated(compat.REF_LOGPS)
+        if self.carry.pending is not None:
+            self.carry.pending = self.carry.pending.outdated(compat.REF_LOGPS)
 
     def context(self, slots: Groups | None = None) -> Context:
         """Returns what strategies may know now; a sampler or mixer also of the `slots` that may be filled."""

@@ -58,7 +58,7 @@ class Settings:
         limits ([`Limits`]): Which entries are eligible.
         rate_limits ([`RateLimits`]): How much is replayed.
         dynamic_sampling ([`DynamicSampling`]): Generating again for dead groups.
-        weight, max_weight, max_log_ratio: Of [`Gates`].
+        weight, max_weight: Of [`Gates`].
         task_columns (`list[str]`, *optional*): Columns that tell tasks apart beside the prompt, sorted; None is all.
         pass_reward (`float`): A completion passes with a weighted reward of at least this.
         retire_passes (`int`, *optional*): Passing completions of a fresh group that solve its prompt.
@@ -88,7 +88,6 @@ class Settings:
     dynamic_sampling: DynamicSampling
     weight: float
     max_weight: float | None
-    max_log_ratio: float | None
     task_columns: list[str] | None
     pass_reward: float
     retire_passes: int | None
@@ -223,7 +222,6 @@ def _settings(
         ),
         weight=config.replay_weight,
         max_weight=config.replay_max_weight,
-        max_log_ratio=config.replay_max_log_ratio,
         task_columns=None if config.replay_task_columns is None else sorted(config.replay_task_columns),
         pass_reward=config.replay_pass_reward,
         retire_passes=config.replay_retire_passes,

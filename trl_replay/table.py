@@ -18,7 +18,6 @@ COLUMNS: dict[str, Any] = {
     "score": np.float64,  # the scorer's priority
     "tag": np.float64,  # uniform in (0, 1], drawn once at admission
     "uses": np.int32,  # times replayed
-    "drift": np.float32,  # mean |log ratio| of the tokens at the last replay, 0 before the first
     "reward_mean": np.float32,
     "reward_std": np.float32,
     "tokens": np.int32,  # trainable completion tokens

@@ -169,7 +169,6 @@ CHECKS: dict[str, Check] = {
     "replay_task_columns": optional(names("column")),
     "replay_pass_reward": number("a finite number"),
     "replay_retire_passes": optional(whole(1)),
-    "replay_max_log_ratio": optional(ABOVE_ZERO),
     "replay_max_weight": optional(number("a number above 0, at most 1,000,000", most=1e6, above=0.0)),
     "replay_advantages": choice("auto", "stored", "joint", "split"),
     "replay_record": choice("auto", "loss", "forward"),

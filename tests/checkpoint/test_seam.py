@@ -185,7 +185,7 @@ def test_candidates_never_settle_in_detach(tmp_path: Path) -> None:
     session = trl_replay.attach(trainer)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    waiting = session.carry.left.pending.candidates
+    waiting = session.carry.pending.candidates
     assert [candidate.complete() for candidate in waiting] == [True, True]
     before = state(session)
     trl_replay.detach(trainer)

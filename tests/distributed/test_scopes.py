@@ -186,9 +186,6 @@ def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
         assert [rank["counters"][name] for rank in ranks] == [one["counters"][name]] * 2, name
     assert_same_training(ranks, one)
     assert_same_gradients(ranks, one)
-    drifts = [np.asarray(found["drift"]) for found in (*ranks, one)]
-    assert (drifts[0] == drifts[1]).all(), "the same table, bit for bit"
-    assert drifts[0] == pytest.approx(drifts[2], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["whole", "straddling"])

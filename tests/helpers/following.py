@@ -27,7 +27,7 @@ class Followed:
     def __init__(self, session: Any, born: dict[int, Any] | None = None) -> None:
         self.pairs: list[tuple[Any, Any]] = []
         self.born: dict[int, Any] = dict(born or {})
-        begin, step = session.begin, session.step
+        begin, step, move = session.begin, session.step, session.communicator.move
         size = session.components.num_generations
         asked: list[Any] = []
 
@@ -35,18 +35,22 @@ class Followed:
             asked[:] = of_all_ranks([row.get("label") for row in inputs])
             return begin(inputs)
 
+        def moving(rows: Any, decision: Any) -> Any:
+            for taken in decision.sampled.taken:
+                places = (taken.slot * size + taken.targets).tolist()
+                self.pairs += [(self.born[taken.serial], asked[place]) for place in places]
+            return move(rows, decision)
+
         def stepping(batch: Any, score: Any = None) -> Any:
             environments = session.components.tasks.environments()
             if environments:
                 asked[:] = of_all_ranks([environment.secret for environment in environments])
             out = step(batch, score)
-            for serial, places in session.carry.left.drawn.items():
-                self.pairs += [(self.born[serial], asked[place]) for place in places]
-            for candidate in session.carry.left.pending.candidates:
+            for candidate in session.carry.pending.candidates:
                 self.born[candidate.serial] = asked[candidate.slot * size]
             return out
 
-        session.begin, session.step = beginning, stepping
+        session.begin, session.step, session.communicator.move = beginning, stepping, moving
 
 
 def crossed(followed: Followed) -> list[tuple[Any, Any]]:

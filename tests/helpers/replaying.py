@@ -203,7 +203,7 @@ class Watch:
 
         def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
             ids = expect(rows, candidates, placements, *others)
-            pending = session.carry.left.pending  # none in further iterations
+            pending = session.carry.pending  # none in further iterations
             for candidate in () if pending is None else pending.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)
             taken = {}

@@ -18,7 +18,6 @@ from methods import INJECTED
 from support import weights_hash
 
 import trl_replay
-from trl_replay import compat
 from trl_replay.checkpoint import format as saved
 from trl_replay.serialization.wire import pack
 from trl_replay.testing import make_trainer
@@ -35,7 +34,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 PROMPTS = tuple(f"{number}=" for number in range(30))
 LIMITS: dict[str, Any] = {
-    "replay_max_log_ratio": 0.5,
     "replay_start_pass_rate": 0.01,
     "replay_retire_passes": 4,
     "replay_unfilled": "exclude",
@@ -201,7 +199,7 @@ def group_hash(group: Group) -> str:
 def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
     buffer, components, carry = session.buffer, session.components, session.carry
-    noted = carry.left.pending
+    noted = carry.pending
     rounds = session.rounds
     return {
         "rounds": None if rounds is None else rounds.state_dict(),
@@ -215,11 +213,6 @@ def state(session: Any) -> dict[str, Any]:
         "serial": carry.serial,
         "collected_at": carry.collected_at,
         "unfinished": carry.unfinished,
-        "drawn": carry.left.drawn,
-        "measured": {
-            name: values.tolist()
-            for name, values in session.supply.stats.columns(compat.local_rows(session.trainer)).items()
-        },
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
         "limits": dict(components.rate_limiter.state_dict()),
         "metrics": {key: value for key, value in session.metrics.items() if key != "replay/seconds"},

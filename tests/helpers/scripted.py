@@ -23,7 +23,7 @@ from trl_replay.testing import make_trainer
 Live = Callable[[int, int, int], int]
 """`(update, group, first rank of the group)` → how many of its rows get a reward; 0 is a dead group."""
 PROMPTS = ["1=", "12=", "123+4=", "7="]
-LIMITS = {"replay_max_log_ratio": 0.3, "replay_unfilled": "exclude", "replay_correction": "per"}
+LIMITS = {"replay_unfilled": "exclude", "replay_correction": "per"}
 """Everything that looks at how replay went, and the dead groups that are left out of the loss."""
 
 
@@ -157,7 +157,6 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "behavior": behavior(trainer),
         "gradients": gradients.kept,
         "counters": dict(session.totals.counters),
-        "drift": session.buffer.table.drift.tolist(),
         "size": len(session.buffer),
         "entries": session.buffer.table.serial.tolist(),
         "entry_owners": session.buffer.table.owner.tolist(),

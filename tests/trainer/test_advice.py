@@ -77,8 +77,6 @@ def test_slots_count_as_filled_only_where_few_dead_groups_remain(tmp_path: Path)
 
 GATES: dict[str, tuple[Mapping[str, Any], str]] = {
     "sequence_mask": (NARROW, r"replay_correction='sequence_mask' \(low=0.99, high=1.01\)\. .*\(0.5 to 2\)"),
-    "max_log_ratio": ({"replay_max_log_ratio": 1e-6, "replay_max_uses": 1},
-                      r"replay_max_log_ratio=1e-06\. Leave replay_max_log_ratio out"),
 }  # fmt: skip
 
 

@@ -36,13 +36,7 @@ def test_more_passes_than_a_group_has_rows_are_refused(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"replay_unfilled": "mask"},
-        {"replay_unfilled": "exclude"},
-        {"replay_weight": 0.5},
-        {"replay_max_weight": 2.0},
-        {"replay_max_log_ratio": 0.5},
-    ],
+    [{"replay_unfilled": "mask"}, {"replay_unfilled": "exclude"}, {"replay_weight": 0.5}, {"replay_max_weight": 2.0}],
     ids=str,
 )
 def test_what_acts_inside_the_log_prob_method_is_refused_where_a_loss_goes_around_it(

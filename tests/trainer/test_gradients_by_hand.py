@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
+from corrected import MASKS
 from generating import Coins
 from methods import EVERY_GROUP, INJECTED, SAME_PROMPT
 from releases import since
@@ -38,11 +39,6 @@ def heavy(new: torch.Tensor, behavior: torch.Tensor, old: torch.Tensor, weights:
 def halved(new: torch.Tensor, behavior: torch.Tensor, old: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """`replay_weight=0.5`."""
     return weights * 0.5
-
-
-def near(new: torch.Tensor, behavior: torch.Tensor, old: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`replay_max_log_ratio=0.4`."""
-    return weights * float((new - behavior).abs().mean() <= 0.4)
 
 
 def correction(name: str, **settings: Any) -> dict[str, Any]:
@@ -98,13 +94,15 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"off_policy_mask_threshold": 0.02, "loss_type": "grpo", "learning_rate": 5e-2}, correction("topr"),
     ),
     "row weights: topr, sequence level": ({"loss_type": "grpo", **SEQUENCE}, correction("topr")),
-    "row weights: sequence_mask, vespo": ({"loss_type": "vespo"}, correction("sequence_mask")),
+    "row weights: sequence_mask, vespo": (
+        {"loss_type": "vespo"}, correction("sequence_mask", replay_correction_kwargs=MASKS["sequence_mask"])
+    ),
     "half weight, sapo, beta": ({"loss_type": "sapo", "beta": 0.1}, {"replay_weight": 0.5}),
     "half weight, the same micro-batch twice": (
         {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2}, {"replay_weight": 0.5},
     ),
     "capped weights, accumulation": ({**ACCUMULATED}, {"replay_weight": 0.5, "replay_max_weight": 0.45}),
-    "far rows shut, entropy bonus": ({"entropy_coef": 0.05}, {"replay_max_log_ratio": 0.4}),
+    "entropy bonus": ({"entropy_coef": 0.05}, {}),
     # rows
     "rows: joint, grpo, beta": ({"loss_type": "grpo", "beta": 0.1}, {**INJECTED, "replay_advantages": "joint"}),
     "rows: split, bnpo, accumulation": (
@@ -137,13 +135,9 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {}, {**SAME_PROMPT, "replay_mixer": "inject", "replay_record": "loss", "replay_advantages": "joint"},
     ),
 }  # fmt: skip
-GATES: dict[str, Callable[..., torch.Tensor]] = {
-    "replay_max_weight": heavy,
-    "replay_weight": halved,
-    "replay_max_log_ratio": near,
-}
+GATES: dict[str, Callable[..., torch.Tensor]] = {"replay_max_weight": heavy, "replay_weight": halved}
 NEWER = {
-    "far rows shut, entropy bonus": since("1.8.0", "the entropy bonus"),
+    "entropy bonus": since("1.8.0", "the entropy bonus"),
     "luspo, sequence level, beta": since("1.14.0", "a KL term of luspo that leaves padding out"),
 }
 

@@ -42,7 +42,6 @@ def test_idle_is_bit_identical_to_stock(tmp_path: Any, plug: Any, stock: Stock, 
 CORRECTED: list[dict[str, Any]] = [
     *({"replay_correction": name} for name in (*CORRECTIONS, *MASKS, "m2po")),
     {"replay_correction": "per", "replay_sampler": "proportional"},
-    {"replay_max_log_ratio": 0.05},
     {"replay_max_weight": 1.01},
     {"replay_unfilled": "mask"},
     {"replay_unfilled": "exclude"},

@@ -14,34 +14,13 @@ from support import Rewards, Spy, logged
 import trl_replay
 from trl_replay.testing import make_trainer
 
-LIMIT = 0.05
-"""Between the mean |log ratio| of some replayed rows and of others, in the runs below."""
-
-
-def near(new: Any, behavior: Any, old: Any, weights: Any) -> Any:
-    return weights * float((new - behavior).abs().mean() <= LIMIT)
-
-
-# A gate changes weights, and with a KL what is trained of it: without a KL, two losses see all of it.
-@pytest.mark.parametrize(
-    ("correction", "loss", "level", "beta"),
-    [*allowed(["ratio"], [0.3]), *allowed(["truncated"], [0.3], TWO_LOSSES), *allowed(["ratio"], [0.0], TWO_LOSSES)],
-)
-def test_a_row_beyond_the_limit_trains_nothing_and_loses_its_kl(
-    tmp_path: Any, correction: str, loss: str, level: str, beta: float
-) -> None:
-    settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
-    trainer, _ = train_corrected(tmp_path, correction, {"replay_max_log_ratio": LIMIT}, near, **settings)
-    gated = logged(trainer, "replay/gated_fraction")
-    assert any(share > 0 for share in gated), "the limit is of use in this run"
-
 
 @pytest.mark.parametrize("loss", ["grpo", "sapo"])
 def test_a_gated_row_whose_ratio_overflows_leaves_everything_finite(tmp_path: Any, loss: str) -> None:
     trainer = make_trainer(
         tmp_path, Rewards(*SCRIPT), trainer_class=Spy, max_steps=3, loss_type=loss, beta=0.3, learning_rate=1e-2
     )
-    session = trl_replay.attach(trainer, replay_max_log_ratio=1.0)
+    session = trl_replay.attach(trainer, replay_correction="sequence_mask")
     load = session.buffer.load
 
     def far_off(serial: int) -> Any:

@@ -1,11 +1,11 @@
-"""Decisions of a step: drift of what was replayed, entries that leave, groups that are noted, chances."""
+"""Decisions of a step: entries that leave, groups that are noted, chances."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from support import DEAD, HALF, LIVE, Rewards, Spy, logged, record, replayed
+from support import DEAD, HALF, LIVE, Rewards, record, replayed
 
 import trl_replay
 from trl_replay.loss.tap import ROWS
@@ -68,21 +68,6 @@ def test_a_candidate_of_a_prompt_that_is_solved_meanwhile_is_refused(tmp_path: A
     assert session.totals.counters["refused"] == 1
 
 
-def test_a_replay_tells_its_entrys_drift(tmp_path: Any) -> None:
-    rewards = Rewards([LIVE, DEAD, DEAD], [DEAD] * 3)
-    trainer = make_trainer(tmp_path, rewards, trainer_class=Spy, max_steps=3, learning_rate=2e-2)
-    session = trl_replay.attach(trainer, replay_max_log_ratio=1.0)
-    trainer.train()
-    inputs, table = trainer.losses[-1]["inputs"], session.buffer.table
-    rows = inputs.rows[:, 0] < 0
-    mask = inputs["completion_mask"][rows].bool()
-    logs = (trainer.losses[-1]["logps"] - inputs["old_per_token_logps"])[rows].double()
-    drift = logs[mask].abs()
-    assert float(table.drift[0]) == pytest.approx(float(drift.mean()), rel=1e-5)
-    assert session.metrics["replay/drift_mean"] == pytest.approx(float(table.drift[0]), rel=1e-5)
-    assert float(drift.sum()) > 1.0 > float(table.drift[0]) > 0, "the mean is limited"
-
-
 def test_a_full_buffer_keeps_every_prompt(tmp_path: Any) -> None:
     """One prompt's group is live in the first batch only, the other's in all: by score alone it is crowded out."""
     first, often = [1.0, 0, 0, 0], [1.0, 1.0, 0, 0]
@@ -111,18 +96,6 @@ def by_prompt(scripts: dict[str, list[list[float]]]) -> Any:
         return rewards
 
     return scripted
-
-
-def test_an_entry_that_drifted_leaves_and_is_counted(tmp_path: Any) -> None:
-    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD], [DEAD] * 3), max_steps=6, learning_rate=5e-2)
-    session = trl_replay.attach(trainer, replay_max_log_ratio=0.01)
-    steps = record(session)
-    trainer.train()
-    assert [int((after[ROWS][:, 0] < 0).sum()) for _, after in steps] == [0, 4, 0, 0, 0, 0]
-    assert len(session.buffer) == 0
-    assert session.totals.counters["retired"] == 1
-    assert "an entry left: its mean |log ratio| passed replay_max_log_ratio" in session.explain()
-    assert logged(trainer, "replay/retired") == [0, 0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("sampler", ["proportional", "prompt_balanced", "uniform"])

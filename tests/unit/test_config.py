@@ -39,7 +39,6 @@ BAD: dict[str, list[Any]] = {
     "replay_max_age": [0],
     "replay_max_uses": [1.5],
     "replay_max_fraction": [float("nan")],
-    "replay_max_log_ratio": [0.0],
     "replay_max_weight": [float("inf")],
     "replay_weight": [-0.5, True],
     "replay_unfilled": ["drop", None],

@@ -25,17 +25,6 @@ def gated(gates: Gates, given: ReplayedRows, weights: Any = None) -> Any:
     return found.weights
 
 
-def test_the_limit_is_on_the_mean_over_trained_tokens_and_includes_itself() -> None:
-    logs = [[0.5, -0.5, 0.5], [0.75, 0.5, 0.5], [0.9, 0.0, 9.0], [9.0, 9.0, 9.0], [-0.9, -0.9, 0.0]]
-    mask = [[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 1, 0]]
-    found = gated(Gates(max_log_ratio=0.5), rows(logs, mask))
-    assert found.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0], "the sum over tokens is beyond it in all rows but one"
-    found = gated(Gates(max_log_ratio=0.5), rows(logs, mask), [2.0] * 5)
-    assert found.tolist() == [2.0, 0.0, 2.0, 2.0, 0.0]
-    found = gated(Gates(max_log_ratio=0.5), rows(logs[:2]), [[2.0, 3.0, 4.0]] * 2)
-    assert found.tolist() == [[2.0, 3.0, 4.0], [0.0, 0.0, 0.0]]
-
-
 @pytest.mark.parametrize(
     ("log", "weight"), [(0.0, 1.0), (0.6931471, 1.0), (1.3862943, 0.5), (-3.0, 1.0), (99.0, None)]
 )

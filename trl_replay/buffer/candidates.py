@@ -177,27 +177,9 @@ def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
         tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Everything that a generation batch leaves for the next one to settle.
-
-    Attributes:
-        pending ([`PendingGroups`], *optional*): Its candidates; None if it has none.
-        drawn (`dict[int, list[int]]`): By the serial of each entry that was replayed, the places of the rows that it
-            took, among those shared.
-    """
-
-    pending: PendingGroups | None = None
-    drawn: dict[int, list[int]] = field(default_factory=dict)
-
-    @property
-    def serials(self) -> list[int]:
-        """Of the candidates."""
-        return [] if self.pending is None else [candidate.serial for candidate in self.pending.candidates]
-
-    def outdated(self, key: str) -> Left:
-        """The same, where what `key` was computed with has changed."""
-        return self if self.pending is None else replace(self, pending=self.pending.outdated(key))
+def serials_of(pending: PendingGroups | None) -> list[int]:
+    """The serial numbers of candidates, if there are any."""
+    return [] if pending is None else [candidate.serial for candidate in pending.candidates]
 
 
 SAVED = ("serial", "collected_at", "unfinished", "warmed", "settled")
@@ -210,7 +192,7 @@ class StepCarry:
 
     Attributes:
         serial (`int`): The next group's serial number.
-        left ([`Left`]): What has not settled yet.
+        pending ([`PendingGroups`], *optional*): The last batch's candidates; None if they have settled.
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
         warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
@@ -219,21 +201,21 @@ class StepCarry:
     """
 
     serial: int = 0
-    left: Left = field(default_factory=Left)
+    pending: PendingGroups | None = None
     collected_at: int | None = None
     unfinished: bool = False
     warmed: bool = False
     settled: dict[str, float] = field(default_factory=dict)
 
-    def take(self) -> Left:
-        """Returns what is left, for the batch that settles it, and forgets it here."""
-        left, self.left = self.left, Left()
-        return left
+    def take(self) -> PendingGroups | None:
+        """Returns the candidates, for the batch that settles them, and forgets them here."""
+        pending, self.pending = self.pending, None
+        return pending
 
-    def collected(self, pending: PendingGroups, drawn: dict[int, list[int]], update: int) -> None:
-        """A batch leaves candidates, and entries that it drew, after so many updates."""
+    def collected(self, pending: PendingGroups, update: int) -> None:
+        """A batch leaves candidates, after so many updates."""
         self.serial += len(pending.candidates)
-        self.left = Left(pending, drawn)
+        self.pending = pending
         self.collected_at = update
 
     def take_serials(self, count: int) -> range:
@@ -244,14 +226,13 @@ class StepCarry:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, candidates apart."""
-        kept = {name: getattr(self, name) for name in SAVED}
-        return {**kept, "drawn": list(self.left.drawn.items())}
+        return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave, without candidates and what was drawn: these are of one rank's last batch."""
+        """Takes what `state_dict` gave, without candidates."""
         for name in SAVED:
             setattr(self, name, state[name])
-        self.left = Left()
+        self.pending = None
 
 
 def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Group:

@@ -90,7 +90,7 @@ def _rank_state(session: Session, save_id: str) -> RankState:
         rank=_rank(session),
         payload_rank=_payload_rank(session),
         session=_json_state(session),
-        pending=session.carry.left.pending,
+        pending=session.carry.pending,
         beside=compat.files_beside(trainer),
         save_id=save_id,
         prompts=None if session.rounds is None else session.rounds.table.state_dict(),
@@ -219,7 +219,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     session.buffer.load_state_dict({"columns": columns, "keysets": mine.keysets})
     _fill(session, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
-    session.load_last_batch(mine.session, pending)
+    session.carry.pending = pending
     session.load_rounds([mine.session], [mine.prompts])
 
 

@@ -15,7 +15,6 @@ from ..components import Components
 from ..counters import COUNTERS, Tally
 from ..decision import RUNS, Decision, Taken
 from ..errors import SeamError
-from ..loss.off_policy_stats import OffPolicyStats
 from ..protocols import Agreement, Columns
 from ..tasks import settled
 from ..types import Batch, Floats, Group
@@ -62,20 +61,18 @@ class Communicator:
 
     Args:
         components ([`Components`]): Scope, buffer and fields.
-        stats ([`OffPolicyStats`]): What the loss showed of the last batch's replayed rows.
         rank (`int`): This process.
     """
 
-    def __init__(self, components: Components, stats: OffPolicyStats, rank: int) -> None:
+    def __init__(self, components: Components, rank: int) -> None:
         self._components = components
-        self._stats = stats
         self._errors = components.errors
         self.rank = rank
         self.ranks = components.processes
         self._shares = 0
 
     def share(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
-        """Row columns of the fresh batch, of the last one's candidates and of its replayed rows, from all processes.
+        """Row columns of the fresh batch and of the last one's candidates, from all processes.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
         keeps the error.
@@ -88,7 +85,7 @@ class Communicator:
         Returns:
             Where the rows lie.
         """
-        local = blank(self.rank * count, count) | self._stats.columns(count)
+        local = blank(self.rank * count, count)
         with self._errors.keeping():
             if pending is not None:
                 local |= pending.describe(count)

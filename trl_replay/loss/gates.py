@@ -1,4 +1,4 @@
-"""Gates on replayed rows inside the loss: what is too far off the policy trains nothing, and weights stay bounded."""
+"""Gates on replayed rows inside the loss: their weights stay bounded."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from .means import Means
 
 @dataclass(slots=True)
 class Gates:
-    """`replay_weight`, `replay_max_weight` and `replay_max_log_ratio`, on top of whatever the correction decided.
+    """`replay_weight` and `replay_max_weight`, on top of whatever the correction decided.
 
     Attributes:
         weight (`float`): Multiplies the policy term of replayed rows.
         max_weight (`float`, *optional*): Most that a token's policy term is multiplied by: the ratio that the loss
             forms to the old log-probs, before its own clipping, times all weights. With sequence-level importance
             sampling the same for rows.
-        max_log_ratio (`float`, *optional*): Rows whose mean |log ratio| over their trained tokens exceeds it get
-            weight 0, and with it lose their KL term and their entropy's gradient.
         sequence_level (`bool`): Whether the loss forms one ratio a row.
         means ([`Means`]): The share of replayed tokens (with sequence-level importance sampling, rows) whose weight
             was capped.
@@ -29,7 +27,6 @@ class Gates:
 
     weight: float = 1.0
     max_weight: float | None = None
-    max_log_ratio: float | None = None
     sequence_level: bool = False
     means: Means = field(default_factory=Means)
 
@@ -41,8 +38,6 @@ class Gates:
             weights = given * self.weight
         if self.max_weight is not None:
             weights = self._cap(rows, corrected.old_logps, weights, self.max_weight)
-        if self.max_log_ratio is not None:
-            weights = self._shut(rows, weights, self.max_log_ratio)
         if weights is corrected.weights:
             return corrected
         return replace(corrected, weights=weights)
@@ -68,13 +63,3 @@ class Gates:
         self.means.add("replay/capped_fraction", over, mask)
         fitting = most / total
         return weights * torch.where(over, fitting, torch.ones_like(total))
-
-    @staticmethod
-    def _shut(rows: ReplayedRows, weights: torch.Tensor | None, limit: float) -> torch.Tensor:
-        """The weights, 0 for rows whose mean |log ratio| is above the limit."""
-        distances = (rows.logps - rows.behavior_logps).abs()
-        near = row_means(distances, rows.mask) <= limit
-        opened = near.to(rows.logps.dtype)  # (R, 1)
-        if weights is None:
-            return opened.squeeze(1)
-        return weights * (opened.squeeze(1) if weights.dim() == 1 else opened)

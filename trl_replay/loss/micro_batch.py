@@ -86,7 +86,6 @@ class PlacedRow:
         age (`int`): Updates since it was generated.
         advantage (`()` or `(length,)`): As stored: the row's, or each token's.
         priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
-        position (`int`): Its place in this process's generation batch.
         proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
     """
 
@@ -94,7 +93,6 @@ class PlacedRow:
     age: int
     advantage: torch.Tensor
     priority: float
-    position: int
     proximal: torch.Tensor | None = None
 
     def keep_proximal(self, logps: torch.Tensor) -> torch.Tensor:

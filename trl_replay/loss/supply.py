@@ -53,7 +53,6 @@ class Supply:
             placements (`Sequence[Placement]`): What was replayed on this process.
             ids (`(B,)` int64): The first column of `ROWS`; gets the replayed rows' numbers.
         """
-        self.stats.clear()
         first = self.placed.first + len(self.placed.rows)
         rows: list[PlacedRow] = []
         for placed in placements:
@@ -64,7 +63,6 @@ class Supply:
 
     def place_again(self, placed: Placed) -> None:
         """Go back to an earlier batch."""
-        self.stats.clear()
         self.placed = placed
 
     def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor:
@@ -100,7 +98,7 @@ class Supply:
         trained = mask[index] & trains.unsqueeze(1)
         rows = _replayed_rows(stored, logps[index], trained, micro["advantages"][index])
         corrected = self._fitting(rows, self._correct(rows))
-        self.stats.add([row.position for row in stored], rows, corrected.weights)
+        self.stats.add(rows, corrected.weights)
         weightless = torch.zeros_like(trained)
         if corrected.weights is not None:
             weightless |= corrected.weights.eq(0).view(len(stored), -1)
@@ -227,13 +225,7 @@ def _placed_rows(placed: Placement) -> list[PlacedRow]:
     advantages = placed.group.advantages[placed.part]
     rows = []
     for index, row_logps in enumerate(logps[placed.part]):
-        row = PlacedRow(
-            logps=row_logps,
-            age=placed.age,
-            advantage=advantages[index],
-            priority=placed.priority,
-            position=placed.start + index,
-        )
+        row = PlacedRow(logps=row_logps, age=placed.age, advantage=advantages[index], priority=placed.priority)
         rows.append(row)
     return rows
 

@@ -5,7 +5,7 @@ On processes that share a buffer the columns and the private generator are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch.group_view import AdvantageRule, have_equal_rewards
-from ..buffer.candidates import Candidate, Left, PendingGroups
+from ..buffer.candidates import Candidate, PendingGroups
 from ..components import Components
 from ..counters import Tally
 from ..decision import Admitted, RowOutcome, Sampled
@@ -62,21 +62,22 @@ class Decisions:
         self._context = context
         self._settings = settings
 
-    def settle(self, left: Left, rows: RowLayout, generations: Sequence[Groups], tally: Tally) -> Admitted:
-        """Settles what the last generation batch left: its candidates, and what the loss showed of replayed groups.
+    def settle(
+        self, pending: PendingGroups | None, rows: RowLayout, generations: Sequence[Groups], tally: Tally
+    ) -> Admitted:
+        """Settles the last generation batch's candidates.
 
         Args:
-            left ([`Left`]): What the last batch left.
+            pending ([`PendingGroups`], *optional*): These, if there are any.
             rows ([`RowLayout`]): Of the batch at hand; its columns tell of the last one's candidates, too.
             generations (`Sequence[Groups]`): The groups of every generation of the batch at hand.
             tally ([`Tally`]): Counts what happens.
         """
-        self.record_replay_stats(left.drawn, rows.columns, tally)
         solved = self.solve(generations, tally)
         self._buffer.retire(self._clock.update)  # not counted: these limits are the entries' ordinary end
-        if left.pending is None:
+        if pending is None:
             return Admitted()
-        return self._settle(left.pending, rows, solved, tally)
+        return self._settle(pending, rows, solved, tally)
 
     def shape_advantages(self, fresh: Groups) -> Groups:
         """[`Mixing.shape`]: before anything is decided by the advantages of the fresh rows."""
@@ -139,32 +140,6 @@ class Decisions:
             copies=[],
             candidates=[],
         )
-
-    def record_replay_stats(
-        self, replayed: Mapping[int, Sequence[int]], columns: Mapping[str, NDArray[Any]], tally: Tally
-    ) -> None:
-        """Takes note of what the loss showed of the last batch's replayed groups: their drift.
-
-        Args:
-            replayed (`Mapping[int, Sequence[int]]`): By serial of an entry, the rows of the last batch that it took:
-                their places among those that are shared.
-            columns (`Mapping[str, NDArray]`): [`OffPolicyStats.columns`] over all rows that share the buffer.
-            tally ([`Tally`]): Counts the entries that leave.
-        """
-        if not replayed:
-            return
-        table = self._buffer.table
-        seen = _sums(columns["seen"], replayed)
-        drift_sum = _sums(columns["drift"], replayed)
-        rows = table.rows_of(list(replayed))
-        measured = (rows >= 0) & (seen > 0)
-        rows = rows[measured]
-        drift = drift_sum[measured] / seen[measured]
-        table.writable("drift")[rows] = drift
-        limit = self._settings.max_log_ratio
-        if limit is not None:
-            too_far = table.serial[rows[drift > limit]]
-            tally.retire(self._buffer.withdraw(too_far.tolist()), "its mean |log ratio| passed replay_max_log_ratio")
 
     def solve(self, generated: Sequence[Groups], tally: Tally) -> Ints:
         """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
@@ -504,11 +479,6 @@ def _untrained(fresh: Groups) -> int:
     """The number of groups that are dead for want of trained tokens alone."""
     dead = fresh.dead & ~fresh.trains.all(axis=1)
     return int((dead & ~have_equal_rewards(fresh.rewards, fresh.reward_weights)).sum()) if dead.any() else 0
-
-
-def _sums(column: Floats, replayed: Mapping[int, Sequence[int]]) -> Floats:
-    """The sum of a column over the rows of each entry, `(entries,)`."""
-    return np.array([column[rows].sum() for rows in replayed.values()])
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:

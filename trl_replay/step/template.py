@@ -22,7 +22,6 @@ class Template:
         reference (`(B, C)`, *optional*): These.
         fresh ([`FreshBatch`]): Its groups, all of them dead: a further iteration may fill each slot.
         expected ([`Expected`]): What the tap does about the composed batch.
-        drawn (`dict[int, list[int]]`): Of the composed batch, by serial of an entry, the rows that it took.
         micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
         step (`int`, *optional*): The trainer's count of micro-batches when an iteration last began.
     """
@@ -31,6 +30,5 @@ class Template:
     reference: torch.Tensor | None
     fresh: FreshBatch
     expected: Expected
-    drawn: dict[int, list[int]]
     micro_batches: list[Any] | None = None
     step: int | None = None
