@@ -23,7 +23,7 @@ from trl_replay.serialization.wire import pack
 from trl_replay.testing import make_trainer
 from trl_replay.types import Group
 
-EVICTORS = ("heap", "fifo", "prompt_balanced", "reservoir", "weighted_reservoir")
+EVICTORS = ("heap", "fifo", "prompt_balanced", "reservoir")
 SAMPLERS = ("proportional", "prompt_balanced", "uniform", "top", "newest")
 SCOPES = ("process", "gathered", "sharded")
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from buffers import nothing
-from chances import chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,17 +44,6 @@ def test_evictors_rank_by_their_column():
     np.testing.assert_array_equal(evictors.heap(table, context), [3, 1, 2])
     np.testing.assert_array_equal(evictors.fifo(table, context), [7, 8, 9])
     np.testing.assert_array_equal(evictors.reservoir(table, context), [0.2, 0.9, 0.5])
-    np.testing.assert_allclose(evictors.weighted_reservoir(table, context), np.log([0.2, 0.9, 0.5]) / [3, 1, 2])
-
-
-def test_a_weighted_reservoir_ranks_a_vanishing_score_like_none_at_all():
-    table = make_table([1e-310, 1.0], tag=[0.1, 0.2])
-    np.testing.assert_allclose(evictors.weighted_reservoir(table, make_context(table)), [-np.inf, np.log(0.2)])
-
-
-def test_a_weighted_reservoir_ranks_worthless_entries_last():
-    table = make_table([1.0, 0.0, -1.0], tag=[1.0, 1.0, 0.5])
-    np.testing.assert_array_equal(evictors.weighted_reservoir(table, make_context(table)), [0, -np.inf, -np.inf])
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 100])
@@ -71,15 +59,6 @@ def test_a_reservoir_is_a_uniform_sample_of_everything_offered():
     variance = trials * share * (1 - share) * count / (count - 1)  # of a sample of fixed size
     statistic = ((counts - trials * share) ** 2).sum() / variance
     assert statistic < 49.73, f"p < 0.001 with 23 degrees of freedom: {counts}"
-
-
-def test_a_weighted_reservoir_of_one_keeps_in_proportion_to_the_scores():
-    scores = [1.0, 2.0, 3.0, 6.0, 0.0]
-    trials = 2_400
-    counts = survivors(evictors.weighted_reservoir, scores, 1, trials)
-    expected = {row: trials * score / 12 for row, score in enumerate(scores) if score}
-    assert counts[4] == 0, "a worthless group was kept before a worthy one"
-    assert chi_square(counts, expected) < 16.27, f"p < 0.001 with 3 degrees of freedom: {counts}"
 
 
 @settings(deadline=None)

@@ -60,11 +60,6 @@ class Builtin:
             "the prompt with most groups loses its oldest; then heap",
         )
         yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
-        yield EvictorSpec(
-            "weighted_reservoir",
-            _given(evictors.weighted_reservoir),
-            "keeps a sample weighted by score of all offered",
-        )
         yield SamplerSpec("proportional", samplers.make_proportional, "drawn in proportion to score^alpha")
         yield SamplerSpec("prompt_balanced", samplers.make_prompt_balanced, "score^alpha, shared by a prompt's groups")
         yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")

@@ -47,12 +47,3 @@ def reservoir(table: Table, context: Context) -> NDArray[Any]:
     Uniform as long as only capacity removes entries: age or use limits make it lean to newer groups.
     """
     return table.tag
-
-
-def weighted_reservoir(table: Table, context: Context) -> Floats:
-    """Keeps a sample of all groups ever offered, weighted by score (Efraimidis & Spirakis, 2006)."""
-    positive = table.score > 0
-    ranks = np.full(len(table), -np.inf)
-    with np.errstate(over="ignore"):  # a tiny score ranks as one of 0
-        np.divide(np.log(table.tag), table.score, out=ranks, where=positive)
-    return ranks
