@@ -19,7 +19,7 @@ from .loss.bounds import Bounds
 from .loss.gates import Gates
 from .protocols import Stateful
 from .registry import Plugin
-from .rehearsal import ENTRIES, Rehearsal, rehearse
+from .rehearsal import Rehearsal, rehearse
 from .settings import Settings
 from .specs import Kind
 from .strategies.scopes import ProcessScope
@@ -59,8 +59,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     draws_same_prompt = _draws_same_prompt(settings, made["sampler"])
     records = _records(settings, made["selector"], mixes_rows)
     if room.groups:
-        entries = max(ENTRIES, settings.limits.min_size)
-        stage = Rehearsal(size, functions, room.groups, entries, trainer.accelerator.device)
+        stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
     hooks = SessionHooks(settings.plugins, strategies, made)
     rate_limiter = RateLimiter(settings.rate_limits, room.groups)

@@ -99,8 +99,6 @@ class ReplayConfig:
             scope is kept.
         replay_correction (`str`, *optional*, defaults to `"ratio"`):
             How the loss accounts for replayed rows being off-policy.
-        replay_min_size (`int`, *optional*, defaults to `1`):
-            Entries that the buffer must hold before anything is replayed.
         replay_max_age (`int`, *optional*):
             Oldest age, in optimizer updates since generation, at which an entry is replayed. No limit if not set.
         replay_max_uses (`int`, *optional*):
@@ -200,7 +198,6 @@ class ReplayConfig:
     replay_scope_kwargs: dict[str, Any] | str | None = _arguments("scope")
     replay_correction: str = _setting("ratio", "How the loss corrects for replayed rows' policy.")
     replay_correction_kwargs: dict[str, Any] | str | None = _arguments("correction")
-    replay_min_size: int = _setting(1, "Entries that the buffer must hold before anything is replayed.")
     replay_max_age: int | None = _setting(None, "Oldest age, in optimizer updates, at which an entry is replayed.")
     replay_max_uses: int | None = _setting(None, "How often one entry is replayed.")
     replay_max_fraction: float = _setting(1.0, "Largest share of a generation batch's groups that replay may fill.")

@@ -24,7 +24,7 @@ from .table import Table
 from .types import NONE, Context, Groups, Ints, ReplayedRows
 
 ENTRIES, SLOTS = 6, 3
-"""Entries of the made-up buffer, if `replay_min_size` does not ask for more, and slots of the made-up batch."""
+"""Entries of the made-up buffer, and slots of the made-up batch."""
 TOKENS = 5
 
 
@@ -120,18 +120,17 @@ class Rehearsal:
         size (`int`): Rows of a group.
         functions (`int`): Reward functions.
         capacity (`int`): Groups that the real buffer may hold.
-        entries (`int`): Groups that the made-up one holds.
         device (`torch.device`): Where the trainer computes its loss.
     """
 
-    def __init__(self, size: int, functions: int, capacity: int, entries: int, device: Any) -> None:
+    def __init__(self, size: int, functions: int, capacity: int, device: Any) -> None:
         self._size = size
         self._functions = functions
         self._device = device
-        self._table = made_up_table(np.linspace(1.0, 2.0, entries), size, functions)
+        self._table = made_up_table(np.linspace(1.0, 2.0, ENTRIES), size, functions)
         generator = np.random.default_rng(0)
-        self._context = Context(entries, generator, max(capacity, entries), size, self._table)
-        self._drawn = np.arange(min(SLOTS, entries))[:, None]
+        self._context = Context(ENTRIES, generator, max(capacity, ENTRIES), size, self._table)
+        self._drawn = np.arange(SLOTS)[:, None]
 
     @property
     def update(self) -> int:

@@ -215,7 +215,7 @@ def _settings(
         capacity=config.replay_buffer_size,
         max_bytes=config.max_bytes,
         logps_dtype=config.replay_logps_dtype,
-        limits=Limits(config.replay_min_size, config.replay_max_age, config.replay_max_uses),
+        limits=Limits(config.replay_max_age, config.replay_max_uses),
         rate_limits=RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction),
         dynamic_sampling=DynamicSampling(
             config.replay_refill_rounds, config.replay_refill_prompts, config.replay_refill_until

@@ -160,7 +160,6 @@ CHECKS: dict[str, Check] = {
     "replay_logps_dtype": choice("float32", "bfloat16"),
     **{f"replay_{kind}": strategy(kind) for kind in STRATEGY_KINDS},
     **{f"replay_{kind}_kwargs": optional(keyword_arguments) for kind in STRATEGY_KINDS},
-    "replay_min_size": whole(1),
     "replay_max_age": optional(whole(1)),
     "replay_max_uses": optional(whole(1)),
     "replay_max_fraction": share,
@@ -202,12 +201,6 @@ def validate(settings: Mapping[str, Any]) -> None:
     """
     for name, value in settings.items():
         require(name, value, CHECKS[name])
-    capacity = settings["replay_buffer_size"]
-    least = settings["replay_min_size"]
-    if 0 < capacity < least:
-        raise unusable(
-            "replay_min_size", least, f"a buffer of replay_buffer_size={capacity} groups never gets there; lower it"
-        )
     if not settings["replay_refill_rounds"] and settings["replay_preset"] is None:  # which may set it
         for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):
             if settings[name] != default:

@@ -120,7 +120,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_sampler_kwargs": {"alhpa": 1}}, "no argument 'alhpa'. Did you mean 'alpha'. It takes alpha=1.0."),
     ({"replay_evictor_kwargs": {"alpha": 1}}, "no argument 'alpha'. It takes no arguments."),
     ({"replay_buffer_sise": 3}, "Did you mean 'replay_buffer_size'"),
-    ({"replay_min_size": 65}, "replay_buffer_size=64"),
     ({"replay_plugins": ["absent"]}, "replay_plugins='absent'"),
     ({"replay_preset": "absent"}, "replay_preset='absent'"),
     ({"replay_scope": object()}, "which is no scope: it lacks share, admit"),

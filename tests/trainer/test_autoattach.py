@@ -483,7 +483,7 @@ def test_settings_that_the_script_overruled_are_told() -> None:
 WRONG = [
     (["--replay_evctor", "fifo"], "trl-replay run has no setting 'replay_evctor'. Did you mean 'replay_evictor'?"),
     (["--replay_max_age", "ten"], "replay_max_age='ten' can't be used: leave it out or give a whole number"),
-    (["--replay_buffer_size", "8", "--replay_min_size", "9"], "replay_min_size=9 can't be used"),
+    (["--replay_buffer_size", "8", "--replay_max_uses", "0"], "replay_max_uses=0 can't be used"),
     (["--use_replay", "maybe"], "use_replay='maybe' can't be used: give true or false."),
     (["--config", "wrong.yaml"], "wrong.yaml has no setting 'learning_rate'."),
     (["--config", "list.yaml"], "list.yaml holds no settings"),
@@ -518,10 +518,10 @@ def test_flags_and_the_file_arrive_with_their_types_and_flags_win(
 ) -> None:
     (tmp_path / "replay.yaml").write_text(
         "replay_evictor: fifo\nreplay_max_age: 20\nreplay_weight: 1e-1\nreplay_max_uses: null\n"
-        "replay_sampler_kwargs: {alpha: 0.5}\nreplay_buffer_size: 4\nreplay_min_size: 4\n"
+        "replay_sampler_kwargs: {alpha: 0.5}\nreplay_buffer_size: 4\nreplay_refill_rounds: 4\n"
     )
     flags = "--replay-max-age 30 --replay_max_fraction 0.5 --replay_dry_run --replay_max_bytes 2MB --replay_seed none"
-    more = ["--replay_sampler", "proportional", "--replay_start=5", "--replay_min_size", "2"]
+    more = ["--replay_sampler", "proportional", "--replay_start=5", "--replay_refill_rounds", "2"]
     plugins = ["--replay_plugins", "one", "two"]
     code = "import os; open('given', 'w').write(os.environ['TRL_REPLAY_AUTOATTACH'])"
     monkeypatch.chdir(tmp_path)
@@ -535,7 +535,7 @@ def test_flags_and_the_file_arrive_with_their_types_and_flags_win(
         "replay_max_uses": None,
         "replay_sampler_kwargs": {"alpha": 0.5},
         "replay_buffer_size": 4,
-        "replay_min_size": 2,
+        "replay_refill_rounds": 2,
         "replay_max_fraction": 0.5,
         "replay_dry_run": True,
         "replay_max_bytes": "2MB",

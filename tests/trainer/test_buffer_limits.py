@@ -16,7 +16,6 @@ from trl_replay.testing import make_trainer
 @pytest.mark.parametrize(
     ("settings", "counts", "left", "words"),
     [
-        ({"replay_min_size": 50}, [0, 0, 0, 0, 0], 2, "replay_min_size"),
         ({"replay_max_age": 1}, [0, 2, 0, 0, 0], 0, ""),
         ({"replay_max_uses": 1}, [0, 2, 0, 0, 0], 0, ""),
         ({"replay_max_fraction": 0.34}, [0, 1, 1, 1, 1], 2, "replay_max_fraction allows 1 of 3 groups"),

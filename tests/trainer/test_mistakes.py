@@ -143,7 +143,6 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
     "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive' or a number of updates"]),
     "a start after the end": (attach(replay_start=1000), ["replay_start=1000", "max_steps=4", "Lower it"]),
     "an age of 0": (attach(replay_max_age=0), ["replay_max_age=0", "at least 1"]),
-    "more entries than there is room": (attach(replay_min_size=100), ["replay_min_size=100", "size=64", "lower it"]),
     "a number in quotes": (attach(replay_weight="10"), ["replay_weight='10'", "from 0 to 1,000,000"]),
     "a truth in quotes": (attach(use_replay="false"), ["use_replay='false'", "give true or false"]),
     "an unknown choice": (attach(replay_unfilled="drop"), ["replay_unfilled='drop'", "'exclude'"]),

@@ -173,16 +173,6 @@ def test_without_a_buffer_nothing_is_tried(trainer: Any) -> None:
     attach(trainer, replay_buffer_size=0, replay_scorer=f"{__name__}:Raising")
 
 
-def test_as_many_entries_are_made_up_as_replay_waits_for(trainer: Any) -> None:
-    attach(trainer, replay_sampler=f"{__name__}:sixteen", replay_min_size=16)
-    with pytest.raises(ConfigurationError, match="failed in trl_replay_sample: ValueError"):
-        attach(trainer, replay_sampler=f"{__name__}:sixteen")
-
-
-def sixteen(table: Any, count: int, context: Any) -> Any:
-    return context.rng.choice(len(table), 16, replace=False)[:count]
-
-
 def test_training_is_the_same_bit_for_bit_with_and_without_a_trial(tmp_path: Any, monkeypatch: Any) -> None:
     hashes = []
     for tried in (True, False):

@@ -16,11 +16,11 @@ MIX: list[tuple[str, ...]] = [
     ("pass_rate", "heap", "uniform", "none"),
     ("reward_std", "reservoir", "proportional", "ratio"),
     ("recency", "fifo", "newest", "none"),
-    ("constant", "weighted_reservoir", "top", "ratio"),
+    ("constant", "reservoir", "top", "ratio"),
     ("mean_reward", "prompt_balanced", "prompt_balanced", "none"),
 ]
 """Of each kind, what is used; the first has every default."""
-LIMITS = {"replay_max_age": 3, "replay_max_uses": 2, "replay_min_size": 2, "replay_max_fraction": 0.7}
+LIMITS = {"replay_max_age": 3, "replay_max_uses": 2, "replay_max_fraction": 0.7}
 
 
 @pytest.mark.parametrize("names", MIX, ids=lambda names: "-".join(names) or "defaults")

@@ -35,7 +35,6 @@ BAD: dict[str, list[Any]] = {
     "replay_start_pass_rate": [1.5],
     "replay_pass_reward": [float("nan")],
     "replay_retire_passes": [0],
-    "replay_min_size": [0],
     "replay_max_age": [0],
     "replay_max_uses": [1.5],
     "replay_max_fraction": [float("nan")],

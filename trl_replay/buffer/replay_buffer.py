@@ -24,12 +24,10 @@ class Limits:
     """Limits on which entries are eligible for replay; None is no limit.
 
     Attributes:
-        min_size (`int`): Entries that the buffer must hold before anything is replayed.
         max_age (`int`, *optional*): Updates since generation.
         max_uses (`int`, *optional*): Replays of one entry.
     """
 
-    min_size: int = 1
     max_age: int | None = None
     max_uses: int | None = None
 
@@ -295,8 +293,6 @@ class ReplayBuffer:
         Returns:
             `(rows, reasons)`: row indices, and the reasons that exclude some entry.
         """
-        if len(self.table) < self.limits.min_size:
-            return np.empty(0, np.int64), ["replay_min_size"]
         too_new = {"too new": self.table.update >= update}
         excluded = too_new | self._spent(update) | self._unrestorable(keys) | dict(unfit or {})
         reasons = [reason for reason, entries in excluded.items() if entries.any()]
