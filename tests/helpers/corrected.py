@@ -11,8 +11,12 @@ import torch
 from support import LOSSES
 
 MASKS: dict[str, dict[str, float]] = {
-    "sequence_mask": {"low": 0.8, "high": 1.25},
+    "geo_mask": {"low": 0.8, "high": 1.25},
+    "k3_mask": {"threshold": 0.05},
     "icepop": {"low": 0.8, "high": 1.25},
+    "outlier_mask": {"low": 0.6, "high": 1.6},
+    "veto_negative": {"low": 0.8, "high": 1.25},
+    "suffix_veto": {"low": 0.8, "high": 1.25},
 }
 """Masks, with limits that some replayed rows or tokens of `train` pass and others don't."""
 
@@ -28,7 +32,7 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
     r = (new - behavior).double().exp()
     one = torch.ones_like(r)
     if name in MASKS:
-        return behavior, torch.tensor(mask_by_hand(name, r.tolist()), dtype=one.dtype)
+        return behavior, torch.tensor(mask_by_hand(name, r.tolist(), advantage), dtype=one.dtype)
     if name == "ratio":
         return behavior, one
     if name == "none":
@@ -39,26 +43,43 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return behavior, one * (chance**-0.5 if 0.8 < abs(advantage) < 0.9 else 1.0)
     if name == "truncated":
         return new, torch.minimum(r, one * 2.0)
+    if name == "sequence_mask":
+        mean = math.exp(float((new - behavior).double().mean()))
+        return behavior, one * (0.5 <= mean <= 2.0)
     if name == "topr":
         return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
     if name == "decoupled":
         return new, torch.minimum(r, one * 2.0)
+    if name == "gipo":
+        return new, r * (-(r.log() ** 2) / 2).exp()
     assert name == "shaped"
     return new, 0.1 * r / (r + 0.1) ** 2
 
 
-def mask_by_hand(name: str, ratios: list[float], **limits: float) -> list[float]:
+def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: float) -> list[float]:
     """The weight of each token of a row, from the masks' definitions; limits as in `MASKS` where none are given."""
     chosen = limits or MASKS[name]
-    low, high = chosen["low"], chosen["high"]
-    if name == "icepop":
-        return [float(low <= ratio <= high) for ratio in ratios]
+    low, high, threshold = (chosen.get(limit, math.nan) for limit in ("low", "high", "threshold"))
+    inside = [low <= ratio <= high for ratio in ratios]
     geometric_mean = math.prod(ratios) ** (1 / len(ratios))
-    return [float(low <= geometric_mean <= high)] * len(ratios)
+    if name == "icepop":
+        return [float(near) for near in inside]
+    if name == "suffix_veto":
+        first = inside.index(False) if False in inside else len(inside)
+        return [float(advantage >= 0 or at <= first) for at in range(len(inside))]
+    if name == "outlier_mask":
+        kept = all(inside)
+    elif name == "k3_mask":
+        kept = sum(ratio - 1 - math.log(ratio) for ratio in ratios) / len(ratios) <= threshold
+    else:
+        kept = low <= geometric_mean <= high
+    if name == "veto_negative" and advantage >= 0:
+        kept = True
+    return [float(kept)] * len(ratios)
 
 
-CORRECTIONS = ["ratio", "none", "truncated", "topr", "decoupled", "shaped"]
-TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "decoupled", "shaped"}
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped", "gipo"]
+TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo"}
 
 
 TWO_LOSSES = ("grpo", "cispo")

@@ -23,13 +23,13 @@ FULL = [[HALF, LIVE, LIVE]] * 3
 """Batches that fill the buffer."""
 MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
 
-NARROW = {"replay_correction": "sequence_mask", "replay_correction_kwargs": {"low": 0.99, "high": 1.01}}
 RUNS: dict[str, tuple[list[Any], Mapping[str, Any], Mapping[str, Any], set[str]]] = {
     "all wrong": ([[DEAD] * 3], {}, {}, {"all wrong"}),
     "all right": ([*FULL, [RIGHT] * 3], {"learning_rate": 1e-4}, {}, {"all right"}),
     "dense": ([[LIVE, HALF, LIVE]], {}, {}, {"few dead"}),
     "stale": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 0.2}, {}, {"stale buffer"}),
-    "masked": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 5e-3}, NARROW, {"masked rows"}),
+    "masked": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 5e-3}, {"replay_correction": "geo_mask"},
+               {"masked rows"}),
 }  # fmt: skip
 
 
@@ -76,7 +76,10 @@ def test_slots_count_as_filled_only_where_few_dead_groups_remain(tmp_path: Path)
 
 
 GATES: dict[str, tuple[Mapping[str, Any], str]] = {
-    "sequence_mask": (NARROW, r"replay_correction='sequence_mask' \(low=0.99, high=1.01\)\. .*\(0.5 to 2\)"),
+    "geo_mask": ({"replay_correction": "geo_mask"},
+                 r"replay_correction='geo_mask' \(low=0.99, high=1.01\)\. .*replay_correction=\"sequence_mask\""),
+    "k3_mask": ({"replay_correction": "k3_mask", "replay_correction_kwargs": {"threshold": 1e-6}},
+                r"replay_correction='k3_mask' \(threshold=1e-06\)\. .*replay_correction=\"sequence_mask\""),
 }  # fmt: skip
 
 

@@ -22,10 +22,10 @@ from trl_replay.testing import make_trainer
 
 FORMS = {
     "ratio": [],  # the behavior log-probs
-    "sequence_mask": ["per"],  # and a weight for each row
-    "icepop": [],  # and a weight for each token
+    "sequence_mask": ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "per"],  # and a weight for each row
+    "icepop": ["suffix_veto"],  # and a weight for each token
     "topr": ["none"],  # the current log-probs and a weight for each row
-    "truncated": ["decoupled", "shaped"],  # and a weight for each token
+    "truncated": ["decoupled", "shaped", "gipo"],  # and a weight for each token
 }
 """Of each form the correction that goes through every loss, and those that go through two."""
 OTHERS = [other for others in FORMS.values() for other in others]
@@ -80,13 +80,21 @@ def replayed_signal(trainer: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("correction", MASKS)
 def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, correction: str) -> None:
-    replay = {"replay_correction_kwargs": {"low": 1e5, "high": 1e6}}
+    """All but the rows of a positive advantage, which a veto never takes out, and the trigger of `suffix_veto`."""
+    limits = {"threshold": 1e-30} if correction == "k3_mask" else {"low": 1e5, "high": 1e6}
+    vetoes = ("veto_negative", "suffix_veto")
+    replay = {"replay_correction_kwargs": limits}
     trainer, _ = train_corrected(tmp_path, correction, replay, by_hand=False, beta=0.1)
     signal = replayed_signal(trainer)
     assert len(signal) > 16
-    assert not bool(signal.any())
+    assert bool((signal < 0).any()) == (correction == "suffix_veto")
+    assert bool((signal > 0).any()) == (correction in vetoes)
     gated = [log["replay/gated_fraction"] for log in trainer.state.log_history if "replay/gated_fraction" in log]
-    assert set(gated) == {1}, "the share of rows of which nothing is left"
+    assert gated, "the share of rows of which nothing is left"
+    if correction in vetoes:
+        assert all(0 < share < 1 if correction == "veto_negative" else share == 0 for share in gated)
+    else:
+        assert set(gated) == {1}
 
 
 def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:

@@ -77,7 +77,7 @@ def test_the_losses_of_an_iterations_micro_batches_are_those_by_hand_together(
     ("correction", "level"),
     [
         *((name, "token") for name in (*CORRECTIONS, *MASKS)),
-        *((name, "sequence") for name in ("ratio", "none", "sequence_mask", "topr")),
+        *((name, "sequence") for name in ("ratio", "none", "sequence_mask", "topr", "geo_mask")),
     ],
 )
 def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(

@@ -65,7 +65,14 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "half weight": ({}, {"replay_weight": 0.5}),
     "topr": ({"learning_rate": 5e-2}, {"replay_correction": "topr"}),
-    "icepop": ({"learning_rate": 5e-2}, {"replay_correction": "icepop", "replay_correction_kwargs": MASKS["icepop"]}),
+    "veto_negative": (
+        {"learning_rate": 5e-2},
+        {"replay_correction": "veto_negative", "replay_correction_kwargs": MASKS["veto_negative"]},
+    ),
+    "suffix_veto": (
+        {"learning_rate": 5e-2},
+        {"replay_correction": "suffix_veto", "replay_correction_kwargs": MASKS["suffix_veto"]},
+    ),
     "truncated": ({}, {"replay_correction": "truncated"}),
 }  # fmt: skip
 NEWER = {"luspo, sequence level": since("1.10.0", "luspo without padding in its mean")}

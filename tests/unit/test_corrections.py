@@ -59,13 +59,38 @@ MEANS = [  # geometric means
     log(0.98, 1.0, 1.0),  # 0.9933
     log(0.98, 0.98, 1.0),  # 0.9866
 ]
+KL = [  # estimated
+    log(2.0, 0.5, 1.0),  # (1 - log 2 + -0.5 + log 2 + 0) / 3 = 0.5 / 3, though the ratios cancel
+    log(1.1, 0.9, 1.0),  # (0.1 - 0.09531 - 0.1 + 0.10536) / 3 = 0.00335
+    log(0.8, 0.8, 0.8),  # -0.2 + 0.22314 = 0.02314
+    log(1.2, 1.2, 1.2),  # 0.2 - 0.18232 = 0.01768
+    log(1.0, 1.0, 1.0),
+]
+OUTLIERS = [log(99.0, 1.1e-4, 1.0), log(101.0, 1.0, 1.0), log(1.0, 1.0, 9e-5)]
 SINGLE = [log(0.49, 0.51, 1.0), log(1.99, 2.01, 4.9)]
+SIGNED = [  # each with a positive and a negative advantage
+    *[log(0.1, 0.5, 0.5)] * 2,  # 0.292
+    *[log(0.9, 0.5, 0.5)] * 2,  # 0.608
+    *[log(9.0, 2.0, 1.0)] * 2,  # 2.62
+]
 WEIGHTS: list[tuple[str, dict[str, float], list[list[float]], Any]] = [
+    ("geo_mask", {}, MEANS, [1, 1, 0, 1, 0]),
+    ("geo_mask", {"low": 0.98, "high": 1.01}, MEANS, [1, 1, 0, 1, 1]),
     ("sequence_mask", {}, MEANS, [1, 1, 1, 1, 1]),
-    ("sequence_mask", {"low": 0.99, "high": 1.01}, MEANS, [1, 1, 0, 1, 0]),
-    ("sequence_mask", {"low": 0.98, "high": 1.01}, MEANS, [1, 1, 0, 1, 1]),
+    ("k3_mask", {}, KL, [0, 1, 0, 0, 1]),
+    ("k3_mask", {"threshold": 0.0033}, KL, [0, 0, 0, 0, 1]),
+    ("k3_mask", {"threshold": 0.02}, KL, [0, 1, 0, 1, 1]),
+    ("k3_mask", {"threshold": 0.16}, KL, [0, 1, 1, 1, 1]),
+    ("k3_mask", {"threshold": 0.17}, KL, [1, 1, 1, 1, 1]),
     ("icepop", {}, SINGLE, [[0, 1, 1, 0], [1, 0, 0, 0]]),  # the last position is padding
     ("icepop", {"high": 5.0}, SINGLE, [[0, 1, 1, 0], [1, 1, 1, 0]]),
+    ("suffix_veto", {"low": 0.5, "high": 2.0}, SINGLE, [[1, 1, 1, 1], [1, 1, 0, 0]]),  # A = 1, A = -1
+    ("outlier_mask", {}, OUTLIERS, [1, 0, 0]),
+    ("outlier_mask", {"high": 200}, OUTLIERS, [1, 1, 0]),
+    ("outlier_mask", {"low": 1e-5}, OUTLIERS, [1, 0, 1]),
+    ("veto_negative", {}, SIGNED, [1, 0, 1, 1, 1, 0]),
+    ("veto_negative", {"low": 0.25, "high": 1e6}, SIGNED, [1] * 6),
+    ("sequence_mask", {}, SIGNED, [0, 0, 1, 1, 0, 0]),
 ]
 
 
@@ -73,6 +98,14 @@ WEIGHTS: list[tuple[str, dict[str, float], list[list[float]], Any]] = [
 def test_masks_by_hand_with_their_defaults_and_other_limits(name: str, limits: Any, logs: Any, weights: Any) -> None:
     rows = rows_of(logs, [1.0, -1.0, 1.0, -1.0, 1.0, -1.0][: len(logs)])
     assert made(name, **limits)(rows, make_context()).weights.tolist() == weights
+
+
+def test_k3_of_tokens_that_hardly_moved_is_not_lost_in_rounding() -> None:
+    """x²/2 = 1.25e-9, which exp(x) − 1 − x in single precision makes negative."""
+    new, old = torch.tensor([[-5e-5, -1e-4, -5e-5]]), torch.tensor([[-1e-4, -5e-5, -1e-4]])
+    rows = ReplayedRows(new, old, new, torch.ones(1, 3, dtype=torch.bool), torch.ones(1), torch.ones(1))
+    assert made("k3_mask", threshold=1e-9)(rows, make_context()).weights.tolist() == [0]
+    assert made("k3_mask", threshold=1.5e-9)(rows, make_context()).weights.tolist() == [1]
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -89,7 +122,12 @@ def test_tokens_that_are_not_trained_decide_nothing(name: str) -> None:
             assert weights.tolist() == [1, 1]
 
 
-LIMITS = st.fixed_dictionaries({"low": st.floats(0.01, 0.99), "high": st.floats(1.01, 100.0)})
+LIMITS: dict[str, st.SearchStrategy[dict[str, float]]] = {
+    name: st.fixed_dictionaries({"threshold": st.floats(1e-3, 10.0)})
+    if name == "k3_mask"
+    else st.fixed_dictionaries({"low": st.floats(0.01, 0.99), "high": st.floats(1.01, 100.0)})
+    for name in MASKS
+}
 LOG_RATIOS = st.lists(st.lists(st.floats(-6.0, 6.0, width=32), min_size=3, max_size=3), min_size=1, max_size=4)
 
 
@@ -99,15 +137,16 @@ LOG_RATIOS = st.lists(st.lists(st.floats(-6.0, 6.0, width=32), min_size=3, max_s
 def test_within_its_limits_a_row_or_token_weighs_what_it_does_under_ratio_and_nothing_else(
     name: str, data: st.DataObject, logs: list[list[float]]
 ) -> None:
-    limits = data.draw(LIMITS)
+    limits = data.draw(LIMITS[name])
     advantages = data.draw(st.lists(st.sampled_from([-1.5, 0.0, 0.5]), min_size=len(logs), max_size=len(logs)))
     rows = rows_of(logs, advantages)
     seen = (rows.logps - rows.behavior_logps).double().exp()
     corrected = made(name, **limits)(rows, make_context())
     assert corrected.old_logps is corrections.ratio(rows, make_context()).old_logps
     weights = corrected.weights.view(len(logs), -1).expand_as(seen)
-    for index in range(len(logs)):
-        assert weights[index, :3].tolist() == mask_by_hand(name, seen[index, :3].tolist(), **limits)
+    for index, advantage in enumerate(advantages):
+        expected = mask_by_hand(name, seen[index, :3].tolist(), advantage, **limits)
+        assert weights[index, :3].tolist() == expected
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -123,8 +162,15 @@ def test_log_ratios_of_100_give_no_nan_and_no_infinity(name: str, dtype: torch.d
         weights = corrected.weights.tolist()
         if name == "icepop":
             assert weights == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
-        else:
+        elif name == "suffix_veto":
+            behind = [1, 0, 0, 0] if sign < 0 else [1] * 4
+            assert weights == [behind, behind, behind, [1] * 4 if sign > 0 else [1, 1, 1, 0], [1] * 4]
+        elif name == "geo_mask":
             assert weights == [0, 0, 1, 0, 1]
+        elif name == "veto_negative":
+            assert weights == ([0, 0, 1, 0, 1] if sign < 0 else [1] * 5)
+        else:
+            assert weights == [0, 0, 0, 0, 1]
 
 
 def test_huge_ratios_stay_finite() -> None:

@@ -11,9 +11,9 @@ and all masks multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 t
 of its row or token away too.
 
 A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; they are compared as logarithms, which
-don't overflow. `m2po` and `icepop` mask tokens; `sequence_mask` masks rows, and looks at no token that the loss does
-not train. Where the loss forms a ratio of the whole row, as `vespo` and `cispo` at sequence level do, a masked token's
-ratio still counts in it.
+don't overflow. `m2po`, `icepop` and `suffix_veto` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`,
+`outlier_mask`, `veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a
+ratio of the whole row, as `vespo` and `cispo` at sequence level do, a masked token's ratio still counts in it.
 """
 
 from __future__ import annotations
@@ -115,19 +115,43 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
     """`ratio`, but a row whose geometric mean of r over its trained tokens leaves [low, high] is taken out.
 
     Masked importance sampling at sequence level, with GSPO's length-normalized ratio (arXiv 2507.18071).
+    """
+    return _geometric_mask("sequence_mask", low, high)
+
+
+def make_geo_mask(low: float = 0.99, high: float = 1.01) -> Correction:
+    """`sequence_mask` with the narrow range that SkyRL recommends against the gap between trainer and sampler.
+
+    A row's weight is 1 if low ≤ exp(mean of log r over its trained tokens) ≤ high, else 0 (`sequence_mask_metric:
+    geometric` in SkyRL; Geo-RS in verl, with 0.999 and 1.001).
 
     Args:
         low (`float`): Least geometric mean, above 0.
         high (`float`): Largest, above `low`.
     """
-    _require_range("sequence_mask", low, high)
+    return _geometric_mask("geo_mask", low, high)
 
-    def sequence_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        total = _sequence_log_ratio(rows)
-        mean = total / rows.mask.sum(dim=1).clamp(min=1)
-        return _masked(rows, _within(mean, low, high))
 
-    return sequence_mask
+def make_k3_mask(threshold: float = 0.01) -> Correction:
+    """`ratio`, but a row whose estimated KL divergence exceeds `threshold` is taken out.
+
+    A row's weight is 1 if the mean of r − 1 − log r over its trained tokens is ≤ threshold, else 0. That is the
+    estimator k3 (Schulman, "Approximating KL Divergence") of KL(μ ‖ π), from the policy that generated the tokens to
+    the one that is trained, in nats a token. Every term is ≥ 0, so that unlike in a geometric mean tokens that got
+    likelier don't make up for others that got less likely (K3-RS in verl, `seq_mean_k3`, where the threshold of its
+    presets is 0.01).
+
+    Args:
+        threshold (`float`): Largest estimate, above 0.
+    """
+    _require("k3_mask", "threshold", threshold, above=0.0)
+
+    def k3_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = _log_ratio(rows)
+        k3 = logs.expm1() - logs
+        return _masked(rows, _row_means(k3, rows.mask) <= threshold)
+
+    return k3_mask
 
 
 def make_icepop(low: float = 0.5, high: float = 2.0) -> Correction:
@@ -150,6 +174,71 @@ def make_icepop(low: float = 0.5, high: float = 2.0) -> Correction:
     return TokenWeights(icepop)
 
 
+def make_outlier_mask(low: float = 1e-4, high: float = 100.0) -> Correction:
+    """`ratio`, but a row with any trained token whose r leaves [low, high] is taken out.
+
+    A row's weight is 1 if low ≤ min r and max r ≤ high over its trained tokens, else 0 (SkyRL's
+    `outlier_token_is_threshold_low` and `…_high`, with the values suggested there).
+
+    Args:
+        low (`float`): Least r, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("outlier_mask", low, high)
+
+    def outlier_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_log_ratio(rows), low, high)
+        outliers = ~near & rows.mask
+        return _masked(rows, ~outliers.any(dim=1))
+
+    return outlier_mask
+
+
+def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
+    """`sequence_mask` for rows with A < 0 alone; the others are all kept.
+
+    A row's weight is 0 if A < 0 and exp(mean of log r over its trained tokens) leaves [low, high], else 1. The idea is
+    DeepSeek-V3.2's (arXiv 2512.02556): what is far off the policy misleads where it is pushed away from. There a row
+    with A < 0 is masked if the mean of −log r exceeds δ, which is `low` = exp(−δ) without a `high`; here both sides
+    count, with the limits of `sequence_mask`.
+
+    Args:
+        low (`float`): Least geometric mean of r over a row's trained tokens, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("veto_negative", low, high)
+
+    def veto_negative(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_mean_log_ratio(rows), low, high)
+        return _masked(rows, _beside(near, rows.advantages) | (rows.advantages >= 0))
+
+    return veto_negative
+
+
+def make_suffix_veto(low: float = 0.1, high: float = 10.0) -> Correction:
+    """`ratio`, but all with A < 0 that follows a row's first token whose r leaves [low, high] is taken out.
+
+    The negative-advantage veto of μ-GRPO (arXiv 2605.17570): behind such a trigger, a failed completion pushes against
+    a text that the trained policy would not have written. The token itself stays. What the paper takes for a trigger
+    could not be verified; either side of the range is one here, and the limits are ours. Its relaxed clipping is the
+    trainer's `epsilon` and `epsilon_high`.
+
+    Args:
+        low (`float`): Least r, above 0.
+        high (`float`): Largest, above `low`.
+    """
+    _require_range("suffix_veto", low, high)
+
+    def suffix_veto(rows: ReplayedRows, context: Context) -> Corrected:
+        near = _within(_log_ratio(rows), low, high)
+        triggers = (~near & rows.mask).long()
+        before = triggers.cumsum(dim=1) - triggers
+        advantages = rows.advantages.view(len(near), -1)
+        return _masked(rows, before.eq(0) | (advantages >= 0))
+
+    return TokenWeights(suffix_veto)
+
+
 def make_topr(cap: float = 1.0) -> Correction:
     """Tapered off-policy REINFORCE: weight 1 for A > 0, min(product of r, cap) for A < 0 (arXiv 2503.14286)."""
     _require("topr", "cap", cap, above=0.0)
@@ -161,6 +250,24 @@ def make_topr(cap: float = 1.0) -> Correction:
         return Corrected(rows.logps, weights)
 
     return topr
+
+
+def make_gipo(sigma: float = 1.0) -> Correction:
+    """Truncated importance sampling with a Gaussian in place of the clip (GIPO, arXiv 2603.03955).
+
+    A token's weight is r exp(−(log r)² / 2σ²), on the on-policy loss: 1 at r = 1, at most exp(σ² / 2), and never 0.
+
+    Args:
+        sigma (`float`): Width of the Gaussian over log r, above 0. The value is ours.
+    """
+    _require("gipo", "sigma", sigma, above=0.0)
+
+    def gipo(rows: ReplayedRows, context: Context) -> Corrected:
+        logs = _log_ratio(rows)
+        weights = _exp(logs - logs**2 / (2 * sigma**2))
+        return Corrected(rows.logps, weights)
+
+    return TokenWeights(gipo)
 
 
 def make_m2po(threshold: float = 0.04) -> Correction:
@@ -216,6 +323,16 @@ def make_shaped(gamma: float = 0.1) -> Correction:
     return TokenWeights(shaped)
 
 
+def _geometric_mask(name: str, low: float, high: float) -> Correction:
+    """Masks the rows whose geometric mean of r leaves [low, high]; `name` is the correction's."""
+    _require_range(name, low, high)
+
+    def geometric_mask(rows: ReplayedRows, context: Context) -> Corrected:
+        return _masked(rows, _within(_mean_log_ratio(rows), low, high))
+
+    return geometric_mask
+
+
 def _masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
     """`ratio`, with weight 1 for the rows, `(R,)`, or tokens, `(R, C)`, that `keep` (bool) names, and 0 for others."""
     return Corrected(rows.behavior_logps, keep.to(rows.logps.dtype))
@@ -238,8 +355,19 @@ def _log_ratio(rows: ReplayedRows) -> torch.Tensor:
 
 def _sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R,)`: the sum of log r over the row's trained tokens."""
-    logs = _log_ratio(rows).masked_fill(~rows.mask, 0.0)
+    logs = _log_ratio(rows) * rows.mask
     return logs.sum(dim=1)
+
+
+def _mean_log_ratio(rows: ReplayedRows) -> torch.Tensor:
+    """`(R,)`: the logarithm of the geometric mean of r over the row's trained tokens; 0 without any."""
+    return _row_means(_log_ratio(rows), rows.mask)
+
+
+def _row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`(R,)`: the mean of values, `(R, C)`, over each row's trained tokens; 0 without any."""
+    total = values.masked_fill(~mask, 0.0).sum(dim=1)
+    return total / mask.sum(dim=1).clamp(min=1)
 
 
 def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
