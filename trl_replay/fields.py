@@ -84,7 +84,6 @@ FIELDS: tuple[FieldSpec, ...] = (
 LOGPS_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
 """Fields of log-probs, kept in the precision that the user chooses."""
 
-IMAGE_KEYS = frozenset(spec.name for spec in FIELDS if spec.layout in IMAGE_LAYOUTS)
 TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 """Keys that TRL adds to batches with images only; 0 is text."""
 

@@ -152,7 +152,6 @@ def readable_file(value: object) -> str | None:
     return None if Path(value).is_file() else "give the path of a file that exists"
 
 
-ABOVE_ZERO = number("a number above 0", above=0.0)
 CHECKS: dict[str, Check] = {
     "use_replay": true_or_false,
     "replay_buffer_size": whole(0),

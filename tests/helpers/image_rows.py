@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trl_replay.fields import IMAGE_KEYS
+from trl_replay.fields import FIELDS, IMAGE_LAYOUTS
 
 
 def by_row(batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -14,7 +14,8 @@ def by_row(batch: dict[str, Any]) -> list[dict[str, Any]]:
     from trl.trainer.utils import split_pixel_values_by_grid
 
     split = split_pixel_values_by_grid({key: value for key, value in batch.items() if value is not None})
-    keys = [key for key in split if key in IMAGE_KEYS]
+    image_keys = {spec.name for spec in FIELDS if spec.layout in IMAGE_LAYOUTS}
+    keys = [key for key in split if key in image_keys]
     return [{key: split[key][row] for key in keys} for row in range(len(batch["advantages"]))]
 
 

@@ -26,7 +26,6 @@ SELECTIONS: list[tuple[str, dict[str, Any], list[int]]] = [
     ("zero_std", {}, [1]),
     ("low_std", {}, [1, 2]),
     ("low_std", {"threshold": 0.5}, [1, 2, 0, 4]),
-    ("low_std", {"quantile": 0.25}, [1, 2]),
     ("top_p_variance", {"p": 0.3}, [1, 2, 0, 4]),
     ("top_p_variance", {"p": 0.6}, [1, 2, 4]),
     ("top_p_variance", {"p": 1.0}, [1]),

@@ -72,18 +72,15 @@ class SamePrompt:
     Args:
         entries (`int`): Most entries a slot.
         by (`str`): `"newest"`, `"score"` (the highest) or `"uniform"`.
-        otherwise (`str`): What a slot without an entry of its prompt gets: nothing (`"skip"`), or one of another
-            prompt (`"any"`), drawn the same way.
     """
 
-    def __init__(self, entries: int = 1, by: str = "newest", otherwise: str = "skip") -> None:
+    same_prompt = True
+
+    def __init__(self, entries: int = 1, by: str = "newest") -> None:
         require("same_prompt: entries", entries, whole(1))
         require("same_prompt: by", by, choice("newest", "score", "uniform"))
-        require("same_prompt: otherwise", otherwise, choice("skip", "any"))
         self.entries = entries
         self.by = by
-        self.otherwise = otherwise
-        self.same_prompt = otherwise == "skip"
 
     def __call__(self, table: Table, count: int, context: Context) -> Ints:
         """`(count, entries)` rows of the table, -1 where there is none."""
@@ -95,16 +92,11 @@ class SamePrompt:
             fitting = np.flatnonzero(table.prompt[left] == prompt)[: self.entries]
             drawn[slot, : len(fitting)] = left[fitting]
             left = np.delete(left, fitting)
-        if self.otherwise == "any":
-            empty = np.flatnonzero(drawn[:, 0] < 0)[: len(left)]
-            drawn[empty, 0] = left[: len(empty)]
         return drawn
 
     def _in_order(self, table: Table, prompts: Ints, context: Context) -> Ints:
         """The rows that may be drawn, those that go first first."""
-        rows = np.arange(len(table))
-        if self.otherwise == "skip":
-            rows = rows[np.isin(table.prompt, prompts)]
+        rows = np.flatnonzero(np.isin(table.prompt, prompts))
         if self.by == "uniform":
             return context.rng.permutation(rows)
         newest_first = np.argsort(-table.serial[rows], kind="stable")

@@ -7,7 +7,7 @@ import numpy as np
 from ..protocols import Selector
 from ..rewards import pass_rates
 from ..types import Bools, Context, Floats, Groups, Ints
-from ..validation import number, require, share, unusable
+from ..validation import number, require, unusable
 
 PART = number("a share above 0 and at most 1", above=0.0, most=1.0)
 
@@ -20,25 +20,18 @@ def zero_std(groups: Groups, context: Context) -> Ints:
 zero_std.only_dead = True  # type: ignore[attr-defined]  # live groups stay in the batch, whose loss shows log-probs
 
 
-def make_low_std(threshold: float = 0.05, quantile: float | None = None) -> Selector:
+def make_low_std(threshold: float = 0.05) -> Selector:
     """Dead groups, and live ones of little reward deviation.
 
     Args:
         threshold (`float`): Largest standard deviation of the weighted reward that is replaceable (0.05 in ARPO,
             arXiv 2505.16282).
-        quantile (`float`, *optional*): Instead of the threshold: the batch's quantile up to which groups are
-            replaceable.
     """
     require("low_std: threshold", threshold, number("a number of at least 0", least=0.0))
-    if quantile is not None:
-        require("low_std: quantile", quantile, share)
 
     def low_std(groups: Groups, context: Context) -> Ints:
         std = groups.reward_std
-        limit = threshold
-        if quantile is not None:
-            limit = float(np.quantile(std, quantile))
-        return _ordered(groups, std, groups.dead | (std <= limit))
+        return _ordered(groups, std, groups.dead | (std <= threshold))
 
     return low_std
 
