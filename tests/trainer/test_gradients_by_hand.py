@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
-from corrected import MASKS
 from generating import Coins
 from methods import EVERY_GROUP, INJECTED, SAME_PROMPT
 from releases import since
@@ -94,9 +93,7 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"off_policy_mask_threshold": 0.02, "loss_type": "grpo", "learning_rate": 5e-2}, correction("topr"),
     ),
     "row weights: topr, sequence level": ({"loss_type": "grpo", **SEQUENCE}, correction("topr")),
-    "row weights: sequence_mask, vespo": (
-        {"loss_type": "vespo"}, correction("sequence_mask", replay_correction_kwargs=MASKS["sequence_mask"])
-    ),
+    "row weights: sequence_mask, vespo": ({"loss_type": "vespo"}, correction("sequence_mask")),
     "half weight, sapo, beta": ({"loss_type": "sapo", "beta": 0.1}, {"replay_weight": 0.5}),
     "half weight, the same micro-batch twice": (
         {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2}, {"replay_weight": 0.5},
