@@ -113,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", default="", help="which arms, by semicolons; all of the question's if not given")
     parser.add_argument("--question", choices=["arms", "parts"], default="arms", help="what is compared")
     options = parser.parse_args(arguments)
-    tasks = {name: TASKS[name] for name in options.tasks.split(",")}
+    asked = options.tasks.split(",")
+    asked = [task for name in asked for task in (TASKS[name].rates_from, name) if task]
+    tasks = {name: TASKS[name] for name in TASKS if name in asked}
     parts = options.question == "parts"
     seeds = SEEDS_OF_PARTS if parts else SEEDS
     if options.quick:
