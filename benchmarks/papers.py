@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -87,10 +88,15 @@ OTHER_PRESETS = (
     "greso",
     "bapo",
     "fair_er",
+    "rlep",
+    "luffy",
 )
-"""Those of the distribution that need no file of another run. `rlep` and `luffy` do."""
+TAUGHT = ("rlep", "luffy")
+"""They replay rows of a file: here the right answers to the first 4,096 prompts."""
 TRAINING: dict[str, dict[str, Any]] = {"fair_er": {"num_iterations": 2}}
 """Settings of `GRPOConfig` that an arm has besides."""
+TEACHER = "out/papers/teacher {} {}.jsonl"
+"""Of a task and a seed."""
 AGES = (1, 3, 10, 30, None)
 AGE_RATES = {"lock": (3e-4, 5e-4, 1e-3), "addition": (3e-5, 1e-4, 3e-4)}
 ITERATIONS = (1, 2)
@@ -133,6 +139,19 @@ def settings_of(arm: str) -> Settings:
 
 
 def make_trainer(job: Job, folder: str) -> Any:
+    """The task's trainer, and the file that the job replays, if any."""
+    trainer = trainer_of_task(job, folder)
+    taught = (job.settings or {}).get("replay_warm_start")
+    if taught:
+        prompts = {row["prompt"]: row for row in trainer.train_dataset}
+        first = itertools.islice(prompts.values(), 4096)
+        lines = [json.dumps({**row, "completion": row["answer"], "reward": 1.0}) for row in first]
+        Path(taught).parent.mkdir(parents=True, exist_ok=True)
+        Path(taught).write_text("\n".join(lines))
+    return trainer
+
+
+def trainer_of_task(job: Job, folder: str) -> Any:
     """The task's trainer, with more updates than the completions can last for."""
     steps = (job.budget // COMPLETIONS_A_BATCH + 1) * job.training.get("num_iterations", 1)
     if job.task == "lock":
@@ -171,7 +190,14 @@ class Benchmark:
         """One for each seed."""
         budget = self.tasks[task].budget
         besides = {**TRAINING.get(arm, {}), **training}
-        return [Job(task, arm, rate, seed, budget, settings_of(arm), besides) for seed in seeds]
+        jobs = []
+        for seed in seeds:
+            settings = settings_of(arm)
+            if arm in TAUGHT:
+                of_file = {"replay_warm_start": TEACHER.format(task, seed), "replay_warm_start_short": "resample"}
+                settings = {**(settings or {}), **of_file}
+            jobs.append(Job(task, arm, rate, seed, budget, settings, besides))
+        return jobs
 
     def run(self, jobs: Iterable[Job]) -> list[dict[str, Any]]:
         """Their records, in their order."""

@@ -44,7 +44,6 @@ KEPT = (
 )
 """Of a run's record, what tables need."""
 MEASURED = ("replay/age_mean", "replay/drift_mean", "replay/ratio_mean", "replay/ess", "replay/gated_fraction")
-NOT_MEASURED = "Not measured: it needs a file of another run."
 
 Run = dict[str, Any]
 
@@ -137,7 +136,7 @@ def measured(results: dict[str, Any], name: str) -> str:
     stock = [run for run in runs if run["arm"] == "stock"]
     own = [run for run in runs if run["arm"] == name]
     if not own:
-        return NOT_MEASURED
+        return "Not measured."
     parts = []
     for task in TASKS:
         of = [[score(run) for run in group if run["task"] == task] for group in (own, stock)]

