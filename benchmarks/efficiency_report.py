@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import efficiency
 
 SPARSE = ("lock", "wide lock", "vault", "long")
+LEARNED = 0.05
+"""A run whose reward was never that high has nothing to lose, and can't collapse."""
 DRAWN = ("stock", "defaults", "topr, start=0", "sample_efficient")
 """Arms of the picture, and of the table of costs."""
 
@@ -31,9 +33,16 @@ def table(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
     for arm in arms:
         of_arm = [record for record in records if record["arm"] == arm]
         cells = [_cell([record for record in of_arm if record["task"] == task]) for task in tasks]
-        collapsed = f"{sum(record['collapsed'] for record in of_arm)} of {len(of_arm)}"
-        rows.append(f"| {' | '.join([arm, *cells, collapsed])} |")
+        fallen = [collapsed(record) for record in of_arm]
+        rows.append(f"| {' | '.join([arm, *cells, f'{sum(fallen)} of {len(fallen)}'])} |")
     return rows
+
+
+def collapsed(run: dict[str, Any]) -> bool:
+    """Tells whether a run learned, and ended below half of its best mean over 25 batches."""
+    batches = run["updates"] // run["training"].get("num_iterations", 1)
+    best = max(run["curve"][: batches // 25], default=0.0)  # without what is left over, a batch or two
+    return bool(best >= LEARNED and run["final_reward"] < best / 2)
 
 
 def _cell(runs: list[dict[str, Any]]) -> str:

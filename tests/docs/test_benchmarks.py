@@ -122,6 +122,23 @@ def test_rates_are_chosen_by_unreported_seeds_and_tables_tell_medians(
     assert len(set(taught.values())) == len(taught), "a file for each seed: its task has other answers"
 
 
+@pytest.mark.parametrize(
+    ("curve", "final", "expected"),
+    [
+        ([0.1, 0.5, 0.4], 0.4, False),
+        ([0.1, 0.5, 0.2], 0.2, True),
+        ([0.1, 0.2, 0.2, 0.9], 0.2, False),  # one lucky batch, left over
+        ([0.04, 0.0, 0.0], 0.0, False),  # it never learned
+    ],
+)
+def test_a_run_collapses_that_learned_and_lost_more_than_half_of_it(
+    benchmark: Any, curve: list[float], final: float, expected: bool
+) -> None:
+    report = benchmark("efficiency_report")
+    run = {"updates": 5 * 76, "training": {"num_iterations": 5}, "curve": curve, "final_reward": final}
+    assert report.collapsed(run) is expected
+
+
 def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(benchmark: Any, tmp_path: Path) -> None:
     real, report = benchmark("real_model"), benchmark("real_model_report")
     path = tmp_path / "batches.jsonl"
