@@ -36,7 +36,8 @@ where stock trains on the same batch again, and keeps the policy near its refere
 solves, where nothing else holds it.
 
 It needs two settings of GRPOConfig: `num_iterations` (5 was measured; 2 or 3 where updates cost as much as
-generation) and `beta` (2.0 was measured). docs/evidence.md has the measurements.
+generation) and `beta` (2.0 was measured on tiny models; it held back a pretrained one, which did better with 0.1).
+docs/evidence.md has the measurements.
 """
 
 
