@@ -6,9 +6,9 @@
     python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
 
 Tasks: those of benchmarks/papers.py; the wide lock (1,000 prompts); long, whose right answers are 18 letters; and
-digits, addition with a grade for each digit (dense). Every arm has a learning rate of
-its own on each task, chosen by final reward on seeds that are not reported; on the sparse tasks that which it chose on
-the lock. Records are appended to runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
+digits, addition with a grade for each digit (dense). Every arm has a learning rate of its own on each task, chosen by
+final reward on seeds that are not reported; on the sparse tasks that which it chose on the lock. Records are appended
+to runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", default="", help="which arms, by semicolons; all of the question's if not given")
     parser.add_argument("--question", choices=["arms", "parts"], default="arms", help="what is compared")
     options = parser.parse_args(arguments)
-    asked = options.tasks.split(",")
-    asked = [task for name in asked for task in (TASKS[name].rates_from, name) if task]
-    tasks = {name: TASKS[name] for name in TASKS if name in asked}
+    tasks = papers.tasks_of(options.tasks, TASKS)
     parts = options.question == "parts"
     seeds = SEEDS_OF_PARTS if parts else SEEDS
     if options.quick:

@@ -190,14 +190,14 @@ class Benchmark:
         """One for each seed."""
         budget = self.tasks[task].budget
         besides = {**TRAINING.get(arm, {}), **training}
-        jobs = []
-        for seed in seeds:
-            settings = settings_of(arm)
-            if arm in TAUGHT:
-                of_file = {"replay_warm_start": TEACHER.format(task, seed), "replay_warm_start_short": "resample"}
-                settings = {**(settings or {}), **of_file}
-            jobs.append(Job(task, arm, rate, seed, budget, settings, besides))
-        return jobs
+        return [Job(task, arm, rate, seed, budget, self.settings(arm, task, seed), besides) for seed in seeds]
+
+    def settings(self, arm: str, task: str, seed: int) -> Settings:
+        """An arm's settings, with the file of the task and seed where it replays one."""
+        if arm not in TAUGHT:
+            return settings_of(arm)
+        of_file = {"replay_warm_start": TEACHER.format(task, seed), "replay_warm_start_short": "resample"}
+        return {**(settings_of(arm) or {}), **of_file}
 
     def run(self, jobs: Iterable[Job]) -> list[dict[str, Any]]:
         """Their records, in their order."""
@@ -270,6 +270,12 @@ QUESTIONS: dict[str, Callable[[Benchmark], list[dict[str, Any]]]] = {
 }
 
 
+def tasks_of(names: str, tasks: dict[str, Task]) -> dict[str, Task]:
+    """Those that are named, by commas, and those on which they choose their rates."""
+    wanted = {name for task in names.split(",") for name in (task, tasks[task].rates_from)}
+    return {name: task for name, task in tasks.items() if name in wanted}
+
+
 def parser_of(description: str | None, out: str, tasks: Iterable[str]) -> argparse.ArgumentParser:
     """The options of a benchmark that keeps a ledger."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -285,7 +291,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = parser_of(__doc__, "out/papers", TASKS)
     parser.add_argument("--questions", default=",".join(QUESTIONS), help="which questions, by commas")
     options = parser.parse_args(arguments)
-    tasks = {name: TASKS[name] for name in options.tasks.split(",")}
+    tasks = tasks_of(options.tasks, TASKS)
     seeds = SEEDS
     if options.quick:
         tasks = {name: Task(640, task.rates[:1], (100,), task.rates_from) for name, task in tasks.items()}

@@ -43,10 +43,7 @@ EVERY = 25
 """Batches between two measurements of accuracy, and between two checkpoints."""
 HELD_OUT, HELD_OUT_SEED = 200, 10_000
 SEEDS = (0, 1, 2)
-TASKS: dict[str, dict[str, int]] = {
-    "sums": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-    "short sums": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
-}
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 """Settings of reasoning-gym's chain_sum."""
 
 
@@ -83,7 +80,6 @@ SHOWN = (
 class Run:
     """One run."""
 
-    task: str
     arm: str
     rate: float
     seed: int
@@ -91,7 +87,7 @@ class Run:
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.task} {self.arm} {self.rate} {self.seed}"
+        return f"{self.arm} {self.rate} {self.seed}"
 
 
 class Watch(TrainerCallback):
@@ -159,7 +155,7 @@ def perform(run: Run, out: Path) -> str:
     model = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
 
     def ask(count: int, seed: int) -> tuple[Any, Any]:
-        return questions("chain_sum", count, seed, **TASKS[run.task])
+        return questions("chain_sum", count, seed, **SUMS)
 
     trained_on = {seed: ask(GROUPS * BATCHES, seed) for seed in {*SEEDS, run.seed}}
     rows, reward = trained_on[run.seed]
@@ -205,7 +201,7 @@ def records_of(path: Path) -> dict[Run, list[dict[str, Any]]]:
     found: dict[Run, dict[int, dict[str, Any]]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         record = json.loads(line)
-        run = Run(record["task"], record["arm"], record["rate"], record["seed"])
+        run = Run(record["arm"], record["rate"], record["seed"])
         batches = found.setdefault(run, {})
         batches[record["batch"]] = batches.get(record["batch"], {}) | record
     return {run: [batches[number] for number in sorted(batches)] for run, batches in found.items()}
@@ -214,28 +210,27 @@ def records_of(path: Path) -> dict[Run, list[dict[str, Any]]]:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=TASKS, default="sums", help="which sums")
     parser.add_argument("--arms", default=",".join(ARMS), help="which arms, by commas")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="which seeds, by commas")
     parser.add_argument("--rate", type=float, help="a learning rate other than the arm's own")
     parser.add_argument("--out", type=Path, default=Path("out/real_model"), help="folder of checkpoints and records")
     parser.add_argument("--table", action="store_true", help="only print what there is")
     options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "batches.jsonl"
     if not options.table:
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
-        options.out.mkdir(parents=True, exist_ok=True)
         for seed in map(int, options.seeds.split(",")):
             for arm in options.arms.split(","):
-                run = Run(options.task, arm, options.rate or ARMS[arm].rate, seed)
+                run = Run(arm, options.rate or ARMS[arm].rate, seed)
                 done = records_of(path).get(run, [])
                 if not done or done[-1]["batch"] < BATCHES:
                     print(f"{run.name}: {perform(run, options.out)}", flush=True)
 
     from real_model_report import draw, finished, table
 
-    arms = finished(records_of(path), options.task)
+    arms = finished(records_of(path))
     draw(arms, options.out / "real_model.png")
     print("\n".join(table(arms)))
     return 0

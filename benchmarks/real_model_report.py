@@ -52,12 +52,12 @@ def reached(records: Records, target: float) -> int | None:
     return None
 
 
-def finished(found: dict[Run, Records], task: str) -> dict[str, dict[int, Records]]:
+def finished(found: dict[Run, Records]) -> dict[str, dict[int, Records]]:
     """The reported runs that came to their end, by arm and seed, at each arm's own rate."""
     arms: dict[str, dict[int, Records]] = {}
     for run, records in found.items():
         at_its_rate = run.arm in ARMS and run.rate == ARMS[run.arm].rate
-        if run.task == task and run.seed in SEEDS and at_its_rate and records[-1]["batch"] >= BATCHES:
+        if run.seed in SEEDS and at_its_rate and records[-1]["batch"] >= BATCHES:
             arms.setdefault(run.arm, {})[run.seed] = records
     return {arm: dict(sorted(arms[arm].items())) for arm in ARMS if arm in arms}
 
@@ -89,11 +89,11 @@ def table(arms: dict[str, dict[int, Records]]) -> list[str]:
     return rows
 
 
-def pilots(found: dict[Run, Records], task: str) -> list[str]:
+def pilots(found: dict[Run, Records]) -> list[str]:
     """A row a run of another seed, as Markdown: what its first batches showed."""
     rows = [f"| | rate | batches | reward of the first {EVERY} | accuracy after {EVERY} |", f"|{'---|' * 5}"]
     for run, records in found.items():
-        if run.task == task and run.seed not in SEEDS:
+        if run.seed not in SEEDS:
             first = [record for record in records if record["batch"] <= EVERY]
             reward, accuracy = np.mean(column(first, "reward")), column(first, "accuracy")[-1]
             rows.append(f"| {run.arm} | {run.rate:.0e} | {records[-1]['batch']} | {reward:.2f} | {accuracy:.2f} |")
@@ -153,6 +153,6 @@ def draw(arms: dict[str, dict[int, Records]], path: Path) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     every_run = records_of(folder / "real_model.jsonl")
-    of_sums = finished(every_run, "sums")
+    of_sums = finished(every_run)
     draw(of_sums, folder / "real_model.png")
-    print("\n".join([*table(of_sums), "", *pilots(every_run, "sums")]))
+    print("\n".join([*table(of_sums), "", *pilots(every_run)]))

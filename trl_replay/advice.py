@@ -108,8 +108,8 @@ RULES = (
         "No completion passes and nothing is stored: replay can't help before a success. Take easier prompts first, "
         'fill the buffer from a teacher (`replay_warm_start="teacher.jsonl"`), or explore more: a higher '
         "`temperature`, a larger `num_generations`.",
-        "all 17 stock runs with at least 97.5 % dead groups ended at reward 0; ten rounds of dynamic sampling did not "
-        "help.",
+        "all 17 stock runs with at least 97.5 % dead groups ended at reward 0.00; ten rounds of dynamic sampling did "
+        "not help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(

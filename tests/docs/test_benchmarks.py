@@ -144,7 +144,7 @@ def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(b
     path = tmp_path / "batches.jsonl"
     lines = []
     for arm, batches, slope in (("stock", 150, 1.0), ("defaults", 150, 2.0), ("sample_efficient", 149, 3.0)):
-        of_run = {"task": "sums", "arm": arm, "rate": real.ARMS[arm].rate, "seed": 0}
+        of_run = {"arm": arm, "rate": real.ARMS[arm].rate, "seed": 0}
         lines.append({**of_run, "batch": 0, "accuracy": 0.1})
         for batch in range(1, batches + 1):
             shown = {"reward": slope * batch / 300, "frac_reward_zero_std": 0.75}
@@ -156,7 +156,7 @@ def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(b
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     found = real.records_of(path)
     assert [len(records) for records in found.values()] == [151, 151, 150]
-    arms = report.finished(found, "sums")
+    arms = report.finished(found)
     assert list(arms) == ["stock", "defaults"], "a run that is not at its end is not shown"
     _, _, stock, defaults = report.table(arms)
     # the last 25 of stock's batches have a mean reward of 0.46, and so have the 25 up to the defaults' 81st

@@ -73,11 +73,11 @@ def test_what_learns_most_from_a_completion_is_what_the_page_says() -> None:
 def test_what_the_real_model_showed_is_what_the_page_says() -> None:
     report = importlib.import_module("real_model_report")
     found = report.records_of(RESULTS / "real_model.jsonl")
-    arms = report.finished(found, "sums")
+    arms = report.finished(found)
     assert "stock" in arms
     page = (ROOT / "docs" / "evidence.md").read_text()
     assert "\n".join(report.table(arms)) in page
-    assert "\n".join(report.pilots(found, "sums")) in page
+    assert "\n".join(report.pilots(found)) in page
 
 
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose() -> None:
