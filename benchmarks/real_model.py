@@ -43,6 +43,8 @@ EVERY = 25
 """Batches between two measurements of accuracy, and between two checkpoints."""
 HELD_OUT, HELD_OUT_SEED = 200, 10_000
 SEEDS = (0, 1, 2)
+PILOTS = 100
+"""The first seed of a pilot, which is not reported."""
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
 """Settings of reasoning-gym's chain_sum."""
 

@@ -13,17 +13,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from real_model import ARMS, BATCHES, EVERY, GENERATIONS, GROUPS, SEEDS, Run, records_of
+from real_model import ARMS, BATCHES, EVERY, GENERATIONS, GROUPS, PILOTS, Run, records_of
 
 WINDOW = 25
 """Batches over which a reward is a mean."""
 COMPLETIONS = GROUPS * GENERATIONS
 COLORS = {"stock": "#666666", "defaults": "#0b6bcb", "sample_efficient": "#1a7f37"}
 HEADINGS = (
-    "rate",
     "completions to stock's final reward",
     "final reward",
+    "minus stock's",
     "held-out accuracy",
+    "minus stock's",
     "dead: generated → trained on",
     "drift",
     "ess",
@@ -57,7 +58,7 @@ def finished(found: dict[Run, Records]) -> dict[str, dict[int, Records]]:
     arms: dict[str, dict[int, Records]] = {}
     for run, records in found.items():
         at_its_rate = run.arm in ARMS and run.rate == ARMS[run.arm].rate
-        if run.seed in SEEDS and at_its_rate and records[-1]["batch"] >= BATCHES:
+        if run.seed < PILOTS and at_its_rate and records[-1]["batch"] >= BATCHES:
             arms.setdefault(run.arm, {})[run.seed] = records
     return {arm: dict(sorted(arms[arm].items())) for arm in ARMS if arm in arms}
 
@@ -67,6 +68,11 @@ def targets(arms: dict[str, dict[int, Records]]) -> dict[int, float]:
     return {seed: smoothed(records)[-1] for seed, records in arms.get("stock", {}).items()}
 
 
+def last_accuracies(runs: dict[int, Records]) -> dict[int, float]:
+    """The accuracy at the end of each seed's run."""
+    return {seed: column(records, "accuracy")[-1] for seed, records in runs.items()}
+
+
 def table(arms: dict[str, dict[int, Records]]) -> list[str]:
     """A row an arm, as Markdown: medians over seeds, with the value of each seed or the range."""
     rows = [f"| | {' | '.join(HEADINGS)} |", f"|{'---|' * (len(HEADINGS) + 1)}"]
@@ -74,12 +80,15 @@ def table(arms: dict[str, dict[int, Records]]) -> list[str]:
     for arm, runs in arms.items():
         dead = _mean(runs, "frac_reward_zero_std")
         trained_on = _mean(runs, "replay/dead_fraction_after", "frac_reward_zero_std")
+        rewards = {seed: smoothed(records)[-1] for seed, records in runs.items()}
+        accuracies = last_accuracies(runs)
         cells = [
             arm,
-            f"{ARMS[arm].rate:.0e}",
             _reached([reached(records, goals[seed]) for seed, records in runs.items() if seed in goals]),
-            _spread([smoothed(records)[-1] for records in runs.values()]),
-            _spread([column(records, "accuracy")[-1] for records in runs.values()]),
+            _spread(rewards),
+            _paired(rewards, goals),
+            _spread(accuracies),
+            _paired(accuracies, last_accuracies(arms.get("stock", {}))),
             f"{dead:.0%} → {trained_on:.0%}",
             _or_dash(_mean(runs, "replay/drift_mean")),
             _or_dash(_mean(runs, "replay/ess")),
@@ -90,10 +99,10 @@ def table(arms: dict[str, dict[int, Records]]) -> list[str]:
 
 
 def pilots(found: dict[Run, Records]) -> list[str]:
-    """A row a run of another seed, as Markdown: what its first batches showed."""
+    """A row a pilot, as Markdown: what its first batches showed."""
     rows = [f"| | rate | batches | reward of the first {EVERY} | accuracy after {EVERY} |", f"|{'---|' * 5}"]
     for run, records in found.items():
-        if run.seed not in SEEDS:
+        if run.seed >= PILOTS:
             first = [record for record in records if record["batch"] <= EVERY]
             reward, accuracy = np.mean(column(first, "reward")), column(first, "accuracy")[-1]
             rows.append(f"| {run.arm} | {run.rate:.0e} | {records[-1]['batch']} | {reward:.2f} | {accuracy:.2f} |")
@@ -110,8 +119,19 @@ def _reached(values: list[int | None]) -> str:
     return f"{'not' if np.isinf(middle) else f'{middle:,.0f}'} ({each})"
 
 
-def _spread(values: list[float]) -> str:
+def _spread(by_seed: dict[int, float]) -> str:
+    """The median, and the range."""
+    values = list(by_seed.values())
     return f"{np.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+def _paired(by_seed: dict[int, float], of_stock: dict[int, float]) -> str:
+    """The mean difference to stock with the same seeds, and its standard error."""
+    differences = [value - of_stock[seed] for seed, value in by_seed.items() if seed in of_stock]
+    if len(differences) < 2 or by_seed == of_stock:
+        return "–"
+    error = np.std(differences, ddof=1) / np.sqrt(len(differences))
+    return f"{np.mean(differences):+.3f} ± {error:.3f}".replace("-", "−")
 
 
 def _mean(runs: dict[int, Records], name: str, otherwise: str = "") -> float:

@@ -143,8 +143,15 @@ def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(b
     real, report = benchmark("real_model"), benchmark("real_model_report")
     path = tmp_path / "batches.jsonl"
     lines = []
-    for arm, batches, slope in (("stock", 150, 1.0), ("defaults", 150, 2.0), ("sample_efficient", 149, 3.0)):
-        of_run = {"arm": arm, "rate": real.ARMS[arm].rate, "seed": 0}
+    for arm, seed, batches, slope in (
+        ("stock", 0, 150, 1.0),
+        ("stock", 1, 150, 1.0),
+        ("stock", real.PILOTS, 150, 0.5),
+        ("defaults", 0, 150, 2.0),
+        ("defaults", 1, 150, 1.6),
+        ("sample_efficient", 0, 149, 3.0),
+    ):
+        of_run = {"arm": arm, "rate": real.ARMS[arm].rate, "seed": seed}
         lines.append({**of_run, "batch": 0, "accuracy": 0.1})
         for batch in range(1, batches + 1):
             shown = {"reward": slope * batch / 300, "frac_reward_zero_std": 0.75}
@@ -155,13 +162,19 @@ def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(b
     lines.append({**lines[5], "reward": 0.0})  # made again after a run was cut off: the last one counts
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     found = real.records_of(path)
-    assert [len(records) for records in found.values()] == [151, 151, 150]
+    assert [len(records) for records in found.values()] == [151, 151, 151, 151, 151, 150]
     arms = report.finished(found)
-    assert list(arms) == ["stock", "defaults"], "a run that is not at its end is not shown"
+    shown_runs = {arm: list(runs) for arm, runs in arms.items()}
+    assert shown_runs == {"stock": [0, 1], "defaults": [0, 1]}, "neither pilots nor what is not at its end"
     _, _, stock, defaults = report.table(arms)
-    # the last 25 of stock's batches have a mean reward of 0.46, and so have the 25 up to the defaults' 81st
-    assert stock.split(" | ")[2:6] == ["4,800 (4,800)", "0.46 (0.46–0.46)", "0.25 (0.25–0.25)", "75% → 75%"]
-    assert defaults.split(" | ")[2:6] == ["2,592 (2,592)", "0.92 (0.92–0.92)", "0.50 (0.50–0.50)", "75% → 25%"]
+    # the last 25 of stock's batches have a mean reward of 0.46, and so have the 25 up to the defaults' 81st and 99th
+    assert stock.split(" | ")[1:7] == [
+        "4,800 (4,800, 4,800)", "0.46 (0.46–0.46)", "–", "0.25 (0.25–0.25)", "–", "75% → 75%",
+    ]  # fmt: skip
+    assert defaults.split(" | ")[1:7] == [
+        "3,168 (2,592, 3,168)", "0.83 (0.74–0.92)", "+0.368 ± 0.092", "0.45 (0.40–0.50)", "+0.200 ± 0.050",
+        "75% → 25%",
+    ]  # fmt: skip
     report.draw(arms, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
