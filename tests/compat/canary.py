@@ -6,7 +6,6 @@ A release outside the range says in words what changed: `python tests/compat/can
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -40,9 +39,11 @@ def main() -> int:
 
 def in_range() -> list[str]:
     """All released versions in `compat.TESTED`, oldest first."""
-    command = [sys.executable, "-m", "pip", "index", "versions", "trl", "--json"]
-    listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["versions"]
-    return sorted((release for release in listed if compat.TESTED.contains(release)), key=Version)
+    command = [sys.executable, "-m", "pip", "index", "versions", "trl"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    _, _, listed = printed.partition("Available versions: ")
+    releases = listed.partition("\n")[0].split(", ")
+    return sorted((release for release in releases if compat.TESTED.contains(release)), key=Version)
 
 
 def source(release: str, wheels: Path, scratch: Path) -> Path:
