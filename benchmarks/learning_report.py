@@ -216,7 +216,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         else:
             start = result["runs"][0]["start_accuracy"]
             axis.axhline(start, color="black", linewidth=0.6, linestyle=":", label="start")
-            axis.set(title="3-digit addition (dense control)", ylabel="accuracy, held-out problems", xticks=[])
+            axis.set(title="3-digit addition (a third live)", ylabel="accuracy, held-out problems", xticks=[])
         each = "thin: each seed; thick: their median" if task != "addition" else "dots: each seed; line: their mean"
         axis.legend(frameon=False, title=each)
     figure.savefig(path, dpi=120)

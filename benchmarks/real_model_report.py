@@ -87,9 +87,9 @@ def table(arms: dict[str, dict[int, Records]]) -> list[str]:
             _reached([reached(records, goals[seed]) for seed, records in runs.items() if seed in goals]),
             _spread(rewards),
             _paired(rewards, goals),
-            _spread(accuracies),
+            _spread(accuracies, digits=3),
             _paired(accuracies, last_accuracies(arms.get("stock", {}))),
-            f"{dead:.0%} → {trained_on:.0%}",
+            f"{100 * dead:.0f} % → {100 * trained_on:.0f} %",
             _or_dash(_mean(runs, "replay/drift_mean")),
             _or_dash(_mean(runs, "replay/ess")),
             str(BATCHES * ARMS[arm].iterations),
@@ -119,10 +119,10 @@ def _reached(values: list[int | None]) -> str:
     return f"{'not' if np.isinf(middle) else f'{middle:,.0f}'} ({each})"
 
 
-def _spread(by_seed: dict[int, float]) -> str:
+def _spread(by_seed: dict[int, float], digits: int = 2) -> str:
     """The median, and the range."""
     values = list(by_seed.values())
-    return f"{np.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+    return f"{np.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def _paired(by_seed: dict[int, float], of_stock: dict[int, float]) -> str:

@@ -169,11 +169,11 @@ def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(b
     _, _, stock, defaults = report.table(arms)
     # the last 25 of stock's batches have a mean reward of 0.46, and so have the 25 up to the defaults' 81st and 99th
     assert stock.split(" | ")[1:7] == [
-        "4,800 (4,800, 4,800)", "0.46 (0.46–0.46)", "–", "0.25 (0.25–0.25)", "–", "75% → 75%",
+        "4,800 (4,800, 4,800)", "0.46 (0.46–0.46)", "–", "0.250 (0.250–0.250)", "–", "75 % → 75 %",
     ]  # fmt: skip
     assert defaults.split(" | ")[1:7] == [
-        "3,168 (2,592, 3,168)", "0.83 (0.74–0.92)", "+0.368 ± 0.092", "0.45 (0.40–0.50)", "+0.200 ± 0.050",
-        "75% → 25%",
+        "3,168 (2,592, 3,168)", "0.83 (0.74–0.92)", "+0.368 ± 0.092", "0.450 (0.400–0.500)", "+0.200 ± 0.050",
+        "75 % → 25 %",
     ]  # fmt: skip
     report.draw(arms, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
