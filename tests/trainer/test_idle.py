@@ -93,7 +93,7 @@ def test_a_loss_around_the_tap_gets_one_forward_a_batch_chosen_at_attach(
     trainer = make_trainer(tmp_path, Rewards(*script), trainer_class=AroundTheTap, gradient_checkpointing=False)
     trainer.use_liger_kernel, trainer.rollout_func = True, masked_rollout  # which makes no forward
     session = trl_replay.attach(trainer)
-    forwards = Forwards(trainer.model)
+    forwards = Forwards(trainer.model.base_model)  # with this setting, TRL 1.14's scoring calls it, not the model
     trainer.train()
     assert forwards.counts == {"grad": 4, "no grad": 4}
     assert session.totals.counters["replaced"] == replaced
