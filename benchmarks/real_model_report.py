@@ -63,9 +63,9 @@ def finished(found: dict[Run, Records]) -> dict[str, dict[int, Records]]:
     return {arm: dict(sorted(arms[arm].items())) for arm in ARMS if arm in arms}
 
 
-def targets(arms: dict[str, dict[int, Records]]) -> dict[int, float]:
-    """The reward that stock has at its end, seed by seed."""
-    return {seed: smoothed(records)[-1] for seed, records in arms.get("stock", {}).items()}
+def last_rewards(runs: dict[int, Records]) -> dict[int, float]:
+    """The mean reward at the end of each seed's run."""
+    return {seed: smoothed(records)[-1] for seed, records in runs.items()}
 
 
 def last_accuracies(runs: dict[int, Records]) -> dict[int, float]:
@@ -76,11 +76,12 @@ def last_accuracies(runs: dict[int, Records]) -> dict[int, float]:
 def table(arms: dict[str, dict[int, Records]]) -> list[str]:
     """A row an arm, as Markdown: medians over seeds, with the value of each seed or the range."""
     rows = [f"| | {' | '.join(HEADINGS)} |", f"|{'---|' * (len(HEADINGS) + 1)}"]
-    goals = targets(arms)
+    stock = arms.get("stock", {})
+    goals = last_rewards(stock)
     for arm, runs in arms.items():
         dead = _mean(runs, "frac_reward_zero_std")
         trained_on = _mean(runs, "replay/dead_fraction_after", "frac_reward_zero_std")
-        rewards = {seed: smoothed(records)[-1] for seed, records in runs.items()}
+        rewards = last_rewards(runs)
         accuracies = last_accuracies(runs)
         cells = [
             arm,
@@ -88,7 +89,7 @@ def table(arms: dict[str, dict[int, Records]]) -> list[str]:
             _spread(rewards),
             _paired(rewards, goals),
             _spread(accuracies, digits=3),
-            _paired(accuracies, last_accuracies(arms.get("stock", {}))),
+            _paired(accuracies, last_accuracies(stock)),
             f"{100 * dead:.0f} % → {100 * trained_on:.0f} %",
             _or_dash(_mean(runs, "replay/drift_mean")),
             _or_dash(_mean(runs, "replay/ess")),
