@@ -1,4 +1,4 @@
-"""Trains 12 fixed configurations and prints a digest of each run: weights, buffer table, logged metrics.
+"""Trains 25 fixed configurations and prints a digest of each run: weights, buffer table, logged metrics.
 
     python tests/digests.py                 # all of them, a line each
     python tests/digests.py images sharded  # some
@@ -58,6 +58,9 @@ TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gra
 ACCUMULATION = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
 TWO_RANKS = {"per_device_train_batch_size": 8, "num_generations": 4}
 STRADDLING = {"per_device_train_batch_size": 6, "num_generations": 4}
+ALWAYS = {"replay_selector": "always", "replay_selector_kwargs": {"share": 0.4}}
+REFERENCE = {"beta": 0.1, "num_iterations": 2, "replay_start": 0}
+MIXED = {"replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_start": 0}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "two iterations": {"loss_type": "grpo", "num_iterations": 2, "replay_start": None},
@@ -83,8 +86,21 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "gathered": {**STRADDLING, "replay_start": 0, "replay_scope": "gathered", "replay_retire_passes": 4},
     "sharded": {**TWO_RANKS, "replay_start": 0, "replay_scope": "sharded", "replay_unfilled": "intra_batch"},
+    "kl of all": {**REFERENCE, "replay_unfilled": "intra_batch"},
+    "kl of fresh": {**REFERENCE, "replay_kl": "fresh"},
+    "kl of wrong": {**REFERENCE, "replay_kl": "all_wrong", **ALWAYS},
+    "kl and copies": {**REFERENCE, "replay_kl": "fresh", "replay_unfilled": "intra_batch", "replay_max_fraction": 0.4},
+    "masks": {"replay_start": 0, "replay_plugins": ["mask_short"], "replay_unfilled": "exclude"},
+    "joint": {"scale_rewards": "batch", **MIXED, "replay_advantages": "joint"},
+    "split": {"scale_rewards": "batch", **MIXED, **ALWAYS, "replay_advantages": "split"},
+    "more rounds": {"replay_start": 0, "replay_refill_rounds": 2, "replay_unfilled": "mask"},
+    "iterations": {"num_iterations": 3, "max_steps": 24, "replay_start": 0, "replay_iterations": "replay"},
+    "dry run": {"replay_start": 0, "replay_dry_run": True, "replay_unfilled": "exclude"},
+    "token advantages": {"trainer_class": "tokens", "replay_start": 0, "replay_unfilled": "exclude"},
+    "forward": {"replay_start": 0, "replay_record": "forward", **ALWAYS},
+    "straddling": {**STRADDLING, "replay_start": 0, "replay_scope": "gathered", **MIXED, "replay_unfilled": "exclude"},
 }
-ON_TWO_PROCESSES = ("process", "gathered", "sharded")
+ON_TWO_PROCESSES = ("process", "gathered", "sharded", "straddling")
 
 
 def digits(completions: list[Any], **_: Any) -> list[float]:
@@ -93,9 +109,34 @@ def digits(completions: list[Any], **_: Any) -> list[float]:
     return [float(text[:1] in set("012")) for text in texts]
 
 
+class MaskShort:
+    """A plugin that masks rows, by what all processes know of them."""
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return np.where(groups.lengths % 3 == 1, np.nan, groups.advantages)
+
+
+def token_trainer() -> type:
+    """A trainer that gives each token an advantage of its own."""
+    from trl import GRPOTrainer
+
+    class TokenTrainer(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            of_tokens = torch.linspace(0.5, 1.5, batch["completion_ids"].size(1))
+            return {**batch, "advantages": batch["advantages"].unsqueeze(1) * of_tokens}
+
+    return TokenTrainer
+
+
 def train(name: str, folder: Path) -> tuple[Any, Any]:
     """Trains one configuration; returns trainer and session."""
     settings = {"max_steps": STEPS, **CONFIGURATIONS[name]}
+    if "replay_plugins" in settings:
+        trl_replay.register(MaskShort(), "mask_short")
+    if "trainer_class" in settings:
+        settings["trainer_class"] = token_trainer()
     replay = {key: settings.pop(key) for key in list(settings) if key.startswith("replay_")}
     trainer = picture_trainer(folder, settings) if name == "images" else make_trainer(folder, digits, **settings)
     session = trl_replay.attach(trainer, **{"replay_buffer_size": 5, "replay_seed": 3, **replay})
