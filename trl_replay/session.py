@@ -432,6 +432,9 @@ class Session:
         self.replaced = agreed.replaced
         if agreed.total["replaced"] and not self.settings.dry_run:
             compat.tag_model(self.trainer, TAG)
+        if self.iterates and not self.settings.dry_run:  # whatever fails below: all ranks come to the next iteration
+            fresh = agreed.decision.fresh.emptied()
+            self.template = Template(shared.batch, shared.reference, fresh, self.tap.expected)
         try:
             composed = self._compose(shared, agreed, payload)
             self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
@@ -454,8 +457,9 @@ class Session:
         without_kl = [] if self.settings.dry_run else self._without_kl(fresh, placements)
         changed = composed is not batch
         ids = self.tap.expect(fresh.rows.count, waiting, placements, changed, row_mask, without_kl)
-        if self.iterates and not self.settings.dry_run:
-            self.template = Template(batch, shared.reference, fresh.emptied(), self.tap.expected)
+        if self.template is not None:
+            self.template.batch = batch
+            self.template.expected = self.tap.expected
         return {**composed, ROWS: ids}
 
     def _row_mask(self, agreed: Agreed[BatchDecision]) -> RowMask:

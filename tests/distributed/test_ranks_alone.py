@@ -62,6 +62,16 @@ def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of: Res
         assert words in rank["text"]
 
 
+@pytest.mark.parametrize("iterations", ["same", "replay"])
+def test_95_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(
+    of: Results, iterations: str
+) -> None:
+    waiting, failing = of(f"composing fails on one, {iterations}")
+    assert failing["type"] == "OutOfMemoryError"
+    assert waiting["type"] == "SeamError"
+    assert "rank 1: OutOfMemoryError: no memory on this rank" in waiting["text"]
+
+
 def test_43_pause_and_resume_on_both_train_on(of: Results) -> None:
     paused, resumed = (of(f"{verb} on both") for verb in ("pause", "resume"))
     for before, after in zip(paused, resumed, strict=True):

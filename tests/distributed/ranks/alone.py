@@ -121,6 +121,12 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "add on both", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1))
     yield "add other rows", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1), differ=True)
     yield "add fails on one", lambda: failing(case())
+    for iterations in ("same", "replay"):
+        settings = {"num_iterations": 3, "max_steps": 6}
+        yield (
+            f"composing fails on one, {iterations}",
+            lambda i=iterations: composing(case(settings=settings, replay_iterations=i)),
+        )
     yield "save on one", lambda: saving(case(brief=True))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
     yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)
@@ -179,6 +185,19 @@ def failing(case: Case) -> dict[str, Any]:
         return adding(case, ranks=(0, 1))
     finally:
         type(case.trainer)._get_per_token_logps_and_entropies = stock
+
+
+def composing(case: Case) -> dict[str, Any]:
+    """A batch can't be composed on one rank."""
+    stock = case.session._compose
+
+    def compose(*args: Any) -> Any:
+        if RANK == 1 and case.session.update == 3:
+            raise torch.OutOfMemoryError("no memory on this rank")
+        return stock(*args)
+
+    case.session._compose = compose
+    return case.train()
 
 
 def saving(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
