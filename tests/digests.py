@@ -58,7 +58,7 @@ TWO_UPDATES = {"per_device_train_batch_size": 6, "steps_per_generation": 2, "gra
 ACCUMULATION = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
 TWO_RANKS = {"per_device_train_batch_size": 8, "num_generations": 4}
 STRADDLING = {"per_device_train_batch_size": 6, "num_generations": 4}
-ALWAYS = {"replay_selector": "always", "replay_selector_kwargs": {"share": 0.4}}
+ALWAYS = {"replay_record": "forward", "replay_selector": "always", "replay_selector_kwargs": {"share": 0.7}}
 REFERENCE = {"beta": 0.1, "num_iterations": 2, "replay_start": 0}
 MIXED = {"replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_start": 0}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
@@ -92,12 +92,18 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "kl and copies": {**REFERENCE, "replay_kl": "fresh", "replay_unfilled": "intra_batch", "replay_max_fraction": 0.4},
     "masks": {"replay_start": 0, "replay_plugins": ["mask_short"], "replay_unfilled": "exclude"},
     "joint": {"scale_rewards": "batch", **MIXED, "replay_advantages": "joint"},
-    "split": {"scale_rewards": "batch", **MIXED, **ALWAYS, "replay_advantages": "split"},
+    "split": {
+        "scale_rewards": "batch",
+        **MIXED,
+        **ALWAYS,
+        "replay_mixer_kwargs": {"rows": 3},
+        "replay_advantages": "split",
+    },
     "more rounds": {"replay_start": 0, "replay_refill_rounds": 2, "replay_unfilled": "mask"},
     "iterations": {"num_iterations": 3, "max_steps": 24, "replay_start": 0, "replay_iterations": "replay"},
     "dry run": {"replay_start": 0, "replay_dry_run": True, "replay_unfilled": "exclude"},
     "token advantages": {"trainer_class": "tokens", "replay_start": 0, "replay_unfilled": "exclude"},
-    "forward": {"replay_start": 0, "replay_record": "forward", **ALWAYS},
+    "forward": {"replay_start": 0, **ALWAYS},
     "straddling": {**STRADDLING, "replay_start": 0, "replay_scope": "gathered", **MIXED, "replay_unfilled": "exclude"},
 }
 ON_TWO_PROCESSES = ("process", "gathered", "sharded", "straddling")
