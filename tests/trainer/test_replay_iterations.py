@@ -10,6 +10,7 @@ import pytest
 import torch
 from corrected import CORRECTIONS, MASKS
 from loss_by_hand import reference_loss
+from releases import since
 from replaying import Checked, Watch, build, check_batches, check_losses, replay
 from resuming import digits, last, train
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, logged, record
@@ -95,6 +96,23 @@ def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(
     check_losses(trainer)
     assert session.totals.counters["iterated"] > 4
     assert len(trainer.gradient_errors) == len(trainer.compared) > 6
+
+
+@since("1.8.0", "the entropy bonus")
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("settings", [REPLAY, {"replay_start": 0, "replay_unfilled": "exclude"}], ids=["empty", "dead"])
+def test_96_the_entropy_bonus_is_the_mean_over_the_tokens_that_the_loss_divides_by(
+    tmp_path: Path, loss: str, settings: dict[str, Any]
+) -> None:
+    trainer = build(
+        tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, entropy_coef=0.5, learning_rate=1e-2, **of_loss(loss)
+    )
+    trainer.gradients = True
+    session = trl_replay.attach(trainer, replay_max_fraction=0.34, **settings)
+    follow(trainer, session)
+    trainer.train()
+    assert session.totals.counters["excluded"] + session.totals.counters["iterated"] > 0
+    assert max(trainer.gradient_errors) < 1e-3
 
 
 def test_with_lora_every_iteration_is_the_one_by_hand(tmp_path: Path) -> None:

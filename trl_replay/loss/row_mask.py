@@ -39,32 +39,51 @@ class RowMask:
         """
         if self.denominator == "rows" and self.factor != 1.0:
             return self.factor
-        excluded = (flags & EXCLUDED).bool()
-        if self.denominator == "tokens" and bool(excluded.any()):
-            mask = loss_mask(micro)
-            kept = ~excluded.to(mask.device)
-            live = mask[kept].sum()
-            factor = mask.sum() / live.clamp(min=1)
-            unscaled = torch.ones_like(factor)
-            return torch.where(live > 0, factor, unscaled)
+        if self.denominator == "tokens" and bool((flags & EXCLUDED).any()):
+            return _without_excluded(micro, flags)
         return None
 
     def returned(
-        self, result: tuple[Any, ...], masked: torch.Tensor | None, scale: torch.Tensor | float | None
+        self,
+        result: tuple[Any, ...],
+        micro: Mapping[str, Any],
+        flags: torch.Tensor,
+        masked: torch.Tensor | None,
+        scale: torch.Tensor | float | None,
     ) -> tuple[Any, ...]:
-        """The log-prob method's result, with no entropy gradient where `masked` (`(b, C)` or `(b, 1)` bool) is set,
-        and with an auxiliary loss that `scale` leaves as it was."""
+        """Return the log-prob method's result with the gradients that are left of its entropies and auxiliary loss.
+
+        The entropy bonus is the mean over those tokens of the micro-batch that are in the policy term's denominator,
+        whatever the loss divides by; its logged value stays that over all tokens. An auxiliary loss stays as it was.
+
+        Args:
+            result (`tuple`): Log-probs `(b, C)`, entropies `(b, C)` and more.
+            micro (`Mapping`): The micro-batch.
+            flags (`(b,)` int64): Second column of the row ids.
+            masked (`(b, C)` or `(b, 1)` bool, *optional*): Tokens without an entropy gradient.
+            scale (`torch.Tensor` or `float`, *optional*): What the loss will be multiplied by.
+        """
         if masked is None and scale is None:
             return result
         logps, *others = result
         for number, value in enumerate(others):
             if not torch.is_tensor(value) or not value.requires_grad:
                 continue
-            if value.shape == logps.shape and masked is not None:
-                others[number] = torch.where(masked, value.detach(), value)
+            if value.shape == logps.shape:
+                kept = value if masked is None else torch.where(masked, value.detach(), value)
+                factor = _without_excluded(micro, flags) / (1.0 if scale is None else scale)
+                others[number] = value.detach() + (kept - value.detach()) * factor
             elif value.dim() == 0 and scale is not None:
                 others[number] = value / scale
         return logps, *others
+
+
+def _without_excluded(micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor:
+    """Trained tokens of a micro-batch over those of its rows that are not excluded; 1 where nothing is left."""
+    mask = loss_mask(micro)
+    excluded = (flags & EXCLUDED).bool().to(mask.device)
+    kept = mask[~excluded].sum()
+    return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)
 
 
 NOTHING_MASKED = RowMask()

@@ -168,7 +168,7 @@ class Tap:
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
         scale = self._row_mask.scale(micro, micro.flags)
-        return self._row_mask.returned(result, masked, scale)
+        return self._row_mask.returned(result, micro, micro.flags, masked, scale)
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Takes rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""
