@@ -41,6 +41,7 @@ from .protocols import Scope
 from .settings import Settings
 from .sizes import counted
 from .step.decisions import Decisions
+from .step.dead_groups import copy_rows
 from .step.stages import BatchDecision, FreshBatch
 from .step.template import Template
 from .step.training_batch import collect, compose_batch, count_items, mask_rows, rows_without_kl, write_advantages
@@ -435,14 +436,16 @@ class Session:
         if self.iterates and not self.settings.dry_run:  # whatever fails below: all ranks come to the next iteration
             fresh = agreed.decision.fresh.emptied()
             self.template = Template(shared.batch, shared.reference, fresh, self.tap.expected)
+        reference = shared.reference
         try:
             composed = self._compose(shared, agreed, payload)
+            reference = copy_rows(reference, agreed.decision.fresh.rows, agreed.decision.copies)
             self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
             self._log(composed, agreed.total, agreed.decision.fresh.groups, started)
         except Exception as caught:
             self.components.errors.keep(caught)
             composed = shared.batch
-        return with_reference(composed, shared.reference)
+        return with_reference(composed, reference)
 
     def _compose(self, shared: Shared, agreed: Agreed[BatchDecision], payload: Mapping[int, Group]) -> Batch:
         decision = agreed.decision

@@ -159,6 +159,14 @@ def test_the_kl_term_counts_of_the_rows_that_are_asked_for(
     assert ("ref_per_token_logps" in session.buffer.load(stored.serial).keys) == (kl == "all")
 
 
+def test_97_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF]), beta=0.3, max_steps=2)
+    trl_replay.attach(trainer, replay_kl="fresh", replay_unfilled="intra_batch")
+    trainer.train()
+    first = logged(trainer, "kl")[0]
+    assert first == pytest.approx(0.0, abs=1e-7), "the policy is the reference model before the first update"
+
+
 def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_trains(tmp_path: Path) -> None:
     trainer = build(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(trl_replay.RefusedError, match=r"beta=0: set beta(.|\n)*set num_iterations=2"):

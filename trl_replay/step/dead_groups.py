@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
+import torch
 
 from ..batch.compose import cut
 from ..decision import Sampled
@@ -50,6 +51,16 @@ def copies(fresh: Groups, sampled: Sampled, rows: RowLayout, rng: np.random.Gene
         order = np.concatenate([rng.permutation(live) for _ in range(rounds)])
         pairs += zip(empty, order.tolist(), strict=False)
     return pairs
+
+
+def copy_rows(values: torch.Tensor | None, rows: RowLayout, pairs: Sequence[Pair]) -> torch.Tensor | None:
+    """Copy rows of `values`, `(B, …)`, as `place_copies` copies groups."""
+    if values is None or not pairs:
+        return values
+    index = torch.arange(len(values), device=values.device)
+    for one in rows.exchanges([dead for dead, _ in pairs], [live for _, live in pairs], rows):
+        index[one.target] = index[one.source]
+    return values[index]
 
 
 def place_copies(batch: Batch, rows: RowLayout, pairs: Sequence[Pair], fields: FieldTable) -> list[Placement]:
