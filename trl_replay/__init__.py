@@ -26,6 +26,7 @@ from .errors import (
 )
 from .fields import FieldSpec
 from .hookspecs import hookimpl
+from .plan import Plan
 from .prompt_table import PromptTable
 from .protocols import Agreement
 from .registry import register, unregister
@@ -73,6 +74,7 @@ __all__ = [
     "MismatchError",
     "MixerSpec",
     "Placement",
+    "Plan",
     "PluginError",
     "Preset",
     "PromptTable",

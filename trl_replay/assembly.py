@@ -23,6 +23,7 @@ from .rehearsal import Rehearsal, rehearse
 from .settings import Settings
 from .specs import Kind
 from .strategies.scopes import ProcessScope
+from .strategies.treatments import treatments
 from .tasks import Tasks
 
 CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
@@ -61,7 +62,8 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     if room.groups:
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
-    hooks = SessionHooks(settings.plugins, strategies, made)
+    by_setting = treatments(settings.unfilled, settings.kl, settings.pass_reward)
+    hooks = SessionHooks(settings.plugins, strategies, made, by_setting)
     rate_limiter = RateLimiter(settings.rate_limits, room.groups)
     stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}

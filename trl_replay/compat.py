@@ -368,6 +368,11 @@ def begins_iteration(trainer: Any) -> bool:
     return bool(step % split == 0 and step % (split * trainer.num_iterations))
 
 
+def iteration(trainer: Any) -> int:
+    """Return the number of the iteration of the generation batch that the next micro-batch is of; 0 for the first."""
+    return int(trainer._step // trainer.args.steps_per_generation % trainer.num_iterations)
+
+
 def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """A generation batch as the trainer buffers it, rows permuted by `seed`: the global generator stays as it is."""
     import torch

@@ -25,7 +25,7 @@ class Tally:
     """Counters of one generation batch on one rank. They are summed over ranks before metrics are made of them.
 
     Attributes:
-        items_delta (`float`): Trainable tokens put in, less those taken out.
+        items_delta (`float`): Trainable tokens put in, less those taken out or masked.
         groups, dead_after, replaced (`float`): Groups of the batch; dead after replay; replaced.
         generated, dead (`float`): Groups generated for it, those of all rounds; dead ones among them.
         all_wrong, all_right (`float`): Groups generated for it in which no row passes, and in which all do.
@@ -34,10 +34,10 @@ class Tally:
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
             admitted.
         retired (`float`): Entries that left because their prompt was solved.
-        excluded, excluded_items (`float`): Dead groups taken out of the loss's denominator, and their tokens.
+        excluded (`float`): Groups of which all rows are masked.
         size, tasks, bytes (`float`): Entries of the buffer after this batch, the tasks that they are of, and bytes.
         entries, rows (`float`): Entries that gave a row; rows that they gave.
-        masked, masked_apart (`float`): Rows that a plugin's advantages mask; those of them outside of excluded groups.
+        masked (`float`): Masked rows of other groups.
         iterated (`float`): Groups drawn in iterations 2 and up.
         lost (`float`): Live groups that can't be stored, since the loss did not see all of their rows.
         age, uses, score (`float`): Sums over the entries that gave a row.
@@ -59,11 +59,9 @@ class Tally:
     refused: float = 0
     retired: float = 0
     excluded: float = 0
-    excluded_items: float = 0
     entries: float = 0
     rows: float = 0
     masked: float = 0
-    masked_apart: float = 0
     iterated: float = 0
     lost: float = 0
     size: float = 0

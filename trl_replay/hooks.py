@@ -19,10 +19,24 @@ from numpy.typing import NDArray
 
 from .errors import HookError, PluginError, ResultError
 from .hookspecs import PROJECT, hookimpl
+from .plan import Plan
 from .protocols import SessionLike
 from .registry import Plugin, Strategy, new_manager
+from .strategies.treatments import Treatment
 from .table import Table
-from .types import LARGEST_ADVANTAGE, NONE, Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
+from .types import (
+    LARGEST_ADVANTAGE,
+    NONE,
+    Bools,
+    Context,
+    Corrected,
+    Floats,
+    Groups,
+    InputsContext,
+    Ints,
+    ReplayedRows,
+    Row,
+)
 
 PREFLIGHT = f"{PROJECT}_preflight"
 METRICS = f"{PROJECT}_metrics"
@@ -34,12 +48,22 @@ class SessionHooks:
     """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`, as they
     were `made`."""
 
-    def __init__(self, plugins: Iterable[Plugin], strategies: Mapping[Any, Strategy], made: Mapping[Any, Any]) -> None:
+    def __init__(
+        self,
+        plugins: Iterable[Plugin],
+        strategies: Mapping[Any, Strategy],
+        made: Mapping[Any, Any],
+        treatments: Mapping[str, Treatment] | None = None,
+    ) -> None:
         self._manager = new_manager()
+        self._labels: dict[int, Callable[[str], str]] = {}
         self._strategies = strategies
         self._update = 0
         self._hook = ""
         self._giver = ""  # of the last result; empty: the configured strategy
+        for setting, treatment in reversed(list((treatments or {}).items())):  # who is registered first is called last
+            self._manager.register(_Treating(treatment), setting)
+            self._attribute(self._manager.get_plugin(setting), _constant(setting))
         for plugin in plugins:
             self._manager.register(plugin.object, plugin.name)
             self._attribute(plugin.object, _plugin_label(plugin))
@@ -127,6 +151,46 @@ class SessionHooks:
             )
         return advantages
 
+    def eligible(self, table: Table, context: Context) -> dict[str, Bools]:
+        """Entries that plugins hold back, by reason."""
+        held: dict[str, Bools] = {}
+        shape = (len(table),)
+        for call in self._each("eligible", context.update):
+            for result in call(table=table, context=context):
+                if not isinstance(result, Mapping):
+                    raise self._bad(f"a {type(result).__name__}", f"a dict of masks, bool of shape {shape}, by reason")
+                for reason, given in result.items():
+                    mask = self._array(given)
+                    if mask.shape != shape or mask.dtype.kind != "b":
+                        raise self._bad(f"{_shown(mask)} for {reason!r}", f"masks, bool of shape {shape}")
+                    held[str(reason)] = held.get(str(reason), np.zeros(shape, bool)) | mask
+        return held
+
+    def plan(
+        self, plan: Plan, groups: Groups, table: Table, context: Context, of_tokens: bool, beside_the_tap: bool
+    ) -> None:
+        """Lets every plugin edit the plan, and then `replay_unfilled` and `replay_kl`.
+
+        Raises:
+            ResultError: A plan does not allow an edit; names who made it.
+        """
+        for call in self._each("plan", context.update):
+            before = plan.guard()
+            if call(plan=plan, groups=groups, table=table, context=context):
+                raise self._bad("a value", "None: edit the plan")
+            fault = plan.fault(before, of_tokens, beside_the_tap)
+            if fault:
+                raise ResultError(f"{self.giver} may not edit the plan so, at update {self._update}: {fault}.")
+
+    def _each(self, hook: str, update: int) -> Iterator[Callable[..., list[Any]]]:
+        """Calls that reach one plugin each, in pluggy's order."""
+        self._update = update
+        self._hook = name = f"{PROJECT}_{hook}"
+        plugins = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
+        for plugin in plugins:
+            self._giver = f"{self._labels[id(plugin)](name)}, in {name},"
+            yield self._manager.subset_hook_caller(name, [other for other in plugins if other is not plugin])
+
     def inputs(self, rows: Sequence[Row], context: InputsContext) -> list[Row] | None:
         """Rows that a plugin wants to generate for, one a group; None for those that are given."""
         result = self.call("inputs", context.update, groups_of_rows=list(rows), context=context)
@@ -148,7 +212,8 @@ class SessionHooks:
     def has_plugin_for(self, hook: str) -> bool:
         """Tells whether a plugin implements a hook, configured strategies apart."""
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
-        return any(not isinstance(implementation.plugin, _Configured) for implementation in implementations)
+        ours = (_Configured, _Treating)
+        return any(not isinstance(implementation.plugin, ours) for implementation in implementations)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
@@ -209,6 +274,7 @@ class SessionHooks:
 
     def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
         """Wraps a plugin's hook implementations so that what they raise names the plugin, the hook and the update."""
+        self._labels[id(plugin)] = label
         for caller in self._manager.get_hookcallers(plugin) or []:
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is plugin:
@@ -363,6 +429,21 @@ def _shown(value: Any) -> str:
 
 def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
     return lambda hook: f"Plugin {plugin.name!r} ({plugin.distribution})"
+
+
+def _constant(label: str) -> Callable[[str], str]:
+    return lambda hook: label
+
+
+class _Treating:
+    """A setting's treatment of rows as a plugin."""
+
+    def __init__(self, treatment: Treatment) -> None:
+        self._treatment = treatment
+
+    @hookimpl
+    def trl_replay_plan(self, plan: Plan, groups: Groups, context: Context) -> None:
+        self._treatment(plan, groups, context)
 
 
 class _Configured:

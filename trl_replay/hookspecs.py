@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 from .fields import FieldSpec
+from .plan import Plan
 from .protocols import SessionLike
 from .specs import Preset, StrategySpec
 from .types import Context, Corrected, Groups, InputsContext, Ints, ReplayedRows, Row
@@ -187,6 +188,31 @@ class SessionHooks(Protocol):
         ...     @hookimpl
         ...     def trl_replay_advantages(self, groups, context):
         ...         return np.where(groups.lengths > 1000, np.nan, groups.advantages)  # too long: no gradient
+        """
+
+    @hookspec
+    def trl_replay_eligible(self, table: Table, context: Context) -> Mapping[str, Any]:
+        """Entries that may not be replayed now: by reason, a mask of them, `(len(table),)`. `explain()` tells the
+        reasons.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_eligible(self, table, context):
+        ...         return {"younger than 5 updates": context.update - table.update < 5}
+        """
+
+    @hookspec
+    def trl_replay_plan(self, plan: Plan, groups: Groups, table: Table, context: Context) -> None:
+        """The slots are filled: edit what each row trains on. In every iteration; not in a dry run.
+
+        Set `plan.masked` or `plan.silent`, clear `plan.kl`, change `plan.advantages`, or copy live groups into dead
+        slots with `plan.copy`. `groups` are the fresh ones; `plan.column` gives a value for each row.
+
+        >>> class Plugin:
+        ...     @hookimpl
+        ...     def trl_replay_plan(self, plan, groups, table, context):
+        ...         too_long = plan.column(table.row_length, groups.lengths) > 1000
+        ...         plan.masked |= too_long  # fresh or stored
         """
 
     @hookspec

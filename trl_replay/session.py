@@ -18,7 +18,7 @@ from . import compat
 from .advice import remedy_for_masks, what_to_change
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, rewards_of_batch, view
-from .buffer.candidates import STALE, PendingGroups, StepCarry, serials_of
+from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
 from .components import Components
 from .config import ReplayConfig
 from .counters import SETTLED, Tally, Totals, log, metrics, own_metrics
@@ -28,12 +28,12 @@ from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError
 from .fields import has_token_advantages
-from .generation.generated import Generated, Shared
+from .generation.generated import Generated
 from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
 from .loss.mask_watch import MaskWatch
 from .loss.micro_batch import ROWS
-from .loss.row_mask import NOTHING_MASKED, RowMask
+from .loss.row_mask import Denominator
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .prompt_table import PromptTable
@@ -41,10 +41,17 @@ from .protocols import Scope
 from .settings import Settings
 from .sizes import counted
 from .step.decisions import Decisions
-from .step.dead_groups import copy_rows
-from .step.stages import BatchDecision, FreshBatch
+from .step.stages import FreshBatch
 from .step.template import Template
-from .step.training_batch import collect, compose_batch, count_items, mask_rows, rows_without_kl, write_advantages
+from .step.training_batch import (
+    collect,
+    compose_batch,
+    count_items,
+    reference_of,
+    row_factor,
+    row_flags,
+    write_advantages,
+)
 from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 
 TAG = "trl-replay"
@@ -288,10 +295,11 @@ class Session:
         self.carry.unfinished = True
         pending = self.carry.take()
         rows = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
-        shared = self._with_logps(self._generate_again(batch, rows, score))
-        agreed = self.communicator.agree(shared.rows, partial(self._decide, shared, pending), serials_of(pending))
-        payload = self.communicator.move(shared.rows, agreed.decision)
-        return self._train_on(shared, agreed, payload, started)
+        fresh = self._fresh(self._generate_again(batch, rows, score))
+        decide = partial(self.decide.fill_batch, fresh, pending, self.carry.collected_at)
+        agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
+        payload = self.communicator.move(fresh.rows, agreed.decision)
+        return self._train_on(fresh, agreed, payload, started)
 
     @property
     def iterates(self) -> bool:
@@ -314,43 +322,25 @@ class Session:
             self.tap.expect_again(template.expected)
             return None
         pending = self.carry.take()
+        fresh = template.fresh
         rows = self.communicator.share(None, rows.count, pending)
-        decide = partial(self._decide_iteration, template.fresh, rows, pending)
+        iteration = compat.iteration(self.trainer)
+        decide = partial(self.decide.fill_iteration, fresh, rows, pending, self.carry.collected_at, iteration)
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
         with self.components.errors.keeping():
             if agreed.total["replaced"]:
-                return self._compose_iteration(template, agreed, payload)
+                composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
+                return self._expect(fresh, agreed, composed, [], placements)
         self.tap.expect_again(template.expected)
         return None
 
-    def _decide_iteration(self, fresh: FreshBatch, rows: RowLayout, pending: PendingGroups | None) -> BatchDecision:
-        tally = Tally()
-        admitted = self.decide.settle(pending, rows, [], tally)
-        return self.decide.fill_iteration(fresh, admitted, self.carry.collected_at, tally)
-
-    def _count_iteration(self, agreed: Agreed[BatchDecision]) -> None:
+    def _count_iteration(self, agreed: Agreed[Decision]) -> None:
         settled = {name: agreed.total[name] for name in SETTLED}
         counted = {**settled, "iterated": agreed.total["replaced"]}
         self.totals.add(agreed.decision.tally.of_iteration(), batches=0, of_all_ranks=counted)
         self.carry.settled = {name: settled[name] + self.carry.settled.get(name, 0.0) for name in SETTLED}
-
-    def _compose_iteration(
-        self, template: Template, agreed: Agreed[BatchDecision], payload: Mapping[int, Group]
-    ) -> Batch:
-        """The batch of a further iteration: what was drawn, and empty slots that train nothing."""
-        decision = agreed.decision
-        row_mask = mask_rows(decision, agreed.total, "exclude", compat.denominator(self.trainer))
-        composed, placements = compose_batch(template.batch, decision, payload, self.components)
-        composed = count_items(template.batch, composed, agreed.total)
-        without_kl = self._without_kl(template.fresh, placements)
-        rows = template.fresh.rows
-        ids = self.tap.expect(rows.count, [], placements, True, row_mask, without_kl)
-        return {**with_reference(composed, template.reference), ROWS: ids}
-
-    def _without_kl(self, fresh: FreshBatch, placements: Sequence[Placement]) -> list[int]:
-        return rows_without_kl(self.settings.kl, fresh, placements, self.settings.pass_reward)
 
     def finish(self) -> None:
         """The end of training: candidates that wait for the next batch settle now, and kept errors are raised."""
@@ -374,12 +364,13 @@ class Session:
         tally = Tally()
         return Decision(tally, self.decide.settle(pending, rows, [], tally))
 
-    def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Shared:
+    def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
         """The batch, with further groups in the slots of dead ones where that is set."""
-        if self.rounds is None or score is None:
-            return Shared(batch, rows, partial(self._look, batch, rows))
-        generated = self.rounds.complete(batch, rows, score, self._look, self._see)
-        return Shared(generated.batch, generated.rows, lambda: generated)
+        if self.rounds is not None and score is not None:
+            return self.rounds.complete(batch, rows, score, self._look, self._see)
+        with self.components.errors.keeping():
+            return self._look(batch, rows)
+        return Generated.unseen(batch, rows)
 
     def _look(self, batch: Batch, rows: RowLayout) -> Generated:
         """Looks at rows that were just scored."""
@@ -396,80 +387,75 @@ class Session:
         self.buffer.table.reward_weights = setup.weights
         return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update))
 
-    def _with_logps(self, shared: Shared) -> Shared:
-        """The batch with old log-probs where the loss goes around the tap, and without the reference's where these
-        count for fresh rows alone; and log-probs of it that are stored without being seen by the loss."""
-        batch, reference = split_reference(shared.batch, self.settings.kl)
+    def _fresh(self, generated: Generated) -> FreshBatch:
+        """The batch with all that decisions need: old log-probs where the loss goes around the tap, log-probs that
+        are stored without being seen by the loss, and a plugin's advantages. What fails is kept, since another process
+        may wait in a forward pass."""
+        rows = generated.rows
+        setup = compat.reward_setup(self.trainer)
+        batch, reference = split_reference(generated.batch, self.settings.kl)
+        of_tokens = has_token_advantages(batch)
         recorded = None
         with self.components.errors.keeping():
             if self.components.forward:
                 batch = compat.with_old_logps(self.trainer, batch)
             if self.components.records:
                 recorded = compat.forward_logps(self.trainer, batch)
-        return replace(shared, batch=batch, recorded=recorded, reference=reference)
-
-    def _decide(self, shared: Shared, pending: PendingGroups | None) -> BatchDecision:
-        """Settle, select, sample and mix, from columns alone."""
-        generated = shared.look()
-        tally = Tally(refilled=generated.refilled, surplus=generated.surplus)
-        admitted = self.decide.settle(pending, shared.rows, generated.generations, tally)
-        return self.decide.fill_batch(self._fresh(shared, generated), admitted, self.carry.collected_at, tally)
-
-    def _fresh(self, shared: Shared, generated: Generated) -> FreshBatch:
-        batch, rows = shared.batch, shared.rows
-        setup = compat.reward_setup(self.trainer)
+        with self.components.errors.keeping():
+            batch = write_advantages(batch, rows, generated.fresh, of_tokens)
         return FreshBatch(
+            batch=batch,
             rows=rows,
             groups=generated.fresh,
-            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, has_token_advantages(batch)),
+            generations=generated.generations,
+            refilled=generated.refilled,
+            rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, of_tokens),
             keys=rows.takes(self.components.fields.stored_keys(batch)),
-            known=shared.recorded is not None or compat.OLD_LOGPS in batch,
+            recorded=recorded,
+            reference=reference,
+            known=recorded is not None or compat.OLD_LOGPS in batch,
         )
 
     def _train_on(
-        self, shared: Shared, agreed: Agreed[BatchDecision], payload: Mapping[int, Group], started: float
+        self, fresh: FreshBatch, agreed: Agreed[Decision], payload: Mapping[int, Group], started: float
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
         self.replaced = agreed.replaced
         if agreed.total["replaced"] and not self.settings.dry_run:
             compat.tag_model(self.trainer, TAG)
         if self.iterates and not self.settings.dry_run:  # whatever fails below: all ranks come to the next iteration
-            fresh = agreed.decision.fresh.emptied()
-            self.template = Template(shared.batch, shared.reference, fresh, self.tap.expected)
-        reference = shared.reference
+            self.template = Template(fresh.emptied(), self.tap.expected)
         try:
-            composed = self._compose(shared, agreed, payload)
-            reference = copy_rows(reference, agreed.decision.fresh.rows, agreed.decision.copies)
+            composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
+            candidates = collect(fresh, agreed.decision.candidates, self.components, self.carry.serial)
+            self.carry.collected(PendingGroups(fresh.groups, candidates), self.update)
+            waiting = [candidate for candidate in candidates if candidate.waits]
+            composed = self._expect(fresh, agreed, composed, waiting, placements)
+            if self.template is not None:
+                self.template.expected = self.tap.expected
             self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
-            self._log(composed, agreed.total, agreed.decision.fresh.groups, started)
+            self._log(composed, agreed.total, fresh.groups, started)
+            return composed
         except Exception as caught:
             self.components.errors.keep(caught)
-            composed = shared.batch
-        return with_reference(composed, reference)
+            return with_reference(fresh.batch, fresh.reference)
 
-    def _compose(self, shared: Shared, agreed: Agreed[BatchDecision], payload: Mapping[int, Group]) -> Batch:
-        decision = agreed.decision
-        fresh = decision.fresh
-        row_mask = self._row_mask(agreed)
-        batch = write_advantages(shared.batch, fresh)
-        composed, placements = compose_batch(batch, decision, payload, self.components)
-        composed = count_items(shared.batch, composed, agreed.total)
-        candidates = collect(batch, decision, self.components, self.carry.serial, self.update, shared.recorded)
-        self.carry.collected(PendingGroups(fresh.groups, candidates), self.update)
-        waiting = [candidate for candidate in candidates if candidate.waits]
-        without_kl = [] if self.settings.dry_run else self._without_kl(fresh, placements)
-        changed = composed is not batch
-        ids = self.tap.expect(fresh.rows.count, waiting, placements, changed, row_mask, without_kl)
-        if self.template is not None:
-            self.template.batch = batch
-            self.template.expected = self.tap.expected
-        return {**composed, ROWS: ids}
-
-    def _row_mask(self, agreed: Agreed[BatchDecision]) -> RowMask:
-        if self.settings.dry_run:
-            return NOTHING_MASKED
-        denominator = compat.denominator(self.trainer)
-        return mask_rows(agreed.decision, agreed.total, self.settings.unfilled, denominator)
+    def _expect(
+        self,
+        fresh: FreshBatch,
+        agreed: Agreed[Decision],
+        composed: Batch,
+        candidates: Sequence[Candidate],
+        placements: Sequence[Placement],
+    ) -> Batch:
+        """The composed batch as the loss gets it: tokens counted, row ids added, the reference's log-probs back."""
+        plan, total, size = agreed.decision.plan, agreed.total, fresh.rows.size
+        factor = row_factor(total, size)
+        flags = row_flags(fresh.rows, plan, leaves_out=factor != 1.0)
+        denominator = Denominator(compat.denominator(self.trainer), factor)
+        ids = self.tap.expect(flags, candidates, placements, denominator)
+        counted = count_items(composed, total, size)
+        return with_reference({**counted, ROWS: ids}, reference_of(fresh, plan))
 
     def export(self, path: str | Path) -> Path:
         """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path.
@@ -561,6 +547,7 @@ class Session:
             metrics=self.metrics,
             slots=slots,
             prompts=self.prompts,
+            noted=self.totals.reasons,
         )
 
     def _local_context(self) -> Context:

@@ -18,7 +18,7 @@ from .specs import Kind
 from .strategies.scope_choice import choose_scope
 from .validation import AUTO, STRATEGY_KINDS, unusable
 
-WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs")
+WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs", "trl_replay_plan")
 """Hooks of plugins that need no buffer."""
 
 MAY_DIFFER = ("replay_max_bytes", "replay_preset", "replay_seed")

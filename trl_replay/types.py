@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -151,6 +152,9 @@ class Context:
             None where nothing is generated again and no plugin has `trl_replay_inputs`.
         fresh ([`Groups`], *optional*): In `trl_replay_metrics`: the groups that were generated for this batch, as they
             would train, those that were replaced included.
+        iteration (`int`): In `trl_replay_plan`: 0 for the generation batch, `k` for its further iteration `k`.
+        home (`(n,)` int64, *optional*): In `trl_replay_plan`: the process that has all rows of a slot, -1 if they
+            straddle processes.
     """
 
     update: int
@@ -162,6 +166,14 @@ class Context:
     slots: Groups | None = None
     prompts: PromptTable | None = None
     fresh: Groups | None = None
+    iteration: int = 0
+    home: Ints | None = None
+    noted: Counter[str] = field(default_factory=Counter, repr=False)
+
+    def note(self, reason: str, count: int = 1) -> None:
+        """Count why less was replayed: `explain()` lists the reasons of this process."""
+        if count:
+            self.noted[reason] += int(count)
 
 
 Row: TypeAlias = dict[str, Any]

@@ -13,11 +13,11 @@ from ..batch.group_view import blank, describe, with_environments
 from ..buffer.candidates import PendingGroups
 from ..components import Components
 from ..counters import COUNTERS, Tally
-from ..decision import RUNS, Decision, Taken
+from ..decision import RUNS, Decision
 from ..errors import SeamError
 from ..protocols import Agreement, Columns
 from ..tasks import settled
-from ..types import Batch, Floats, Group
+from ..types import Batch, Floats, Group, Ints
 from .agreement import (
     Message,
     decision_message,
@@ -181,7 +181,7 @@ class Communicator:
             counters=counted.vector(),
             leader=rows.leader,
             decided=rows.fingerprint(buffer.table, decision),
-            filled=packed_bits(rows.filled(decision.sampled)),
+            filled=packed_bits(rows.replayed(decision.plan)),
         )
 
     def tell(self, make: Callable[[], tuple[Made, Floats]], blank: Floats, mode: int = RUNS) -> tuple[Made, Floats]:
@@ -200,8 +200,9 @@ class Communicator:
                 now or before, is raised here.
         """
         vector = blank
-        with self._errors.keeping():
-            made, vector = make()
+        if self._errors.first is None:  # else all processes stop here
+            with self._errors.keeping():
+                made, vector = make()
         error = self._errors.take()
         words = "" if error is None else f"{type(error).__name__}: {error}"
         agreement: Agreement = self._components.scope.agree(np.append(mode, vector), words)
@@ -226,23 +227,20 @@ class Communicator:
             if components.processes == 1:  # several stop together, and until then must go on with the same table
                 buffer.withdraw(sorted(parts.keys() - buffer.held()))
             self._errors.keep(caught)
-        requests = rows.requests(decision.sampled, buffer.table.owner)
-        wanted = {taken.serial: taken for taken in decision.sampled.taken}
-
-        def load(serial: int) -> Group:
-            return self._load(wanted[serial])
-
-        fetched: dict[int, Group] = components.scope.fetch(requests, load)
+        requests = rows.requests(decision.plan, buffer.table)
+        sources = decision.plan.source.ravel()
+        wanted = {int(buffer.table.serial[entry]): sources[rows] for entry, rows in decision.plan.drawn()}
+        fetched: dict[int, Group] = components.scope.fetch(requests, lambda serial: self._load(serial, wanted[serial]))
         return fetched
 
-    def _load(self, taken: Taken) -> Group:
+    def _load(self, serial: int, rows: Ints) -> Group:
         """A copy of the entry's rows that are replayed: no other travels."""
         components = self._components
         try:
-            group = components.buffer.load(taken.serial)
-            if taken.is_whole and len(taken.sources) == len(group.completion_lengths):
+            group = components.buffer.load(serial)
+            if np.array_equal(rows, np.arange(len(group.completion_lengths))):
                 return group
-            return take_rows(group, taken.sources.tolist(), components.fields)
+            return take_rows(group, rows.tolist(), components.fields)
         except Exception as caught:
             self._errors.keep(caught)
             return MISSING

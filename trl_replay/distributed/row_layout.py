@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decision import Decision, Sampled, Taken
+from ..decision import Decision
 from ..errors import BatchError, SeamError
 from ..fields import PIXELS
+from ..plan import Plan
 from ..protocols import Arrival, Request
 from ..table import Table
 from ..types import NONE, Bools, Group, Ints, Placement
@@ -102,14 +103,17 @@ class RowLayout:
     def fingerprint(self, table: Table, decision: Decision) -> int:
         """A 48-bit hash of what was decided for the buffer; 0 where this process shares it with none.
 
-        Equal on all processes that share a buffer, or payload would go astray.
+        Equal on all processes that share a buffer, or payload would go astray. Advantages are left out: they may
+        differ in their last bits between machines.
         """
         if len(self.columns["row"]) == self.count:
             return 0
+        plan = decision.plan
+        entries = np.where(plan.stored, _serials(table, plan.entry), plan.entry)
         hashed = hashlib.blake2b(np.sort(table.serial).tobytes(), digest_size=6)
-        for numbers in decision.numbers():
-            with_length = np.append(len(numbers), np.asarray(numbers, np.int64))
-            hashed.update(with_length.tobytes())
+        columns = (np.array(decision.admitted.serials, np.int64), entries, plan.source)
+        for column in (*columns, plan.masked, plan.silent, plan.kl):
+            hashed.update(np.int64(column.size).tobytes() + column.tobytes())
         return int.from_bytes(hashed.digest(), "little")
 
     def takes(self, keys: frozenset[str]) -> frozenset[str]:
@@ -153,17 +157,12 @@ class RowLayout:
         begin = self.first - int(self.columns["row"][0])
         return slice(begin, begin + self.count)
 
-    def ranks_of(self, slot: int) -> range:
-        """The processes that have rows of the slot."""
-        span = self.span(slot)
-        first = span.start // self.count
-        last = (span.stop - 1) // self.count
-        return range(first, last + 1)
-
-    def home(self, slot: int) -> int | None:
-        """The process that has all rows of the slot; None if they straddle."""
-        ranks = self.ranks_of(slot)
-        return ranks[0] if len(ranks) == 1 else None
+    @property
+    def homes(self) -> Ints:
+        """Per slot, the process that has all of its rows; -1 if they straddle, `(n,)`."""
+        first = self.columns["row"][:: self.size]
+        last = (first + self.size - 1) // self.count
+        return np.where(first // self.count == last, last, -1)
 
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
         """Candidates as arrivals, from the shared column `nbytes`."""
@@ -186,22 +185,17 @@ class RowLayout:
         sizes: list[int] = (packed + lengths).tolist()
         return sizes
 
-    def requests(self, sampled: Sampled, owners: Ints) -> list[Request]:
-        """Lists who needs what was drawn; `owners` is the table's column."""
+    def requests(self, plan: Plan, table: Table) -> list[Request]:
+        """Lists which ranks need the rows of which entry."""
         requests = []
-        for taken in sampled.taken:
-            rows = self.span(taken.slot).start + taken.targets
-            ranks = tuple(np.unique(rows // self.count).tolist())
-            requests.append(Request(taken.serial, int(owners[taken.row]), ranks))
+        for entry, rows in plan.drawn():
+            ranks = np.unique(self.columns["row"][rows] // self.count)
+            requests.append(Request(int(table.serial[entry]), int(table.owner[entry]), tuple(ranks.tolist())))
         return requests
 
-    def filled(self, sampled: Sampled) -> Bools:
-        """Marks rows of this process for which something was drawn, `(count,)`."""
-        mask = np.zeros(self.count, bool)
-        for taken in self._reaching_here(sampled):
-            rows, _ = self._local_targets(taken)
-            mask[rows] = True
-        return mask
+    def replayed(self, plan: Plan) -> Bools:
+        """Marks rows of this process that a stored row takes, `(count,)`."""
+        return self.of_here(plan.stored) if len(plan) else np.zeros(self.count, bool)
 
     def of_here(self, values: NDArray[_Value]) -> NDArray[_Value]:
         """Of values of all shared rows, `(n, G)`, those of this process's rows, `(count,)`."""
@@ -212,46 +206,48 @@ class RowLayout:
         """The slots that have rows on this process."""
         return slice(self.here.start // self.size, -(-self.here.stop // self.size))
 
-    def _reaching_here(self, sampled: Sampled) -> list[Taken]:
-        """Finds what was drawn for slots that have rows on this process: of many, a few."""
-        here = self.slots_here
-        return [taken for taken in sampled.taken if here.start <= taken.slot < here.stop]
-
-    def _local_targets(self, taken: Taken) -> tuple[Ints, Ints]:
-        """The taken rows in this process's batch, and the numbers of the stored rows among `taken.sources`."""
-        rows = self.span(taken.slot).start + taken.targets - self.first
-        here = np.flatnonzero((rows >= 0) & (rows < self.count))
-        return rows[here], here
-
-    def placements(self, sampled: Sampled, groups: Mapping[int, Group]) -> list[Placement]:
-        """Places what was drawn for rows of this process, in runs of adjacent ones.
+    def placements(
+        self, decision: Decision, table: Table, update: int, groups: Mapping[int, Group]
+    ) -> list[Placement]:
+        """Places stored rows on this process, in runs of adjacent ones.
 
         Args:
-            sampled ([`Sampled`]): What was drawn.
-            groups (`Mapping[int, Group]`): By serial, the rows `Taken.sources` of the entry.
+            decision ([`Decision`]): With the plan.
+            table ([`Table`]): The buffer's.
+            update (`int`): Updates done.
+            groups (`Mapping[int, Group]`): By serial, the rows of each entry that the plan names, in its order.
 
         Raises:
             BatchError: A group did not come.
         """
         placements = []
-        for taken in self._reaching_here(sampled):
-            rows, numbers = self._local_targets(taken)
-            if not len(rows):
+        for entry, rows in decision.plan.drawn():
+            local = rows - self.here.start
+            numbers = np.flatnonzero((local >= 0) & (local < self.count))  # among the entry's rows
+            if not len(numbers):
                 continue
-            group = groups[taken.serial]
-            if not group.keys:
-                raise BatchError(f"The stored group {taken.serial} can't be replayed: its owner could not load it.")
-            breaks = np.flatnonzero(np.diff(rows) != 1) + 1
-            for run in np.split(np.arange(len(rows)), breaks):
+            serial = int(table.serial[entry])
+            if not groups[serial].keys:
+                raise BatchError(f"The stored group {serial} can't be replayed: its owner could not load it.")
+            local = local[numbers]
+            breaks = np.flatnonzero((np.diff(local) != 1) | (np.diff(rows[numbers] // self.size) != 0)) + 1
+            for run in np.split(np.arange(len(local)), breaks):
                 placed = Placement(
-                    slot=taken.slot,
-                    group=group,
-                    serial=taken.serial,
-                    age=taken.age,
-                    start=int(rows[run[0]]),
+                    slot=int(rows[numbers[run[0]]]) // self.size,
+                    group=groups[serial],
+                    serial=serial,
+                    age=update - int(table.update[entry]),
+                    start=int(local[run[0]]),
                     first=int(numbers[run[0]]),
                     count=len(run),
-                    priority=taken.priority,
+                    priority=decision.priorities.get(entry, 1.0),
                 )
                 placements.append(placed)
         return placements
+
+
+def _serials(table: Table, entries: Ints) -> Ints:
+    """The serial of each entry; any number where there is none."""
+    if not len(table):
+        return entries
+    return np.asarray(table.serial[np.maximum(entries, 0)])

@@ -1,8 +1,7 @@
-"""A generation batch: once its columns are shared, and once its groups are known."""
+"""A generation batch, or a further round of it, once its groups are known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,26 +9,6 @@ import torch
 
 from ..distributed.row_layout import RowLayout
 from ..types import Batch, Bools, Floats, Groups, Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A batch that stock scored, once its columns are shared.
-
-    Attributes:
-        batch (`dict`): This process's rows.
-        rows ([`RowLayout`]): Where they lie.
-        look (`Callable`): Gives what is known of their groups. It may fail on one process alone, so that it is called
-            where the others are told.
-        recorded (`(B, C)`, *optional*): Log-probs that are stored without being seen by the loss (`replay_record`).
-        reference (`(B, C)`, *optional*): The reference model's, where not all rows' KL terms count.
-    """
-
-    batch: Batch
-    rows: RowLayout
-    look: Callable[[], Generated]
-    recorded: torch.Tensor | None = None
-    reference: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +32,14 @@ class Generated:
     generations: tuple[Groups, ...]
     refilled: int = 0
 
-    @property
-    def surplus(self) -> int:
-        """Number of groups of further rounds that took no slot."""
-        further = sum(len(groups) for groups in self.generations[1:])
-        return further - self.refilled
+    @classmethod
+    def unseen(cls, batch: Batch, rows: RowLayout) -> Generated:
+        """A batch whose groups can't be looked at: the error is kept, and all processes stop at their next message."""
+        none = np.empty((0, rows.size))
+        flat = np.empty(0, np.int64)
+        whole = none.astype(np.int64)
+        groups = Groups(none[:, :, None], np.ones(1), none, whole, whole, flat.astype(bool), flat, flat)
+        return cls(batch, rows, groups, torch.empty(0, 1), ())
 
     @property
     def groups(self) -> Ints:

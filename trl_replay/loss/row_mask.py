@@ -1,10 +1,9 @@
-"""Rows that train nothing: those that a plugin's advantages mask, and dead groups that nothing fills
-(`replay_unfilled`)."""
+"""The loss's denominator without the rows that a plan masks, and the gradients of what stands next to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,21 +13,17 @@ from .micro_batch import EXCLUDED
 
 
 @dataclass(frozen=True, slots=True)
-class RowMask:
-    """The rows of one generation batch that train nothing, for the tap.
+class Denominator:
+    """What a loss divides by, in one generation batch.
 
     Attributes:
-        masked (`list[int]`): Rows of this process's batch without policy, KL or entropy gradient.
-        excluded (`list[int]`): Those of them that are out of the loss's denominator, too.
-        factor (`float`): Rows of all processes / those of them that are not excluded.
-        denominator (`str`): What this trainer's loss divides by: `"items"` (the batch's token count, which is
-            corrected there), `"tokens"` (of the micro-batch) or `"rows"`. Empty if nothing is excluded.
+        kind (`str`): `"items"` (the batch's token count, which is corrected there), `"tokens"` (of the micro-batch) or
+            `"rows"`.
+        factor (`float`): Rows of all processes over those that are not masked.
     """
 
-    masked: list[int] = field(default_factory=list)
-    excluded: list[int] = field(default_factory=list)
+    kind: str = "items"
     factor: float = 1.0
-    denominator: str = ""
 
     def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
         """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none.
@@ -37,9 +32,9 @@ class RowMask:
             micro (`Mapping`): The micro-batch.
             flags (`(b,)` int64): Second column of the row ids.
         """
-        if self.denominator == "rows" and self.factor != 1.0:
+        if self.kind == "rows" and self.factor != 1.0:
             return self.factor
-        if self.denominator == "tokens" and bool((flags & EXCLUDED).any()):
+        if self.kind == "tokens" and bool((flags & EXCLUDED).any()):
             return _without_excluded(micro, flags)
         return None
 
@@ -84,7 +79,3 @@ def _without_excluded(micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Te
     excluded = (flags & EXCLUDED).bool().to(mask.device)
     kept = mask[~excluded].sum()
     return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)
-
-
-NOTHING_MASKED = RowMask()
-"""All rows train as stock has them."""

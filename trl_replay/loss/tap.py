@@ -21,8 +21,8 @@ from ..progress import KeptErrors
 from ..types import Batch, Placement
 from .fresh_stats import FreshStats
 from .handshake import Handshake
-from .micro_batch import COMPOSED, EXCLUDED, MASKED, ROWS, WITHOUT_KL, MicroBatch
-from .row_mask import NOTHING_MASKED, RowMask
+from .micro_batch import COMPOSED, MASKED, ROWS, WITHOUT_KL, MicroBatch
+from .row_mask import Denominator
 from .supply import Placed, Supply
 
 EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -34,7 +34,7 @@ class Expected:
     """Everything that the tap knows of one composed batch: see [`Tap.expect_again`]."""
 
     placed: Placed
-    row_mask: RowMask
+    denominator: Denominator
 
 
 class Tap:
@@ -71,37 +71,29 @@ class Tap:
         self._control_entropy = control_entropy
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
-        self._row_mask = NOTHING_MASKED
+        self._denominator = Denominator()
         self.fresh = FreshStats(form)
 
     def expect(
         self,
-        rows: int,
+        flags: torch.Tensor,
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
-        composed: bool,
-        row_mask: RowMask = NOTHING_MASKED,
-        without_kl: Sequence[int] = (),
+        denominator: Denominator,
     ) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
         Args:
-            rows (`int`): Rows of this process's batch.
+            flags (`(B,)` int64): The second column of `ROWS`.
             candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
             placements (`Sequence[Placement]`): What was replayed here.
-            composed (`bool`): Whether any row was exchanged.
-            row_mask ([`RowMask`], *optional*): Rows that train nothing.
-            without_kl (`Sequence[int]`): Rows without a KL term.
+            denominator ([`Denominator`]): Of the loss.
 
         Returns:
-            `(rows, 2)` int64, see `ROWS`.
+            `(B, 2)` int64, see `ROWS`.
         """
-        ids = torch.zeros(rows, 2, dtype=torch.int64)
-        ids[:, 1] = COMPOSED * composed
-        ids[row_mask.masked, 1] |= MASKED
-        ids[row_mask.excluded, 1] |= EXCLUDED
-        ids[list(without_kl), 1] |= WITHOUT_KL
-        self._row_mask = row_mask
+        ids = torch.stack([torch.zeros_like(flags), flags], dim=1)
+        self._denominator = denominator
         self._candidates = {candidate.serial: candidate for candidate in candidates}
         for candidate in candidates:
             count = candidate.rows.stop - candidate.rows.start
@@ -114,12 +106,12 @@ class Tap:
     @property
     def expected(self) -> Expected:
         """The batch at hand, to be trained on again after another one."""
-        return Expected(self.supply.placed, self._row_mask)
+        return Expected(self.supply.placed, self._denominator)
 
     def expect_again(self, expected: Expected) -> None:
         """Expect the micro-batches of an earlier batch again. Its candidates have settled: nothing is recorded."""
         self.supply.place_again(expected.placed)
-        self._row_mask = expected.row_mask
+        self._denominator = expected.denominator
         self._candidates = {}
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
@@ -139,7 +131,7 @@ class Tap:
         finally:
             self._current = None
         self.handshake.check(micro)
-        scale = self._row_mask.scale(micro, micro.rows[:, 1])
+        scale = self._denominator.scale(micro, micro.rows[:, 1])
         return loss if scale is None else loss * scale
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -167,8 +159,8 @@ class Tap:
             micro.silence(dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
-        scale = self._row_mask.scale(micro, micro.flags)
-        return self._row_mask.returned(result, micro, micro.flags, masked, scale)
+        scale = self._denominator.scale(micro, micro.flags)
+        return self._denominator.returned(result, micro, micro.flags, masked, scale)
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Takes rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""

@@ -16,15 +16,16 @@ from ..batch.group_view import AdvantageRule, have_equal_rewards
 from ..buffer.candidates import Candidate, PendingGroups
 from ..components import Components
 from ..counters import Tally
-from ..decision import Admitted, RowOutcome, Sampled
+from ..decision import Admitted, Decision
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
+from ..plan import Plan
 from ..settings import Settings
+from ..strategies.treatments import all_wrong
 from ..table import Table
 from ..types import Bools, Context, Floats, Groups, Ints
-from .dead_groups import Pair, all_wrong, copies, dead_slots
 from .mixing import Mixing
-from .stages import BatchDecision, Filled, FreshBatch, Slots
+from .stages import FreshBatch
 
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 SOLVED = "its prompt is solved (replay_retire_passes)"
@@ -83,63 +84,51 @@ class Decisions:
         """[`Mixing.shape`]: before anything is decided by the advantages of the fresh rows."""
         return self._mixing.shape(fresh)
 
-    def fill_batch(
-        self, fresh: FreshBatch, admitted: Admitted, collected_at: int | None, tally: Tally
-    ) -> BatchDecision:
+    def fill_batch(self, fresh: FreshBatch, pending: PendingGroups | None, collected_at: int | None) -> Decision:
         """Chooses what is replayed in the fresh batch, and which of its groups become candidates.
 
         Args:
             fresh ([`FreshBatch`]): The batch.
-            admitted ([`Admitted`]): Who came into the buffer before.
+            pending ([`PendingGroups`], *optional*): The last batch's candidates.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
-            tally ([`Tally`]): Counts what happens.
         """
-        slots = self.select(fresh.groups, tally)
-        filled = self.sample(fresh, slots, collected_at, tally)
+        tally = Tally(refilled=fresh.refilled, surplus=fresh.surplus)
+        admitted = self.settle(pending, fresh.rows, fresh.generations, tally)
+        slots, most = self.select(fresh.groups, tally)
+        plan, priorities = self._place(fresh, slots, most, collected_at, tally)
+        self._book(fresh.groups, plan, tally)
         if self._settings.dry_run:
-            tally.items_delta = 0.0
-            filled = Filled.with_nothing(fresh.groups)
-        pairs = self._copies(fresh, filled.sampled, tally)
-        if self._settings.unfilled == "exclude" and not self._settings.dry_run:
-            _exclude(fresh.groups, filled.sampled, tally)
-        outcome = _with_copies(filled.outcome, pairs)
-        _count_masked(fresh.groups, filled.sampled, outcome, tally)
-        return BatchDecision(
-            tally=tally,
-            admitted=admitted,
-            sampled=filled.sampled,
-            fresh=fresh,
-            outcome=outcome,
-            copies=pairs,
-            candidates=self._noteworthy(fresh, filled.sampled, tally),
-        )
+            plan = Plan.of(fresh.groups)
+            plan.masked[:] = False  # as the trainer has it
+        else:
+            self._treat(fresh, plan, 0, tally)
+        return Decision(tally, admitted, plan, priorities, self._noteworthy(fresh, plan, tally))
 
     def fill_iteration(
-        self, fresh: FreshBatch, admitted: Admitted, collected_at: int | None, tally: Tally
-    ) -> BatchDecision:
+        self,
+        fresh: FreshBatch,
+        rows: RowLayout,
+        pending: PendingGroups | None,
+        collected_at: int | None,
+        iteration: int,
+    ) -> Decision:
         """Draw groups for all slots of a further iteration; those that get none are left out of the loss.
 
         Args:
             fresh ([`FreshBatch`]): The batch, with all groups dead.
-            admitted ([`Admitted`]): Who came into the buffer before.
+            rows ([`RowLayout`]): With what is shared of the last one's candidates.
+            pending ([`PendingGroups`], *optional*): These.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
-            tally ([`Tally`]): Counts what happens.
+            iteration (`int`): 1 for the first further one.
         """
-        groups = fresh.groups
-        tally.groups = len(groups)
-        most, _ = self._rate_limiter.slots_allowed(len(groups), self._clock.update)
-        filled = self.sample(fresh, Slots(list(range(len(groups))), most), collected_at, tally)
-        _exclude(groups, filled.sampled, tally)
-        _count_masked(groups, filled.sampled, filled.outcome, tally)
-        return BatchDecision(
-            tally=tally,
-            admitted=admitted,
-            sampled=filled.sampled,
-            fresh=fresh,
-            outcome=filled.outcome,
-            copies=[],
-            candidates=[],
-        )
+        tally = Tally(groups=len(fresh.groups))
+        admitted = self.settle(pending, rows, [], tally)
+        most, _ = self._rate_limiter.slots_allowed(len(fresh.groups), self._clock.update)
+        plan, priorities = self._place(fresh, np.arange(len(fresh.groups)), most, collected_at, tally)
+        self._book(fresh.groups, plan, tally)
+        plan.leave_empty(plan.unfilled)
+        self._treat(fresh, plan, iteration, tally)
+        return Decision(tally, admitted, plan, priorities)
 
     def solve(self, generated: Sequence[Groups], tally: Tally) -> Ints:
         """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
@@ -268,18 +257,18 @@ class Decisions:
         """Keep ranks."""
         return self._hooks.rank(table, self._context())
 
-    def select(self, fresh: Groups, tally: Tally) -> Slots:
-        """The slots that replay may fill, and how many of them the limits allow."""
+    def select(self, fresh: Groups, tally: Tally) -> tuple[Ints, int]:
+        """The slots that replay may fill, the most replaceable first, and how many of them the limits allow."""
         groups = len(fresh)
         tally.groups = groups
-        slots: list[int] = self._select(fresh).tolist()
+        slots = self._select(fresh)
         most, limit = self._rate_limiter.slots_allowed(groups, self._clock.update)
         if len(slots) > most:
             tally.note(1, f"{limit} allows {most} of {groups} groups")
-        elif not slots:
+        elif not len(slots):
             asked_for_dead = self._settings.label("selector") == "zero_std"
             tally.note(1, ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN)
-        return Slots(slots, most)
+        return slots, most
 
     def _select(self, fresh: Groups) -> Ints:
         """The selector's slots. Groups whose KL term is to count (`replay_kl="all_wrong"`) are not offered to it."""
@@ -290,95 +279,81 @@ class Decisions:
             return offered
         return offered[self._hooks.select(fresh.take(offered), self._context())]
 
-    def sample(self, fresh: FreshBatch, slots: Slots, collected_at: int | None, tally: Tally) -> Filled:
-        """Eligible entries for the slots, never one twice, and which of the slots' rows theirs take.
+    def _place(
+        self, fresh: FreshBatch, slots: Ints, most: int, collected_at: int | None, tally: Tally
+    ) -> tuple[Plan, dict[int, float]]:
+        """Eligible entries in the slots, never one twice, and which of the slots' rows theirs take.
 
         Args:
             fresh ([`FreshBatch`]): The batch.
-            slots ([`Slots`]): What may be filled.
+            slots (`(n,)`): What may be filled, in the selector's order.
+            most (`int`): So many of them at most.
             collected_at (`int`, *optional*): Update at which candidates were last collected.
-            tally ([`Tally`]): Counts what happens.
+            tally ([`Tally`]): Counts what keeps replay from more.
+
+        Returns:
+            The plan, and each placed entry's chance to be drawn first.
 
         Raises:
             SeamError: The model was updated, but the loss was not seen to go through the seam; or advantages are to be
                 computed that TRL's rules do not explain.
         """
-        filled = Filled.with_nothing(fresh.groups)
-        if slots.wanted and self._buffer.capacity:
-            if self._handshake.has_run(self._clock.update, collected_at):
-                filled = self._draw(fresh, slots, tally)
-            else:
-                tally.note(1, TOO_EARLY if len(self._buffer) else self._shortage([]))
-        self._book(fresh.groups, filled, tally)
-        return filled
-
-    def _book(self, fresh: Groups, filled: Filled, tally: Tally) -> None:
-        """Counts what is replayed, in the table too."""
-        table = self._buffer.table
-        sampled = filled.sampled
-        entries = np.array([taken.row for taken in sampled.taken], np.int64)
-        self._rate_limiter.drawn += len(entries)
-        self._buffer.use(entries)
-        tally.replaced = len(sampled.slots)
-        tally.entries = len(entries)
-        tally.rows = sum(len(taken.targets) for taken in sampled.taken)
-        tally.age = float(sum(taken.age for taken in sampled.taken))
-        tally.score = float(table.score[entries].sum())
-        tally.uses = float(table.uses[entries].sum())
-        tally.items_delta = self._items_delta(fresh, filled)
-        tally.dead_after = int(fresh.dead.sum() - fresh.dead[sampled.slots].sum())
-
-    def _items_delta(self, fresh: Groups, filled: Filled) -> float:
-        """Computes the change of the batch's token count: stored rows for fresh ones, and masked rows count
-        nothing."""
-        items = fresh.items.copy()
-        stored_items = self._buffer.table.row_items
-        for taken in filled.sampled.taken:
-            items[taken.slot, taken.targets] = stored_items[taken.row, taken.sources]
-        items[filled.outcome.masked] = 0
-        return float(items.sum() - fresh.items.sum())
-
-    def _draw(self, fresh: FreshBatch, slots: Slots, tally: Tally) -> Filled:
-        """Stored rows for as many of the slots as the limits allow."""
-        eligible, reasons = self._buffer.eligible(self._clock.update, fresh.keys, self._unfit(fresh.rule))
+        plan = Plan.of(fresh.groups, fresh.rows.homes)
+        wanted = min(len(slots), most)
+        if not wanted or not self._buffer.capacity:
+            return plan, {}
+        if not self._handshake.has_run(self._clock.update, collected_at):
+            tally.note(1, TOO_EARLY if len(self._buffer) else self._shortage([]))
+            return plan, {}
+        eligible, reasons = self._eligible(fresh)
         if not len(eligible):
             tally.note(1, self._shortage(reasons))
-            return Filled.with_nothing(fresh.groups)
-        table = self._buffer.table
-        if len(eligible) < len(table):
-            table = table.take(eligible)
-        chosen, drawn = self._sampled(fresh.groups, slots, table, reasons, tally)
-        if not chosen:
-            return Filled.with_nothing(fresh.groups)
-        filling = self._mixing.mix(fresh, chosen, table, drawn, slots.most, tally)
-        priorities = self._priorities(table, filling.mixed.used)
-        taken = filling.taken(eligible, self._clock.update, priorities)
-        return Filled(Sampled(taken), filling.outcome(fresh.groups))
-
-    def _sampled(
-        self, fresh: Groups, slots: Slots, table: Table, reasons: Sequence[str], tally: Tally
-    ) -> tuple[list[int], Ints]:
-        """Asks the sampler for entries.
-
-        Args:
-            fresh ([`Groups`]): Of the batch.
-            slots ([`Slots`]): For which it draws.
-            table ([`Table`]): The eligible entries.
-            reasons (`Sequence[str]`): Why others are not eligible.
-            tally ([`Tally`]): Counts what was not drawn.
-
-        Returns:
-            The slots for which something was drawn, and for each of them rows of `table`, `(n, k)`, -1 for none.
-        """
-        drawn = self._hooks.sample(table, len(slots.order), self._context(fresh.take(slots.order)))
-        if len(drawn) < slots.wanted:
+            return plan, {}
+        table = self._buffer.table.take(eligible) if len(eligible) < len(self._buffer) else self._buffer.table
+        drawn = self._hooks.sample(table, len(slots), self._context(fresh.groups.take(slots)))
+        if len(drawn) < wanted:
             tally.note(1, self._shortage(reasons))
-        is_filled = (drawn >= 0).any(axis=1)
-        some = np.flatnonzero(is_filled)
-        left = max(min(len(drawn), slots.wanted) - len(some), 0)
-        empty = np.flatnonzero(~is_filled)[:left]
-        self._note_empty(fresh.prompt[slots.order][empty], table, tally)
-        return [slots.order[place] for place in some.tolist()], drawn[some]
+        some = (drawn >= 0).any(axis=1)
+        left = max(min(len(drawn), wanted) - int(some.sum()), 0)
+        self._note_empty(fresh.groups.prompt[slots[np.flatnonzero(~some)[:left]]], table, tally)
+        if not some.any():
+            return plan, {}
+        filled, mixed = self._mixing.mix(fresh, slots[np.flatnonzero(some)], table, drawn[some], most, tally)
+        mixed.plan.entry = np.where(mixed.plan.stored, mixed.of_entries(eligible[mixed.used]), mixed.plan.entry)
+        plan.put(filled, mixed.plan)
+        return plan, self._priorities(eligible, table, plan)
+
+    def _eligible(self, fresh: FreshBatch) -> tuple[Ints, list[str]]:
+        """Rows of the table that may be replayed now, and what holds others back."""
+        held = self._hooks.eligible(self._buffer.table, self._context()) | self._unfit(fresh.rule)
+        return self._buffer.eligible(self._clock.update, fresh.keys, held)
+
+    def _book(self, fresh: Groups, plan: Plan, tally: Tally) -> None:
+        """Counts what is replayed, in the table too."""
+        table = self._buffer.table
+        entries = np.array([entry for entry, _ in plan.drawn()], np.int64)
+        self._rate_limiter.drawn += len(entries)
+        self._buffer.use(entries)
+        tally.replaced = int(plan.stored.any(axis=1).sum())
+        tally.entries = len(entries)
+        tally.rows = int(plan.stored.sum())
+        tally.age = float((self._clock.update - table.update[entries]).sum())
+        tally.score = float(table.score[entries].sum())
+        tally.uses = float(table.uses[entries].sum())
+        tally.dead_after = int((fresh.dead & plan.unfilled).sum())
+
+    def _treat(self, fresh: FreshBatch, plan: Plan, iteration: int, tally: Tally) -> None:
+        """Lets plugins and settings edit the plan, and counts what it trains on."""
+        groups = fresh.groups
+        table = self._buffer.table
+        context = replace(self._context(), iteration=iteration, home=fresh.rows.homes)
+        self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens, beside_the_tap=not self._masks_rows)
+        items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))
+        tally.items_delta = float(items.sum() - groups.items.sum())
+        tally.dead_after -= int(plan.copied.any(axis=1).sum())
+        whole = plan.masked.all(axis=1)
+        tally.excluded = int(whole.sum())
+        tally.masked = int(plan.masked[~whole].sum())
 
     def _note_empty(self, prompts: Ints, table: Table, tally: Tally) -> None:
         """Counts the slots, of these prompts, for which the sampler drew nothing."""
@@ -410,69 +385,36 @@ class Decisions:
             return reason
         return f"{reason} (held back: {', '.join(sorted(held_back))})"
 
-    def _priorities(self, table: Table, rows: Ints) -> Floats:
-        """Of these entries, the chance of each to be drawn first relative to that of the table's least likely one."""
+    def _priorities(self, eligible: Ints, table: Table, plan: Plan) -> dict[int, float]:
+        """Of each entry of the plan, the chance to be drawn first relative to that of the least likely eligible one.
+
+        Args:
+            eligible (`(m,)`): Rows of the buffer's table.
+            table ([`Table`]): These alone.
+            plan ([`Plan`]): With the rows of the buffer's table that were placed.
+        """
         if self._weigh is None:
-            return np.ones(len(rows))
+            return {}
         weights = np.asarray(self._weigh(table, self._context()), np.float64)
         least = weights.min(initial=np.inf)
         if not 0 < least < np.inf:
             usable = weights[np.isfinite(weights) & (weights > 0)]
             least = usable.min(initial=np.inf)
-        relative = weights[rows] / least  # entries without weight are drawn when no others are left
-        relative[~np.isfinite(relative)] = 1.0
-        return np.asarray(np.maximum(relative, 1.0))
+        entries = [entry for entry, _ in plan.drawn()]
+        relative = weights[np.searchsorted(eligible, entries)] / least
+        relative[~np.isfinite(relative)] = 1.0  # entries without weight are drawn when no others are left
+        return dict(zip(entries, np.maximum(relative, 1.0).tolist(), strict=True))
 
-    def _noteworthy(self, fresh: FreshBatch, sampled: Sampled, tally: Tally) -> list[int]:
+    def _noteworthy(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
         if not self._buffer.capacity:
             return []
-        live = np.flatnonzero(~fresh.groups.dead).tolist()
-        if not fresh.known:
-            filled = set(sampled.slots)
-            seen = [slot for slot in live if slot not in filled]
-            tally.lost = len(live) - len(seen)
-            live = seen
+        live = ~fresh.groups.dead
+        seen = live if fresh.known else live & ~plan.stored.any(axis=1)
+        tally.lost = int(live.sum() - seen.sum())
         solved = self._solved(self._passed(fresh.groups))
-        unsolved = [slot for slot in live if not solved[slot]]
-        tally.refuse(len(live) - len(unsolved), SOLVED)
-        return unsolved
-
-    def _copies(self, fresh: FreshBatch, sampled: Sampled, tally: Tally) -> list[Pair]:
-        """Live groups that take the slots of dead ones, where `replay_unfilled` wants that."""
-        if self._settings.unfilled != "intra_batch" or self._settings.dry_run:
-            return []
-        pairs = copies(fresh.groups, sampled, fresh.rows, self._context().rng)
-        tokens = fresh.groups.counted.sum(axis=1)
-        tally.dead_after -= len(pairs)
-        tally.items_delta += float(sum(tokens[live] - tokens[dead] for dead, live in pairs))
-        return pairs
-
-
-def _with_copies(outcome: RowOutcome, pairs: Sequence[Pair]) -> RowOutcome:
-    """Copies to dead slots what the rows of live ones train with."""
-    if not pairs:
-        return outcome
-    slots = np.arange(len(outcome.masked))
-    for dead, live in pairs:
-        slots[dead] = live
-    return outcome.take(slots)
-
-
-def _exclude(fresh: Groups, sampled: Sampled, tally: Tally) -> None:
-    """Counts the dead groups that nothing fills, which are left out of the loss."""
-    left = dead_slots(fresh, sampled.slots)
-    tally.excluded = len(left)
-    tally.excluded_items = float(fresh.counted[left].sum())
-
-
-def _count_masked(fresh: Groups, sampled: Sampled, outcome: RowOutcome, tally: Tally) -> None:
-    """Counts the masked rows of the composed batch, but for those of groups that are left out as a whole."""
-    masked = outcome.masked.sum(axis=1)
-    tally.masked = int(masked.sum())
-    if tally.excluded:
-        masked[dead_slots(fresh, sampled.slots)] = 0
-    tally.masked_apart = int(masked.sum())
+        tally.refuse(int((seen & solved).sum()), SOLVED)
+        return np.flatnonzero(seen & ~solved).tolist()
 
 
 def _untrained(fresh: Groups) -> int:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..loss.tap import Expected
-from ..types import Batch
 from .stages import FreshBatch
 
 
@@ -17,17 +14,13 @@ class Template:
     """One generation batch, kept until the next one.
 
     Attributes:
-        batch (`dict`): The fresh batch, before anything was exchanged, without reference log-probs if only fresh rows
-            have them.
-        reference (`(B, C)`, *optional*): These.
-        fresh ([`FreshBatch`]): Its groups, all of them dead: a further iteration may fill each slot.
+        fresh ([`FreshBatch`]): The batch before anything was exchanged, with all groups dead: a further iteration may
+            fill each slot.
         expected ([`Expected`]): What the tap does about the composed batch.
         micro_batches (`list`, *optional*): The composed batch as the trainer buffers it, once an iteration has begun.
         step (`int`, *optional*): The trainer's count of micro-batches when an iteration last began.
     """
 
-    batch: Batch
-    reference: torch.Tensor | None
     fresh: FreshBatch
     expected: Expected
     micro_batches: list[Any] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,27 +11,28 @@ from .. import compat
 from ..batch.compose import compose, cut, with_stored_fields
 from ..buffer.candidates import Candidate, logps_dtype, with_rewards
 from ..components import Components
-from ..decision import RowOutcome, Taken
+from ..decision import Decision
+from ..distributed.row_layout import RowLayout
 from ..errors import ConfigurationError
-from ..loss.row_mask import NOTHING_MASKED, RowMask
-from ..types import Batch, Bools, Floats, Group, Placement
-from .dead_groups import all_wrong, dead_slots, place_copies
-from .stages import BatchDecision, FreshBatch
+from ..loss.micro_batch import COMPOSED, EXCLUDED, MASKED, WITHOUT_KL
+from ..plan import FRESH, Plan
+from ..types import Batch, Bools, Floats, Group, Groups, Placement
+from .stages import FreshBatch
 
 
-def write_advantages(batch: Batch, fresh: FreshBatch) -> Batch:
+def write_advantages(batch: Batch, rows: RowLayout, groups: Groups, of_tokens: bool) -> Batch:
     """The batch with what a plugin made of the advantages of this process's rows; values that it left keep their
     bits, and without any other the batch itself returns.
 
     Args:
         batch (`dict`): As TRL returned it.
-        fresh ([`FreshBatch`]): Its groups as the plugin shaped them, and the columns of the trainer's own.
+        rows ([`RowLayout`]): With the columns of the trainer's own.
+        groups ([`Groups`]): As the plugin shaped them.
+        of_tokens (`bool`): Whether each token has its own advantage.
     """
-    rows = fresh.rows
-    shaped = rows.of_here(fresh.groups.advantages)
-    stock = rows.columns["advantages"][rows.here]
-    changed = shaped != stock
-    if fresh.rule.of_tokens and shaped[changed].any():
+    shaped = rows.of_here(groups.advantages)
+    changed = shaped != rows.columns["advantages"][rows.here]
+    if of_tokens and shaped[changed].any():
         raise ConfigurationError(
             "A plugin's trl_replay_advantages gave a row another advantage, and this trainer gives one to each of its "
             "tokens: there a plugin can only mask rows (NaN) or give them 0. Leave the plugin out."
@@ -52,130 +52,96 @@ def _with_advantages(batch: Batch, values: Floats, changed: Bools) -> Batch:
 
 
 def compose_batch(
-    batch: Batch, decision: BatchDecision, payload: Mapping[int, Group], components: Components
+    fresh: FreshBatch, decision: Decision, payload: Mapping[int, Group], components: Components
 ) -> tuple[Batch, list[Placement]]:
-    """The batch with the drawn rows in their slots; without any, the batch itself.
+    """The batch that the plan describes; the fresh one itself where every row trains on itself.
 
     Args:
-        batch (`dict`): With the advantages of `decision.fresh`.
-        decision ([`BatchDecision`]): What was decided.
+        fresh ([`FreshBatch`]): The batch.
+        decision ([`Decision`]): With the plan.
         payload (`Mapping[int, Group]`): What was drawn, by serial.
         components ([`Components`]): How to pad.
 
     Returns:
-        The batch, and the placements of drawn groups (not those of copies).
+        The batch, and the placements of stored rows (not those of copies).
     """
-    rows = decision.fresh.rows
-    outcome = decision.outcome
-    # before anything is placed: of a slot that straddles processes, stored rows may take another one's rows alone
-    batch = _with_advantages(batch, rows.of_here(outcome.advantages), rows.of_here(outcome.computed))
-    groups = {
-        taken.serial: _rewritten(payload[taken.serial], taken, outcome)
-        for taken in decision.sampled.taken
-        if taken.serial in payload
-    }
-    replayed = rows.placements(decision.sampled, groups)
-    copied = place_copies(batch, rows, decision.copies, components.fields)
-    placements = replayed + copied
-    if not placements:
-        return batch, replayed
-    batch = with_stored_fields(batch, components.fields, placements)
-    return compose(batch, components.fields, placements, components.pad_to_multiple_of), replayed
+    rows, plan, fields = fresh.rows, decision.plan, components.fields
+    table = components.buffer.table
+    replayed = rows.placements(decision, table, components.clock.update, payload)
+    placements = replayed + _copies(fresh, plan, components)
+    batch = with_stored_fields(fresh.batch, fields, placements)
+    composed = compose(batch, fields, placements, components.pad_to_multiple_of)
+    own = plan.column(table.row_advantage, fresh.groups.advantages)
+    changed = rows.of_here(plan.advantages != own)
+    return _with_advantages(composed, rows.of_here(plan.advantages), changed), replayed
 
 
-def _rewritten(group: Group, taken: Taken, outcome: RowOutcome) -> Group:
-    """Stored rows with the advantages that were computed for them in their slot, if any were."""
-    if not group.keys or not outcome.computed[taken.slot, taken.targets].any():
-        return group
-    values = torch.from_numpy(outcome.advantages[taken.slot, taken.targets])
-    stored = group.tensors["advantages"]
-    return replace(group, tensors={**group.tensors, "advantages": values.to(stored).view(stored.shape)})
+def _copies(fresh: FreshBatch, plan: Plan, components: Components) -> list[Placement]:
+    """This process's live groups that the plan copies into dead groups' slots."""
+    slots = np.flatnonzero(plan.copied.any(axis=1))
+    exchanges = fresh.rows.exchanges(slots.tolist(), plan.origin[slots, 0].tolist(), fresh.rows)
+    groups = cut(fresh.batch, components.fields.exact(), [one.source for one in exchanges])
+    return [one.placement(group) for one, group in zip(exchanges, groups, strict=True)]
 
 
-def rows_without_kl(kl: str, fresh: FreshBatch, placements: Sequence[Placement], pass_reward: float) -> list[int]:
-    """Rows of this process whose KL term does not count.
+def reference_of(fresh: FreshBatch, plan: Plan) -> torch.Tensor | None:
+    """The reference log-probs that were taken out of the batch, `(B, C)`: those of copied rows in their copies."""
+    if fresh.reference is None or not plan.copied.any():
+        return fresh.reference
+    size = plan.source.shape[1]
+    sources = fresh.rows.of_here(np.where(plan.copied, plan.origin * size + plan.source, -1))
+    own = np.arange(len(sources))
+    index = np.where(sources < 0, own, sources - fresh.rows.here.start)
+    return fresh.reference[torch.from_numpy(index).to(fresh.reference.device)]
+
+
+def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> torch.Tensor:
+    """The second column of the batch key `ROWS`, `(B,)` int64.
 
     Args:
-        kl (`str`): `replay_kl`.
-        fresh ([`FreshBatch`]): The batch.
-        placements (`Sequence[Placement]`): What was exchanged here.
-        pass_reward (`float`): `replay_pass_reward`.
+        rows ([`RowLayout`]): Where rows lie.
+        plan ([`Plan`]): What they train on.
+        leaves_out (`bool`): Whether masked rows are out of denominators.
     """
-    if kl == "all":
-        return []
-    groups = fresh.groups
-    counts = np.ones(len(groups), bool) if kl == "fresh" else all_wrong(groups, pass_reward)
-    here = np.repeat(counts, fresh.rows.size)[fresh.rows.here]
-    for placed in placements:
-        here[placed.rows] = False
-    return np.flatnonzero(~here).tolist()
+    flags = np.where(plan.masked | plan.silent, MASKED, 0)
+    flags |= np.where(plan.masked & leaves_out, EXCLUDED, 0)
+    flags |= np.where(plan.kl, 0, WITHOUT_KL)
+    here = rows.of_here(flags)
+    here |= COMPOSED * int((rows.of_here(plan.entry) != FRESH).any())
+    return torch.from_numpy(here)
 
 
-def count_items(batch: Batch, composed: Batch, total: Mapping[str, float]) -> Batch:
+def row_factor(total: Mapping[str, float], size: int) -> float:
+    """Rows of all processes over those that are not masked; 1 where none is left, and denominators stay."""
+    rows = total["groups"] * size
+    left = rows - total["excluded"] * size - total["masked"]
+    return rows / left if left else 1.0
+
+
+def count_items(batch: Batch, total: Mapping[str, float], size: int) -> Batch:
     """The composed batch with its token count corrected by what all ranks exchanged and left out."""
-    delta = total["items_delta"]
-    if total["excluded"] < total["groups"]:  # a batch without any live group keeps its count: nothing is trained
-        delta -= total["excluded_items"]
-    if not delta:
-        return composed
+    masked = total["excluded"] * size + total["masked"]
+    if not total["items_delta"] or masked == total["groups"] * size:
+        return batch
     items = batch["num_items_in_batch"]
-    change = torch.as_tensor(delta, dtype=items.dtype, device=items.device)
+    change = torch.as_tensor(total["items_delta"], dtype=items.dtype, device=items.device)
     counted = items + change
-    return {**composed, "num_items_in_batch": torch.where(counted > 0, counted, items)}
+    return {**batch, "num_items_in_batch": torch.where(counted > 0, counted, items)}
 
 
-def mask_rows(decision: BatchDecision, total: Mapping[str, float], unfilled: str, denominator: str) -> RowMask:
-    """Returns what the loss does about rows that a plugin masks, and about dead groups that nothing filled.
-
-    Args:
-        decision ([`BatchDecision`]): What is filled, and which rows are masked.
-        total (`Mapping[str, float]`): Counters of all ranks.
-        unfilled (`str`): `replay_unfilled`.
-        denominator (`str`): What this trainer's loss divides by.
-    """
-    rows = decision.fresh.rows
-    left_out = decision.outcome.masked.copy()
-    silent = left_out.copy()
-    excluding = unfilled == "exclude" and total["excluded"] < total["groups"]
-    if unfilled in ("mask", "exclude"):
-        dead = dead_slots(decision.fresh.groups, decision.sampled.slots)
-        silent[dead] = True
-        if excluding:
-            left_out[dead] = True
-    count = total["groups"] * rows.size
-    out = (total["excluded"] * rows.size if excluding else 0) + total["masked_apart"]
-    factor = count / (count - out) if 0 < out < count else 1.0
-    if not silent.any() and factor == 1.0:
-        return NOTHING_MASKED
-    masked = np.flatnonzero(rows.of_here(silent)).tolist()
-    excluded = np.flatnonzero(rows.of_here(left_out)).tolist()
-    return RowMask(masked, excluded, factor, denominator if out else "")
-
-
-def collect(
-    batch: Batch,
-    decision: BatchDecision,
-    components: Components,
-    serial: int,
-    update: int,
-    recorded: torch.Tensor | None = None,
-) -> list[Candidate]:
+def collect(fresh: FreshBatch, slots: Sequence[int], components: Components, serial: int) -> list[Candidate]:
     """The live groups that are to be stored, as candidates: complete where their log-probs are known.
 
     Args:
-        batch (`dict`): The fresh one, with the advantages of `decision.fresh`.
-        decision ([`BatchDecision`]): Which groups.
+        fresh ([`FreshBatch`]): The batch.
+        slots (`Sequence[int]`): Which groups.
         components ([`Components`]): How to cut each key.
         serial (`int`): The first one's serial number.
-        update (`int`): Updates done.
-        recorded (`(B, C)`, *optional*): Log-probs of the batch that it does not hold itself.
     """
-    if recorded is not None:
-        batch = {**batch, compat.OLD_LOGPS: recorded}
+    batch = fresh.batch if fresh.recorded is None else {**fresh.batch, compat.OLD_LOGPS: fresh.recorded}
     fields = components.fields
-    fresh = decision.fresh
     stored = fields.stored_keys(batch) | {compat.OLD_LOGPS}
-    local = {slot: fresh.rows.local(slot) for slot in decision.candidates}
+    local = {slot: fresh.rows.local(slot) for slot in slots}
     groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
     candidates = []
     for number, (slot, (rows, first)) in enumerate(local.items(), serial):
@@ -185,7 +151,7 @@ def collect(
             group=with_rewards(next(groups), fresh.groups.rewards[slot, first:]) if rows.stop else None,
             keys=fresh.rows.holds(stored, slot),
             rows=rows,
-            update=update,
+            update=components.clock.update,
             logps_dtype=logps_dtype(fields),
         )
         candidates.append(candidate)

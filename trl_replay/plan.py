@@ -1,0 +1,215 @@
+"""The plan: what each row of a batch trains on, in one table that strategies and plugins write in turn. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .types import LARGEST_ADVANTAGE, NONE, Bools, Floats, Groups, Ints
+
+FRESH = NONE
+"""In [`Plan.entry`]: the fresh row itself."""
+EMPTY = int(np.iinfo(np.int64).min)
+"""In [`Plan.entry`]: the masked placeholder of a slot of a further iteration that nothing fills."""
+EDITABLE = {"advantages": np.float64, "masked": np.bool_, "silent": np.bool_, "kl": np.bool_}
+"""Columns that a plugin may change, and their types."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What the rows of `n` groups train on: `(n, G)` columns over the groups that the scope shares, the same on all
+    its processes.
+
+    A plugin may set `masked` and `silent`, clear `kl`, change `advantages`, and [`copy`][trl_replay.Plan.copy] live
+    groups into dead slots. Nothing is taken back.
+
+    Attributes:
+        entry (int64): `FRESH` for the fresh row; `e >= 0` for a row of entry `e` of the table; `-2 - slot` for a copy
+            of that live group of this batch; `EMPTY` for a placeholder. Read-only.
+        source (int64): Which row of that group. Read-only.
+        advantages (float64): As trained. Where each token has its own, the mean of their sizes, not to be changed.
+        masked (bool): No gradient, and in no denominator of the loss. Where nothing would be left on any process,
+            denominators stay as they are.
+        silent (bool): No gradient, but counted in denominators.
+        kl (bool): The row's KL term counts.
+    """
+
+    entry: Ints
+    source: Ints
+    advantages: Floats
+    masked: Bools
+    silent: Bools
+    kl: Bools
+    _dead: Bools = field(repr=False)  # (n,)
+    _home: Ints = field(repr=False)  # (n,)
+
+    @classmethod
+    def of(cls, groups: Groups, home: Ints | None = None) -> Plan:
+        """The plan in which every row trains on itself.
+
+        Args:
+            groups ([`Groups`]): The fresh groups.
+            home (`(n,)` int64, *optional*): The process that has all rows of a group, -1 if they straddle processes.
+        """
+        shape = groups.advantages.shape
+        return cls(
+            entry=np.full(shape, FRESH, np.int64),
+            source=np.broadcast_to(np.arange(shape[1]), shape).copy(),
+            advantages=groups.advantages.copy(),
+            masked=groups.masked.copy(),
+            silent=np.zeros(shape, bool),
+            kl=np.ones(shape, bool),
+            _dead=groups.dead,
+            _home=np.zeros(shape[0], np.int64) if home is None else home,
+        )
+
+    @classmethod
+    def nothing(cls) -> Plan:
+        """The plan of no group: where nothing is trained on."""
+        none = np.zeros((0, 1), bool)
+        whole = none.astype(np.int64)
+        return cls(whole, whole, none.astype(np.float64), none, none, none, none[:, 0], whole[:, 0])
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    @property
+    def fresh(self) -> Bools:
+        """Rows that train on themselves, `(n, G)`."""
+        return np.asarray(self.entry == FRESH)
+
+    @property
+    def stored(self) -> Bools:
+        """Rows of the buffer, `(n, G)`."""
+        return np.asarray(self.entry >= 0)
+
+    @property
+    def copied(self) -> Bools:
+        """Copies of rows of this batch, `(n, G)`."""
+        return np.asarray((self.entry < FRESH) & (self.entry != EMPTY))
+
+    @property
+    def unfilled(self) -> Bools:
+        """Slots whose rows are all fresh, `(n,)`."""
+        return np.asarray(self.fresh.all(axis=1))
+
+    @property
+    def is_whole(self) -> Bools:
+        """Slots that one entry takes as a whole, `(n,)`."""
+        return np.asarray((self.entry == self.entry[:, :1]).all(axis=1) & self.stored[:, 0])
+
+    @property
+    def origin(self) -> Ints:
+        """The slot of this batch that a fresh row or a copy is from, `(n, G)`."""
+        own = np.arange(len(self))[:, None]
+        return np.where(self.copied, -2 - self.entry, own)
+
+    def drawn(self) -> list[tuple[int, Ints]]:
+        """Entries in the order in which the plan first names them, each with its rows as flat indices, ascending."""
+        rows = np.flatnonzero(self.stored)
+        entries, first, number = np.unique(self.entry.ravel()[rows], return_index=True, return_inverse=True)
+        ends = np.cumsum(np.bincount(number, minlength=len(entries)))[:-1]
+        by_entry = np.split(rows[np.argsort(number, kind="stable")], ends)
+        return [(int(entries[place]), by_entry[place]) for place in np.argsort(first).tolist()]
+
+    def column(self, stored: NDArray[Any], fresh: NDArray[Any]) -> NDArray[Any]:
+        """The values that the rows have: a new array `(n, G, …)`.
+
+        Args:
+            stored (`(entries, G, …)`): A row column of the table, such as `table.row_length`.
+            fresh (`(n, G, …)`): The same of the fresh groups, such as `groups.lengths`.
+        """
+        values = fresh[self.origin, self.source]
+        mask = self.stored
+        if not mask.any():
+            return np.asarray(values)
+        found = stored[np.maximum(self.entry, 0), self.source]
+        return np.where(mask.reshape(*mask.shape, *[1] * (found.ndim - 2)), found, values)
+
+    def take(self, slots: Ints) -> Plan:
+        """A plan of some slots. Without copies: they name slots of the whole plan."""
+        return Plan(*(getattr(self, name)[slots] for name in self.__slots__))
+
+    def put(self, slots: Ints, part: Plan) -> None:
+        """Write a plan of some slots back."""
+        for name in ("entry", "source", *EDITABLE):
+            getattr(self, name)[slots] = getattr(part, name)
+
+    def keep_fresh(self, rows: Bools) -> None:
+        """Put fresh rows back in the places `rows`, `(n, G)`."""
+        own = np.arange(self.entry.shape[1])
+        self.entry = np.where(rows, FRESH, self.entry)
+        self.source = np.where(rows, own, self.source)
+
+    def leave_empty(self, slots: Bools) -> None:
+        """Make the slots `(n,)` placeholders of a further iteration."""
+        self.entry = np.where(slots[:, None], EMPTY, self.entry)
+        self.masked = self.masked | slots[:, None]
+
+    def copy(self, slots: Any, of: Any) -> None:
+        """Let slots train on copies of live groups of this batch, with all that the plan says of these.
+
+        Args:
+            slots (`(k,)`): Dead slots that nothing fills.
+            of (`(k,)`): The live slot for each, of the same process (`context.home`), that holds its own fresh rows.
+
+        Raises:
+            ValueError: A slot can't be filled by a copy, or a group can't be copied there.
+        """
+        slots, of = (np.atleast_1d(np.asarray(index, np.int64)) for index in (slots, of))
+        alone = self.unfilled & (self._home >= 0)
+        self._check_slots(slots, alone & self._dead, "dead slots without a stored row")
+        self._check_slots(of, alone & ~self._dead, "live groups without a stored row")
+        far = np.flatnonzero(self._home[slots] != self._home[of])
+        if len(far):
+            slot, live = slots[far[0]], of[far[0]]
+            raise ValueError(f"slot {slot} and group {live} lie on different processes (see context.home)")
+        entry, source = self.entry.copy(), self.source.copy()
+        entry[slots] = -2 - of[:, None]
+        source[slots] = np.arange(entry.shape[1])
+        self.entry, self.source = entry, source
+        for name in EDITABLE:
+            values = getattr(self, name).copy()
+            values[slots] = values[of]
+            setattr(self, name, values)
+
+    def _check_slots(self, slots: Ints, usable: Bools, what: str) -> None:
+        wrong = [slot for slot in slots.tolist() if not (0 <= slot < len(self) and usable[slot])]
+        if wrong:
+            raise ValueError(f"plan.copy takes {what}, on one process; {wrong[0]} is none of them")
+
+    def guard(self) -> Plan:
+        """Make `entry` and `source` read-only, and return a copy to compare a plugin's edits with."""
+        self.entry.flags.writeable = self.source.flags.writeable = False
+        return Plan(*(getattr(self, name).copy() for name in self.__slots__))
+
+    def fault(self, before: Plan, of_tokens: bool, beside_the_tap: bool) -> str:
+        """Describe what a plugin may not have done; empty if nothing.
+
+        Args:
+            before ([`Plan`]): What [`guard`][trl_replay.Plan.guard] returned.
+            of_tokens (`bool`): Each token has its own advantage.
+            beside_the_tap (`bool`): The loss goes around the log-prob method.
+        """
+        for name, dtype in EDITABLE.items():
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray) or values.dtype != dtype or values.shape != self.entry.shape:
+                return f"plan.{name} must stay an array of {np.dtype(dtype)} of shape {self.entry.shape}"
+        largest = np.abs(self.advantages).max(initial=0.0)
+        if not largest <= LARGEST_ADVANTAGE:
+            return f"plan.advantages holds {largest:g}: give finite numbers of at most {LARGEST_ADVANTAGE:g}"
+        own = ~(self.copied & ~before.copied)  # what a copy took along is no edit
+        if (own & (before.masked & ~self.masked | before.silent & ~self.silent | self.kl & ~before.kl)).any():
+            return "a row was unmasked or got its KL term back: plugins only take away"
+        reshaped = own & (self.advantages != before.advantages)
+        if (reshaped & (self.entry == EMPTY)).any():
+            return "plan.advantages of an empty slot was changed: such rows are placeholders"
+        if of_tokens and reshaped.any():
+            return "plan.advantages was changed, and this trainer gives each token its own: mask rows instead"
+        taken = own & ((self.masked != before.masked) | (self.silent != before.silent) | (self.kl != before.kl))
+        if beside_the_tap and taken.any():
+            return "rows can't be masked with use_liger_kernel=True, whose loss goes around the log-prob method"
+        return ""

@@ -1,0 +1,68 @@
+"""What becomes of dead groups that nothing fills (`replay_unfilled`), and whose KL term counts (`replay_kl`).
+
+Each is a function of the hook `trl_replay_plan`. They run after the plugins' ones, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from ..plan import Plan
+from ..types import Bools, Context, Groups
+
+Treatment: TypeAlias = Callable[[Plan, Groups, Context], None]
+
+
+def mask(plan: Plan, groups: Groups, context: Context) -> None:
+    """Take unfilled dead groups out of the gradient."""
+    plan.silent |= (groups.dead & plan.unfilled)[:, None]
+
+
+def exclude(plan: Plan, groups: Groups, context: Context) -> None:
+    """Take unfilled dead groups out of the gradient and the loss's denominator."""
+    plan.masked |= (groups.dead & plan.unfilled)[:, None]
+
+
+def intra_batch(plan: Plan, groups: Groups, context: Context) -> None:
+    """Copy live groups of the same process into unfilled dead slots: every one once before any twice (POLARIS)."""
+    assert context.home is not None  # while a plan is edited
+    for home in np.unique(context.home[context.home >= 0]).tolist():
+        here = plan.unfilled & (context.home == home)
+        empty = np.flatnonzero(here & groups.dead)
+        live = np.flatnonzero(here & ~groups.dead)
+        if len(empty) and len(live):
+            rounds = -(-len(empty) // len(live))
+            order = np.concatenate([context.rng.permutation(live) for _ in range(rounds)])
+            plan.copy(empty, order[: len(empty)])
+
+
+def kl_of_fresh(plan: Plan, groups: Groups, context: Context) -> None:
+    """Leave stored rows without a KL term."""
+    plan.kl &= ~plan.stored
+
+
+def kl_of_all_wrong(pass_reward: float) -> Treatment:
+    """Leave all rows without a KL term but those of fresh groups in which no row passes."""
+
+    def kl(plan: Plan, groups: Groups, context: Context) -> None:
+        plan.kl &= plan.fresh & all_wrong(groups, pass_reward)[:, None]
+
+    return kl
+
+
+def all_wrong(groups: Groups, pass_reward: float) -> Bools:
+    """Dead groups in which no row passes, `(n,)`; not those whose rows all failed."""
+    passes = groups.reward >= pass_reward
+    failed = groups.failed.all(axis=1)
+    return np.asarray(groups.dead & ~passes.any(axis=1) & ~failed)
+
+
+def treatments(unfilled: str, kl: str, pass_reward: float) -> dict[str, Treatment]:
+    """The treatments that settings name, by setting and value, in the order in which they run."""
+    of_dead: dict[str, Treatment] = {"mask": mask, "exclude": exclude, "intra_batch": intra_batch}
+    of_kl: dict[str, Treatment] = {"fresh": kl_of_fresh, "all_wrong": kl_of_all_wrong(pass_reward)}
+    found = {f"replay_unfilled={unfilled!r}": of_dead.get(unfilled), f"replay_kl={kl!r}": of_kl.get(kl)}
+    return {name: treatment for name, treatment in found.items() if treatment is not None}
