@@ -48,6 +48,8 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return behavior, one * (0.5 <= mean <= 2.0)
     if name == "topr":
         return new, one if advantage >= 0 else one * min(float(r.prod()), 1.0)
+    if name == "imitation":
+        return new, one * (0.3 / advantage if advantage > 0 else 0.0)
     if name == "decoupled":
         return new, torch.minimum(r, one * 2.0)
     if name == "gipo":
@@ -78,7 +80,7 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
     return [float(kept)] * len(ratios)
 
 
-CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "decoupled", "shaped", "gipo"]
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "imitation", "decoupled", "shaped", "gipo"]
 TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo"}
 
 

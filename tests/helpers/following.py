@@ -36,9 +36,9 @@ class Followed:
             return begin(inputs)
 
         def moving(rows: Any, decision: Any) -> Any:
-            for taken in decision.sampled.taken:
-                places = (taken.slot * size + taken.targets).tolist()
-                self.pairs += [(self.born[taken.serial], asked[place]) for place in places]
+            for entry, places in decision.plan.drawn():
+                serial = int(session.buffer.table.serial[entry])
+                self.pairs += [(self.born[serial], asked[place]) for place in places.tolist()]
             return move(rows, decision)
 
         def stepping(batch: Any, score: Any = None) -> Any:

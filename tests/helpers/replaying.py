@@ -177,8 +177,10 @@ class Watch:
         complete: list[Batch] = []  # the batch at hand, with the groups that were generated again
         fresh_batch = session._fresh
 
-        def watched_fresh(shared: Any, generated: Any) -> Any:
-            batch = with_reference(shared.batch, shared.reference)
+        def watched_fresh(generated: Any) -> Any:
+            fresh = fresh_batch(generated)
+            batch = with_reference(fresh.batch, fresh.reference)
+            batch = {**batch, "advantages": generated.batch["advantages"]}
             complete[:] = [batch]
             self.rewards.append(generated.scored.clone())
             rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
@@ -186,7 +188,7 @@ class Watch:
                 self.policy.append(forward_alone(session.trainer, rows)[0])
             elif session.components.records:
                 self.policy.append(forward(session.trainer, rows, batch)[0])
-            return fresh_batch(shared, generated)
+            return fresh
 
         def watched_step(batch: Batch, score: Any = None) -> Batch:
             out = step(batch, score)
@@ -198,11 +200,12 @@ class Watch:
 
         def watched_move(rows: Any, decision: Any) -> Any:
             sources.clear()
-            sources.update({taken.serial: taken.sources.tolist() for taken in decision.sampled.taken})
+            drawn = {int(session.buffer.table.serial[entry]): rows for entry, rows in decision.plan.drawn()}
+            sources.update({serial: decision.plan.source.flat[rows].tolist() for serial, rows in drawn.items()})
             return move(rows, decision)
 
-        def watched_expect(rows: int, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
-            ids = expect(rows, candidates, placements, *others)
+        def watched_expect(flags: torch.Tensor, candidates: Any, placements: Any, *others: Any) -> torch.Tensor:
+            ids = expect(flags, candidates, placements, *others)
             pending = session.carry.pending  # none in further iterations
             for candidate in () if pending is None else pending.candidates:
                 self.origin[candidate.serial] = (len(self.steps), candidate.slot)

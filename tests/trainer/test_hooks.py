@@ -160,6 +160,18 @@ def check_advantages(calls, session):
     assert not calls[0]["groups"].masked.any()
 
 
+def check_eligible(calls, session):
+    assert [call["length"] for call in calls] == [1, 2, 2], "all entries; not before the first loss"
+    assert [call["context"].update for call in calls] == [1, 2, 3]
+
+
+def check_plan(calls, session):
+    assert [call["context"].iteration for call in calls] == [0] * 4
+    assert all(call["context"].home.tolist() == [0, 0, 0] for call in calls)
+    assert [call["plan"].stored.any(axis=1).sum() for call in calls] == [0, 1, 2, 2]
+    assert all(call["groups"].dead.tolist() == [False, True, True] for call in calls)
+
+
 def check_admitted(calls, session):
     assert [call["rows"].tolist() for call in calls] == [[0], [1], [2], [2]]
     assert [call["length"] for call in calls] == [1, 2, 3, 3], "before any is ranked"

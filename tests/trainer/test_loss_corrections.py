@@ -24,7 +24,7 @@ FORMS = {
     "ratio": [],  # the behavior log-probs
     "sequence_mask": ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "per"],  # and a weight for each row
     "icepop": ["suffix_veto"],  # and a weight for each token
-    "topr": ["none"],  # the current log-probs and a weight for each row
+    "topr": ["none", "imitation"],  # the current log-probs and a weight for each row
     "truncated": ["decoupled", "shaped", "gipo"],  # and a weight for each token
 }
 """Of each form the correction that goes through every loss, and those that go through two."""

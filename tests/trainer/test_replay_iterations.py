@@ -23,6 +23,7 @@ from trl_replay.testing import make_trainer
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD], [DEAD, DEAD, DEAD])
 RIGHT = [1.0, 1.0, 1.0, 1.0]
 REPLAY = {"replay_iterations": "replay", "replay_start": 0}
+EXCLUDE = {"replay_unfilled": "exclude"}
 WINDOWS = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
 TWO_UPDATES = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 6}
 KL = {
@@ -100,12 +101,20 @@ def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(
 
 @since("1.8.0", "the entropy bonus")
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("settings", [REPLAY, {"replay_start": 0, "replay_unfilled": "exclude"}], ids=["empty", "dead"])
+@pytest.mark.parametrize(
+    "settings", [REPLAY, {"replay_start": 0, "replay_unfilled": "exclude"}], ids=["empty", "dead"]
+)
 def test_96_the_entropy_bonus_is_the_mean_over_the_tokens_that_the_loss_divides_by(
     tmp_path: Path, loss: str, settings: dict[str, Any]
 ) -> None:
     trainer = build(
-        tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, entropy_coef=0.5, learning_rate=1e-2, **of_loss(loss)
+        tmp_path,
+        Rewards(*SCRIPT),
+        num_iterations=3,
+        max_steps=9,
+        entropy_coef=0.5,
+        learning_rate=1e-2,
+        **of_loss(loss),
     )
     trainer.gradients = True
     session = trl_replay.attach(trainer, replay_max_fraction=0.34, **settings)

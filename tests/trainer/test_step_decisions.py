@@ -103,16 +103,16 @@ def test_chances_are_relative_to_the_least_likely_entry(tmp_path: Any, sampler: 
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, HALF], [LIVE, DEAD, HALF], [DEAD] * 3), max_steps=4)
     session = trl_replay.attach(trainer, replay_sampler=sampler, replay_correction="per")
     seen = []
-    draw = session.decide.sample
+    place = session.decide._place
 
-    def sample(*args: Any) -> Any:
+    def placed(*args: Any) -> Any:
         table = session.buffer.table
         chances = {"uniform": table.score * 0 + 1, "proportional": table.score}.get(sampler, table.score / table.peers)
-        drawn = draw(*args)
-        seen.extend((chances[taken.row] / chances.min(), taken.priority) for taken in drawn.sampled.taken)
-        return drawn
+        plan, priorities = place(*args)
+        seen.extend((chances[entry] / chances.min(), priority) for entry, priority in priorities.items())
+        return plan, priorities
 
-    session.decide.sample = sample  # type: ignore[method-assign]
+    session.decide._place = placed  # type: ignore[method-assign]
     trainer.train()
     assert len(seen) == 7
     assert [priority for _, priority in seen] == pytest.approx([chance for chance, _ in seen])

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 
 from trl_replay.batch.compose import compose, cut, take_rows
 from trl_replay.batch.group_view import blank
-from trl_replay.decision import Sampled
+from trl_replay.decision import Decision
 from trl_replay.distributed.row_layout import RowLayout
 from trl_replay.fields import FieldTable
-from trl_replay.step.mixing import Filling, MixedGroups
+from trl_replay.step.mixing import planned
 from trl_replay.testing import make_groups, make_table
 from trl_replay.types import NONE
 
@@ -77,16 +77,20 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
     stored = [group for one in batches for group in cut(one, FIELDS, everything)]
     drawn, chosen = assignment
     view = make_groups([[0.0] * SIZE] * GROUPS)
-    mixed = MixedGroups.of(view, table_of(len(stored)), drawn, chosen)
-    filling = Filling(list(range(GROUPS)), mixed, view.advantages, view.masked, np.zeros(GROUPS, bool))
-    sampled = Sampled(filling.taken(np.arange(len(stored)), 1, np.ones(len(stored))))
-    payload = {taken.serial: take_rows(stored[taken.row], taken.sources.tolist(), FIELDS) for taken in sampled.taken}
+    table = table_of(len(stored))
+    mixed = planned(view, table, drawn, chosen, "stored")
+    mixed.plan.entry = np.where(mixed.plan.stored, mixed.of_entries(mixed.used), NONE)
+    decision = Decision(plan=mixed.plan)
+    payload = {
+        int(table.serial[entry]): take_rows(stored[entry], mixed.plan.source.flat[places].tolist(), FIELDS)
+        for entry, places in mixed.plan.drawn()
+    }
     rows = GROUPS * SIZE
     here = rows // ranks  # of six processes each has two rows of a group of three
     for rank in range(ranks):
         layout = RowLayout(blank(0, rows), blank(rank * here, here), SIZE)
         part = {key: value[rank * here : (rank + 1) * here] if value.dim() else value for key, value in batch.items()}
-        composed = compose(part, FIELDS, layout.placements(sampled, payload))
+        composed = compose(part, FIELDS, layout.placements(decision, table, 1, payload))
         for row in range(here):
             slot, place = divmod(rank * here + row, SIZE)
             number = int(chosen[slot, place])
@@ -99,17 +103,15 @@ def test_the_batch_holds_the_stored_rows_that_were_chosen_and_the_fresh_ones_els
             assert_same_row(row_of(composed, row), expected)
 
 
-def test_what_a_filling_writes_and_how_it_is_cut() -> None:
-    table = table_of(4)
-    slots = make_groups([[0.0] * SIZE] * 3)
+def test_a_plan_tells_whole_slots_and_keeps_fresh_rows_where_it_is_told_to() -> None:
+    groups = make_groups([[0.0] * SIZE] * 3)
     drawn = np.array([[0, 1], [2, -1], [3, -1]])
-    mixed = MixedGroups.of(slots, table, drawn, np.array([[0, 3, -1], [0, -1, -1], [0, 1, 2]]))
-    assert mixed.is_whole.tolist() == [False, False, True]
-    advantages, masked = np.full((3, SIZE), 5.0), np.zeros((3, SIZE), bool)
-    filling = Filling([4, 1, 2], mixed, advantages, masked, np.array([True, False, True]))
-    first_two = filling.take(np.arange(2))
-    assert first_two.slots == [4, 1]
-    fresh = make_groups([[0.0] * SIZE] * 5)
-    outcome = first_two.outcome(fresh)
-    assert outcome.advantages[:, 0].tolist() == [0.0, 5.0, 0.0, 0.0, 5.0]
-    assert outcome.computed.any(axis=1).tolist() == [False, False, False, False, True]
+    mixed = planned(groups, table_of(4), drawn, np.array([[0, 3, -1], [0, -1, -1], [0, 1, 2]]), "auto")
+    plan = mixed.plan
+    assert plan.is_whole.tolist() == [False, False, True]
+    assert mixed.computed.tolist() == [True, True, False]
+    plan.keep_fresh(np.array([[True] * SIZE, [False] * SIZE, [False] * SIZE]))
+    assert plan.unfilled.tolist() == [True, False, False]
+    assert plan.source[0].tolist() == list(range(SIZE))
+    assert [entry for entry, _ in plan.drawn()] == [2, 3]
+    assert plan.take(np.array([2])).is_whole.all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trl_replay.registry import registry
-from trl_replay.step.dead_groups import all_wrong
+from trl_replay.strategies.treatments import all_wrong
 from trl_replay.testing import make_context, make_groups
 
 

@@ -66,8 +66,10 @@ class Denominator:
                 continue
             if value.shape == logps.shape:
                 kept = value if masked is None else torch.where(masked, value.detach(), value)
-                factor = _without_excluded(micro, flags) / (1.0 if scale is None else scale)
-                others[number] = value.detach() + (kept - value.detach()) * factor
+                if scale is not None or bool((flags & EXCLUDED).any()):
+                    factor = _without_excluded(micro, flags) / (1.0 if scale is None else scale)
+                    kept = value.detach() + (kept - value.detach()) * factor
+                others[number] = kept
             elif value.dim() == 0 and scale is not None:
                 others[number] = value / scale
         return logps, *others
@@ -76,6 +78,6 @@ class Denominator:
 def _without_excluded(micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor:
     """Trained tokens of a micro-batch over those of its rows that are not excluded; 1 where nothing is left."""
     mask = loss_mask(micro)
-    excluded = (flags & EXCLUDED).bool().to(mask.device)
-    kept = mask[~excluded].sum()
+    counted = (flags & EXCLUDED).eq(0).to(mask.device)
+    kept = (mask * counted.unsqueeze(1)).sum()
     return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)

@@ -97,6 +97,7 @@ class Builtin:
             "suffix_veto", corrections.make_suffix_veto, "ratio; failed rows end where they leave the policy"
         )
         yield CorrectionSpec("icepop", corrections.make_icepop, "ratio; tokens far off the policy left out")
+        yield CorrectionSpec("imitation", corrections.make_imitation, "c × log-likelihood for A > 0, 0 for the rest")
         yield CorrectionSpec("topr", corrections.make_topr, "weight 1 for A > 0, the truncated ratio for A < 0")
         yield CorrectionSpec("m2po", corrections.make_m2po, "ratio; tokens masked until its second moment is small")
         yield CorrectionSpec(

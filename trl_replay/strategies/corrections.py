@@ -6,9 +6,9 @@ advantage is exact for every loss type at row level, and for token weights with 
 with cispo.
 
 TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that set
-the old log-probs to the new ones (`none`, `truncated`, `topr`, `shaped`) leave it as for a fresh row; `ratio`, `per`
-and all masks multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term and the entropy gradient
-of its row or token away too.
+the old log-probs to the new ones (`none`, `truncated`, `topr`, `imitation`, `shaped`) leave it as for a fresh row;
+`ratio`, `per` and all masks multiply it by r, `decoupled` by π/π₀. A weight of exactly 0 takes the KL term and the
+entropy gradient of its row or token away too.
 
 A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; they are compared as logarithms, which
 don't overflow. `m2po`, `icepop` and `suffix_veto` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`,
@@ -28,6 +28,8 @@ from ..validation import choice, number, require, share
 if TYPE_CHECKING:
     import torch
 
+SMALLEST_GAIN = 1e-4
+"""Smallest advantage that a weight undoes: below it, a weight would not fit into every type."""
 LARGEST = 1e6
 """Largest argument of a correction; larger numbers do not fit into every type that weights are computed in."""
 
@@ -250,6 +252,27 @@ def make_topr(cap: float = 1.0) -> Correction:
         return Corrected(rows.logps, weights)
 
     return topr
+
+
+def make_imitation(c: float = 0.3) -> Correction:
+    """Log-likelihood of stored rows with a positive advantage, at a fixed coefficient.
+
+    No ratio, no clip, no advantage.
+
+    The weight c / A on the on-policy loss leaves c × the row's log-likelihood; other stored rows train nothing. Next
+    to fresh rows with Dr. GRPO's or MaxRL's advantages this is the update of Re:Dr and Re:Max.
+
+    Args:
+        c (`float`): The coefficient, above 0.
+    """
+    _require("imitation", "c", c, above=0.0)
+
+    def imitation(rows: ReplayedRows, context: Context) -> Corrected:
+        gains = rows.advantages.clamp(min=SMALLEST_GAIN)
+        weights = (c / gains).where(rows.advantages > 0, gains.new_zeros(()))
+        return Corrected(rows.logps, weights)
+
+    return imitation
 
 
 def make_gipo(sigma: float = 1.0) -> Correction:

@@ -45,6 +45,9 @@ CYCLE = {"steps_per_generation": 2, "rows": 4, "live": first_rank}
 """Two updates a generation, of a group each."""
 
 
+ITERATIONS = {"num_iterations": 3, "max_steps": 6}
+
+
 class At(TrainerCallback):
     """Does something when an update is done."""
 
@@ -122,11 +125,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "add other rows", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1), differ=True)
     yield "add fails on one", lambda: failing(case())
     for iterations in ("same", "replay"):
-        settings = {"num_iterations": 3, "max_steps": 6}
-        yield (
-            f"composing fails on one, {iterations}",
-            lambda i=iterations: composing(case(settings=settings, replay_iterations=i)),
-        )
+        name = f"composing fails on one, {iterations}"
+        yield name, lambda i=iterations: composing(case(settings=ITERATIONS, replay_iterations=i))
     yield "save on one", lambda: saving(case(brief=True))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
     yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)

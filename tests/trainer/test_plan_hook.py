@@ -1,0 +1,282 @@
+"""The hooks `trl_replay_plan` and `trl_replay_eligible`: what a plugin makes of rows is what the loss trains on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from replaying import Watch, build, check_batches, check_losses
+from support import DEAD, HALF, LIVE, Rewards, record
+
+import trl_replay
+from trl_replay import HookError, ResultError, hookimpl
+from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS, WITHOUT_KL
+from trl_replay.testing import make_trainer
+
+PAGE = (Path(trl_replay.__file__).parents[1] / "docs" / "hooks.md").read_text()
+SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
+
+
+@contextmanager
+def plugin(**hooks: Callable[..., Any]) -> Iterator[None]:
+    """A registered plugin `mine`."""
+    functions = {f"trl_replay_{name}": staticmethod(hookimpl(function)) for name, function in hooks.items()}
+    trl_replay.register(type("Plugin", (), functions)(), "mine")
+    try:
+        yield
+    finally:
+        trl_replay.unregister("mine")
+
+
+def of_page(words: str) -> Callable[..., Any]:
+    """The plugin of docs/hooks.md behind these words."""
+    code = re.search(r"```pyt?h?o?n?\n(.*?)```", PAGE[PAGE.index(words) :], re.DOTALL)[1]  # type: ignore[index]
+    assert len(code.strip().splitlines()) <= 15
+    namespace: dict[str, Any] = {"np": np, "hookimpl": hookimpl}
+    exec(code, namespace)
+    return namespace["trl_replay_plan"]  # type: ignore[no-any-return]
+
+
+def flags_of(steps: list[Any]) -> list[list[int]]:
+    """The second column of the row ids of each batch that was trained on."""
+    return [out[ROWS][:, 1].tolist() for _, out in steps]
+
+
+def train(folder: Path, hooks: dict[str, Callable[..., Any]], settings: Any = None, **replay: Any) -> Any:
+    """Trains with every loss by hand; returns session and watch."""
+    with plugin(**hooks):
+        trainer = build(folder, Rewards(*SCRIPT), **{"max_steps": 7, **(settings or {})})
+        session = trl_replay.attach(trainer, replay_plugins="mine", **{"replay_start": 0, **replay})
+        watch = Watch(session, 4, trainer._tokenizer.pad_token_id)
+        trainer.watch, trainer.compared = watch, []
+        trainer.train()
+    return trainer, session, watch
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "bnpo"])
+def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_denominator(
+    tmp_path: Path, loss: str
+) -> None:
+    def mask(plan: Any, groups: Any, table: Any) -> None:
+        plan.masked |= plan.column(table.row_length, groups.lengths) % 3 == 0
+
+    trainer, session, watch = train(tmp_path, {"plan": mask}, {"loss_type": loss})
+    check_losses(trainer)
+    lengths = [out["completion_mask"].sum(dim=1) for _, out in watch.steps]
+    for of_step, flags in zip(lengths, flags_of(watch.steps), strict=True):
+        masked = [bool(flag & EXCLUDED and flag & MASKED) for flag in flags]
+        assert masked == [int(length) % 3 == 0 for length in of_step]
+    assert session.metrics["replay/masked_rows_fraction"] > 0
+    assert not session.buffer.table.row_masked.any(), "what a plan masks is stored as it was generated"
+
+
+@pytest.mark.parametrize("iterations", ["same", "replay"])
+def test_the_plugin_of_the_page_that_drops_the_kl_term_of_old_rows(tmp_path: Path, iterations: str) -> None:
+    drop = of_page("older than 10 updates")
+    seen = []
+
+    def plan(plan: Any, groups: Any, table: Any, context: Any) -> None:
+        drop(plan, groups, table, context)
+        ages = {entry: context.update - int(table.update[entry]) for entry, _ in plan.drawn()}
+        old = np.isin(plan.entry, [entry for entry, age in ages.items() if age > 10])
+        assert (old == ~plan.kl).all()
+        seen.append((context.iteration, int((~plan.kl).sum())))
+
+    settings = {"beta": 0.2, "num_iterations": 2, "max_steps": 30}
+    with plugin(plan=plan):
+        trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], *[[DEAD] * 3] * 20), **settings)
+        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0, replay_iterations=iterations)
+        steps = record(session)
+        trainer.train()
+    told = [sum(bool(flag & WITHOUT_KL) for flag in flags) for flags in flags_of(steps)]
+    assert sum(count for _, count in seen) > 0
+    assert {iteration for iteration, _ in seen} == ({0, 1} if iterations == "replay" else {0})
+    assert max(told) > 0
+
+
+def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path: Path) -> None:
+    code = of_page("## `trl_replay_plan(")
+
+    def shorter(plan: Any, groups: Any, table: Any, context: Any) -> None:
+        class Stretched:
+            row_length = table.row_length * 300
+
+        stretched = type("Groups", (), {"lengths": groups.lengths * 300})()
+        code(plan, stretched, Stretched, context)
+
+    trainer, _, watch = train(tmp_path, {"plan": shorter})
+    check_losses(trainer)
+    for (_, out), flags in zip(watch.steps, flags_of(watch.steps), strict=True):
+        assert [bool(flag & EXCLUDED) for flag in flags] == (out["completion_mask"].sum(dim=1) > 3).tolist()
+
+
+def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path: Path) -> None:
+    trainer, session, watch = train(tmp_path, {"plan": of_page("a copy of the batch's best")}, replay_buffer_size=0)
+    for found, expected, _ in trainer.compared:
+        assert found == pytest.approx(expected, rel=2e-4, abs=2e-5)
+    for before, after in watch.steps:
+        advantages = before["advantages"].view(3, 4)
+        live = advantages.abs().amax(dim=1) > 0
+        best = max(live.nonzero().flatten().tolist(), key=lambda slot: int((advantages[slot] > 0).sum()))
+        trained = after["advantages"].view(3, 4)
+        for slot in range(3):
+            assert torch.equal(trained[slot], advantages[slot if live[slot] else best])
+    assert session.metrics["replay/dead_fraction_after"] == 0.0
+
+
+def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained_on_and_not_stored(
+    tmp_path: Path,
+) -> None:
+    def plan(plan: Any) -> None:
+        plan.silent[:, 0] = True
+        plan.advantages = plan.advantages * 0.5
+
+    with plugin(plan=plan):
+        trainer = build(tmp_path, Rewards(*SCRIPT), max_steps=5, loss_type="grpo")
+        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
+        steps: list[Any] = []
+        step = session.step
+        session.step = lambda batch, score=None: steps.append((batch, step(batch, score))) or steps[-1][1]  # type: ignore[func-returns-value]
+        trainer.train()
+    stored = session.buffer.table.row_advantage
+    for before, after in steps:
+        flags = after[ROWS][:, 1].view(3, 4)
+        assert (flags[:, 0] & (MASKED | EXCLUDED)).tolist() == [MASKED] * 3
+        fresh = after[ROWS][:, 0] >= 0
+        assert torch.allclose(after["advantages"][fresh], before["advantages"][fresh] * 0.5)
+        for advantages in after["advantages"].view(3, 4)[~fresh.view(3, 4).any(dim=1)]:
+            assert min(abs(stored * 0.5 - advantages.numpy()).max(axis=1)) < 1e-6
+
+
+def edit(**columns: Any) -> Callable[..., None]:
+    """A plugin's function that writes columns."""
+
+    def plan(plan: Any) -> None:
+        for name, value in columns.items():
+            setattr(plan, name, value(plan) if callable(value) else value)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edit(masked=lambda plan: plan.masked.astype(int)), "plan.masked must stay an array of bool"),
+        (edit(kl=[True]), "plan.kl must stay an array of bool"),
+        (edit(advantages=lambda plan: plan.advantages[:1]), "plan.advantages must stay an array of float64"),
+        (edit(advantages=lambda plan: plan.advantages * np.nan), "give finite numbers"),
+        (edit(advantages=lambda plan: plan.advantages + 1e12), "at most 1e\\+09"),
+        (lambda plan: plan.copy([0], [1]), "dead slots without a stored row"),
+        (lambda plan: plan.copy([1], [1]), "live groups without a stored row"),
+        (lambda plan: plan.copy([1], [7]), "7 is none of them"),
+        (lambda plan: plan.entry.fill(0), "read-only"),
+        (lambda plan: 3, "returned a value"),
+    ],
+)
+def test_an_edit_that_a_plan_does_not_allow_names_the_plugin(
+    tmp_path: Path, change: Callable[..., Any], words: str
+) -> None:
+    with plugin(plan=change):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+        trl_replay.attach(trainer, replay_plugins="mine")
+        with pytest.raises((ResultError, HookError), match=words) as raised:
+            trainer.train()
+    assert "mine" in str(raised.value)
+
+
+def test_nothing_is_taken_back(tmp_path: Path) -> None:
+    with plugin(advantages=lambda groups: np.where(groups.lengths > 2, np.nan, groups.advantages),
+                plan=edit(masked=lambda plan: np.zeros_like(plan.masked))):  # fmt: skip
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+        trl_replay.attach(trainer, replay_plugins="mine")
+        with pytest.raises(ResultError, match="plugins only take away"):
+            trainer.train()
+
+
+def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it(tmp_path: Path) -> None:
+    seen = []
+
+    def plan(plan: Any, groups: Any) -> None:
+        plan.masked[:, 1] = True
+        seen.append(plan)
+
+    _, session, watch = train(tmp_path, {"plan": plan}, replay_unfilled="exclude", replay_buffer_size=0)
+    for edited, flags in zip(seen, flags_of(watch.steps), strict=True):
+        dead = edited.masked.all(axis=1)
+        assert dead.any(), "the setting has come after the plugin"
+        assert [bool(flag & EXCLUDED) for flag in flags] == edited.masked.ravel().tolist()
+    assert session.totals.counters["excluded"] > 0
+
+
+def test_in_a_dry_run_nothing_is_treated(tmp_path: Path) -> None:
+    def plan(plan: Any) -> None:
+        raise AssertionError("called in a dry run")
+
+    with plugin(plan=plan):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+        session = trl_replay.attach(trainer, replay_plugins="mine", replay_dry_run=True, replay_unfilled="exclude")
+        trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    assert session.totals.counters["excluded"] == 0
+
+
+def test_entries_that_a_plugin_holds_back_stay_stored_and_explain_says_why(tmp_path: Path) -> None:
+    with plugin(eligible=lambda table, context: {"on Mondays": np.ones(len(table), bool)}):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
+        session = trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
+        trainer.train()
+    assert session.totals.counters["replaced"] == 0
+    assert len(session.buffer) > 0
+    assert "(held back: on Mondays)" in session.explain()
+
+
+@pytest.mark.parametrize("result", [[1], {"why": [1.0]}, {"why": np.ones(99, bool)}])
+def test_a_wrong_mask_of_eligible_entries_names_the_plugin(tmp_path: Path, result: Any) -> None:
+    with plugin(eligible=lambda table, context: result):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4)
+        trl_replay.attach(trainer, replay_plugins="mine", replay_start=0)
+        with pytest.raises(ResultError, match=r"'mine'.*trl_replay_eligible.* bool of shape"):
+            trainer.train()
+
+
+def test_what_a_plugin_notes_stands_in_explain(tmp_path: Path) -> None:
+    with plugin(plan=lambda plan, context: context.note("it was Monday", int(plan.unfilled.sum()))):
+        trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+        session = trl_replay.attach(trainer, replay_plugins="mine")
+        trainer.train()
+    assert re.search(r"\d+ x it was Monday", session.explain())
+
+
+def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp_path: Path) -> None:
+    from trl import GRPOTrainer
+
+    class OfTokens(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            wide = batch["advantages"].unsqueeze(1).expand(-1, batch["completion_ids"].size(1))
+            return {**batch, "advantages": wide.clone()}
+
+    for number, (change, fails) in enumerate(
+        [(edit(masked=lambda plan: plan.kl), False), (edit(advantages=lambda plan: plan.advantages * 2), True)]
+    ):
+        with plugin(plan=change):
+            trainer = make_trainer(tmp_path / str(number), Rewards(*SCRIPT), max_steps=2, trainer_class=OfTokens)
+            trl_replay.attach(trainer, replay_plugins="mine")
+            if fails:
+                with pytest.raises(ResultError, match="gives each token its own"):
+                    trainer.train()
+            else:
+                trainer.train()
+
+
+def test_check_batches_still_holds_with_a_plugin_that_edits_nothing(tmp_path: Path) -> None:
+    trainer, session, watch = train(tmp_path, {"plan": lambda plan: None})
+    check_batches(watch)
+    check_losses(trainer)
+    assert session.totals.counters["replaced"] > 0
