@@ -117,7 +117,9 @@ def test_the_plugin_of_the_page_that_leaves_long_rows_out(tmp_path: Path) -> Non
 
 
 def test_the_plugin_of_the_page_that_copies_the_best_group(tmp_path: Path) -> None:
-    trainer, session, watch = train(tmp_path, {"plan": of_page("a copy of the batch's best")}, replay_buffer_size=0)
+    trainer, session, watch = train(
+        tmp_path, {"plan": of_page("a copy of the batch's best")}, settings={"loss_type": "grpo"}, replay_buffer_size=0
+    )
     for found, expected, _ in trainer.compared:
         assert found == pytest.approx(expected, rel=2e-4, abs=2e-5)
     for before, after in watch.steps:
