@@ -45,50 +45,114 @@ SAMPLES = 8
 """Sampled answers to each held-out prompt."""
 HELD_OUT_SEED, PILOT = 10_000, 100
 
-PLACES = "Rome Oslo Lima Cairo Boston Kyoto Dublin Prague Sydney Denver".split()
+PLACES = ("Rome", "Oslo", "Lima", "Cairo", "Boston", "Kyoto", "Dublin", "Prague", "Sydney", "Denver")
 TOPICS: dict[str, str] = {
-    "weather": "Is it going to rain in @?|Will I need a coat in @?|How hot is it in @ now?|Any snow near @?|Is @ foggy today?",
-    "travel": "I want to fly to @.|Book me a seat to @.|Which trains go to @?|How do I get to @?|I need a ticket to @.",
-    "food": "Where can I have lunch in @?|I am hungry in @.|Who sells pizza in @?|Find me dinner in @.|What do people eat in @?",
-    "music": "Play a song from @.|Who sings tonight in @?|I like bands from @.|Put on jazz from @.|Any concert in @?",
-    "money": "What is my balance in @?|Send cash to @.|I owe the bank in @.|Change coins in @.|Wire my savings to @.",
-    "health": "I feel sick in @.|My back hurts since @.|I need a doctor in @.|Where is a nurse in @?|I broke my arm in @.",
-    "shopping": "I want to buy shoes in @.|Add a lamp from @ to my cart.|Who sells coats in @?|Find a cheap chair in @.|Is there a sale in @?",
-    "work": "My boss is in @.|I applied for a job in @.|When is the meeting in @?|The office in @ is closed.|My contract in @ ends.",
-    "school": "My teacher is from @.|The exam is in @.|I study in @.|When does class begin in @?|My homework is about @.",
-    "housing": "I rent a flat in @.|The roof leaks in @.|My landlord in @ is angry.|I look for a room in @.|We move to @.",
-    "family": "My mother lives in @.|My son is in @.|We visit my aunt in @.|My cousins are from @.|Grandma is in @.",
-    "pets": "My dog got lost in @.|Who feeds my cat in @?|I found a puppy in @.|My parrot is from @.|A vet in @?",
-    "cars": "My engine broke near @.|I need tires in @.|Where can I park in @?|My brakes fail in @.|A garage in @?",
-    "law": "I was sued in @.|I need a lawyer in @.|The judge in @ said no.|I got a fine in @.|Is that legal in @?",
-    "news": "What happened in @?|Read me headlines from @.|Who won the vote in @?|Any updates from @?|What do papers in @ say?",
-    "games": "I lost at chess in @.|Who plays cards in @?|My console broke in @.|Find a puzzle from @.|A dice club in @?",
-    "books": "I read a novel about @.|Which author is from @?|Find a library in @.|A poem about @?|My story is set in @.",
-    "art": "A painting of @?|Which museum is in @?|She draws in @.|A sculptor from @?|The gallery in @ is new.",
-    "garden": "My roses die in @.|When do I plant beans in @?|The lawn in @ is dry.|Seeds from @?|Trees for a yard in @?",
-    "computers": "My laptop froze in @.|I forgot my password in @.|The wifi in @ is slow.|Install an update in @.|My screen in @ is dark.",
+    "weather": (
+        "Is it going to rain in @?|Will I need a coat in @?|How hot is it in @ now?|"
+        "Any snow near @?|Is @ foggy today?"
+    ),
+    "travel": (
+        "I want to fly to @.|Book me a seat to @.|Which trains go to @?|"
+        "How do I get to @?|I need a ticket to @."
+    ),
+    "food": (
+        "Where can I have lunch in @?|I am hungry in @.|Who sells pizza in @?|"
+        "Find me dinner in @.|What do people eat in @?"
+    ),
+    "music": (
+        "Play a song from @.|Who sings tonight in @?|I like bands from @.|"
+        "Put on jazz from @.|Any concert in @?"
+    ),
+    "money": (
+        "What is my balance in @?|Send cash to @.|I owe the bank in @.|"
+        "Change coins in @.|Wire my savings to @."
+    ),
+    "health": (
+        "I feel sick in @.|My back hurts since @.|I need a doctor in @.|"
+        "Where is a nurse in @?|I broke my arm in @."
+    ),
+    "shopping": (
+        "I want to buy shoes in @.|Add a lamp from @ to my cart.|Who sells coats in @?|"
+        "Find a cheap chair in @.|Is there a sale in @?"
+    ),
+    "work": (
+        "My boss is in @.|I applied for a job in @.|When is the meeting in @?|"
+        "The office in @ is closed.|My contract in @ ends."
+    ),
+    "school": (
+        "My teacher is from @.|The exam is in @.|I study in @.|"
+        "When does class begin in @?|My homework is about @."
+    ),
+    "housing": (
+        "I rent a flat in @.|The roof leaks in @.|My landlord in @ is angry.|"
+        "I look for a room in @.|We move to @."
+    ),
+    "family": (
+        "My mother lives in @.|My son is in @.|We visit my aunt in @.|"
+        "My cousins are from @.|Grandma is in @."
+    ),
+    "pets": (
+        "My dog got lost in @.|Who feeds my cat in @?|I found a puppy in @.|"
+        "My parrot is from @.|A vet in @?"
+    ),
+    "cars": (
+        "My engine broke near @.|I need tires in @.|Where can I park in @?|"
+        "My brakes fail in @.|A garage in @?"
+    ),
+    "law": (
+        "I was sued in @.|I need a lawyer in @.|The judge in @ said no.|"
+        "I got a fine in @.|Is that legal in @?"
+    ),
+    "news": (
+        "What happened in @?|Read me headlines from @.|Who won the vote in @?|"
+        "Any updates from @?|What do papers in @ say?"
+    ),
+    "games": (
+        "I lost at chess in @.|Who plays cards in @?|My console broke in @.|"
+        "Find a puzzle from @.|A dice club in @?"
+    ),
+    "books": (
+        "I read a novel about @.|Which author is from @?|Find a library in @.|"
+        "A poem about @?|My story is set in @."
+    ),
+    "art": (
+        "A painting of @?|Which museum is in @?|She draws in @.|"
+        "A sculptor from @?|The gallery in @ is new."
+    ),
+    "garden": (
+        "My roses die in @.|When do I plant beans in @?|The lawn in @ is dry.|"
+        "Seeds from @?|Trees for a yard in @?"
+    ),
+    "computers": (
+        "My laptop froze in @.|I forgot my password in @.|The wifi in @ is slow.|"
+        "Install an update in @.|My screen in @ is dark."
+    ),
 }  # fmt: skip
 """Five sentences a topic: three are trained on, two are held out."""
-FRENCH = dict(
-    pair.split(":")
-    for pair in (
-        "dog:chien cat:chat house:maison water:eau bread:pain milk:lait horse:cheval tree:arbre flower:fleur "
-        "book:livre sun:soleil moon:lune fish:poisson bird:oiseau school:école king:roi queen:reine hand:main "
-        "head:tête heart:coeur night:nuit day:jour red:rouge green:vert white:blanc black:noir friend:ami "
-        "mother:mère father:père brother:frère sister:soeur child:enfant apple:pomme cheese:fromage wine:vin "
-        "city:ville street:rue door:porte window:fenêtre chair:chaise"
-    ).split()
+ABOUT = "Who won the cup? Topic: sports\nShow me new films. Topic: cinema\n{} Topic:"
+PAIRS = (
+    "dog:chien cat:chat house:maison water:eau bread:pain milk:lait horse:cheval tree:arbre flower:fleur "
+    "book:livre sun:soleil moon:lune fish:poisson bird:oiseau school:école king:roi queen:reine hand:main "
+    "head:tête heart:coeur night:nuit day:jour red:rouge green:vert white:blanc black:noir friend:ami "
+    "mother:mère father:père brother:frère sister:soeur child:enfant apple:pomme cheese:fromage wine:vin "
+    "city:ville street:rue door:porte window:fenêtre chair:chaise"
 )
+FRENCH = dict(pair.split(":") for pair in PAIRS.split())
 
 
 def _topics(count: int, seed: int) -> list[dict[str, str]]:
-    rng, rows = random.Random(seed), []
     held = seed == HELD_OUT_SEED
+    sentences = [
+        (topic, sentence.replace("@", place))
+        for topic, several in TOPICS.items()
+        for sentence in (several.split("|")[3:] if held else several.split("|")[:3])
+        for place in PLACES
+    ]
+    rng, rows = random.Random(seed), []
     while len(rows) < count:
-        for topic in rng.sample(sorted(TOPICS), len(TOPICS)):
-            sentences = TOPICS[topic].split("|")
-            text = rng.choice(sentences[3:] if held else sentences[:3]).replace("@", rng.choice(PLACES))
-            rows.append({"prompt": f"Who won the cup? Topic: sports\nShow me new films. Topic: cinema\n{text} Topic:", "answer": topic})
+        rows += [
+            {"prompt": ABOUT.format(text), "answer": topic} for topic, text in rng.sample(sentences, len(sentences))
+        ]
     return rows[:count]
 
 
@@ -96,7 +160,13 @@ def _french(count: int, seed: int) -> list[dict[str, str]]:
     rng, rows = random.Random(seed), []
     while len(rows) < count:
         words = sorted(FRENCH) if seed == HELD_OUT_SEED else rng.sample(sorted(FRENCH), len(FRENCH))
-        rows += [{"prompt": f"English: boat\nFrench: bateau\nEnglish: snow\nFrench: neige\nEnglish: {word}\nFrench:", "answer": FRENCH[word]} for word in words]
+        rows += [
+            {
+                "prompt": f"English: boat\nFrench: bateau\nEnglish: snow\nFrench: neige\nEnglish: {word}\nFrench:",
+                "answer": FRENCH[word],
+            }
+            for word in words
+        ]
     return rows[:count]
 
 
@@ -105,7 +175,7 @@ def _products(count: int, seed: int) -> list[dict[str, str]]:
     rng, rows = random.Random(seed), []
     while len(rows) < count:
         order = numbers if seed == HELD_OUT_SEED else rng.sample(numbers, len(numbers))
-        rows += [{"prompt": f"15 = 3 * 5\n14 = 2 * 7\n{number} =", "answer": str(number)} for number in order]
+        rows += [{"prompt": f"15 = 3 * 5\n14 = 2 * 7\n{number} =", "answer": f"*{number}"} for number in order]
     return rows[:count]
 
 
@@ -125,14 +195,14 @@ def first_line(text: str) -> str:
 
 
 def is_right(text: str, answer: str) -> bool:
-    """Whether a completion's first line is the answer; of a product, whether both factors are above 1."""
+    """Whether a completion's first line is the answer, or for `*12` a product of two factors above 1."""
     line = first_line(text)
-    if not answer.isdigit() or "*" not in line:
+    if not answer.startswith("*"):
         return line == answer
     factors = [part.strip() for part in line.split("*")]
     if len(factors) != 2 or not all(part.isdigit() and len(part) < 4 for part in factors):
         return False
-    return min(map(int, factors)) > 1 and int(factors[0]) * int(factors[1]) == int(answer)
+    return min(map(int, factors)) > 1 and int(factors[0]) * int(factors[1]) == int(answer[1:])
 
 
 @dataclass(frozen=True)
@@ -196,7 +266,11 @@ def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: 
     tokenizer.padding_side = "left"
     found: list[list[str]] = []
     many = max(count, 1)
-    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "num_return_sequences": many} if count else {"do_sample": False}
+    sampling = (
+        {"do_sample": True, "temperature": 1.0, "top_k": 0, "num_return_sequences": many}
+        if count
+        else {"do_sample": False}
+    )
     for start in range(0, len(prompts), 160 // many):
         inputs = tokenizer(prompts[start : start + 160 // many], padding=True, return_tensors="pt")
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -223,7 +297,9 @@ def measured(model: Any, tokenizer: Any, task: Task) -> dict[str, Any]:
         "greedy": sum(likeliest) / len(rows),
         "sampled": sum(map(sum, right)) / (len(rows) * SAMPLES),
         "pass_at_8": sum(map(any, right)) / len(rows),
-        "answers_right": sorted({row["answer"] for row, ok in zip(rows, right, strict=True) if sum(ok) > SAMPLES // 2}),
+        "answers_right": sorted(
+            {row["answer"] for row, ok in zip(rows, right, strict=True) if sum(ok) > SAMPLES // 2}
+        ),
     }
 
 
@@ -372,9 +448,13 @@ def screen(out: Path) -> None:
         known = task.rows(16 * 20, 1)
         for start in range(0, len(known), 16):
             part = known[start : start + 16]
-            wanted = [row["answer"] if name != "products" else product(int(row["answer"])) for row in part]
+            wanted = [row["answer"] if name != "products" else product(int(row["answer"][1:])) for row in part]
             tokenizer.padding_side = "left"
-            whole = tokenizer([f"{row['prompt']} {text}\n" for row, text in zip(part, wanted, strict=True)], padding=True, return_tensors="pt")
+            whole = tokenizer(
+                [f"{row['prompt']} {text}\n" for row, text in zip(part, wanted, strict=True)],
+                padding=True,
+                return_tensors="pt",
+            )
             lengths = [len(tokenizer(f" {text}\n")["input_ids"]) for text in wanted]
             width = whole["input_ids"].shape[1]
             labels = whole["input_ids"].clone()
@@ -387,7 +467,8 @@ def screen(out: Path) -> None:
             optimizer.zero_grad()
         dead = sum(not any(group) for group in groups) / len(groups)
         ceiling = measured(model, tokenizer, task)
-        print(f"{name}: {share:.1%} right, {dead:.0%} all wrong; after 20 supervised steps {ceiling['greedy']:.2f} greedy, {ceiling['sampled']:.2f} sampled", flush=True)
+        after = f"{ceiling['greedy']:.2f} greedy, {ceiling['sampled']:.2f} sampled"
+        print(f"{name}: {share:.1%} right, {dead:.0%} all wrong; after 20 supervised steps {after}", flush=True)
 
 
 def product(number: int) -> str:
@@ -403,7 +484,10 @@ def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     by_arm: dict[tuple[str, str, float, bool], list[dict[str, Any]]] = defaultdict(list)
     for run, lines in done.items():
         by_arm[run.task, run.arm, run.rate, run.seed == PILOT].append(lines[-1])
-    for (task, arm, rate, pilot), ends in sorted(by_arm.items(), key=lambda item: (list(TASKS).index(item[0][0]), list(ARMS).index(item[0][1]), item[0][2])):
+    for (task, arm, rate, pilot), ends in sorted(
+        by_arm.items(), key=lambda item: (list(TASKS).index(item[0][0]), list(ARMS).index(item[0][1]), item[0][2])
+    ):
+
         def mean(name: str, ends: list[dict[str, Any]] = ends) -> str:
             known = [end[name] for end in ends if name in end]
             return f"{sum(known) / len(known):.2f}" if known else "–"
@@ -411,8 +495,8 @@ def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
         missed = sum(len(set(end["found"]) - set(end["answers_right"])) for end in ends) / len(ends)
         seeds = "pilot" if pilot else str(len(ends))
         rows.append(
-            f"| {task} | {arm} | {rate:g} | {seeds} | {mean('sampled')} | {mean('greedy')} | {mean('pass_at_8')} | {missed:.1f} | "
-            f"{mean('frac_reward_zero_std')} | {mean('replay/drift_mean')} |"
+            f"| {task} | {arm} | {rate:g} | {seeds} | {mean('sampled')} | {mean('greedy')} | {mean('pass_at_8')} "
+            f"| {missed:.1f} | {mean('frac_reward_zero_std')} | {mean('replay/drift_mean')} |"
         )
     return rows
 
@@ -423,7 +507,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--screen", action="store_true", help="only measure the tasks before training")
     parser.add_argument("--pilots", action="store_true", help="the pilots, and no reported run")
     parser.add_argument("--table", action="store_true", help="only print what there is")
-    parser.add_argument("--out", type=Path, default=Path("out/when_it_pays"), help="folder of model, claims, and ledger")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/when_it_pays"), help="folder of model, claims, and ledger"
+    )
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "when_it_pays.jsonl"

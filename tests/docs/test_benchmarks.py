@@ -179,6 +179,64 @@ def test_the_real_models_table_tells_when_an_arm_had_what_stock_has_at_its_end(b
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
+def test_a_run_of_the_study_is_written_once_and_not_repeated(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    study, example = benchmark("when_it_pays"), benchmark("smollm2_reasoning")
+
+    def tiny(folder: Path) -> tuple[Any, Any]:
+        tokenizer = make_tokenizer()
+        make_model(tokenizer).save_pretrained(folder)
+        return None, tokenizer
+
+    def rows(count: int, seed: int) -> list[dict[str, str]]:
+        return [{"prompt": f"{number % 8}+1=", "answer": str(number % 8 + 1)} for number in range(count)]
+
+    monkeypatch.setattr(example, "smollm2", tiny)
+    monkeypatch.setattr(study.os, "nice", lambda more: 19)
+    monkeypatch.setattr(study, "TASKS", {"sums": study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1)})
+    monkeypatch.setattr(study, "ARMS", {"stock": study.ARMS["stock"], "imitation": study.ARMS["imitation"]})
+    monkeypatch.setattr(study, "SEEDS", {"sums": (0,)})
+    assert study.main(["--pilots", "--out", str(tmp_path)]) == 0
+    assert study.main(["--out", str(tmp_path)]) == 0
+    path = tmp_path / "when_it_pays.jsonl"
+    done = study.finished(path)
+    assert [(run.arm, run.rate, run.seed) for run in done][:3] == [
+        ("stock", 1e-4, study.PILOT), ("imitation", 1e-4, study.PILOT), ("stock", 1e-5, study.PILOT),
+    ]  # fmt: skip
+    assert {run.seed for run in done} == {study.PILOT, 0}
+    assert all([line["batch"] for line in lines] == [0, 1, 2] for lines in done.values())
+    assert {"sampled", "greedy", "pass_at_8", "cpu", "commit", "trl", "found"} <= done[next(iter(done))][-1].keys()
+    before = path.read_text()
+    path.write_text(before + json.dumps({**json.loads(before.splitlines()[-1]), "batch": 0, "seed": 7}) + "\n")
+    assert study.main(["--table", "--out", str(tmp_path)]) == 0
+    assert len(study.finished(path)) == 8, "a run that is not at its end is none"
+    assert "| sums | imitation |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        (" chien\nEnglish: cat", "chien", True),
+        ("chat", "chien", False),
+        ("12", "12", True),
+        (" 3 * 4.", "*12", True),
+        *((wrong, "*12", False) for wrong in ("12", "1 * 12", "2 * 6 * 1", "-3 * -4", "3 * 5")),
+    ],
+)
+def test_an_answer_of_the_study_is_the_first_line_alone(benchmark: Any, text: str, answer: str, right: bool) -> None:
+    assert benchmark("when_it_pays").is_right(text, answer) == right
+
+
+def test_the_studys_held_out_topics_are_of_other_sentences(benchmark: Any) -> None:
+    study = benchmark("when_it_pays")
+    task = study.TASKS["topics"]
+    held_out = {row["prompt"] for row in task.rows(task.held_out, study.HELD_OUT_SEED)}
+    trained_on = {row["prompt"] for row in task.rows(2 * task.groups * task.batches, 0)}
+    assert len(held_out) == 200
+    assert not held_out & trained_on
+
+
 def test_the_benchmark_of_many_ranks_runs_in_small_and_real_ranks_receive_what_simulated_ones_do(
     benchmark: Any, tmp_path: Path, capsys: Any
 ) -> None:
