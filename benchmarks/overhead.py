@@ -156,7 +156,7 @@ def run(
                 module.register_forward_hook(lambda *_, name=name: forwards.update({name: forwards[name] + 1}))
         session = None if replay is None else attach(trainer, **replay)
         if session:
-            for name in ("settle", "sample"):
+            for name in ("settle", "_place"):
                 setattr(session.decide, name, timed(getattr(session.decide, name), clock, name))
             for name in compat.SEAM:
                 trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
@@ -243,7 +243,7 @@ def settle_and_sample(size: int, count: int = 50, settings: Mapping[str, Any] = 
     """The session's own settle, sample and mix, with 8 newcomers and 8 slots a step in a full buffer."""
     groups = 16  # half of them dead
     done = run({"replay_buffer_size": size, **settings}, 3 + count, 32, 2, 8, groups)
-    times = [1e3 * (step["settle"] + step["sample"]) for step in done["steps"][3:]]
+    times = [1e3 * (step["settle"] + step["_place"]) for step in done["steps"][3:]]
     assert len(done["session"].buffer) == size
     detail = f"8 newcomers and 8 draws a step in a full buffer, median of {count}; slowest {max(times):.2f} ms"
     what = "settle + sample + mix" + (" (rows)" if settings else "")

@@ -35,7 +35,7 @@ PACKAGE = ROOT / "trl_replay"
 TESTS = ROOT / "tests"
 MODULES = (
     "generation/*.py", "loss/*.py", "step/*.py", "distributed/*.py", "buffer/*.py", "batch/compose.py",
-    "trainer/attachment.py", "trainer/seam.py", "session.py",
+    "trainer/attachment.py", "trainer/seam.py", "session.py", "plan.py", "strategies/treatments.py",
 )  # fmt: skip
 """What `make mutants` damages."""
 BROAD = "trainer/test_replayed_groups.py"
@@ -46,14 +46,14 @@ ALSO = {
     "generation/merging.py": ("trainer/test_generation_rounds.py",),
     "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
     "loss/micro_batch.py": ("trainer/test_loss_row_mask.py", "trainer/test_loss_tap.py"),
-    "step/dead_groups.py": ("trainer/test_loss_row_mask.py",),
+    "strategies/treatments.py": ("trainer/test_loss_row_mask.py", "trainer/test_plan_hook.py"),
+    "plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": ("trainer/test_step_decisions.py", "trainer/test_silent_rows.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/stages.py": ("trainer/test_mixing.py",),
     "generation/generated.py": ("trainer/test_generation_rounds.py",),
     "distributed/row_layout.py": ("trainer/test_capacity.py", "unit/test_mixing.py"),
     "step/training_batch.py": ("trainer/test_mixing.py",),
-    "decision.py": ("trainer/test_mixing.py",),
     "loss/handshake.py": ("trainer/test_idle.py",),
     "loss/supply.py": ("trainer/test_loss_tap.py", "trainer/test_loss_corrections.py"),
     "loss/tap.py": ("trainer/test_loss_corrections.py",),
@@ -108,31 +108,27 @@ NAMED = (
     ),
     Named(
         "masked rows count as tokens of the batch", "step/decisions.py",
-        "items[filled.outcome.masked] = 0", "pass",
+        "np.where(plan.masked, 0, plan.column(", "np.where(plan.masked & False, 0, plan.column(",
     ),
     Named(
         "rows of two prompts share a baseline", "step/mixing.py",
-        "mixed.of_other_prompts() & anew", "mixed.of_other_prompts() & False",
+        "!= mixed.groups.prompt[:, None]) & anew", "!= mixed.groups.prompt[:, None]) & False",
     ),
     Named(
-        "fresh rows of a mixed group keep their own advantages", "step/training_batch.py",
-        "rows.of_here(outcome.computed))", "rows.of_here(outcome.computed) & False)",
+        "rows of a mixed group keep their own advantages", "step/training_batch.py",
+        "changed = rows.of_here(plan.advantages != own)", "changed = rows.of_here(plan.advantages != own) & False",
     ),
     Named(
-        "stored rows of a mixed group keep their own advantages", "step/training_batch.py",
-        "if not group.keys or not outcome.computed", "if True or not outcome.computed",
-    ),
-    Named(
-        "an owner sends rows that are not taken", "decision.py",
-        "np.array_equal(self.targets, self.sources) and", "True or",
+        "an owner sends rows that are not taken", "distributed/communicator.py",
+        "if np.array_equal(rows, np.arange(", "if True or np.array_equal(rows, np.arange(",
     ),
     Named(
         "a slot that would be dead is filled all the same", "step/mixing.py",
-        "np.flatnonzero(some & ~trained.dead)", "np.flatnonzero(some)",
+        "np.flatnonzero(some & ~dead)", "np.flatnonzero(some)",
     ),
     Named(
-        "masked rows stay in the loss's denominator", "loss/tap.py",
-        "ids[row_mask.excluded, 1] |= EXCLUDED", "pass",
+        "masked rows stay in the loss's denominator", "step/training_batch.py",
+        "np.where(plan.masked & leaves_out, EXCLUDED, 0)", "np.where(plan.masked & False, EXCLUDED, 0)",
     ),
 )  # fmt: skip
 

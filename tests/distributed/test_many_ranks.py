@@ -1,22 +1,18 @@
 """Eight processes: straddling and uneven groups, random patterns, and one that is late, raises, is killed or missing.
 
-One launch runs through the cases (ranks/many_ranks.py), each with a process group of its own. benchmarks/ranks.py runs
-the same ones on sixteen, with fifty patterns.
+One launch runs through the cases (ranks/many_ranks.py), each with a process group of its own.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 from launches import Launches, check_batches_of_all, check_groups, check_one_table, everywhere
 from patterns import LOST, SLOW, random_pattern, wrong
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RANKS = 8
 PATTERNS = 12
 UPDATES = 6
@@ -66,19 +62,6 @@ def test_a_random_pattern_is_replayed_alike_on_eight_ranks(ranks: Results, numbe
     found = ranks("patterns")
     assert [rank["text"] for rank in found] == [""] * RANKS
     assert list(wrong(pattern, [rank["patterns"][number] for rank in found])) == []
-
-
-@pytest.mark.parametrize("number", range(PATTERNS))
-def test_a_rank_receives_in_each_verb_what_a_simulation_of_it_alone_receives(
-    ranks: Results, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    simulated = importlib.import_module("simulated_rank")
-    pattern, rank = random_pattern(number, RANKS), number % RANKS
-    alone = simulated.SimulatedRank(simulated.Played(pattern), rank, **pattern.settings)
-    for step in ranks("patterns")[rank]["patterns"][number]["steps"]:
-        alone.step()
-        assert alone.received == step["received"]
 
 
 def test_the_random_patterns_are_of_every_kind_and_replay(ranks: Results) -> None:

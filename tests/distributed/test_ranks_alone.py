@@ -63,7 +63,7 @@ def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of: Res
 
 
 @pytest.mark.parametrize("iterations", ["same", "replay"])
-def test_95_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(
+def test_77_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(
     of: Results, iterations: str
 ) -> None:
     waiting, failing = of(f"composing fails on one, {iterations}")

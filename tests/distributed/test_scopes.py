@@ -182,7 +182,7 @@ def test_two_ranks_do_what_one_process_does_with_the_same_global_batch(
     assert ranks[0]["drawn"] == one["drawn"], "the same serials for the same slots"
     assert sum(map(len, one["drawn"])) > (3 if limits else 5)
     assert (one["counters"]["excluded"] > 3) == bool(limits)
-    for name in ("retired", "excluded", "excluded_items", "items_delta"):
+    for name in ("retired", "excluded", "masked", "items_delta"):
         assert [rank["counters"][name] for rank in ranks] == [one["counters"][name]] * 2, name
     assert_same_training(ranks, one)
     assert_same_gradients(ranks, one)

@@ -237,28 +237,6 @@ def test_the_studys_held_out_topics_are_of_other_sentences(benchmark: Any) -> No
     assert not held_out & trained_on
 
 
-def test_the_benchmark_of_many_ranks_runs_in_small_and_real_ranks_receive_what_simulated_ones_do(
-    benchmark: Any, tmp_path: Path, capsys: Any
-) -> None:
-    ranks = benchmark("ranks")
-    assert ranks.main(["--quick", "--out", str(tmp_path / "ranks.json")]) == 0, capsys.readouterr().err
-    found = json.loads((tmp_path / "ranks.json").read_text())
-    assert {line["scope"] for line in found["compared"]} == set(ranks.SCOPES)
-    for line in found["compared"]:
-        assert line["received"] == line["simulated"]
-        assert line["steps that differ"] == 0
-        moves = line["received"]["admit"] + line["received"]["fetch"]
-        assert (moves > 0) == (line["scope"] != "process")
-    for line in found["simulated"]:
-        assert (0 < line["bound"] <= line["payload"]) == (line["scope"] != "process")
-        assert line["replaced"] > 0
-        assert set(line["milliseconds"]) == {*ranks.PARTS, "all"}
-    shown = capsys.readouterr().out
-    for table in (ranks.traffic, ranks.decisions):
-        assert "\n".join(table(found["simulated"])) in shown
-    assert "\n".join(ranks.comparison(found["compared"])) in shown
-
-
 def test_the_benchmark_of_long_completions_runs_in_small(
     benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

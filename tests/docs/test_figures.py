@@ -22,18 +22,8 @@ def results_of(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def shared(results: Any) -> list[Any]:
-    """The simulated scopes that share a buffer."""
-    return [line for line in results["simulated"] if line["scope"] != "process"]
-
-
 def refill_tables(refill: Any, results: Any) -> list[list[str]]:
     return [refill.table(task, found, results["arms"]) for task, found in results["tasks"].items()]
-
-
-def ranks_tables(ranks: Any, results: Any) -> list[list[str]]:
-    lines = shared(results)
-    return [ranks.traffic(lines), ranks.growth(lines), ranks.real_endings(results["real"]["16"])]
 
 
 TABLES: list[tuple[str, str, str, Any]] = [
@@ -48,7 +38,6 @@ TABLES: list[tuple[str, str, str, Any]] = [
         lambda overhead, found: [overhead.size_table(found["checks"])],
     ),
     ("docs/evidence-cost.md", "long", "long", lambda long, found: [long.table(found)]),
-    ("docs/evidence-processes.md", "ranks", "ranks", ranks_tables),
 ]
 
 
@@ -94,14 +83,6 @@ def test_the_cards_say_what_was_measured_of_their_methods() -> None:
     for name in METHODS:
         told = " ".join(card(name).sections["Measured here"].split())
         assert told == report.measured(results, name), "python benchmarks/papers_report.py --write"
-
-
-def test_what_is_said_of_many_ranks_was_measured_in_full_and_without_a_fault() -> None:
-    ranks, results = importlib.import_module("ranks"), results_of("ranks")
-    assert {line["ranks"] for line in shared(results)} == set(ranks.RANKS)
-    assert ranks.failed(results) == []
-    assert {(line["ranks"], line["steps"]) for line in results["compared"]} == {(2, 10), (4, 10), (8, 10)}
-    assert results["real"]["16"]["patterns"] == 50
 
 
 def test_what_is_said_of_long_completions_was_measured_at_their_length() -> None:

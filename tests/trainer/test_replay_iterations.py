@@ -104,7 +104,7 @@ def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(
 @pytest.mark.parametrize(
     "settings", [REPLAY, {"replay_start": 0, "replay_unfilled": "exclude"}], ids=["empty", "dead"]
 )
-def test_96_the_entropy_bonus_is_the_mean_over_the_tokens_that_the_loss_divides_by(
+def test_78_the_entropy_bonus_is_the_mean_over_the_tokens_that_the_loss_divides_by(
     tmp_path: Path, loss: str, settings: dict[str, Any]
 ) -> None:
     trainer = build(
@@ -168,7 +168,7 @@ def test_the_kl_term_counts_of_the_rows_that_are_asked_for(
     assert ("ref_per_token_logps" in session.buffer.load(stored.serial).keys) == (kl == "all")
 
 
-def test_97_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path: Path) -> None:
+def test_79_a_copy_of_a_live_group_has_its_reference_log_probs(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF]), beta=0.3, max_steps=2)
     trl_replay.attach(trainer, replay_kl="fresh", replay_unfilled="intra_batch")
     trainer.train()

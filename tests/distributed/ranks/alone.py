@@ -189,14 +189,14 @@ def failing(case: Case) -> dict[str, Any]:
 
 def composing(case: Case) -> dict[str, Any]:
     """A batch can't be composed on one rank."""
-    stock = case.session._compose
+    stock = case.session.tap.expect
 
-    def compose(*args: Any) -> Any:
+    def expect(*args: Any) -> Any:
         if RANK == 1 and case.session.update == 3:
             raise torch.OutOfMemoryError("no memory on this rank")
         return stock(*args)
 
-    case.session._compose = compose
+    case.session.tap.expect = expect
     return case.train()
 
 

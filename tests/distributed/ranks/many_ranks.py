@@ -1,4 +1,4 @@
-"""One rank of a launch of many: the cases of test_many_ranks.py, and of `benchmarks/ranks.py --real`; results as JSON.
+"""One rank of a launch of many: the cases of test_many_ranks.py; results as JSON.
 
 Every case has a process and a process group of its own, since in some of them a rank is killed or the others end with
 their time-out. The key-value store of them all is kept by the process that starts the cases, as torchrun keeps it.
