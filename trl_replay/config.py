@@ -59,6 +59,11 @@ def _setting(default: Any, text: str) -> Any:
     return field(default=marked, metadata={"help": text})
 
 
+def _list_setting(text: str) -> Any:
+    """A field of a list, None if not given: the argument parser reads a list's default from a factory alone."""
+    return field(default_factory=_DefaultNone, metadata={"help": text})
+
+
 def _arguments(kind: str) -> Any:
     return _setting(None, f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
 
@@ -207,8 +212,8 @@ class ReplayConfig:
     replay_start_pass_rate: float | None = _setting(
         None, "Running share of passing completions before anything is replayed."
     )
-    replay_task_columns: list[str] | None = _setting(
-        None, "Columns that tell tasks apart beside the prompt; all if not set."
+    replay_task_columns: list[str] | None = _list_setting(
+        "Columns that tell tasks apart beside the prompt; all if not set."
     )
     replay_pass_reward: float = _setting(0.5, "A completion passes with a weighted reward of at least this.")
     replay_retire_passes: int | None = _setting(
@@ -230,7 +235,7 @@ class ReplayConfig:
         False, "Decide and measure everything but exchange nothing: training stays stock's."
     )
     replay_seed: int | None = _setting(None, "Seed of the private generator; the trainer's seed if not set.")
-    replay_plugins: list[str] | None = _setting(None, "Plugins whose hooks take part, by entry-point name.")
+    replay_plugins: list[str] | None = _list_setting("Plugins whose hooks take part, by entry-point name.")
     replay_plugins_kwargs: dict[str, Any] | str | None = _setting(
         None, "By a plugin's name, its keyword arguments: a mapping, or on the command line a JSON string."
     )

@@ -87,3 +87,17 @@ def test_the_start_can_be_given_on_the_command_line_and_in_yaml(tmp_path: Any) -
         (tmp_path / "run.yaml").write_text(f"replay_start: {written}\n")
         assert parser.parse_args_and_config(["--config", str(tmp_path / "run.yaml")])[0].replay_start == start
     assert "--replay_start" in parser.format_help()
+
+
+@pytest.mark.parametrize("setting", ["replay_plugins", "replay_task_columns"])
+def test_80_a_presets_list_fills_what_no_flag_and_no_line_gave(setting: str) -> None:
+    preset = trl_replay.Preset("bundle", {setting: ["label"]}, "")
+    functions = {"trl_replay_presets": staticmethod(trl_replay.hookimpl(lambda: [preset]))}
+    trl_replay.register(type("Plugin", (), functions)(), "mine")
+    try:
+        left = parse("--replay_preset", "mine/bundle").with_preset()
+        given = parse("--replay_preset", "mine/bundle", f"--{setting}", "other").with_preset()
+    finally:
+        trl_replay.unregister("mine")
+    assert getattr(left, setting) == ["label"]
+    assert getattr(given, setting) == ["other"]
