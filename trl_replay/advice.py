@@ -104,10 +104,19 @@ PRESET = '`replay_preset="sample_efficient"`, with `num_iterations=5` and `beta=
 RULES = (
     Rule(
         "all wrong",
-        (Bound(ALL_WRONG, least=0.99), Bound(SIZE, most=0.0)),
+        (Bound(ALL_WRONG, least=0.99), Bound(SIZE, most=0.0), Given("replay_buffer_size", (0,), one_of=False)),
         "No completion passes and nothing is stored: replay can't help before a success. Take easier prompts first, "
         'fill the buffer from a teacher (`replay_warm_start="teacher.jsonl"`), or explore more: a higher '
         "`temperature`, a larger `num_generations`.",
+        "all 17 stock runs with at least 97.5 % dead groups ended at reward 0.00; ten rounds of dynamic sampling did "
+        "not help.",
+        "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
+    ),
+    Rule(
+        "all wrong, no buffer",
+        (Bound(ALL_WRONG, least=0.99), Given("replay_buffer_size", (0,))),
+        "No completion passes: neither replay nor dynamic sampling can help before a success. Take easier prompts "
+        "first, or explore more: a higher `temperature`, a larger `num_generations`.",
         "all 17 stock runs with at least 97.5 % dead groups ended at reward 0.00; ten rounds of dynamic sampling did "
         "not help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",

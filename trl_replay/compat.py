@@ -178,7 +178,10 @@ def check_contract(trainer: Any) -> None:
         ContractError: Names everything that is missing.
     """
     if not hasattr(trainer, SCORE):
-        raise ContractError(f"Attach to a trl.GRPOTrainer: a {type(trainer).__name__} does not train by GRPO.")
+        raise ContractError(
+            f"Attach to a trl.GRPOTrainer: a {type(trainer).__name__} has no {SCORE}, which replay wraps. There is no "
+            "replay for trainers that generate elsewhere (AsyncGRPOTrainer) or do not train by GRPO: train without it."
+        )
     problems = [
         f"{base.__name__}: {reason}"
         for base in type(trainer).__mro__

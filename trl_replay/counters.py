@@ -186,6 +186,11 @@ class Totals:
         self.reasons: Counter[str] = Counter()
         self.of_all_ranks: Counter[str] = Counter()
 
+    def pause(self, rows: int) -> None:
+        """Count a generation batch of so many rows, on all ranks, that replay left as it was."""
+        self.reasons["replay was paused"] += 1
+        self.of_all_ranks.update({"paused_batches": 1, "paused_rows": rows})
+
     def add(self, tally: Tally, batches: int = 1, of_all_ranks: Mapping[str, float] | None = None) -> None:
         """Adds the counters of `batches` generation batches.
 
@@ -209,17 +214,20 @@ class Totals:
             "of_all_ranks": {name: float(count) for name, count in self.of_all_ranks.items()},
         }
 
-    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave on one rank, or on several that this one follows; nothing if on none."""
-        self.batches = max((state["batches"] for state in states), default=0)
-        self.counters = Counter()
-        self.reasons = Counter()
-        self.of_all_ranks = Counter()
-        for state in states:
+    def load_state_dict(self, any_rank: Mapping[str, Any], *own: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave.
+
+        Args:
+            any_rank (`Mapping`): On any rank: what all of them did together.
+            *own (`Mapping`): On the ranks that this one follows.
+        """
+        self.batches = any_rank["batches"]
+        self.of_all_ranks = Counter(any_rank["of_all_ranks"])
+        self.counters.clear()
+        self.reasons.clear()
+        for state in own:
             self.counters.update(state["counters"])
             self.reasons.update(state["reasons"])
-        for state in states[:1]:  # every rank has the same
-            self.of_all_ranks.update(state["of_all_ranks"])
 
     def explain_without_buffer(self) -> str:
         """Describes what was generated and shaped, where nothing is stored, on all processes."""

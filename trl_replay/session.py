@@ -204,8 +204,8 @@ class Session:
         Raises:
             SeamError: Replay runs on another process.
         """
-        if self.paused:
-            self.totals.reasons["replay was paused"] += 1
+        if self.paused and not at_end:
+            self.totals.pause(count * self.components.processes)
         if self.components.processes == 1:
             return
         self.meet()
@@ -220,6 +220,7 @@ class Session:
         self.buffer.adder = None
         self.tap.forget()
         self.rewards = None
+        self.template = None
 
     def explain(self) -> str:
         """Describes what was replayed so far, why not more was, and what to change."""
@@ -569,9 +570,11 @@ class Session:
         self.carry.settled = {}
         values = metrics({**total, **since}, size)
         values["replay/padding"] = padding(batch)
-        values["replay/rollouts"] = self.totals.of_all_ranks["generated"] * size
-        if self.iterates and self.totals.batches > 1:
-            values["replay/replay_ratio"] = self.update / (self.totals.batches - 1)
+        so_far = self.totals.of_all_ranks
+        batches = self.totals.batches + so_far["paused_batches"]
+        values["replay/rollouts"] = so_far["generated"] * size + so_far["paused_rows"]
+        if self.iterates and batches > 1:
+            values["replay/replay_ratio"] = self.update / (batches - 1)
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]

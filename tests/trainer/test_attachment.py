@@ -168,6 +168,14 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path: Any) -> Non
     assert state(trainer) == before
 
 
+def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks() -> None:
+    class AsyncGRPOTrainer:
+        """As TRL's: it has a queue of rollouts, and no such method."""
+
+    with pytest.raises(trl_replay.ContractError, match="AsyncGRPOTrainer has no _generate_and_score_completions"):
+        compat.check_contract(AsyncGRPOTrainer())
+
+
 def test_a_config_object_and_keywords_mean_the_same(trainer: Any) -> None:
     config = trl_replay.ReplayConfig(replay_evictor="fifo")
     with trl_replay.attached(trainer, config, replay_buffer_size=5) as session:

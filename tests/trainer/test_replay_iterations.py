@@ -200,6 +200,27 @@ def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path: Path) -> No
     assert slots == [[False] * 3, [False, True, False], [False, True, False], [False, True, False]]
 
 
+def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), beta=0.1, max_steps=4)
+    session = trl_replay.attach(trainer, replay_kl="all_wrong", replay_start=0)
+    trainer.train()
+    told = session.explain()
+    assert "x all-wrong groups stay: replay_kl='all_wrong' trains their KL term" in told
+    assert "the selector chose none" not in told
+
+
+def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), num_iterations=2, max_steps=20)
+    session = trl_replay.attach(trainer, **REPLAY)
+    trainer.add_callback(Act(4, session.pause))
+    trainer.add_callback(Act(16, session.resume))
+    trainer.train()
+    assert logged(trainer, "replay/rollouts")[-1] == 10 * 12
+    assert logged(trainer, "replay/replay_ratio")[-1] == 2.0
+    trl_replay.detach(trainer)
+    assert session.template is None, "no batch is kept"
+
+
 def batches_drawn(session: Any) -> list[Any]:
     """From now on, the batch of each further iteration."""
     drawn: list[Any] = []

@@ -214,7 +214,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     """Every rank goes on where it was."""
     take = _adapter(session, mine)
     session.load_state_dict(_for_these_strategies(session, mine.session))
-    session.totals.load_state_dict(mine.session["totals"])
+    session.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
     columns = {**mine.columns, "row_rewards": _named(session, mine)(mine.columns["row_rewards"])}
     session.buffer.load_state_dict({"columns": columns, "keysets": mine.keysets})
     _fill(session, mine.payload(), take)
@@ -232,7 +232,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     existed = rank < len(states)
     session.load_state_dict(_for_these_strategies(session, mine.session), own=existed, shared=division.one_buffer)
     followed = [mine] if division.one_buffer else states[rank::ranks]
-    session.totals.load_state_dict(*(state.session["totals"] for state in followed))
+    session.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
     tables = [state.prompts for state in ([mine] if division.one_buffer else states)]
     session.load_rounds([state.session for state in states], tables)
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)

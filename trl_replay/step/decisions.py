@@ -32,6 +32,7 @@ SOLVED = "its prompt is solved (replay_retire_passes)"
 OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
+KEPT_WRONG = "all-wrong groups stay: replay_kl='all_wrong' trains their KL term, and no other group was replaceable"
 TOO_EARLY = "nothing is replayed before the first loss: it shows whether replayed rows are corrected"
 NO_PROMPTS: Ints = np.empty(0, np.int64)
 
@@ -267,7 +268,9 @@ class Decisions:
             tally.note(1, f"{limit} allows {most} of {groups} groups")
         elif not len(slots):
             asked_for_dead = self._settings.label("selector") == "zero_std"
-            tally.note(1, ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN)
+            reason = ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN
+            kept = self._settings.kl == "all_wrong" and all_wrong(fresh, self._settings.pass_reward).any()
+            tally.note(1, KEPT_WRONG if kept else reason)
         return slots, most
 
     def _select(self, fresh: Groups) -> Ints:

@@ -45,7 +45,12 @@ def dealt(folder: Path, checkpoint: Path, **settings: Any) -> dict[str, Any]:
         folder, resume=str(checkpoint), replay_buffer_size=50, **{**settings, "max_steps": 6, "save_strategy": "no"}
     )
     table = {name: found["columns"][name] for name in ("serial", "owner", "update", "score")}
-    return {"columns": table, **{name: found[name] for name in ("payload", "candidates")}, "update": session.update}
+    return {
+        "columns": table,
+        **{name: found[name] for name in ("payload", "candidates")},
+        "update": session.update,
+        "together": dict(session.totals.of_all_ranks),
+    }
 
 
 def refused(folder: Path) -> None:
