@@ -110,6 +110,7 @@ class FieldTable:
             fields[spec.name] = spec
         self.pad_token_id = pad_token_id
         self._fields = fields
+        self._gives_token_advantages: list[bool] = []  # of the first batch wider than one token; copies share it
 
     def exact(self) -> FieldTable:
         """The same fields, with log-probs as the batch has them: for copies that are not stored."""
@@ -149,6 +150,19 @@ class FieldTable:
         """The number that fills padded positions of this field."""
         return self.pad_token_id if spec.pad == "pad_token" else spec.pad
 
+    def has_token_advantages(self, batch: Mapping[str, Any]) -> bool:
+        """Tell whether each token has its own advantage, `(B, C)`, and not each row, `(B,)` or `(B, 1)`.
+
+        The first batch that is wider than one token decides it for all: of one token, both look alike.
+        """
+        advantages = batch.get(ADVANTAGES)
+        if advantages is None or len(advantages.shape) == 1:
+            return False
+        width = batch["completion_ids"].shape[1]
+        if width > 1 and not self._gives_token_advantages:
+            self._gives_token_advantages.append(advantages.shape[1] == width)
+        return self._gives_token_advantages == [True]
+
     def of(self, batch: Mapping[str, Any]) -> dict[str, FieldSpec]:
         """The spec of every key of `batch` that holds something.
 
@@ -161,15 +175,9 @@ class FieldTable:
                 raise BatchError(_unknown(key, value))
             if value is not None:
                 specs[key] = self._fields[key]
-        if has_token_advantages(batch):
+        if self.has_token_advantages(batch):
             specs[ADVANTAGES] = of_tokens(specs[ADVANTAGES])
         return specs
-
-
-def has_token_advantages(batch: Mapping[str, Any]) -> bool:
-    """Tells whether the batch gives each token its own advantage, `(B, C)`: `(B, 1)` is one a row."""
-    advantages = batch.get(ADVANTAGES)
-    return advantages is not None and list(advantages.shape[1:]) == [batch["completion_ids"].shape[1]]
 
 
 def of_tokens(spec: FieldSpec) -> FieldSpec:

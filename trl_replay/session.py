@@ -27,7 +27,6 @@ from .distributed.communicator import Agreed, Communicator
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError
-from .fields import has_token_advantages
 from .generation.generated import Generated
 from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
@@ -395,7 +394,7 @@ class Session:
         rows = generated.rows
         setup = compat.reward_setup(self.trainer)
         batch, reference = split_reference(generated.batch, self.settings.kl)
-        of_tokens = has_token_advantages(batch)
+        of_tokens = self.components.fields.has_token_advantages(batch)
         recorded = None
         with self.components.errors.keeping():
             if self.components.forward:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +286,33 @@ def test_51_a_warm_start_from_a_file_that_does_not_exist_is_refused_at_attach(tm
     session = trl_replay.attach(trainer, replay_warm_start=written(tmp_path / "rows.jsonl", rows()))
     trainer.train()
     assert len(session.buffer) == 1
+
+
+def of_prompt(prompt: str, rewards: str, **columns: Any) -> list[dict[str, Any]]:
+    """Rows of a prompt, each of its own completion."""
+    return [
+        {"prompt": prompt, "completion": str(number), "reward": float(reward), **columns}
+        for number, reward in enumerate(rewards)
+    ]
+
+
+def test_85_a_group_of_two_prompts_is_refused_with_file_row_and_group(tmp_path: Path) -> None:
+    path = written(tmp_path / "two.jsonl", of_prompt("1=", "11", group=7) + of_prompt("12=", "00", group=7))
+    trainer = build(tmp_path)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(ReplayError, match=r"Row 2 of .*two\.jsonl has the prompt '12='.* group 7 has '1='.*apart"):
+        session.buffer.add(path)
+    assert len(session.buffer) == 0
+
+
+def test_85_a_group_whose_rows_name_a_task_may_have_several_prompts(session: Any) -> None:
+    made = of_prompt("1=", "10", group=7, trl_replay_task=3) + of_prompt("12=", "01", group=7, trl_replay_task=3)
+    assert session.buffer.add(made) == 1
+
+
+def test_86_a_file_that_is_sorted_by_reward_is_told_with_the_remedy(session: Any) -> None:
+    with pytest.warns(UserWarning, match=r"1 prompt of different rewards .* sorted by reward\. Shuffle .* `group`"):
+        assert session.buffer.add(of_prompt("1=", "11110000") + of_prompt("12=", "1000")) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert session.buffer.add(of_prompt("2=", "10101010") + of_prompt("3=", "1111")) == 2

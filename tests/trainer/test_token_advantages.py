@@ -15,6 +15,7 @@ from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
 import trl_replay
 from trl_replay.fields import ADVANTAGES
+from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 SEQUENCE = {"importance_sampling_level": "sequence"}
@@ -269,3 +270,28 @@ def test_entries_with_token_advantages_are_refused_by_a_trainer_with_one_a_row(t
     trainer = attached(Spy)
     with pytest.raises(trl_replay.BatchError, match="an advantage for each token, and the batch one for each row"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_84_a_batch_of_one_token_does_not_decide_how_advantages_are_laid_out(tmp_path: Any, first: int) -> None:
+    """Advantages `(B, 1)`, and one batch in which every completion has one token."""
+    batches = 0
+
+    from trl import GRPOTrainer
+
+    class Column(GRPOTrainer):
+        def _generate_single_turn(self, prompt_ids: Any, *others: Any, **named: Any) -> Any:
+            nonlocal batches
+            batches += 1
+            length = 1 if batches == first else 5
+            return [[20 + (batches + row) % 9] * length for row in range(len(prompt_ids))], None
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            return {**batch, "advantages": batch["advantages"].unsqueeze(1)}
+
+    script = Rewards([LIVE, DEAD, HALF], [LIVE, HALF, DEAD], [DEAD] * 3)
+    trainer = make_trainer(tmp_path, script, trainer_class=Column, max_steps=6)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 6

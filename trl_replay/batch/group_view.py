@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .. import compat
 from ..compat import STD_EPSILON
 from ..errors import BatchError, SeamError
-from ..fields import ADVANTAGES, FieldTable, has_token_advantages
+from ..fields import ADVANTAGES, FieldTable
 from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..tasks import encoded, hashed
 from ..transfer import fetch
@@ -43,7 +43,7 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
         tasks (`(B,)` int64): What each row was generated for.
         fields ([`FieldTable`]): The batch keys that are known, and the pad token.
     """
-    advantages = _of_rows(batch)
+    advantages = _of_rows(batch, fields)
     rows = np.arange(first_row, first_row + len(advantages))
     _, lengths = row_lengths(batch, fields.pad_token_id)
     trainable = loss_mask(batch).ne(0).sum(dim=1)
@@ -65,11 +65,11 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
     }
 
 
-def _of_rows(batch: Batch) -> torch.Tensor:
+def _of_rows(batch: Batch, fields: FieldTable) -> torch.Tensor:
     """`(B,)` float64: each row's advantage, NaN where it masks the row. Of those of tokens, the mean of their sizes
     over trained tokens with the sign of their sum, so that +1 and -1 don't cancel; inf where some are not finite."""
     advantages: torch.Tensor = batch[ADVANTAGES].detach().double()
-    if not has_token_advantages(batch):
+    if not fields.has_token_advantages(batch):
         return advantages.view(-1)
     trained = loss_mask(batch).ne(0)
     kept = advantages.masked_fill(~trained, 0.0)

@@ -21,7 +21,6 @@ from ..components import Components
 from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
-from ..fields import has_token_advantages
 from ..prompt_table import PromptTable
 from ..settings import Settings
 from ..types import Batch, Context, Floats, Groups, Ints, Row
@@ -272,7 +271,7 @@ class Rounds:
     def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
         """Refuses to compute advantages anew that TRL's rules do not explain."""
         for one in rounds:
-            of_tokens = has_token_advantages(one.batch)
+            of_tokens = self._fields.has_token_advantages(one.batch)
             rule = AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size, of_tokens)
             if not rule.explains_batch:
                 raise SeamError(

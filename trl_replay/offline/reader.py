@@ -16,10 +16,12 @@ from .. import compat
 from ..counters import Tally
 from ..errors import ReplayError
 from ..fields import ADVANTAGES
+from ..rewards import weighted_rewards
 from ..session import Session
+from ..sizes import counted
 from ..types import Bools, Floats
 from .export import PORTION
-from .file_tasks import IN_JSON, TASK_COLUMNS, UNKNOWN, FileTasks
+from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, UNKNOWN, FileTasks
 from .schema import FINGERPRINT, TOKENS, Row, checked, compact, has_images, reward_columns
 
 METADATA = (FINGERPRINT, TASK_COLUMNS, IN_JSON)
@@ -73,11 +75,31 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
     tasks = FileTasks(trainer, session.components.tasks, metadata)
     gathered = _gathered(rows, name, compat.vocabulary_size(trainer), tasks)
     same_tokenizer = metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
+    size = session.components.num_generations
+    rng = np.random.default_rng(trainer.args.seed)
     groups: list[OfflineGroup] = []
-    for part in _parts(session, gathered, name, incomplete, tally):
-        group = _group(trainer, part, same_tokenizer, tasks)
-        groups.append(group)
+    sorted_by_reward = 0
+    for members in gathered:
+        parts = _parts(size, members, name, incomplete, tally, rng)
+        cut = [_group(trainer, part, same_tokenizer, tasks) for part in parts]
+        sorted_by_reward += _is_sorted(cut)
+        groups += cut
+    if sorted_by_reward and trainer.accelerator.is_main_process:
+        warnings.warn(
+            f"In {name}, {counted(sorted_by_reward, 'prompt')} of different rewards gave only groups of equal ones, "
+            "which teach nothing: neighboring rows make a group, and these are sorted by reward. Shuffle the rows, or "
+            "number the groups in a column `group`.",
+            stacklevel=2,
+        )
     return _fitting(trainer, groups, name, tally)
+
+
+def _is_sorted(groups: Sequence[OfflineGroup]) -> bool:
+    """Tell whether a prompt's rewards differ between groups, and in none of them."""
+    rewards = [weighted_rewards(group.rewards, group.weights) for group in groups]
+    known = [of_group[~np.isnan(of_group)] for of_group in rewards if not np.isnan(of_group).all()]
+    alike = all((of_group == of_group[0]).all() for of_group in known) and not any(one.is_shaped for one in groups)
+    return alike and len({float(of_group[0]) for of_group in known}) > 1
 
 
 def _gathered(rows: Iterable[Any], source: str, vocabulary: int, tasks: FileTasks) -> list[list[Row]]:
@@ -90,32 +112,33 @@ def _gathered(rows: Iterable[Any], source: str, vocabulary: int, tasks: FileTask
         if key is None:
             key = [tasks.of(row), row["prompt"]]
         text = json.dumps(key, sort_keys=True, default=str)
-        gathered.setdefault(text, []).append(row)
+        members = gathered.setdefault(text, [])
+        if members and row["prompt"] != members[0]["prompt"] and not row.get(TASK):
+            raise ReplayError(
+                f"{label} has the prompt {row['prompt']!r}, and another row of its group {row['group']!r} has "
+                f"{members[0]['prompt']!r}: rewards of two prompts have no baseline in common. Number groups apart."
+            )
+        members.append(row)
     return list(gathered.values())
 
 
 def _parts(
-    session: Session, gathered: Sequence[list[Row]], source: str, incomplete: str, tally: Tally
+    size: int, members: list[Row], source: str, incomplete: str, tally: Tally, rng: np.random.Generator
 ) -> Iterator[list[Row]]:
-    """Parts of `num_generations` rows. What is left over is refused, or filled up with rows of its own."""
-    size = session.components.num_generations
-    rng = np.random.default_rng(session.trainer.args.seed)
-    for members in gathered:
-        if any(map(has_images, members)):
-            tally.refuse(1, "it has images, and its file does not hold them")
-            continue
-        whole = len(members) // size * size
-        for start in range(0, whole, size):
-            yield members[start : start + size]
-        rest = members[whole:]
-        if not rest:
-            continue
-        if incomplete == "resample":
-            drawn = rng.integers(len(rest), size=size - len(rest))
-            yield rest + [rest[index] for index in drawn]
-        else:
-            reason = f"it has fewer rows in {source} than num_generations={size}"
-            tally.refuse(1, f"{reason} ('resample' in replay_warm_start_short fills it up)")
+    """Parts of `size` rows. What is left over is refused, or filled up with rows of its own."""
+    if any(map(has_images, members)):
+        tally.refuse(1, "it has images, and its file does not hold them")
+        return
+    whole = len(members) // size * size
+    for start in range(0, whole, size):
+        yield members[start : start + size]
+    rest = members[whole:]
+    if rest and incomplete == "resample":
+        drawn = rng.integers(len(rest), size=size - len(rest))
+        yield rest + [rest[index] for index in drawn]
+    elif rest:
+        reason = f"it has fewer rows in {source} than num_generations={size}"
+        tally.refuse(1, f"{reason} ('resample' in replay_warm_start_short fills it up)")
 
 
 def _fitting(trainer: Any, groups: Sequence[OfflineGroup], source: str, tally: Tally) -> list[OfflineGroup]:
