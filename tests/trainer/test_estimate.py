@@ -131,3 +131,16 @@ def test_the_command_prints_a_table(run: Path, capsys: Any) -> None:
 def test_the_command_says_what_it_can_not_read(tmp_path: Path, capsys: Any) -> None:
     assert main(["estimate", str(tmp_path)]) == 1
     assert "holds neither trainer_state.json" in capsys.readouterr().err
+
+
+def test_87_a_stock_run_is_told_where_its_log_cannot_count_dead_groups(tmp_path: Path, capsys: Any) -> None:
+    """Two of three groups are dead, and TRL logs 0."""
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, DEAD, DEAD]), scale_rewards="batch", max_steps=9, save_strategy="steps", save_steps=9
+    )
+    trainer.train()
+    assert estimate(tmp_path).dead < 0.1
+    assert main(["estimate", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "With scale_rewards='batch'" in told
+    assert "run with replay_dry_run=True, which does" in told

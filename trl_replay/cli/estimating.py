@@ -20,6 +20,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+SCALED_BY_BATCH = (
+    "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
+    "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."
+)
+"""What a log of TRL's alone does not tell."""
+
+
 def _run(options: argparse.Namespace) -> int:
     from ..report.estimate import estimate
 
@@ -30,6 +37,7 @@ def _run(options: argparse.Namespace) -> int:
         console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
     else:
         console.print("All wrong and all right: if every reward is 0 or 1. A run with replay counts them.")
+        console.print(SCALED_BY_BATCH, markup=False)
     console.print(
         f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNothing to change: {found.about}."
     )
