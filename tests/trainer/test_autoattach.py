@@ -144,6 +144,26 @@ def test_somebody_elses_patch_of_train_outlives_ours(make: Any) -> None:
     del GRPOTrainer.train
 
 
+def test_88_a_trainer_that_is_a_copy_of_trls_is_told_by_name(tmp_path: Any) -> None:
+    """Unsloth's class has TRL's source, and is no subclass."""
+    from transformers import Trainer, TrainingArguments
+
+    class UnslothGRPOTrainer(Trainer):
+        def _inner_training_loop(self, *args: Any, **kwargs: Any) -> str:
+            return "trained"
+
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = UnslothGRPOTrainer(model=make_model(make_tokenizer()), args=arguments)
+    undo = trl_replay.autoattach()
+    try:
+        with pytest.warns(
+            UserWarning, match="a UnslothGRPOTrainer trained, which is no subclass of TRL's GRPOTrainer"
+        ):
+            assert trainer.train() == "trained"
+    finally:
+        undo()
+
+
 def test_a_refusal_is_raised_by_train_and_a_wrong_setting_at_once(make: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"autoattach\(\) has no setting 'replay_evctor'.*'replay_evictor'"):
         trl_replay.autoattach(replay_evctor="fifo")
@@ -458,6 +478,8 @@ def attached(**facts: Any) -> Report:
         ([attached()], 3, 3),
         ([attached(), attached()], 0, 0),
         ([attached(), Report("refused", "python", reason="no")], 0, REFUSED),
+        ([attached(), Report("unseen", "python", reason="a copy trained")], 0, NOT_ATTACHED),
+        ([Report("unseen", "python", reason="a copy trained")], 5, 5),
         ([], 0, NOT_ATTACHED),
         ([], 5, 5),
     ],
@@ -465,7 +487,7 @@ def attached(**facts: Any) -> Report:
 def test_the_verdict(reports: list[Report], status: int, expected: int) -> None:
     verdict = judge(reports, status)
     assert verdict.status == expected
-    assert bool(verdict.message) == (expected != status or not reports)
+    assert bool(verdict.message) == (expected != status or not any(report.event == "attached" for report in reports))
 
 
 def test_what_several_ranks_say_is_said_once() -> None:

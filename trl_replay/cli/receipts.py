@@ -21,8 +21,8 @@ SKIPPED = (
 
 @dataclass(frozen=True)
 class Report:
-    """One process's word: that it `started`, or that hooking `failed`; and of each trainer that it `attached` or
-    `refused`."""
+    """One process's word: that it `started`, or that hooking `failed`; and of each trainer that it `attached`,
+    `refused`, or was of a class that it can't attach to (`unseen`)."""
 
     event: str
     python: str
@@ -60,6 +60,9 @@ def judge(reports: Sequence[Report], status: int) -> Verdict:
         reasons = _distinct(report.reason for report in refused)
         return Verdict(REFUSED, f"replay could not be attached to a GRPOTrainer of this command:\n{reasons}")
     attached = [report for report in reports if report.event == "attached"]
+    unseen = _distinct(report.reason for report in reports if report.event == "unseen")
+    if unseen and status == 0:
+        return Verdict(NOT_ATTACHED, f"replay was not attached: {unseen}.")
     if not attached:
         return _nothing_attached(reports, status)
     if any(report.own for report in attached):

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ class _Watch:
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(trainer, trainer_class):
                 _attach_once(trainer)
+            elif any("GRPO" in base.__name__ for base in type(trainer).__mro__):
+                _warn_of_unseen(trainer)
             return stock(trainer, *args, **kwargs)
 
         def put_back() -> None:
@@ -150,6 +153,17 @@ def _attach_once(trainer: Any) -> None:
     _handled.add(trainer)
     _tell(event="attached", own=own)
     _leave_environment()
+
+
+def _warn_of_unseen(trainer: Any) -> None:
+    """Says that a trainer of GRPO trains to which replay can't attach: Unsloth's class is a copy of TRL's."""
+    if not _in_force or trainer in _handled:
+        return
+    _handled.add(trainer)
+    kind = type(trainer)
+    reason = f"a {kind.__name__} trained, which is no subclass of TRL's GRPOTrainer ({kind.__module__})"
+    warnings.warn(f"Replay is not attached: {reason}. It trains without replay.", stacklevel=3)
+    _tell(event="unseen", reason=reason)
 
 
 def _tell(**facts: Any) -> None:
