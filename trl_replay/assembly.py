@@ -56,6 +56,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     weigh = _weights(settings, made)
     size = trainer.num_generations
     functions = len(trainer.reward_func_names)
+    counting = _counting(trainer, settings.reward)
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
     draws_same_prompt = _draws_same_prompt(settings, made["sampler"])
     records = _records(settings, made["selector"], mixes_rows)
@@ -70,6 +71,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     buffer = ReplayBuffer(room.groups, settings.limits, room.nbytes, size, functions)
     buffer.drops = _all_say(_objects(settings, "rank") or [made["evictor"]], "drops")
     buffer.table.reward_weights = compat.reward_setup(trainer).weights
+    buffer.table.counting = counting
     return Components(
         buffer=buffer,
         scope=scope,
@@ -90,9 +92,27 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         draws_same_prompt=draws_same_prompt,
         records=records,
         processes=trainer.accelerator.num_processes,
+        counting=counting,
         weigh=weigh,
         stateful=stateful,
     )
+
+
+def _counting(trainer: Any, name: str | None) -> int | None:
+    """The number of the reward function that counts.
+
+    Raises:
+        ConfigurationError: The trainer has none of that name, or several.
+    """
+    if name is None:
+        return None
+    known = list(trainer.reward_func_names)
+    if known.count(name) != 1:
+        raise ConfigurationError(
+            f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: give one "
+            f"of {', '.join(map(repr, known))}, or leave it out for their weighted sum."
+        )
+    return known.index(name)
 
 
 def exchange_scope(trainer: Any, settings: Settings, components: Components) -> None:

@@ -46,6 +46,7 @@ class Components:
         records (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are stored and
             never trained on.
         processes (`int`): Number of processes.
+        counting (`int`, *optional*): The reward function that counts; None for the weighted sum.
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
         stateful (`dict[str, Stateful]`): Strategies and limits whose running state travels with checkpoints, by name.
         local_rng (`numpy.random.Generator`): This process's own, drawn from as often as its rows need.
@@ -70,6 +71,7 @@ class Components:
     draws_same_prompt: bool = False
     records: bool = False
     processes: int = 1
+    counting: int | None = None
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None
     stateful: dict[str, Stateful] = field(default_factory=dict)
     local_rng: np.random.Generator = field(init=False)

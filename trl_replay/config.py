@@ -123,6 +123,10 @@ class ReplayConfig:
             Columns of the dataset that tell tasks apart beside prompt and images: rows with one prompt and another
             label, tests or seed are other tasks, and none takes completions of the other. All columns if not set. With
             `[]` (on the command line `""`) the prompt alone.
+        replay_reward (`str`, *optional*):
+            Name of the reward function that counts, as TRL logs it. Whether a group is dead, its priority, and whether
+            a completion passes go by its rewards; advantages stay TRL's. A group that it does not score is judged by
+            the weighted sum, which counts if this is not set.
         replay_pass_reward (`float`, *optional*, defaults to `0.5`):
             A completion passes with a weighted reward of at least this.
         replay_retire_passes (`int`, *optional*):
@@ -215,7 +219,10 @@ class ReplayConfig:
     replay_task_columns: list[str] | None = _list_setting(
         "Columns that tell tasks apart beside the prompt; all if not set."
     )
-    replay_pass_reward: float = _setting(0.5, "A completion passes with a weighted reward of at least this.")
+    replay_reward: str | None = _setting(
+        None, "Reward function whose values decide which groups are dead; the weighted sum if not set."
+    )
+    replay_pass_reward: float = _setting(0.5, "A completion passes with a reward of at least this.")
     replay_retire_passes: int | None = _setting(
         None, "Passing completions of a fresh group at which its prompt's entries leave."
     )

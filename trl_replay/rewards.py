@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+NOISE = 8 * float(np.finfo(np.float32).eps)
+"""Relative float32 error allowed for a group's mean and differences; 8 eps covers the sums of TRL's usual group
+sizes."""
 
 
 def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
@@ -55,3 +58,25 @@ def pass_rates(passed: Bools, failed: Bools) -> Floats:
     """
     scored = (~failed).sum(axis=1)
     return np.asarray(passed.sum(axis=1) / np.maximum(scored, 1))
+
+
+def reward_noise(rewards: Floats, weights: Floats) -> Floats:
+    """Return the largest advantage that float noise alone makes of differences of rewards, `(n,)`: in a batch without
+    any live group there is no larger one to compare them with.
+
+    Args:
+        rewards (`(n, G, functions)`): Raw rewards, NaN where None.
+        weights (`(functions,)`): The trainer's `reward_weights`.
+    """
+    sizes = np.nansum(np.abs(rewards * weights), axis=2)
+    return np.asarray(NOISE * sizes.max(axis=1))
+
+
+def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
+    """Return a mask of the groups whose weighted rewards differ by no more than float noise, `(n,)`; rows without any
+    do not count."""
+    sums = weighted_rewards(rewards, weights)
+    scored = ~np.isnan(sums)
+    highest = np.where(scored, sums, -np.inf).max(axis=1)
+    lowest = np.where(scored, sums, np.inf).min(axis=1)
+    return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import compat
 from .advice import remedy_for_masks, what_to_change
 from .batch.compose import padding, split_reference, with_reference
-from .batch.group_view import AdvantageRule, rewards_of_batch, view
+from .batch.group_view import AdvantageRule, dead_by_function, rewards_of_batch, view
 from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
 from .components import Components
 from .config import ReplayConfig
@@ -384,8 +384,10 @@ class Session:
     def _see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
         """The groups that the scope shares, with what a plugin makes of their advantages."""
         setup = compat.reward_setup(self.trainer)
+        counting = self.components.counting
         self.buffer.table.reward_weights = setup.weights
-        return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update))
+        self.buffer.table.counting = counting
+        return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update, counting))
 
     def _fresh(self, generated: Generated) -> FreshBatch:
         """The batch with all that decisions need: old log-probs where the loss goes around the tap, log-probs that
@@ -434,7 +436,7 @@ class Session:
             if self.template is not None:
                 self.template.expected = self.tap.expected
             self.totals.add(agreed.decision.tally, of_all_ranks=agreed.total)
-            self._log(composed, agreed.total, fresh.groups, started)
+            self._log(composed, agreed.total, fresh, started)
             return composed
         except Exception as caught:
             self.components.errors.keep(caught)
@@ -563,7 +565,7 @@ class Session:
             return None
         return Rounds(lambda: self.trainer, self.settings, self.components, self.communicator, self.context)
 
-    def _log(self, batch: Batch, total: dict[str, float], fresh: Groups, started: float) -> None:
+    def _log(self, batch: Batch, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
         size = self.components.num_generations
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
@@ -579,7 +581,8 @@ class Session:
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
         self.metrics = {}
         self._record(values)
-        context = replace(self._local_context(), fresh=fresh)
+        self._record(dead_by_function(fresh.rule.scored, self.trainer.reward_func_names, size))
+        context = replace(self._local_context(), fresh=fresh.groups)
         for result in self.components.hooks.call("metrics", self.update, context=context):
             self._record(own_metrics(result, self.metrics))
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work

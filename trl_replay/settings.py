@@ -60,7 +60,8 @@ class Settings:
         dynamic_sampling ([`DynamicSampling`]): Generating again for dead groups.
         weight, max_weight: Of [`Gates`].
         task_columns (`list[str]`, *optional*): Columns that tell tasks apart beside the prompt, sorted; None is all.
-        pass_reward (`float`): A completion passes with a weighted reward of at least this.
+        reward (`str`, *optional*): The reward function that counts; None for the weighted sum.
+        pass_reward (`float`): A completion passes with a reward of at least this.
         retire_passes (`int`, *optional*): Passing completions of a fresh group that solve its prompt.
         advantages (`str`): Advantages of a slot with stored rows.
         record (`str`): Where log-probs of fresh groups come from.
@@ -89,6 +90,7 @@ class Settings:
     weight: float
     max_weight: float | None
     task_columns: list[str] | None
+    reward: str | None
     pass_reward: float
     retire_passes: int | None
     advantages: str
@@ -223,6 +225,7 @@ def _settings(
         weight=config.replay_weight,
         max_weight=config.replay_max_weight,
         task_columns=None if config.replay_task_columns is None else sorted(config.replay_task_columns),
+        reward=config.replay_reward,
         pass_reward=config.replay_pass_reward,
         retire_passes=config.replay_retire_passes,
         advantages=config.replay_advantages,

@@ -56,13 +56,17 @@ class Table:
 
     Attributes:
         reward_weights (`(functions,)` float64): The trainer's weight of each reward function, as it is today.
+        counting (`int`, *optional*): The reward function that counts (`replay_reward`); None for the weighted sum.
     """
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]], reward_weights: NDArray[np.float64]) -> None:
+    def __init__(
+        self, columns: Mapping[str, NDArray[Any]], reward_weights: NDArray[np.float64], counting: int | None = None
+    ) -> None:
         self._columns = dict(columns)
         self._fills: dict[str, float] = {"row_other_reward": np.nan}
         self._row_of: dict[int, int] | None = None  # by serial number, made anew after every change
         self.reward_weights = reward_weights
+        self.counting = counting
 
     @classmethod
     def empty(cls, size: int = 1, functions: int = 1) -> Table:
@@ -88,7 +92,7 @@ class Table:
         return column
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name.startswith("_") or name == "reward_weights"):
+        if not (name.startswith("_") or name in ("reward_weights", "counting")):
             raise AttributeError(
                 f"table.{name} can't be set as a whole: write into a column of your own, table.{name}[rows] = …, "
                 "once session.buffer.table.add_column has made it."
@@ -111,6 +115,17 @@ class Table:
 
     @property
     def row_reward(self) -> NDArray[np.float64]:
+        """`(n, G)`: each row's reward that counts: of the function that `replay_reward` names, else `row_total`.
+
+        NaN for a row that it did not score. Of a file that does not name its functions, its single reward.
+        """
+        if self.counting is None:
+            return self.row_total
+        counted = self.row_rewards[..., self.counting].astype(np.float64)
+        return np.where(np.isnan(self.row_other_reward), counted, self.row_other_reward)
+
+    @property
+    def row_total(self) -> NDArray[np.float64]:
         """`(n, G)`: each row's weighted reward, by the trainer's weights of today; NaN for a row without any."""
         weighted = weighted_rewards(self.row_rewards.astype(np.float64), self.reward_weights)
         other = self.row_other_reward
@@ -182,7 +197,7 @@ class Table:
     def take(self, rows: NDArray[np.int64]) -> Table:
         """A table of copies of `rows`."""
         columns = {name: column[rows] for name, column in self._columns.items()}
-        return Table(columns, self.reward_weights)
+        return Table(columns, self.reward_weights, self.counting)
 
 
 def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .fields import ADVANTAGES, TOKEN_ADVANTAGES
 from .prompt_table import PromptTable
-from .rewards import bessel_std, mean_of_scored, weighted_rewards
+from .rewards import bessel_std, have_equal_rewards, mean_of_scored, weighted_rewards
 from .table import Table
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Groups:
             where it is not given.
         masked (`(n, G)` bool): Rows that train nothing and count nowhere, because a plugin's advantage for them was
             NaN; their `advantages` are 0. No row, where it is not given.
+        counting (`int`, *optional*): The reward function that counts (`replay_reward`); None for the weighted sum.
         origin (`(n,)` int64): 0 for a group generated here, 1 or 2 for one of a file, as in the table's column. 0,
             where it is not given.
     """
@@ -66,6 +67,7 @@ class Groups:
     items: Ints = None  # type: ignore[assignment]  # an array from `__post_init__` on
     masked: Bools = None  # type: ignore[assignment]  # likewise
     origin: Ints = None  # type: ignore[assignment]  # likewise
+    counting: int | None = None
 
     def __post_init__(self) -> None:
         if self.items is None:
@@ -76,7 +78,7 @@ class Groups:
             object.__setattr__(self, "origin", np.zeros(len(self.advantages), np.int64))
         for spec in fields(self):
             array = getattr(self, spec.name)
-            if array is not None and array.flags.writeable:
+            if isinstance(array, np.ndarray) and array.flags.writeable:
                 to_read = array.view()
                 to_read.flags.writeable = False
                 object.__setattr__(self, spec.name, to_read)
@@ -96,13 +98,33 @@ class Groups:
 
     @property
     def reward(self) -> Floats:
+        """The reward that counts, `(n, G)`: of the function that `replay_reward` names, else the weighted sum.
+
+        NaN for a row that it does not score.
+        """
+        return self.total if self.counting is None else self.rewards[..., self.counting]
+
+    @property
+    def total(self) -> Floats:
         """Weighted sum of the reward functions, `(n, G)`; NaN for a row that no function scored."""
         return weighted_rewards(self.rewards, self.reward_weights)
 
     @property
+    def unscored(self) -> Bools:
+        """Rows whose `reward` is unknown, `(n, G)`."""
+        return np.isnan(self.reward)
+
+    @property
     def failed(self) -> Bools:
         """Rows without any reward, `(n, G)`: a rollout that failed, which is no wrong answer."""
-        return np.isnan(self.reward)
+        return np.isnan(self.total)
+
+    @property
+    def equal_rewards(self) -> Bools:
+        """Groups whose `reward` differs by no more than float noise, `(n,)`; unscored rows do not count."""
+        if self.counting is None:
+            return have_equal_rewards(self.rewards, self.reward_weights)
+        return have_equal_rewards(self.reward[..., None], np.ones(1))
 
     @property
     def reward_mean(self) -> Floats:
@@ -117,7 +139,7 @@ class Groups:
     def take(self, rows: Sequence[int] | Ints, behavior_logps: Floats | None = None) -> Groups:
         """The groups at `rows`, with other behavior log-probs where they are given."""
         index = np.asarray(rows, dtype=np.int64)
-        taken = {name: getattr(self, name)[index] for name in OF_GROUPS}
+        taken: dict[str, Any] = {name: getattr(self, name)[index] for name in OF_GROUPS}
         if behavior_logps is None and self.behavior_logps is not None:
             behavior_logps = self.behavior_logps[index]
         return replace(self, **taken, behavior_logps=behavior_logps)
@@ -125,7 +147,7 @@ class Groups:
     @staticmethod
     def concatenate(parts: Sequence[Groups]) -> Groups:
         """One view over the groups of all `parts` (at least one); all of them have behavior log-probs, or none."""
-        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in OF_GROUPS}
+        joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in OF_GROUPS}
         if parts[0].behavior_logps is not None:
             joined["behavior_logps"] = np.concatenate([part.behavior_logps for part in parts])
         return replace(parts[0], **joined)

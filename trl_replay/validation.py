@@ -145,6 +145,11 @@ def preset_name(value: object) -> str | None:
     return None if isinstance(value, str) and value else "give the name of a preset"
 
 
+def function_name(value: object) -> str | None:
+    """A text."""
+    return None if isinstance(value, str) and value else "give the name of a reward function, as TRL logs it"
+
+
 def readable_file(value: object) -> str | None:
     """The path of a file that is there."""
     if not isinstance(value, str | Path) or not str(value):
@@ -165,6 +170,7 @@ CHECKS: dict[str, Check] = {
     "replay_start": start,
     "replay_start_pass_rate": optional(share),
     "replay_task_columns": optional(names("column")),
+    "replay_reward": optional(function_name),
     "replay_pass_reward": number("a finite number"),
     "replay_retire_passes": optional(whole(1)),
     "replay_max_weight": optional(number("a number above 0, at most 1,000,000", most=1e6, above=0.0)),

@@ -14,7 +14,7 @@ from .. import compat
 from ..compat import STD_EPSILON
 from ..errors import BatchError, SeamError
 from ..fields import ADVANTAGES, FieldTable
-from ..rewards import bessel_std, mean_of_scored, weighted_rewards
+from ..rewards import NOISE, bessel_std, have_equal_rewards, mean_of_scored, reward_noise, weighted_rewards
 from ..tasks import encoded, hashed
 from ..transfer import fetch
 from ..types import Batch, Bools, Floats, Groups, Ints
@@ -22,9 +22,6 @@ from .compose import loss_mask, row_lengths
 from .images import image_bytes, images_per_row
 
 FLOAT32_EPS = float(np.finfo(np.float32).eps)
-NOISE = 8 * FLOAT32_EPS
-"""Relative float32 error allowed for a group's mean and differences; 8 eps covers the sums of TRL's usual group
-sizes."""
 RELATIVE_TOLERANCE = 1e-5
 """Largest distance of TRL's own advantages of live groups from ours, as a share of them."""
 TINY = 1e-6
@@ -132,7 +129,12 @@ def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
 
 
 def view(
-    rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int, update: int
+    rows: Mapping[str, NDArray[Any]],
+    scored: torch.Tensor,
+    setup: compat.RewardSetup,
+    size: int,
+    update: int,
+    counting: int | None = None,
 ) -> Groups:
     """The fresh groups that a scope shares.
 
@@ -142,6 +144,7 @@ def view(
         setup ([`RewardSetup`]): How TRL made advantages of them.
         size (`int`): Rows of a group.
         update (`int`): Updates done so far.
+        counting (`int`, *optional*): The reward function by which groups are dead; by TRL's advantages without one.
     """
     own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
     shared = rows["row"][::size] // size
@@ -155,7 +158,7 @@ def view(
     nothing = teach_nothing(advantages, trains, TINY * np.abs(advantages).max(initial=0.0))
     same_rewards = have_equal_rewards(rewards[shared], setup.weights)
     nothing |= same_rewards & teach_nothing(advantages, trains, reward_noise(rewards[shared], setup.weights))
-    return Groups(
+    groups = Groups(
         rewards=rewards[shared],
         reward_weights=setup.weights,
         advantages=advantages,
@@ -166,7 +169,31 @@ def view(
         update=np.full(len(advantages), update, np.int64),
         prompt=rows["prompt"][::size],
         masked=masked,
+        counting=counting,
     )
+    if counting is None:
+        return groups
+    alike = groups.equal_rewards & ~groups.unscored.all(
+        axis=1
+    )  # what the function does not score is judged by the sum
+    return replace(groups, dead=groups.dead | alike)
+
+
+def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> dict[str, float]:
+    """Return the metrics `replay/dead_fraction/NAME`: per reward function, the share of groups with equal rewards.
+
+    Rows that it did not score do not count. With one function there are no such metrics.
+
+    Args:
+        scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
+        names (`Sequence[str]`): Of the functions, as TRL logs them.
+        size (`int`): Rows of a group.
+    """
+    if len(names) == 1:
+        return {}
+    rewards = _by_group(fetch({"rewards": scored.double()})["rewards"], size)
+    alike = [have_equal_rewards(rewards[..., [number]], np.ones(1)) for number in range(len(names))]
+    return {f"replay/dead_fraction/{name}": float(equal.mean()) for name, equal in zip(names, alike, strict=True)}
 
 
 def teach_nothing(advantages: Floats, trains: Bools, least: Floats | float) -> Bools:
@@ -342,28 +369,6 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
         sums = sums.reshape(1, -1)
     divisor = bessel_std(sums) + STD_EPSILON
     return np.asarray(error / divisor)
-
-
-def reward_noise(rewards: Floats, weights: Floats) -> Floats:
-    """Return the largest advantage that float noise alone makes of differences of rewards, `(n,)`: in a batch without
-    any live group there is no larger one to compare them with.
-
-    Args:
-        rewards (`(n, G, functions)`): Raw rewards, NaN where None.
-        weights (`(functions,)`): The trainer's `reward_weights`.
-    """
-    sizes = np.nansum(np.abs(rewards * weights), axis=2)
-    return np.asarray(NOISE * sizes.max(axis=1))
-
-
-def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
-    """Return a mask of the groups whose weighted rewards differ by no more than float noise, `(n,)`; rows without any
-    do not count."""
-    sums = weighted_rewards(rewards, weights)
-    scored = ~np.isnan(sums)
-    highest = np.where(scored, sums, -np.inf).max(axis=1)
-    lowest = np.where(scored, sums, np.inf).min(axis=1)
-    return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))
 
 
 def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats) -> Floats:

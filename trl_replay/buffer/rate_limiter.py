@@ -62,7 +62,7 @@ class RateLimiter:
 
     def observe(self, fresh: Groups, passed: Bools) -> None:
         """Takes note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
-        scored = int((~fresh.failed).sum())
+        scored = int((~fresh.unscored).sum())
         if not scored:
             return
         rate = int(passed.sum()) / scored

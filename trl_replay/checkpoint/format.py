@@ -326,7 +326,7 @@ def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGrou
     if not description:
         return None
     tensors = load_file(mine / CANDIDATES)
-    views = {name: tensors[name].numpy() for name in VIEWS}
+    views: dict[str, Any] = {name: tensors[name].numpy() for name in VIEWS}
     candidates = [_read_candidate(described, tensors) for described in description["candidates"]]
     return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
 

@@ -339,7 +339,12 @@ def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:
 def _scored_as_today(groups: Groups, then: RankState, session: Session) -> Groups:
     """The groups with raw rewards in the order of today's reward functions, and their weights."""
     rewards = _named(session, then)(groups.rewards)
-    return replace(groups, rewards=rewards, reward_weights=compat.reward_setup(session.trainer).weights)
+    return replace(
+        groups,
+        rewards=rewards,
+        reward_weights=compat.reward_setup(session.trainer).weights,
+        counting=session.components.counting,
+    )
 
 
 def _on_training_device(

@@ -220,7 +220,7 @@ class Rounds:
         self._prompts.present.update(told.keys.tolist())
         passed = fresh.reward >= self._settings.pass_reward
         keys = told.keys[latest.groups]
-        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.failed)
+        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.unscored)
         return latest, told
 
     def _is_enough(self, told: Told) -> bool:

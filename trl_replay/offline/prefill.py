@@ -161,6 +161,7 @@ def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, 
         return
     buffer = session.buffer
     buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
+    buffer.table.counting = session.components.counting
     serials = session.carry.take_serials(len(newcomers))
     views = [newcomer.view for newcomer in newcomers]
     kept = session.decide.offer(
@@ -190,8 +191,8 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
         return views
     totals: list[Groups] = []
     for view in views:
-        total = view.reward[:, :, None]
-        totals.append(replace(view, rewards=total, reward_weights=np.ones(1)))
+        reward = view.reward[:, :, None]
+        totals.append(replace(view, rewards=reward, reward_weights=np.ones(1), counting=None))
     return totals
 
 
@@ -266,6 +267,7 @@ def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> 
         behavior_logps=trainable_sums(group).cpu().numpy()[None],
         masked=_masked(session, offline)[None],
         origin=np.array([origin]),
+        counting=session.components.counting if offline.named else None,
     )
     functions = len(session.trainer.reward_func_names)
     rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.group_view import AdvantageRule, have_equal_rewards
+from ..batch.group_view import AdvantageRule
 from ..buffer.candidates import Candidate, PendingGroups
 from ..components import Components
 from ..counters import Tally
@@ -139,10 +139,10 @@ class Decisions:
             self._rate_limiter.observe(fresh, passed)
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
-            failed = fresh.failed
-            tally.failed += int(failed.sum())
-            tally.all_wrong += int((~passed.any(axis=1) & ~failed.all(axis=1)).sum())
-            tally.all_right += int((passed.any(axis=1) & (passed | failed).all(axis=1)).sum())
+            unscored = fresh.unscored
+            tally.failed += int(fresh.failed.sum())
+            tally.all_wrong += int((~passed.any(axis=1) & ~unscored.all(axis=1)).sum())
+            tally.all_right += int((passed.any(axis=1) & (passed | unscored).all(axis=1)).sum())
             untrained = _untrained(fresh)
             if untrained:
                 tally.reasons[UNTRAINED] += untrained
@@ -423,7 +423,7 @@ class Decisions:
 def _untrained(fresh: Groups) -> int:
     """The number of groups that are dead for want of trained tokens alone."""
     dead = fresh.dead & ~fresh.trains.all(axis=1)
-    return int((dead & ~have_equal_rewards(fresh.rewards, fresh.reward_weights)).sum()) if dead.any() else 0
+    return int((dead & ~fresh.equal_rewards).sum()) if dead.any() else 0
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
@@ -435,10 +435,10 @@ def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
     """
     summed = groups.behavior_logps
     logps = np.full(groups.advantages.shape, np.nan) if summed is None else summed
-    unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~np.isnan(groups.reward)
+    unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~groups.failed
     return {
         "row_rewards": rewards,
-        "row_other_reward": np.where(unnamed, groups.reward, np.nan),
+        "row_other_reward": np.where(unnamed, groups.total, np.nan),
         "row_advantage": groups.advantages,
         "row_logp": np.where(groups.trainable > 0, logps / np.maximum(groups.trainable, 1), np.nan),
         "row_length": groups.lengths,

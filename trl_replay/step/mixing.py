@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.group_view import TINY, AdvantageRule, reward_noise, teach_nothing
+from ..batch.group_view import TINY, AdvantageRule, teach_nothing
 from ..components import Components
 from ..counters import Tally
 from ..errors import ConfigurationError, SeamError
 from ..plan import Plan
+from ..rewards import reward_noise
 from ..settings import Settings
 from ..table import Table
 from ..types import NONE, Bools, Context, Floats, Groups, Ints
@@ -202,7 +203,7 @@ class Mixing:
         """Puts fresh rows back in the places of stored ones that can't stand beside others."""
         table = mixed.table
         anew = mixed.computed[:, None]
-        unknown = np.asarray(np.isnan(table.row_reward).all(axis=1))  # scored by functions of another run
+        unknown = np.asarray(np.isnan(table.row_total).all(axis=1))  # scored by functions of another run
         if rule.takes_functions_apart:  # what a file that does not name its functions does not tell
             unknown |= ~np.isnan(table.row_other_reward).all(axis=1)
         silent = mixed.column("row_trains", np.ones(mixed.plan.entry.shape, bool)) == 0
@@ -263,7 +264,7 @@ class Mixing:
             )
         plan.masked = plan.masked & plan.stored
         rewards = mixed.column("row_rewards", mixed.groups.rewards)
-        totals = mixed.column("row_reward", mixed.groups.reward)
+        totals = mixed.column("row_total", mixed.groups.total)
 
         def by_rule(members: Bools, join: bool) -> tuple[Floats, Bools]:
             return rule(rewards, totals, members, members & (mixed.trainable > 0), join)

@@ -44,7 +44,7 @@ def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
         passed = (groups.reward >= threshold) & groups.trains
-        distance = np.abs(pass_rates(passed, groups.failed) - target)
+        distance = np.abs(pass_rates(passed, groups.unscored) - target)
         farthest = max(target, 1.0 - target)
         return np.asarray(1.0 - distance / farthest)
 

@@ -56,8 +56,8 @@ def kl_of_all_wrong(pass_reward: float) -> Treatment:
 def all_wrong(groups: Groups, pass_reward: float) -> Bools:
     """Dead groups in which no row passes, `(n,)`; not those whose rows all failed."""
     passes = groups.reward >= pass_reward
-    failed = groups.failed.all(axis=1)
-    return np.asarray(groups.dead & ~passes.any(axis=1) & ~failed)
+    unscored = groups.unscored.all(axis=1)
+    return np.asarray(groups.dead & ~passes.any(axis=1) & ~unscored)
 
 
 def treatments(unfilled: str, kl: str, pass_reward: float) -> dict[str, Treatment]:

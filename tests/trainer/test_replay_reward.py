@@ -1,0 +1,121 @@
+"""`replay_reward`: which reward function counts. Users pay sums: format, accuracy, length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replaying import build, replay
+from support import DEAD, HALF, LIVE, Rewards, logged, record, replayed
+
+import trl_replay
+from trl_replay import ConfigurationError
+from trl_replay.testing import make_trainer
+
+SPREAD = [0.1, 0.2, 0.3, 0.4]
+"""Rewards of a length term: never equal."""
+
+
+def functions(*accuracy: Any) -> list[Any]:
+    """A length term that is never equal over a group, and accuracy."""
+    length, right = Rewards([SPREAD] * 3), Rewards(*accuracy)
+    length.__name__, right.__name__ = "length", "accuracy"
+    return [length, right]
+
+
+def test_groups_are_dead_by_the_function_that_counts_and_advantages_stay_trls(tmp_path: Path) -> None:
+    script = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+    by_sum = make_trainer(tmp_path / "sum", functions(*script), max_steps=4)
+    session = trl_replay.attach(by_sum, replay_start=0)
+    by_sum.train()
+    assert session.totals.counters["dead"] == 0, "the sum always differs"
+    trainer = make_trainer(tmp_path / "accuracy", functions(*script), max_steps=4)
+    session = trl_replay.attach(trainer, replay_start=0, replay_reward="accuracy")
+    steps = record(session)
+    trainer.train()
+    assert session.totals.counters["dead"] == 1 + 2 * 3
+    assert replayed(steps)[0] == 0
+    assert sum(replayed(steps)) > 3
+    first = steps[0]
+    assert (first[0]["advantages"] == first[1]["advantages"]).all(), (
+        "a dead group that nothing fills trains as in stock"
+    )
+    assert set(session.buffer.table.reward_mean.round(3).tolist()) <= {0.25, 0.5}, "of accuracy alone"
+    assert (session.buffer.table.row_reward < session.buffer.table.row_total).all()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
+)
+def test_the_loss_of_what_is_replayed_is_the_one_by_hand(tmp_path: Path, settings: dict[str, Any]) -> None:
+    trainer = build(tmp_path, functions([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), max_steps=6, **settings)
+    session, _ = replay(trainer, replay_reward="accuracy")
+    assert session.totals.counters["replaced"] > 2
+
+
+def test_the_dead_share_of_each_function_is_logged(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]), max_steps=3)
+    trl_replay.attach(trainer)
+    trainer.train()
+    assert logged(trainer, "replay/dead_fraction/accuracy") == pytest.approx([2 / 3] * 3)
+    assert logged(trainer, "replay/dead_fraction/length") == [0.0] * 3
+    alone = make_trainer(tmp_path / "alone", Rewards([LIVE, DEAD, DEAD]), max_steps=1)
+    session = trl_replay.attach(alone)
+    alone.train()
+    assert not any(key.startswith("replay/dead_fraction/") for key in session.metrics), "the same as dead_fraction"
+
+
+def test_solved_prompts_are_told_by_the_function_that_counts(tmp_path: Path) -> None:
+    """A format reward of 1 and no right answer: by the sum, everything passes."""
+    format_reward, right = Rewards([[1.0] * 4] * 3), Rewards([DEAD] * 3)
+    format_reward.__name__, right.__name__ = "format", "accuracy"
+    trainer = make_trainer(tmp_path, [format_reward, right], max_steps=12)
+    session = trl_replay.attach(trainer, replay_reward="accuracy")
+    trainer.train()
+    assert session.metrics["replay/all_wrong_fraction"] == 1.0
+    assert session.metrics["replay/all_right_fraction"] == 0.0
+    assert "These prompts are solved" not in session.explain()
+
+
+def test_a_group_that_the_function_does_not_score_is_judged_by_the_sum(tmp_path: Path) -> None:
+    other = [None] * 4
+    trainer = make_trainer(tmp_path, functions([other, DEAD, LIVE]), max_steps=3)
+    session = trl_replay.attach(trainer, replay_reward="accuracy", replay_start=0)
+    trainer.train()
+    assert session.totals.counters["dead"] == 3, "the second group of each batch"
+
+
+@pytest.mark.parametrize("name", ["acuracy", "reward"])
+def test_a_name_that_is_none_of_the_trainers_raises_and_lists_them(tmp_path: Path, name: str) -> None:
+    trainer = make_trainer(tmp_path, functions([LIVE]))
+    with pytest.raises(ConfigurationError, match=f"replay_reward='{name}' names none .*'length', 'accuracy'"):
+        trl_replay.attach(trainer, replay_reward=name)
+
+
+def test_stored_rows_mixed_with_fresh_ones_get_advantages_of_the_whole_sum(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, functions([LIVE, LIVE, LIVE], [DEAD] * 3), ["1="], max_steps=4)
+    session = trl_replay.attach(
+        trainer, replay_start=0, replay_reward="accuracy", replay_sampler="same_prompt", replay_mixer="inject",
+        replay_advantages="joint",
+    )  # fmt: skip
+    steps = record(session)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 9
+    for _, after in steps:
+        advantages = after["advantages"].view(3, 4).numpy()
+        assert np.abs(advantages.sum(axis=1)).max() < 1e-4, "centered within the group"
+
+
+def test_resuming_keeps_what_counts(tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    script = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
+    trainer = make_trainer(tmp_path, functions(*script), **settings)
+    session = trl_replay.attach(trainer, replay_start=0, replay_reward="accuracy")
+    trainer.train()
+    again = make_trainer(tmp_path, functions(*script), **{**settings, "max_steps": 6})
+    resumed = trl_replay.attach(again, replay_start=0, replay_reward="accuracy")
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert resumed.totals.counters["dead"] > session.totals.counters["dead"]
+    assert resumed.buffer.table.row_reward.max() == 1.0
