@@ -369,12 +369,12 @@ class Registry:
         if builtin:
             return builtin[0]
         namesakes = [match for match in matches if match[1].name == short]
-        if namesakes:  # a plugin that is called like what it offers goes first
+        if namesakes and len({plugin.distribution for _, plugin in matches}) == 1:
             return namesakes[0]
         if len(matches) == 1:
             return matches[0]
         if matches:
-            choices = ", ".join(f"{plugin.name}/{short}" for _, plugin in matches)
+            choices = ", ".join(f"{plugin.name}/{short} ({plugin.distribution})" for _, plugin in matches)
             raise ConfigurationError(f"{setting}={name!r} is offered by several plugins: name one of {choices}.")
         names = [offered if plugin.name == BUILTIN else f"{plugin.name}/{offered}" for plugin, offered, _ in offers]
         raise UnknownNameError(self._unknown(f"{setting}={name!r}", name, kind, names))

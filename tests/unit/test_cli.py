@@ -67,8 +67,8 @@ SHOWN = {
     "uniform": ["every eligible entry"],
     "pass_rate": ["replay_scorer=", "replay_selector="],  # two share the name
     "decayed": ["trl-replay-freshness"],
-    "freshness": ["freshness/half_life", "freshness/decayed", "freshness/abs_reward", "freshness/fresh_per"],
-    "freshness/fresh_per": ['replay_preset="freshness/fresh_per"', "replay_evictor='fifo'"],
+    "freshness": ["freshness/half_life", "freshness/decayed", "freshness/abs_reward", "freshness/reward_half_life"],
+    "freshness/reward_half_life": ['replay_preset="freshness/reward_half_life"', "replay_evictor='fifo'"],
 }
 
 

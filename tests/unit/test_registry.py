@@ -290,12 +290,21 @@ def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, insta
 def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
     for owner in ("one", "two"):
         registry.add(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
-    with pytest.raises(ConfigurationError, match="name one of one/shared, two/shared"):
+    with pytest.raises(ConfigurationError, match=r"name one of one/shared \(.*\), two/shared \("):
         registry.resolve("evictor", "shared")
     assert registry.resolve("evictor", "two/shared").factory() == "two"
 
 
-def test_of_several_plugins_the_one_of_that_name_is_meant(registry):
+def test_a_name_that_two_distributions_offer_must_be_qualified_and_both_are_named(registry):
+    registry.add(offers(SamplerSpec("coldest", lambda: len, "…")), "coldest", "replay-cold 2.3")
+    registry.add(offers(SamplerSpec("coldest", lambda: len, "…")), "ice", "replay-ice 1.0")
+    words = r"one of coldest/coldest \(replay-cold 2\.3\), ice/coldest \(replay-ice 1\.0\)"
+    with pytest.raises(ConfigurationError, match=words):
+        registry.resolve("sampler", "coldest")
+    assert registry.resolve("sampler", "ice/coldest").plugin.name == "ice"
+
+
+def test_of_several_plugins_of_one_distribution_the_one_of_that_name_is_meant(registry):
     for owner in ("one", "shared"):
         registry.add(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
     assert registry.resolve("evictor", "shared").factory() == "shared"

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from trl_replay_freshness import FRESH_PER, abs_reward, freshness, make_decayed, make_half_life
+from trl_replay_freshness import REWARD_HALF_LIFE, abs_reward, freshness, make_decayed, make_half_life
 
 import trl_replay
 from trl_replay.testing import (
@@ -81,13 +81,13 @@ def test_a_half_life_that_is_no_positive_number_is_named(make, half_life):
 
 
 def test_the_preset_decays_with_the_papers_time_constant():
-    half_life = FRESH_PER.settings["replay_sampler_kwargs"]["half_life"]
+    half_life = REWARD_HALF_LIFE.settings["replay_sampler_kwargs"]["half_life"]
     assert 2 ** (-100 / half_life) == pytest.approx(math.exp(-100 / 500))
 
 
 def test_a_trainer_learns_with_the_preset(tmp_path):
     trainer = make_trainer(tmp_path, one_live_group_of_three)
-    session = trl_replay.attach(trainer, replay_preset="freshness/fresh_per", replay_buffer_size=16)
+    session = trl_replay.attach(trainer, replay_preset="freshness/reward_half_life", replay_buffer_size=16)
     trainer.train()
     assert session.plugins == ["freshness"]
     assert session.config.replay_max_fraction == 0.5

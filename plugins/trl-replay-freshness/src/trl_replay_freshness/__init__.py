@@ -5,7 +5,7 @@ The module itself is the plugin `freshness`, found through its entry point:
 * sampler `freshness/half_life` draws in proportion to score × 2^(−age / half_life)
 * evictor `freshness/decayed` keeps the highest score × 2^(−age / half_life)
 * scorer `freshness/abs_reward` is the mean |reward| of a group
-* preset `freshness/fresh_per` puts them together in the spirit of FreshPER (arXiv 2604.16918)
+* preset `freshness/reward_half_life` combines them in the spirit of FreshPER (arXiv 2604.16918)
 
 The age of a group is the number of optimizer updates since it was generated.
 """
@@ -32,13 +32,13 @@ from trl_replay import (
     hookimpl,
 )
 
-__all__ = ["FRESH_PER", "abs_reward", "freshness", "make_decayed", "make_half_life"]
+__all__ = ["REWARD_HALF_LIFE", "abs_reward", "freshness", "make_decayed", "make_half_life"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Evictor: TypeAlias = Callable[[Table, Context], Floats]
 
-FRESH_PER = Preset(
-    "fresh_per",
+REWARD_HALF_LIFE = Preset(
+    "reward_half_life",
     {
         "replay_max_fraction": 0.5,
         "replay_buffer_size": 512,
@@ -113,7 +113,7 @@ def trl_replay_strategies() -> Iterator[SamplerSpec | EvictorSpec | ScorerSpec]:
 @hookimpl
 def trl_replay_presets() -> Iterator[Preset]:
     """The preset."""
-    yield FRESH_PER
+    yield REWARD_HALF_LIFE
 
 
 def _check(name: str, half_life: float) -> None:

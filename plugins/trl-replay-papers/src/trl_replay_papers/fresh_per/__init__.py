@@ -1,7 +1,7 @@
 """FreshPER: prioritised replay whose priorities fade with age (arXiv 2604.16918).
 
-The module is the plugin `fresh_per`. The plugin `freshness` of the distribution trl-replay-freshness has a preset of
-the same name, which stays as it is: `freshness/fresh_per`.
+The module is the plugin `fresh_per`. The preset `freshness/reward_half_life` of trl-replay-freshness is a shorter
+one after the same paper.
 """
 
 from __future__ import annotations
