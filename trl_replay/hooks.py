@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pluggy
 import torch
 from numpy.typing import NDArray
 
@@ -56,20 +55,15 @@ class SessionHooks:
         treatments: Mapping[str, Treatment] | None = None,
     ) -> None:
         self._manager = new_manager()
-        self._labels: dict[int, Callable[[str], str]] = {}
         self._strategies = strategies
         self._update = 0
         self._hook = ""
         self._giver = ""  # of the last result; empty: the configured strategy
         for setting, treatment in reversed(list((treatments or {}).items())):  # who is registered first is called last
-            self._manager.register(_Treating(treatment), setting)
-            self._attribute(self._manager.get_plugin(setting), _constant(setting))
+            self._register(_Treating(treatment), setting, _constant(setting))
         for plugin in plugins:
-            self._manager.register(plugin.object, plugin.name)
-            self._attribute(plugin.object, _plugin_label(plugin))
-        configured = _Configured(made)
-        self._manager.register(configured, "configured strategies")
-        self._attribute(configured, self._strategy_label)
+            self._register(plugin.object, plugin.name, _plugin_label(plugin))
+        self._register(_Configured(made), "configured strategies", self._strategy_label)
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
         """Calls a hook on every plugin; returns pluggy's list of results."""
@@ -186,9 +180,9 @@ class SessionHooks:
         """Calls that reach one plugin each, in pluggy's order."""
         self._update = update
         self._hook = name = f"{PROJECT}_{hook}"
-        plugins = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
+        plugins: list[Any] = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
         for plugin in plugins:
-            self._giver = f"{self._labels[id(plugin)](name)}, in {name},"
+            self._giver = f"{plugin.label(name)}, in {name},"
             yield self._manager.subset_hook_caller(name, [other for other in plugins if other is not plugin])
 
     def inputs(self, rows: Sequence[Row], context: InputsContext) -> list[Row] | None:
@@ -212,8 +206,7 @@ class SessionHooks:
     def has_plugin_for(self, hook: str) -> bool:
         """Tells whether a plugin implements a hook, configured strategies apart."""
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
-        ours = (_Configured, _Treating)
-        return any(not isinstance(implementation.plugin, ours) for implementation in implementations)
+        return not all(implementation.plugin.is_ours for implementation in implementations)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
         """Old log-probs and weights of replayed rows."""
@@ -272,21 +265,22 @@ class SessionHooks:
             others = [plugin for other, plugin in plugins.items() if other != plugin_name]
             yield folder, self._manager.subset_hook_caller(name, others)
 
-    def _attribute(self, plugin: object, label: Callable[[str], str]) -> None:
-        """Wraps a plugin's hook implementations so that what they raise names the plugin, the hook and the update."""
-        self._labels[id(plugin)] = label
-        for caller in self._manager.get_hookcallers(plugin) or []:
-            for implementation in caller.get_hookimpls():
-                if implementation.plugin is plugin:
-                    guarded = self._guarded(implementation, caller.name, label)
-                    # typed as final, and the only way in
-                    object.__setattr__(implementation, "function", guarded)
+    def _register(self, plugin: object, name: str, label: Callable[[str], str]) -> None:
+        """Registers a plugin's hooks so that what they raise names the plugin, the hook and the update."""
+        guard = _Guard(label, isinstance(plugin, _Configured | _Treating))
+        for attribute in dir(plugin):
+            options = self._manager.parse_hookimpl_opts(plugin, attribute)
+            if options is not None:
+                guarded = self._guarded(getattr(plugin, attribute), options, attribute, label)
+                setattr(guard, attribute, hookimpl(**options)(guarded))
+        self._manager.register(guard, name)
 
-    def _guarded(self, implementation: pluggy.HookImpl, hook: str, label: Callable[[str], str]) -> Callable[..., Any]:
-        function: Callable[..., Any] = implementation.function
-        giver = label(hook)
-        if not isinstance(implementation.plugin, _Configured):
-            giver += f", in {hook},"
+    def _guarded(
+        self, function: Callable[..., Any], options: Any, hook: str, label: Callable[[str], str]
+    ) -> Callable[..., Any]:
+        hook = options.get("specname") or hook
+        is_strategy = label == self._strategy_label
+        giver = label(hook) if is_strategy else f"{label(hook)}, in {hook},"
 
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -310,8 +304,7 @@ class SessionHooks:
             self._giver = f"{label(hook)}, as a wrapper of {inner} in {hook},"
             return result
 
-        is_wrapper = implementation.wrapper or implementation.hookwrapper
-        return wrap if is_wrapper else call
+        return wrap if options.get("wrapper") or options.get("hookwrapper") else call
 
     def _blame(self, error: Exception, label: Callable[[str], str], hook: str) -> None:
         """Raises a HookError that names who raised `error`; one that has been attributed already passes."""
@@ -433,6 +426,14 @@ def _plugin_label(plugin: Plugin) -> Callable[[str], str]:
 
 def _constant(label: str) -> Callable[[str], str]:
     return lambda hook: label
+
+
+class _Guard:
+    """A proxy that is registered in place of a plugin: its hooks, wrapped so that errors are attributed."""
+
+    def __init__(self, label: Callable[[str], str], is_ours: bool) -> None:
+        self.label = label
+        self.is_ours = is_ours
 
 
 class _Treating:
