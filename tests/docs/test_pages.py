@@ -136,3 +136,10 @@ def test_every_column_of_an_export_is_documented(run: Path) -> None:
     for column in pd.read_parquet(out).columns:
         shown = "reward/<function>" if column.startswith("reward/") else column
         assert f"`{shown}`" in table or column in TOKENS, f"{column} is not documented"
+
+
+def test_the_code_that_the_architecture_shows_stands_in_the_package() -> None:
+    package = Path(trl_replay.__file__).parent
+    source = " ".join(" ".join(path.read_text().split()) for path in sorted(package.rglob("*.py")))
+    for block in blocks("architecture.md", "python"):
+        assert " ".join(block.split()) in source, block
