@@ -219,7 +219,6 @@ class Session:
         self.buffer.adder = None
         self.tap.forget()
         self.rewards = None
-        self.template = None
 
     def explain(self) -> str:
         """Describes what was replayed so far, why not more was, and what to change."""

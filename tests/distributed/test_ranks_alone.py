@@ -47,6 +47,7 @@ TOLD = {
     **{f"detach on one, {scope}": ("SeamError", DETACHED) for scope in SCOPES},
     **{f"clear on one, {scope}": ("SeamError", "decided differently") for scope in SCOPES[1:]},
     "resume on one": ("SeamError", PAUSED),
+    "detach on one in an iteration": ("SeamError", DETACHED),
     "detach on one in the last update": ("SeamError", "is detached on rank 0"),
     "add other rows": ("ReplayError", "The processes read different groups"),
     "add fails on one": ("ReplayError", "rank 1: OutOfMemoryError: no memory on this rank"),

@@ -72,6 +72,7 @@ def leave(trainer: Any, session: Session) -> None:
 
 def take_off(trainer: Any, session: Session) -> None:
     """Takes the seam off: the trainer's methods are its class's."""
+    session.template = None  # not before: where other ranks go on, this one comes to their iterations
     _forget_buffered(trainer, session.components.processes > 1)
     for name in compat.seam(trainer, session.iterates):
         if _is_ours(trainer.__dict__.get(name), session):

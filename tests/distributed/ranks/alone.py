@@ -114,6 +114,10 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "resume on both", lambda: resuming(case(), ranks=(0, 1))
     yield "detach on both", lambda: detaching(case(replay_scope="sharded"), ranks=(0, 1))
     yield "detach on both in a generation cycle", lambda: detaching(case(settings=CYCLE), ranks=(0, 1))
+    yield (
+        "detach on one in an iteration",
+        lambda: detaching(case(settings=ITERATIONS, replay_iterations="replay"), update=4),
+    )
     yield "detach on one in the last update", lambda: detaching(case(), update=5)
     yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
