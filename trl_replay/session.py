@@ -26,7 +26,7 @@ from .decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.communicator import Agreed, Communicator
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
-from .errors import ReplayError
+from .errors import ReplayError, SeamError
 from .generation.generated import Generated
 from .generation.rounds import Rounds, Score
 from .loss.handshake import Handshake
@@ -278,8 +278,14 @@ class Session:
     def note_tasks(self, inputs: Sequence[Row]) -> Sequence[Row]:
         """Notes what tasks the rows are of that the trainer is about to generate for; returns them."""
         first = self.communicator.rank * len(inputs)
+        size = self.components.num_generations
         with self.components.errors.keeping():
-            self.components.tasks.begin(inputs, first, self.components.num_generations)
+            if self.trainer.num_generations != size:
+                raise SeamError(
+                    f"num_generations was {size} at attach and is {self.trainer.num_generations} now: stored groups "
+                    f"have {size} rows. Set it back, or detach and attach again."
+                )
+            self.components.tasks.begin(inputs, first, size)
         return inputs
 
     def step(self, batch: Batch, score: Score | None = None) -> Batch:
@@ -517,8 +523,7 @@ class Session:
     def log_ratios(self) -> None:
         """Adds the importance ratios seen in the loss to the metrics."""
         measured = self.supply.stats.metrics()
-        if self.settings.weight:
-            self.mask_watch(measured)
+        self.mask_watch(measured)
         self._record(measured)
         self._record(self.components.gates.means.metrics())
         self._record(self.components.bounds.means.metrics())

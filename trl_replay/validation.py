@@ -182,7 +182,11 @@ CHECKS: dict[str, Check] = {
     "replay_refill_rounds": whole(0),
     "replay_refill_prompts": choice("new", "same"),
     "replay_refill_until": number("a share above 0, at most 1", most=1.0, above=0.0),
-    "replay_weight": number("a number from 0 to 1,000,000", least=0.0, most=1e6),
+    "replay_weight": number(
+        "a number above 0, at most 1,000,000; replay_dry_run=True measures and trains on nothing stored",
+        above=0.0,
+        most=1e6,
+    ),
     "replay_dry_run": true_or_false,
     "replay_seed": optional(whole(0)),
     "replay_plugins": optional(names("plugin")),

@@ -97,7 +97,7 @@ def test_a_setting_that_masks_everything_warns_once_with_its_value_and_the_remed
     assert session.metrics["replay/gated_fraction"] > 0.5
 
 
-@pytest.mark.parametrize("settings", [{}, {"replay_correction": "sequence_mask"}, {"replay_weight": 0.0}])
+@pytest.mark.parametrize("settings", [{}, {"replay_correction": "sequence_mask"}])
 def test_no_warning_where_something_is_left_or_nothing_was_meant_to_be(
     tmp_path: Path, settings: Mapping[str, Any]
 ) -> None:

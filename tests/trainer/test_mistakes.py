@@ -143,7 +143,7 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
     "a start in percent": (attach(replay_start="10%"), ["replay_start='10%'", "'adaptive' or a number of updates"]),
     "a start after the end": (attach(replay_start=1000), ["replay_start=1000", "max_steps=4", "Lower it"]),
     "an age of 0": (attach(replay_max_age=0), ["replay_max_age=0", "at least 1"]),
-    "a number in quotes": (attach(replay_weight="10"), ["replay_weight='10'", "from 0 to 1,000,000"]),
+    "a number in quotes": (attach(replay_weight="10"), ["replay_weight='10'", "at most 1,000,000"]),
     "a truth in quotes": (attach(use_replay="false"), ["use_replay='false'", "give true or false"]),
     "an unknown choice": (attach(replay_unfilled="drop"), ["replay_unfilled='drop'", "'exclude'"]),
     "no correction": (attach(replay_correction=None), ["replay_correction=None", "give the name", "list"]),
@@ -433,3 +433,12 @@ def test_a_mistake_is_told_with_the_setting_the_value_and_the_remedy(
     assert [part for part in words if part not in message] == [], message
     if mistake not in IN_TRAINING and mistake not in FILES:
         assert not any(trainer.state.global_step for trainer in desk.trained), "it was told after training"
+
+
+def test_89_another_number_of_generations_than_at_attach_raises_at_the_next_batch(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, HALF]), max_steps=2)
+    trl_replay.attach(trainer)
+    trainer.train()
+    trainer.num_generations = trainer.args.num_generations = 6
+    with pytest.raises(trl_replay.SeamError, match=r"num_generations was 4 at attach and is 6 now.*attach again"):
+        trainer.train()

@@ -39,7 +39,7 @@ BAD: dict[str, list[Any]] = {
     "replay_max_uses": [1.5],
     "replay_max_fraction": [float("nan")],
     "replay_max_weight": [float("inf")],
-    "replay_weight": [-0.5, True],
+    "replay_weight": [-0.5, 0.0, True],
     "replay_unfilled": ["drop", None],
     "replay_dry_run": ["yes"],
     "replay_warm_start_short": ["drop"],
