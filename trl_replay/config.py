@@ -1,4 +1,4 @@
-"""The settings: one dataclass that stands beside GRPOConfig in Python, YAML and on the command line."""
+"""The settings: one dataclass, next to GRPOConfig in Python, YAML and on the command line."""
 
 from __future__ import annotations
 
@@ -6,33 +6,56 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from .errors import ConfigurationError
 from .plain import in_json
 from .registry import registry
 from .sizes import parse_bytes
 from .specs import Kind
-from .validation import ADAPTIVE, AUTO, STRATEGY_KINDS, unusable, validate
+from .validation import (
+    ADAPTIVE,
+    AUTO,
+    STRATEGY_KINDS,
+    Check,
+    arguments_of_plugins,
+    choice,
+    function_name,
+    keyword_arguments,
+    names,
+    number,
+    optional,
+    preset_name,
+    readable_file,
+    refuse_without_effect,
+    require,
+    share,
+    size_in_bytes,
+    start,
+    strategy,
+    true_or_false,
+    unusable,
+    whole,
+)
 
 
 class _DefaultText(str):
-    """A text that nobody gave. argparse asks for `str` of a default, and must get this very object."""
+    """A default text. argparse calls `str` on a default, and must get this very object."""
 
     def __str__(self) -> str:
         return self
 
 
 class _DefaultInt(int):
-    """A whole number that nobody gave."""
+    """A default whole number."""
 
 
 class _DefaultFloat(float):
-    """A number that nobody gave."""
+    """A default number."""
 
 
 class _DefaultNone:
-    """None that nobody gave."""
+    """A default None."""
 
     def __repr__(self) -> str:
         return "None"
@@ -42,218 +65,239 @@ _MARKS: dict[type, Any] = {str: _DefaultText, int: _DefaultInt, float: _DefaultF
 _PLAIN: dict[type, Any] = {_DefaultText: str.__str__, _DefaultInt: int, _DefaultFloat: float}
 
 
-def _unless_given(default: Any) -> Any:
-    """A default that is told from the same value written down by the user: in Python, in YAML, as a flag.
+def setting(default: Any, text: str) -> Any:
+    """Declare a setting: its default and its help.
 
-    A config object holds plain values: the mark is gone once `ReplayConfig` knows what was given. (True and false
-    can't be marked: there a value that equals the default counts as not given.)
+    A default is told from the same value given in Python, in YAML or as a flag, so that a preset fills only what
+    nobody gave. `ReplayConfig` puts plain values in the place of marked ones. (True and false can't be marked: there
+    a value that equals the default counts as not given.)
     """
-    if default is None:
-        return _DefaultNone()
-    return _MARKS[type(default)](default)
+    metadata = {"help": " ".join(text.split())}
+    if default is None:  # of a list, transformers' parser passes only a factory's default on
+        return field(default_factory=_DefaultNone, metadata=metadata)
+    return field(default=_MARKS.get(type(default), bool)(default), metadata=metadata)
 
 
-def _setting(default: Any, text: str) -> Any:
-    """A field with its help text."""
-    marked = default if isinstance(default, bool) else _unless_given(default)
-    return field(default=marked, metadata={"help": text})
+def arguments(kind: str) -> Any:
+    """Declare the keyword arguments of a kind of strategy."""
+    return setting(None, f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
 
 
-def _list_setting(text: str) -> Any:
-    """A field of a list, None if not given: the argument parser reads a list's default from a factory alone."""
-    return field(default_factory=_DefaultNone, metadata={"help": text})
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Rule of a setting.
+
+    Attributes:
+        check (`Callable`): Returns what to give instead of a wrong value.
+        ranks (`str`): `"equal"`, or `"own"` where ranks may have different values: what a preset sets is compared, and
+            seeds and bytes are where they must be equal.
+    """
+
+    check: Check
+    ranks: str = "equal"
 
 
-def _arguments(kind: str) -> Any:
-    return _setting(None, f"Keyword arguments of the {kind}: a mapping, or on the command line a JSON string.")
+WEIGHTS = "a number above 0, at most 1,000,000; replay_dry_run=True measures and trains on nothing stored"
+Arguments: TypeAlias = Annotated[dict[str, Any] | str | None, Rule(optional(keyword_arguments))]
 
 
 @dataclass
 class ReplayConfig:
-    """Settings of a replay session. Use it beside `GRPOConfig` in `TrlParser`, or pass its fields to `attach`.
+    """Settings of a replay session. Use it next to `GRPOConfig` in `TrlParser`, or pass its fields to `attach`.
 
-    Args:
-        use_replay (`bool`, *optional*, defaults to `True`):
-            Whether to replay at all. `False` leaves the trainer exactly as TRL made it.
-        replay_buffer_size (`int`, *optional*, defaults to `64`):
-            Groups (of `num_generations` completions) that the buffer keeps: each process's own (`process`), each
-            process's part of the common one (`sharded`), or the one that all processes have (`gathered`). With `0`
-            nothing is stored; what needs no buffer goes on working (`replay_refill_rounds`, `replay_unfilled`, a
-            plugin that shapes advantages or chooses prompts), and without any of these the trainer is left as it is.
-        replay_max_bytes (`int` or `str`, *optional*):
-            Bytes that the buffer keeps, per process, table and payload together: `"512MB"`, `"2GiB"`. Whichever of
-            `replay_buffer_size` and this is reached first evicts. No limit if not set.
-        replay_logps_dtype (`str`, *optional*, defaults to `"float32"`):
-            How stored log-probs are kept: `"float32"`, or `"bfloat16"` in half the room, which rounds each by up to
-            0.4 %: see docs/checkpoints.md for what that does to importance ratios.
-        replay_scorer (`str`, *optional*, defaults to `"advantage_std"`):
-            What a group is worth: decides eviction by `heap`, drawing by `proportional`, and both beside prompts by
-            `prompt_balanced`.
-        replay_evictor (`str`, *optional*, defaults to `"prompt_balanced"`):
-            Which entries leave a full buffer.
-        replay_sampler (`str`, *optional*, defaults to `"prompt_balanced"`):
-            Which entries are replayed.
-        replay_selector (`str`, *optional*, defaults to `"zero_std"`):
-            Which fresh groups may be replaced.
-        replay_mixer (`str`, *optional*, defaults to `"whole"`):
-            Which rows of a slot stored rows take: all (`whole`), or some beside the slot's own (`inject`).
-        replay_scope (`str`, *optional*, defaults to `"auto"`):
-            Which processes share a buffer: none (`process`), or all, with every group on each of them (`gathered`) or
-            on one of them (`sharded`). `"auto"` is `process` on one process and where each process has whole groups
-            and at least four of them a batch, else `sharded`; `session.explain()` says which and why. A checkpoint's
-            scope is kept.
-        replay_correction (`str`, *optional*, defaults to `"ratio"`):
-            How the loss accounts for replayed rows being off-policy.
-        replay_max_age (`int`, *optional*):
-            Oldest age, in optimizer updates since generation, at which an entry is replayed. No limit if not set.
-        replay_max_uses (`int`, *optional*):
-            How often one entry is replayed. No limit if not set.
-        replay_max_fraction (`float`, *optional*, defaults to `1.0`):
-            Largest share of a generation batch's groups that replay may fill.
-        replay_start (`int` or `str`, *optional*, defaults to `"adaptive"`):
-            Updates that must be done before anything is replayed; the buffer fills from the beginning. `"adaptive"`
-            waits where rewards are sparse (fewer than four live groups so far, or fewer than one in ten), from the
-            first update on: until 16 groups were stored, or a quarter of the buffer's size if that is less, as long
-            as live groups keep coming, and for a quarter of the run at most. Once it has begun it does not wait
-            again, and after a warm start not at all. `None` or `0` waits for nothing.
-        replay_start_pass_rate (`float`, *optional*):
-            Nothing is replayed before the running share of completions that pass has reached this (averaged over about
-            32 batches). No such limit if not set.
-        replay_task_columns (`list[str]`, *optional*):
-            Columns of the dataset that tell tasks apart beside prompt and images: rows with one prompt and another
-            label, tests or seed are other tasks, and none takes completions of the other. All columns if not set. With
-            `[]` (on the command line `""`) the prompt alone.
-        replay_reward (`str`, *optional*):
-            Name of the reward function that counts, as TRL logs it. Whether a group is dead, its priority, and whether
-            a completion passes go by its rewards; advantages stay TRL's. A group that it does not score is judged by
-            the weighted sum, which counts if this is not set.
-        replay_pass_reward (`float`, *optional*, defaults to `0.5`):
-            A completion passes with a weighted reward of at least this.
-        replay_retire_passes (`int`, *optional*):
-            A prompt is solved when this many completions of a fresh group pass: its entries leave, and groups as good
-            as that are not stored. Never if not set.
-        replay_max_weight (`float`, *optional*):
-            Largest factor on a replayed token's policy term: the importance ratio before the loss's clipping times all
-            weights. If not set, only the ratio has a limit, of 20.
-        replay_advantages (`str`, *optional*, defaults to `"auto"`):
-            Advantages of a slot with stored rows: `"stored"` (each row keeps its own), `"joint"` (computed anew over
-            all rows of the mixed group), `"split"` (over its fresh and its stored rows apart), or `"auto"`: stored
-            where a slot is taken whole, else joint.
-        replay_record (`str`, *optional*, defaults to `"auto"`):
-            Where log-probs of fresh groups come from: `"loss"`, which never sees rows that are replaced, or
-            `"forward"`, one forward without gradients a batch, so that live groups can be mixed into and stored too.
-            `"auto"`: the forward where stored rows are mixed into live groups.
-        replay_unfilled (`str`, *optional*, defaults to `"keep"`):
-            What becomes of dead groups that nothing fills: `"keep"` leaves them as stock has them; `"mask"` takes
-            their KL and entropy gradient; `"exclude"` takes them out of the loss's denominator too; `"intra_batch"`
-            puts copies of the same batch's live groups in their place.
-        replay_kl (`str`, *optional*, defaults to `"all"`):
-            Rows whose KL term counts (`beta` ≠ 0): `"all"`, `"fresh"` (none of the replayed ones, which then store no
-            reference log-probs), or `"all_wrong"`: fresh rows of groups that are dead and in which no row passes.
-            These groups are never replaced.
-        replay_iterations (`str`, *optional*, defaults to `"same"`):
-            What iterations 2 … `num_iterations` train on: the `"same"` batch again, or with `"replay"` groups drawn
-            anew from the buffer at each iteration, without generating.
-        replay_refill_rounds (`int`, *optional*, defaults to `0`):
-            Dynamic sampling: for slots of dead groups, completions are generated again at most so many times, for as
-            many groups as are needed. Then the buffer fills what is left, and then `replay_unfilled` decides.
-        replay_refill_prompts (`str`, *optional*, defaults to `"new"`):
-            What is generated for then: `"new"` prompts of the dataset, which come in a random order of their own and
-            none twice before all came; or the `"same"` ones once more.
-        replay_refill_until (`float`, *optional*, defaults to `1.0`):
-            Share of live groups at which no further round is begun.
-        replay_weight (`float`, *optional*, defaults to `1.0`):
-            Weight of replayed rows in the policy loss, on top of the correction's.
-        replay_dry_run (`bool`, *optional*, defaults to `False`):
-            Decide and measure everything but exchange nothing: training is bit-identical to stock.
-        replay_seed (`int`, *optional*):
-            Seed of the private generator. The trainer's seed, plus the rank for scope `process`, if not set.
-        replay_plugins (`list[str]`, *optional*):
-            Plugins whose hooks take part, by entry-point name. A plugin whose strategy or preset is named takes part
-            anyway.
-        replay_plugins_kwargs (`dict[str, dict[str, Any]]`, *optional*):
-            By the name of a plugin that takes part, the keyword arguments that it is made with for this run, instead
-            of its own; on the command line as a JSON string. `trl-replay list NAME` shows what it takes.
-        replay_on_mismatch (`str`, *optional*, defaults to `"refuse"`):
-            What to do on resuming from a checkpoint whose buffer is damaged, does not fit or can't be restored:
-            `"refuse"` raises, `"empty"` warns and goes on with an empty buffer.
-        replay_warm_start (`str`, *optional*):
-            A Parquet or JSONL file that fills the buffer when training begins: what `session.export` wrote, or prompt,
-            completion and reward of any origin. Not read again when training resumes from a checkpoint.
-        replay_warm_start_short (`str`, *optional*, defaults to `"refuse"`):
-            What to do with a group of fewer than `num_generations` rows in that file: `"refuse"`, or `"resample"`,
-            which fills it up with rows of its own, drawn with equal chances.
-        replay_preset (`str`, *optional*):
-            A plugin's bundle of settings, for all fields that are left at their defaults.
+    Every field is described where it is declared, in `--help`, and in docs/reference/settings.md.
     """
 
-    use_replay: bool = _setting(True, "Whether to replay. False leaves the trainer as TRL made it.")
-    replay_buffer_size: int = _setting(
-        64, "Groups of num_generations completions that the buffer keeps, per process; gathered: in all."
+    use_replay: Annotated[bool, Rule(true_or_false)] = setting(
+        True, """Whether to replay at all. `False` leaves the trainer exactly as TRL made it."""
     )
-    replay_max_bytes: int | str | None = _setting(None, "Bytes that the buffer keeps, per process, for example 512MB.")
-    replay_logps_dtype: str = _setting("float32", "How log-probs are kept: float32 or bfloat16.")
-    replay_scorer: str = _setting("advantage_std", "What a group is worth.")
-    replay_scorer_kwargs: dict[str, Any] | str | None = _arguments("scorer")
-    replay_evictor: str = _setting("prompt_balanced", "Which entries leave a full buffer.")
-    replay_evictor_kwargs: dict[str, Any] | str | None = _arguments("evictor")
-    replay_sampler: str = _setting("prompt_balanced", "Which entries are replayed.")
-    replay_sampler_kwargs: dict[str, Any] | str | None = _arguments("sampler")
-    replay_selector: str = _setting("zero_std", "Which fresh groups may be replaced.")
-    replay_selector_kwargs: dict[str, Any] | str | None = _arguments("selector")
-    replay_mixer: str = _setting("whole", "Which rows of a slot stored rows take.")
-    replay_mixer_kwargs: dict[str, Any] | str | None = _arguments("mixer")
-    replay_scope: str = _setting(AUTO, "Which processes share a buffer.")
-    replay_scope_kwargs: dict[str, Any] | str | None = _arguments("scope")
-    replay_correction: str = _setting("ratio", "How the loss corrects for replayed rows' policy.")
-    replay_correction_kwargs: dict[str, Any] | str | None = _arguments("correction")
-    replay_max_age: int | None = _setting(None, "Oldest age, in optimizer updates, at which an entry is replayed.")
-    replay_max_uses: int | None = _setting(None, "How often one entry is replayed.")
-    replay_max_fraction: float = _setting(1.0, "Largest share of a generation batch's groups that replay may fill.")
-    replay_start: int | str | None = _setting(
-        ADAPTIVE, "Updates before anything is replayed; adaptive waits at first where rewards are sparse."
+    replay_buffer_size: Annotated[int, Rule(whole(0))] = setting(
+        64,
+        """Groups (of `num_generations` completions) that the buffer keeps: each process's own (`process`),
+        each process's part of the common one (`sharded`), or the one that all processes have (`gathered`).
+        With `0` nothing is stored; what needs no buffer goes on working (`replay_refill_rounds`,
+        `replay_unfilled`, a plugin that shapes advantages or chooses prompts), and without any of these the
+        trainer is left as it is.""",
     )
-    replay_start_pass_rate: float | None = _setting(
-        None, "Running share of passing completions before anything is replayed."
+    replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
+        None,
+        """Bytes that the buffer keeps, per process, table and payload together: `"512MB"`, `"2GiB"`. Whichever
+        of `replay_buffer_size` and this is reached first evicts. No limit if not set.""",
     )
-    replay_task_columns: list[str] | None = _list_setting(
-        "Columns that tell tasks apart beside the prompt; all if not set."
+    replay_logps_dtype: Annotated[str, Rule(choice("float32", "bfloat16"))] = setting(
+        "float32",
+        """Type in which log-probs are stored: `"float32"`, or `"bfloat16"` in half the memory, which rounds
+        each by up to one part in 256: see docs/checkpoints.md for what that does to importance ratios.""",
     )
-    replay_reward: str | None = _setting(
-        None, "Reward function whose values decide which groups are dead; the weighted sum if not set."
+    replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
+        "advantage_std",
+        """What makes a stored group valuable. The priority that it gives decides which entries are evicted by
+        `heap` and drawn by `proportional`; `prompt_balanced` does both with one eye on prompts.""",
     )
-    replay_pass_reward: float = _setting(0.5, "A completion passes with a reward of at least this.")
-    replay_retire_passes: int | None = _setting(
-        None, "Passing completions of a fresh group at which its prompt's entries leave."
+    replay_scorer_kwargs: Arguments = arguments("scorer")
+    replay_evictor: Annotated[str, Rule(strategy("evictor"))] = setting(
+        "prompt_balanced", """Which stored groups leave a full buffer."""
     )
-    replay_max_weight: float | None = _setting(None, "Largest factor on a replayed token's policy term.")
-    replay_advantages: str = _setting("auto", "Advantages of a slot with stored rows: auto, stored, joint or split.")
-    replay_record: str = _setting("auto", "Where fresh groups' log-probs come from: auto, loss or forward.")
-    replay_kl: str = _setting("all", "Rows whose KL term counts: all, fresh or all_wrong.")
-    replay_iterations: str = _setting("same", "What iterations 2 to num_iterations train on: same or replay.")
-    replay_unfilled: str = _setting("keep", "Dead groups that nothing fills: keep, mask, exclude or intra_batch.")
-    replay_refill_rounds: int = _setting(
-        0, "Rounds in which completions are generated again for dead groups, at most."
+    replay_evictor_kwargs: Arguments = arguments("evictor")
+    replay_sampler: Annotated[str, Rule(strategy("sampler"))] = setting(
+        "prompt_balanced", """Which stored groups are replayed."""
     )
-    replay_refill_prompts: str = _setting("new", "What is generated for again: new prompts, or the same ones.")
-    replay_refill_until: float = _setting(1.0, "Share of live groups at which nothing more is generated again.")
-    replay_weight: float = _setting(1.0, "Weight of replayed rows in the policy loss, on top of the correction's.")
-    replay_dry_run: bool = _setting(
-        False, "Decide and measure everything but exchange nothing: training stays stock's."
+    replay_sampler_kwargs: Arguments = arguments("sampler")
+    replay_selector: Annotated[str, Rule(strategy("selector"))] = setting(
+        "zero_std",
+        """Which freshly generated groups may be replaced by stored ones; by default those whose rewards are
+        all equal, which train nothing.""",
     )
-    replay_seed: int | None = _setting(None, "Seed of the private generator; the trainer's seed if not set.")
-    replay_plugins: list[str] | None = _list_setting("Plugins whose hooks take part, by entry-point name.")
-    replay_plugins_kwargs: dict[str, Any] | str | None = _setting(
-        None, "By a plugin's name, its keyword arguments: a mapping, or on the command line a JSON string."
+    replay_selector_kwargs: Arguments = arguments("selector")
+    replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
+        "whole",
+        """Whether a replaced group gives up all of its rows (`whole`), or some of them, next to which its own
+        stay (`inject`).""",
     )
-    replay_on_mismatch: str = _setting("refuse", "A checkpoint's buffer that does not fit: refuse, or go on empty.")
-    replay_warm_start: str | None = _setting(
-        None, "A Parquet or JSONL file that fills the buffer when training begins."
+    replay_mixer_kwargs: Arguments = arguments("mixer")
+    replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
+        AUTO,
+        """Which processes share a buffer: none (`process`), or all, with every group on each of them
+        (`gathered`) or on one of them (`sharded`). `"auto"` is `process` on one process and where each
+        process has whole groups and at least four of them a batch, else `sharded`; `session.explain()` says
+        which and why. A checkpoint's scope is kept.""",
     )
-    replay_warm_start_short: str = _setting(
-        "refuse", "Its groups of too few rows: refuse, or resample rows of their own."
+    replay_scope_kwargs: Arguments = arguments("scope")
+    replay_correction: Annotated[str, Rule(strategy("correction"))] = setting(
+        "ratio", """How the loss accounts for replayed rows having been generated by an older policy."""
     )
-    replay_preset: str | None = _setting(None, "A plugin's bundle of settings, for all fields left at their defaults.")
+    replay_correction_kwargs: Arguments = arguments("correction")
+    replay_max_age: Annotated[int | None, Rule(optional(whole(1)))] = setting(
+        None, """Oldest group that is replayed, in optimizer updates since it was generated. No limit if not set."""
+    )
+    replay_max_uses: Annotated[int | None, Rule(optional(whole(1)))] = setting(
+        None, """How often one stored group is replayed at most. No limit if not set."""
+    )
+    replay_max_fraction: Annotated[float, Rule(share)] = setting(
+        1.0, """Largest share of a generation batch's groups that replay may replace."""
+    )
+    replay_start: Annotated[int | str | None, Rule(start)] = setting(
+        ADAPTIVE,
+        """Optimizer updates before anything is replayed; the buffer fills from the beginning. `"adaptive"`
+        waits where rewards are sparse (fewer than four live groups so far, or fewer than one in ten), from
+        the first update on: until 16 groups were stored, or a quarter of the buffer's size if that is less,
+        as long as live groups keep coming, and for a quarter of the run at most. Once it has begun it does
+        not wait again, and after a warm start not at all. `None` or `0` waits for nothing.""",
+    )
+    replay_start_pass_rate: Annotated[float | None, Rule(optional(share))] = setting(
+        None,
+        """Share of completions that must pass before anything is replayed, as a running average over about 32
+        batches. No such limit if not set.""",
+    )
+    replay_task_columns: Annotated[list[str] | None, Rule(optional(names("column")))] = setting(
+        None,
+        """Columns of the dataset that tell tasks apart in addition to prompt and images: rows with one prompt
+        and another label, tests or seed are other tasks, and none takes completions of the other. All
+        columns if not set. With `[]` (on the command line `""`) the prompt alone.""",
+    )
+    replay_reward: Annotated[str | None, Rule(optional(function_name))] = setting(
+        None,
+        """Reward function that decides whether a group is dead, its priority, and whether a completion passes, by its
+        name in TRL's log; advantages stay TRL's. The weighted sum of all if not set, and for groups that this function
+        does not score.""",
+    )
+    replay_pass_reward: Annotated[float, Rule(number("a finite number"))] = setting(
+        0.5, """A completion passes with a reward of at least this."""
+    )
+    replay_retire_passes: Annotated[int | None, Rule(optional(whole(1)))] = setting(
+        None,
+        """Number of passing completions in a fresh group at which its prompt counts as solved: its stored
+        groups leave the buffer, and groups as good as that are not stored. Never if not set.""",
+    )
+    replay_max_weight: Annotated[
+        float | None, Rule(optional(number("a number above 0, at most 1,000,000", most=1000000.0, above=0.0)))
+    ] = setting(
+        None,
+        """Upper bound on the factor of a replayed token's policy loss: the importance ratio, before the loss
+        clips it, times all weights. If not set, only the ratio is bounded, by 20.""",
+    )
+    replay_advantages: Annotated[str, Rule(choice("auto", "stored", "joint", "split"))] = setting(
+        "auto",
+        """Advantages of a group of which replay replaced rows: `"stored"` (each row keeps its own), `"joint"`
+        (computed anew over all of its rows), `"split"` (computed anew over fresh and stored rows
+        separately), or `"auto"`: stored where a group is replaced whole, else joint.""",
+    )
+    replay_record: Annotated[str, Rule(choice("auto", "loss", "forward"))] = setting(
+        "auto",
+        """Where log-probs of fresh groups come from: `"loss"`, the forward pass of the loss, which never sees
+        rows that are replaced, or `"forward"`, one more forward pass without gradients per batch, so that
+        live groups can be mixed into and stored too. `"auto"`: the extra pass where stored rows are mixed
+        into live groups.""",
+    )
+    replay_kl: Annotated[str, Rule(choice("all", "fresh", "all_wrong"))] = setting(
+        "all",
+        """Rows whose KL term counts (`beta` ≠ 0): `"all"`, `"fresh"` (no replayed ones, which then store no
+        reference log-probs), or `"all_wrong"`: fresh rows of groups that are dead and in which no row
+        passes. These groups are never replaced.""",
+    )
+    replay_iterations: Annotated[str, Rule(choice("same", "replay"))] = setting(
+        "same",
+        """What iterations 2 … `num_iterations` train on: the `"same"` batch again, or with `"replay"` groups
+        drawn anew from the buffer at each iteration, without generating.""",
+    )
+    replay_unfilled: Annotated[str, Rule(choice("keep", "mask", "exclude", "intra_batch"))] = setting(
+        "keep",
+        """What happens to groups without a learning signal that replay does not replace: `"keep"` leaves them
+        as TRL has them; `"mask"` removes their KL and entropy gradient; `"exclude"` removes them from the
+        loss's denominator too; `"intra_batch"` replaces them by copies of the same batch's live groups.""",
+    )
+    replay_refill_rounds: Annotated[int, Rule(whole(0))] = setting(
+        0,
+        """Rounds of dynamic sampling, at most: in each, completions are generated again for as many dead
+        groups as needed. The buffer fills what is left, and then `replay_unfilled` decides.""",
+    )
+    replay_refill_prompts: Annotated[str, Rule(choice("new", "same"))] = setting(
+        "new",
+        """Prompts of dynamic sampling: `"new"` ones of the dataset, in a random order of their own and none
+        twice before all were sampled; or the `"same"` ones once more.""",
+    )
+    replay_refill_until: Annotated[float, Rule(number("a share above 0, at most 1", most=1.0, above=0.0))] = setting(
+        1.0, """Share of live groups at which dynamic sampling stops."""
+    )
+    replay_weight: Annotated[float, Rule(number(WEIGHTS, above=0.0, most=1e6))] = setting(
+        1.0, """Weight of replayed rows in the policy loss, on top of the correction's."""
+    )
+    replay_dry_run: Annotated[bool, Rule(true_or_false)] = setting(
+        False, """Whether to decide and measure everything but replace nothing: training is bit-identical to TRL's."""
+    )
+    replay_seed: Annotated[int | None, Rule(optional(whole(0)), ranks="own")] = setting(
+        None,
+        """Seed of replay's own random generator. If not set, the trainer's seed, plus the rank for scope
+        `process`.""",
+    )
+    replay_plugins: Annotated[list[str] | None, Rule(optional(names("plugin")))] = setting(
+        None,
+        """Plugins whose hooks are called, by entry-point name. A plugin whose strategy or preset is named is
+        called anyway.""",
+    )
+    replay_plugins_kwargs: Annotated[dict[str, Any] | str | None, Rule(optional(arguments_of_plugins))] = setting(
+        None,
+        """Keyword arguments that plugins are made with for this run, by plugin name, instead of their own; on
+        the command line a JSON string. `trl-replay list NAME` shows what a plugin takes.""",
+    )
+    replay_on_mismatch: Annotated[str, Rule(choice("refuse", "empty"))] = setting(
+        "refuse",
+        """What to do on resuming from a checkpoint whose buffer is damaged, does not fit or can't be restored:
+        `"refuse"` raises, `"empty"` warns and continues with an empty buffer.""",
+    )
+    replay_warm_start: Annotated[str | None, Rule(optional(readable_file))] = setting(
+        None,
+        """A Parquet or JSONL file that fills the buffer when training begins: what `session.export` wrote, or
+        prompt, completion and reward of any origin. Not read again when training resumes from a checkpoint.""",
+    )
+    replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
+        "refuse",
+        """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"`
+        raises; `"resample"` fills them up with rows of their own, drawn with equal chances.""",
+    )
+    replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
+        None, """A named bundle of settings, for all that you leave at their defaults. `trl-replay list` shows all."""
+    )
 
     def __post_init__(self) -> None:
         self._given = {spec.name for spec in fields(self) if not self._take_plain(spec.name)}
@@ -266,7 +310,9 @@ class ReplayConfig:
             self.replay_task_columns = []
         if isinstance(self.replay_start, str) and self.replay_start.isdecimal():  # as the command line gives it
             self.replay_start = int(self.replay_start)
-        validate({spec.name: getattr(self, spec.name) for spec in fields(self)})
+        for name, rule in RULES.items():
+            require(name, getattr(self, name), rule.check)
+        refuse_without_effect(vars(self))
         self.max_bytes = parse_bytes(self.replay_max_bytes)
         for kind in STRATEGY_KINDS:
             self._refuse_unknown_name(kind)
@@ -366,3 +412,9 @@ class ReplayConfig:
             setattr(self, name, json.loads(value))
         except json.JSONDecodeError as error:
             raise unusable(name, value, f"give a JSON object such as '{{\"key\": 1}}' ({error})") from None
+
+
+RULES: dict[str, Rule] = {
+    name: get_args(hint)[1] for name, hint in get_type_hints(ReplayConfig, include_extras=True).items()
+}
+"""The rule of each setting. (A field's metadata can't hold it: transformers' parser hands that to argparse.)"""

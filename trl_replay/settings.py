@@ -11,7 +11,7 @@ from typing import Any
 from . import compat
 from .buffer.rate_limiter import RateLimits
 from .buffer.replay_buffer import Limits
-from .config import ReplayConfig
+from .config import RULES, ReplayConfig
 from .fields import FieldSpec
 from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
 from .specs import Kind
@@ -20,10 +20,6 @@ from .validation import AUTO, STRATEGY_KINDS, unusable
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs", "trl_replay_plan")
 """Hooks of plugins that need no buffer."""
-
-MAY_DIFFER = ("replay_max_bytes", "replay_preset", "replay_seed")
-"""Settings that ranks may have of their own: what a preset sets is compared, and where seeds and bytes must be equal
-they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +130,7 @@ class Settings:
         """
         if not self.acts:
             return {"use_replay": self.config.use_replay, "replay_buffer_size": self.capacity}
-        equal = {name: value for name, value in self.config.to_dict().items() if name not in MAY_DIFFER}
+        equal = {name: value for name, value in self.config.to_dict().items() if RULES[name].ranks == "equal"}
         equal |= {f"replay_{kind}": strategy.origin for kind, strategy in self.strategies.items()}
         equal["replay_plugins"] = [f"{plugin.name} ({plugin.distribution})" for plugin in self.plugins]
         equal["replay_warm_start"] = "a file" if self.warm_start else None

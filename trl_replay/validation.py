@@ -157,59 +157,15 @@ def readable_file(value: object) -> str | None:
     return None if Path(value).is_file() else "give the path of a file that exists"
 
 
-CHECKS: dict[str, Check] = {
-    "use_replay": true_or_false,
-    "replay_buffer_size": whole(0),
-    "replay_max_bytes": optional(size_in_bytes),
-    "replay_logps_dtype": choice("float32", "bfloat16"),
-    **{f"replay_{kind}": strategy(kind) for kind in STRATEGY_KINDS},
-    **{f"replay_{kind}_kwargs": optional(keyword_arguments) for kind in STRATEGY_KINDS},
-    "replay_max_age": optional(whole(1)),
-    "replay_max_uses": optional(whole(1)),
-    "replay_max_fraction": share,
-    "replay_start": start,
-    "replay_start_pass_rate": optional(share),
-    "replay_task_columns": optional(names("column")),
-    "replay_reward": optional(function_name),
-    "replay_pass_reward": number("a finite number"),
-    "replay_retire_passes": optional(whole(1)),
-    "replay_max_weight": optional(number("a number above 0, at most 1,000,000", most=1e6, above=0.0)),
-    "replay_advantages": choice("auto", "stored", "joint", "split"),
-    "replay_record": choice("auto", "loss", "forward"),
-    "replay_unfilled": choice("keep", "mask", "exclude", "intra_batch"),
-    "replay_kl": choice("all", "fresh", "all_wrong"),
-    "replay_iterations": choice("same", "replay"),
-    "replay_refill_rounds": whole(0),
-    "replay_refill_prompts": choice("new", "same"),
-    "replay_refill_until": number("a share above 0, at most 1", most=1.0, above=0.0),
-    "replay_weight": number(
-        "a number above 0, at most 1,000,000; replay_dry_run=True measures and trains on nothing stored",
-        above=0.0,
-        most=1e6,
-    ),
-    "replay_dry_run": true_or_false,
-    "replay_seed": optional(whole(0)),
-    "replay_plugins": optional(names("plugin")),
-    "replay_plugins_kwargs": optional(arguments_of_plugins),
-    "replay_on_mismatch": choice("refuse", "empty"),
-    "replay_warm_start": optional(readable_file),
-    "replay_warm_start_short": choice("refuse", "resample"),
-    "replay_preset": optional(preset_name),
-}
-"""One check a setting. (A field's metadata can't hold it: transformers' parser hands that to argparse.)"""
-
-
-def validate(settings: Mapping[str, Any]) -> None:
-    """Checks everything that can be checked without a trainer.
+def refuse_without_effect(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of dynamic sampling and of a warm start without these.
 
     Args:
         settings (`Mapping[str, Any]`): Values of all settings, by name.
 
     Raises:
-        ConfigurationError: At the first that can't be used: names the setting, its value and the remedy.
+        ConfigurationError: Names the setting, its value and the remedy.
     """
-    for name, value in settings.items():
-        require(name, value, CHECKS[name])
     if not settings["replay_refill_rounds"] and settings["replay_preset"] is None:  # which may set it
         for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):
             if settings[name] != default:

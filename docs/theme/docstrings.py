@@ -12,7 +12,7 @@ from typing import Any
 from griffe import Extension, Object
 
 PACKAGE = "trl_replay"
-MARK = "_unless_given"
+MARK = "setting"
 INTERFACES = f"{PACKAGE}.protocols"
 ENTRY = re.compile(r"^( +)([*\w]+) \((.*?)\):(?= |$)", re.MULTILINE)
 """An argument or attribute with its type."""
@@ -32,10 +32,12 @@ class Docstrings(Extension):
 
 
 def _show_plain_default(obj: Object) -> None:
-    """A setting's default without the mark that nobody gave it: `64` for `_unless_given(64)`."""
+    """Show `int = 64` for `Annotated[int, Rule(…)] = setting(64, …)`."""
     if not obj.is_class:
         return
     for parameter in obj.parameters:
+        if getattr(parameter.annotation, "canonical_path", "") == "typing.Annotated":
+            parameter.annotation = parameter.annotation.slice.elements[0]
         if str(getattr(parameter.default, "function", "")) == MARK:
             parameter.default = parameter.default.arguments[0]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import re
 import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from pathlib import Path
+from typing import get_type_hints
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), *map(str, ROOT.glob("plugins/*/src"))]
@@ -23,11 +23,12 @@ from trl_replay.cli.commands import parser  # noqa: E402
 from trl_replay.strategies import Builtin  # noqa: E402
 
 MARK = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
-ENTRY = re.compile(r"^ +(\w+) \(.*\):\n((?: {8}.*\n?)+)", re.MULTILINE)
-"""A setting in the docstring of `ReplayConfig`, and its text."""
+FIRST = re.compile(r".+?[.:](?= |$)")
+"""The first sentence of a setting's help."""
 PAGE = re.compile(r"\bdocs/([\w/-]+\.md)")
 PAPERS = "trl-replay-papers"
 SETTINGS = {field.name: field for field in fields(ReplayConfig)}
+TYPES = get_type_hints(ReplayConfig)
 
 
 def filled(markdown: str) -> str:
@@ -37,22 +38,28 @@ def filled(markdown: str) -> str:
 
 def settings() -> str:
     """Every setting: a table, and a section with an anchor for each."""
-    described = {name: " ".join(text.split()) for name, text in ENTRY.findall(inspect.getdoc(ReplayConfig) or "")}
     table = ["| setting | default | |", "|---|---|---|", *map(_row, SETTINGS.values())]
-    sections = (_section(field, described.get(field.name, field.metadata["help"])) for field in SETTINGS.values())
+    sections = map(_section, SETTINGS.values())
     return "\n".join(table) + "\n\n" + "\n".join(sections)
 
 
 def _row(field: Field[object]) -> str:
-    return f"| [`{field.name}`](#{field.name}) | {_default(field)} | {field.metadata['help']} |"
+    return f"| [`{field.name}`](#{field.name}) | {_default(field)} | {_first(field)} |"
 
 
-def _section(field: Field[object], text: str) -> str:
+def _first(field: Field[object]) -> str:
+    found = FIRST.match(field.metadata["help"])
+    assert found, field.name
+    return found[0].rstrip(":")
+
+
+def _section(field: Field[object]) -> str:
     kind = re.fullmatch(r"replay_(\w+?)(?:_kwargs)?", field.name)
     listed = f" [All {kind[1]}s](strategies.md#{kind[1]}s)." if kind and f"replay_{kind[1]}_kwargs" in SETTINGS else ""
     listed = "" if field.name.startswith("replay_plugins") else listed
-    type_ = ReplayConfig.__annotations__[field.name]  # field.type may be changed by TrlParser
-    return f"## `{field.name}`\n\n`{type_}`, default: {_default(field)}\n\n{_linked(text)}{listed}\n"
+    hint = TYPES[field.name]  # field.type may be changed by TrlParser
+    type_ = hint.__name__ if hint in (bool, int, float, str) else str(hint).replace("typing.", "")
+    return f"## `{field.name}`\n\n`{type_}`, default: {_default(field)}\n\n{_linked(field.metadata['help'])}{listed}\n"
 
 
 def _default(field: Field[object]) -> str:

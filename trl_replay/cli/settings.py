@@ -26,7 +26,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             dest=field.name,
             default=argparse.SUPPRESS,
             metavar="VALUE",
-            help=field.metadata["help"].replace("%", "%%"),
+            help=field.metadata["help"],
             **_values_taken(_kinds(hints[field.name])),
         )
 
