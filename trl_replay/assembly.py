@@ -40,11 +40,12 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     Raises:
         ReplayError: A strategy can't be made, or not be used with this trainer.
     """
+    config = settings.config
     fields = FieldTable(
         compat.tokenizer(trainer).pad_token_id,
         compat.sequence_level_ratio(trainer),
         settings.fields,
-        settings.logps_dtype,
+        config.replay_logps_dtype,
     )
     alive = weakref.ref(trainer)
     tasks = Tasks(settings.task_columns, lambda: compat.environments(alive()), trainer.accelerator.is_main_process)
@@ -56,19 +57,21 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     weigh = _weights(settings, made)
     size = trainer.num_generations
     functions = len(trainer.reward_func_names)
-    counting = _counting(trainer, settings.reward)
+    counting = _counting(trainer, config.replay_reward)
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
     draws_same_prompt = _draws_same_prompt(settings, made["sampler"])
     records = _records(settings, made["selector"], mixes_rows)
     if room.groups:
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
-    by_setting = treatments(settings.unfilled, settings.kl, settings.pass_reward)
+    by_setting = treatments(config.replay_unfilled, config.replay_kl, config.replay_pass_reward)
     hooks = SessionHooks(settings.plugins, strategies, made, by_setting)
-    rate_limiter = RateLimiter(settings.rate_limits, room.groups)
+    limits = Limits(config.replay_max_age, config.replay_max_uses)
+    rate_limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
+    rate_limiter = RateLimiter(rate_limits, room.groups)
     stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
-    buffer = ReplayBuffer(room.groups, settings.limits, room.nbytes, size, functions)
+    buffer = ReplayBuffer(room.groups, limits, room.nbytes, size, functions)
     buffer.drops = _all_say(_objects(settings, "rank") or [made["evictor"]], "drops")
     buffer.table.reward_weights = compat.reward_setup(trainer).weights
     buffer.table.counting = counting
@@ -78,7 +81,9 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         hooks=hooks,
         rate_limiter=rate_limiter,
         gates=Gates(
-            settings.weight, settings.max_weight, sequence_level=trainer.args.importance_sampling_level == "sequence"
+            config.replay_weight,
+            config.replay_max_weight,
+            sequence_level=trainer.args.importance_sampling_level == "sequence",
         ),
         bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,
@@ -141,14 +146,15 @@ class Room(NamedTuple):
 
 def room_in(trainer: Any, settings: Settings, scope: Any) -> Room:
     """Computes what a buffer of this scope may hold."""
+    config = settings.config
     one_buffer, replicated = scope.division
     sharded = one_buffer and not replicated
     shards = int(trainer.accelerator.num_processes) if sharded else 1
-    nbytes = None if settings.max_bytes is None else settings.max_bytes * shards
-    seed = settings.seed
+    nbytes = None if config.max_bytes is None else config.max_bytes * shards
+    seed = config.replay_seed
     if seed is None:
         seed = int(trainer.args.seed + (0 if one_buffer else trainer.accelerator.process_index))
-    return Room(settings.capacity * shards, nbytes, seed)
+    return Room(config.replay_buffer_size * shards, nbytes, seed)
 
 
 def _plugins_with(settings: Settings, hook: str) -> list[Plugin]:
@@ -171,10 +177,11 @@ def _draws_same_prompt(settings: Settings, sampler: Any) -> bool:
 def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
     """Tells whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
     replaced, whose log-probs the loss would never show."""
-    if settings.dry_run or not settings.capacity:  # nothing is displaced, or nothing stored
+    config = settings.config
+    if config.replay_dry_run or not config.replay_buffer_size:  # nothing is displaced, or nothing stored
         return False
-    if settings.record != "auto":
-        return settings.record == "forward"
+    if config.replay_record != "auto":
+        return config.replay_record == "forward"
     may_mix = mixes_rows or bool(_plugins_with(settings, "mix"))
     may_choose_live = bool(_plugins_with(settings, "select")) or not getattr(selector, "only_dead", False)
     return may_mix and may_choose_live

@@ -37,6 +37,7 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
 
 def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
     """Settings that don't fit the trainer's numbers."""
+    config = settings.config
     rows = compat.local_rows(trainer)
     size = trainer.num_generations
     if not scope.division.one_buffer and rows % size:
@@ -54,42 +55,43 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
             f"replay_task_columns={settings.task_columns!r} must be columns of the trainer's dataset: it has "
             f"{', '.join(map(repr, known))}"
         )
-    again = settings.dynamic_sampling
-    if again.rounds and again.prompts == "new" and compat.streams(dataset):
+    if config.replay_refill_rounds and config.replay_refill_prompts == "new" and compat.streams(dataset):
         yield (
             f"replay_refill_prompts='new' draws prompts by their numbers, and this trainer's dataset is a stream "
             f"({type(dataset).__name__}), which has none: use replay_refill_prompts='same', or a dataset with a length"
         )
     window = generations / trainer.args.gradient_accumulation_steps
-    max_age = settings.limits.max_age
+    max_age = config.replay_max_age
     if max_age is not None and max_age < window:
         yield (
             f"replay_max_age={max_age} is less than the {window:g} updates between two generations, "
             "so that every entry is too old when it is first offered: raise it, or generate more often"
         )
-    if (settings.retire_passes or 0) > size:
+    if (config.replay_retire_passes or 0) > size:
         yield (
-            f"replay_retire_passes={settings.retire_passes} is more than a group has rows (num_generations="
+            f"replay_retire_passes={config.replay_retire_passes} is more than a group has rows (num_generations="
             f"{size}), so that no prompt would ever count as solved: lower it"
         )
 
 
 def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
     """Yields what `replay_kl` does not go with."""
-    name = f"replay_kl={settings.kl!r}"
-    if settings.kl == "all":
+    config = settings.config
+    name = f"replay_kl={config.replay_kl!r}"
+    if config.replay_kl == "all":
         return
     if not trainer.beta:
         yield f"{name} needs a KL term, and this trainer has beta=0: set beta in GRPOConfig, or leave it out"
-    if settings.kl == "all_wrong" and settings.unfilled != "keep":
+    if config.replay_kl == "all_wrong" and config.replay_unfilled != "keep":
         yield (
-            f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={settings.unfilled!r} takes "
+            f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={config.replay_unfilled!r} takes "
             "it away: use replay_unfilled='keep'"
         )
 
 
 def _without_iterations(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
     """Yields what `replay_iterations="replay"` does not go with."""
+    config = settings.config
     name = "replay_iterations='replay'"
     args = trainer.args
     if trainer.num_iterations < 2:
@@ -101,18 +103,19 @@ def _without_iterations(trainer: Any, settings: Settings, components: Components
         )
     if components.mixes_rows:
         yield f"{name} trains on whole stored groups: use replay_mixer='whole'"
-    if settings.unfilled == "intra_batch":
+    if config.replay_unfilled == "intra_batch":
         yield f"{name} leaves empty slots out of the loss: replay_unfilled='intra_batch' does not go with it"
-    if not settings.capacity:
+    if not config.replay_buffer_size:
         yield f"{name} draws from the buffer, and replay_buffer_size=0: set a size"
 
 
 def _baselines_over_two_prompts(settings: Settings, components: Components) -> Iterator[str]:
     """Advantages are computed over rows of one prompt only: the sampler must see to that."""
-    setting = settings.advantages
+    config = settings.config
+    setting = config.replay_advantages
     sampler = settings.label("sampler")
     computes = setting in ("joint", "split") or (setting == "auto" and components.mixes_rows)
-    if not computes or components.draws_same_prompt or not settings.capacity:
+    if not computes or components.draws_same_prompt or not config.replay_buffer_size:
         return
     yield (
         f"replay_advantages={setting!r} computes the advantages of mixed groups anew, for which all rows must have "
@@ -123,12 +126,13 @@ def _baselines_over_two_prompts(settings: Settings, components: Components) -> I
 
 def _beside_the_tap(settings: Settings) -> Iterator[str]:
     """Settings that a loss which goes around the log-prob method leaves without effect."""
+    config = settings.config
     inside = {
-        "replay_unfilled": (settings.unfilled, ("keep", "intra_batch")),
-        "replay_kl": (settings.kl, ("all",)),
+        "replay_unfilled": (config.replay_unfilled, ("keep", "intra_batch")),
+        "replay_kl": (config.replay_kl, ("all",)),
         "replay_iterations": ("replay" if settings.iterates else "same", ("same",)),
-        "replay_weight": (settings.weight, (1.0,)),
-        "replay_max_weight": (settings.max_weight, (None,)),
+        "replay_weight": (config.replay_weight, (1.0,)),
+        "replay_max_weight": (config.replay_max_weight, (None,)),
     }
     for name, (value, outside) in inside.items():
         if value not in outside:
@@ -153,7 +157,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "approximate. Prompts of one length, or a model with rotary positions, avoid this."
         )
     yield from _useless(trainer, settings, components.buffer.table.row_bytes)
-    if components.records and settings.record == "auto" and trainer.accelerator.is_main_process:
+    if components.records and settings.config.replay_record == "auto" and trainer.accelerator.is_main_process:
         yield (
             "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
             "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
@@ -163,14 +167,15 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
 
 def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
     """Yields the limits under which nothing would be replayed."""
-    start, steps = settings.rate_limits.start, trainer.args.max_steps
+    config = settings.config
+    start, steps = config.replay_start, trainer.args.max_steps
     if isinstance(start, int) and 0 < steps <= start:
         yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."
     length = trainer.args.max_completion_length
     least = row_bytes + trainer.num_generations * length * TOKEN_BYTES
-    if settings.max_bytes is not None and settings.max_bytes < least:
+    if config.max_bytes is not None and config.max_bytes < least:
         yield (
-            f"replay_max_bytes={settings.config.replay_max_bytes!r} has no room for a group of "
+            f"replay_max_bytes={config.replay_max_bytes!r} has no room for a group of "
             f"{trainer.num_generations} completions of max_completion_length={length}, which takes "
             f"{format_bytes(least)}: such groups will not be stored. Raise it; bytes may have a unit, as in '512MB'."
         )

@@ -250,7 +250,7 @@ class Session:
             return self.totals.explain_without_buffer()
         rank = self.communicator.rank
         ranks = self.communicator.ranks
-        return self.totals.explain(len(self.buffer), self.settings.dry_run, rank, ranks)
+        return self.totals.explain(len(self.buffer), self.settings.config.replay_dry_run, rank, ranks)
 
     def _explain_plugins(self) -> str:
         """Whose hooks take part, with the arguments that this run gives them."""
@@ -258,7 +258,7 @@ class Session:
         for plugin in self.settings.plugins:
             arguments = ", ".join(f"{name}={value!r}" for name, value in plugin.arguments.items())
             told.append(f"{plugin.name}({arguments})" if arguments else plugin.name)
-        preset = self.settings.preset
+        preset = self.settings.config.replay_preset
         origin = f" (preset {preset!r})" if preset else ""
         return f"plugins that take part{origin}: {', '.join(told)}"
 
@@ -266,7 +266,7 @@ class Session:
         """Describes which processes share a buffer, why, and how much it holds."""
         label = self.settings.label("scope")
         why = f", chosen by replay_scope='auto': {self.settings.chosen_scope}" if self.settings.chosen_scope else ""
-        room = _room(self.scope, self.settings.capacity, ranks)
+        room = _room(self.scope, self.settings.config.replay_buffer_size, ranks)
         return f"scope {label}{why}; {room}"
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
@@ -400,7 +400,7 @@ class Session:
         may wait in a forward pass."""
         rows = generated.rows
         setup = compat.reward_setup(self.trainer)
-        batch, reference = split_reference(generated.batch, self.settings.kl)
+        batch, reference = split_reference(generated.batch, self.settings.config.replay_kl)
         of_tokens = self.components.fields.has_token_advantages(batch)
         recorded = None
         with self.components.errors.keeping():
@@ -428,9 +428,11 @@ class Session:
     ) -> Batch:
         """Compose and collect: the batch that is trained on, and what the loss shall record and supply for it."""
         self.replaced = agreed.replaced
-        if agreed.total["replaced"] and not self.settings.dry_run:
+        if agreed.total["replaced"] and not self.settings.config.replay_dry_run:
             compat.tag_model(self.trainer, TAG)
-        if self.iterates and not self.settings.dry_run:  # whatever fails below: all ranks come to the next iteration
+        if (
+            self.iterates and not self.settings.config.replay_dry_run
+        ):  # whatever fails below: all ranks come to the next iteration
             self.template = Template(fresh.emptied(), self.tap.expected)
         try:
             composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.buffer.rate_limiter import RateLimiter
-from trl_replay.settings import resolve
+from trl_replay.buffer.rate_limiter import RateLimiter, RateLimits
 from trl_replay.testing import make_groups
 
 LIVE = [1.0, 0.0, 0.0, 0.0]
@@ -17,7 +16,9 @@ DEAD = [0.0] * 4
 
 
 def limiter(capacity: int = 64, **settings: Any) -> RateLimiter:
-    return RateLimiter(resolve(ReplayConfig(**{"replay_start": 0, **settings})).rate_limits, capacity)
+    config = ReplayConfig(**{"replay_start": 0, **settings})
+    limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
+    return RateLimiter(limits, capacity)
 
 
 def seen(limits: RateLimiter, *batches: list[list[float]]) -> None:

@@ -123,12 +123,12 @@ def _restore(session: Session, checkpoint: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         try:
             run_on_all_ranks(lambda: states.extend(session_state.read(session, folder)), CheckpointError)
-            if session.settings.goes_on_empty:
+            if session.settings.config.replay_on_mismatch == "empty":
                 run_on_all_ranks(lambda: undo.append(session_state.remember(session, Path(scratch))), CheckpointError)
             run_on_all_ranks(lambda: session_state.apply(session, states, folder), CheckpointError)
         except ReplayError as error:
             run_on_all_ranks(undo[-1], CheckpointError)
-            if not session.settings.goes_on_empty:
+            if session.settings.config.replay_on_mismatch != "empty":
                 error.add_note(REMEDY)
                 raise
             warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)

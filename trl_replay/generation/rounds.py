@@ -83,7 +83,7 @@ class Rounds:
     ) -> None:
         here = trainer()
         size = components.num_generations
-        seed = int(here.args.seed) if settings.seed is None else settings.seed
+        seed = int(here.args.seed) if settings.config.replay_seed is None else settings.config.replay_seed
         self._trainer = trainer
         self._settings = settings
         self._fields = components.fields
@@ -91,7 +91,7 @@ class Rounds:
         self._context = context
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
-        again = settings.dynamic_sampling.prompts
+        again = settings.config.replay_refill_prompts
         self._prompts = Prompts(trainer, self._layout, components.hooks, context, components.tasks.key, seed, again)
         self._errors = components.errors
         self._lengths: dict[str, int] = {}
@@ -172,7 +172,7 @@ class Rounds:
             return first, self._reports.of_batch(first, self._prompts.keys)
 
         current, told = self._tell(course, of_batch, self._layout)
-        while self.done < self._settings.dynamic_sampling.rounds and not self._is_enough(told):
+        while self.done < self._settings.config.replay_refill_rounds and not self._is_enough(told):
             if not self.done:
                 course.log.add_round(len(current.scored))
             self.done += 1
@@ -218,13 +218,13 @@ class Rounds:
         course.items += told.items
         fresh = latest.fresh
         self._prompts.present.update(told.keys.tolist())
-        passed = fresh.reward >= self._settings.pass_reward
+        passed = fresh.reward >= self._settings.config.replay_pass_reward
         keys = told.keys[latest.groups]
         self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.unscored)
         return latest, told
 
     def _is_enough(self, told: Told) -> bool:
-        target = self._settings.dynamic_sampling.until * self._layout.groups
+        target = self._settings.config.replay_refill_until * self._layout.groups
         return told.needed == 0 or told.live >= target - 1e-9
 
     def _merge(self, course: _Course, current: Generated, latest: Generated, told: Told) -> Generated:

@@ -55,9 +55,9 @@ class Newcomer:
 
 def begin(session: Session) -> None:
     """Fills the buffer from `replay_warm_start`, once in the life of a run."""
-    path = session.settings.warm_start
+    path = session.settings.config.replay_warm_start
     if path is not None and not session.carry.warmed:
-        count = add(session, path, session.settings.warm_start_short)
+        count = add(session, path, session.settings.config.replay_warm_start_short)
         if not count and session.communicator.rank == 0:
             reasons = "; ".join(session.totals.reasons) or "it has no rows"
             warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)
@@ -103,7 +103,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     """
     groups: list[OfflineGroup] = []
     advantages: list[Floats] = []
-    may_be_alike = session.components.mixes_rows and session.settings.advantages != "stored"
+    may_be_alike = session.components.mixes_rows and session.settings.config.replay_advantages != "stored"
 
     def read() -> int:
         whole = read_groups(session, source, incomplete, tally)

@@ -98,7 +98,7 @@ class Decisions:
         slots, most = self.select(fresh.groups, tally)
         plan, priorities = self._place(fresh, slots, most, collected_at, tally)
         self._book(fresh.groups, plan, tally)
-        if self._settings.dry_run:
+        if self._settings.config.replay_dry_run:
             plan = Plan.of(fresh.groups)
             plan.masked[:] = False  # as the trainer has it
         else:
@@ -155,11 +155,11 @@ class Decisions:
         return prompts
 
     def _passed(self, fresh: Groups) -> Bools:
-        return np.asarray(fresh.reward >= self._settings.pass_reward)
+        return np.asarray(fresh.reward >= self._settings.config.replay_pass_reward)
 
     def _solved(self, passed: Bools) -> Bools:
         """The groups of which enough rows, `(n, G)`, pass."""
-        needed = self._settings.retire_passes
+        needed = self._settings.config.replay_retire_passes
         if needed is None:
             return np.zeros(len(passed), bool)
         return np.asarray(passed.sum(axis=1) >= needed)
@@ -269,15 +269,18 @@ class Decisions:
         elif not len(slots):
             asked_for_dead = self._settings.label("selector") == "zero_std"
             reason = ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN
-            kept = self._settings.kl == "all_wrong" and all_wrong(fresh, self._settings.pass_reward).any()
+            kept = (
+                self._settings.config.replay_kl == "all_wrong"
+                and all_wrong(fresh, self._settings.config.replay_pass_reward).any()
+            )
             tally.note(1, KEPT_WRONG if kept else reason)
         return slots, most
 
     def _select(self, fresh: Groups) -> Ints:
         """The selector's slots. Groups whose KL term is to count (`replay_kl="all_wrong"`) are not offered to it."""
-        if self._settings.kl != "all_wrong":
+        if self._settings.config.replay_kl != "all_wrong":
             return self._hooks.select(fresh, self._context())
-        offered = np.flatnonzero(~all_wrong(fresh, self._settings.pass_reward))
+        offered = np.flatnonzero(~all_wrong(fresh, self._settings.config.replay_pass_reward))
         if not len(offered):
             return offered
         return offered[self._hooks.select(fresh.take(offered), self._context())]
@@ -369,7 +372,7 @@ class Decisions:
 
     def _unfit(self, rule: AdvantageRule) -> dict[str, Bools]:
         """Entries that can't be mixed into other groups, by reason."""
-        setting = self._settings.advantages
+        setting = self._settings.config.replay_advantages
         computes = setting in ("joint", "split") or (setting == "auto" and self._mixes_rows)
         if not computes or not rule.takes_functions_apart:
             return {}

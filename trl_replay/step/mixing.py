@@ -156,7 +156,7 @@ class Mixing:
     def shape(self, groups: Groups) -> Groups:
         """Lets a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
-        given = None if self._settings.dry_run else self._hooks.advantages(groups, self._context())
+        given = None if self._settings.config.replay_dry_run else self._hooks.advantages(groups, self._context())
         if given is not None:
             groups = shaped(groups, given)
         if groups.masked.any() and self._forward:
@@ -184,7 +184,7 @@ class Mixing:
             Those of the slots that take a stored row and would not be dead, and their plan.
         """
         groups = fresh.groups.take(slots)
-        setting = self._settings.advantages
+        setting = self._settings.config.replay_advantages
         chosen = self._hooks.mix(table, drawn, groups, self._context(groups))
         mixed = planned(groups, table, drawn, chosen, setting)
         self._keep_fresh(mixed, fresh.rule, tally)
@@ -253,9 +253,9 @@ class Mixing:
             SeamError: Those of the batch are not what TRL's rules make of its rewards.
         """
         plan = mixed.plan
-        setting = self._settings.advantages
+        setting = self._settings.config.replay_advantages
         if not rule.explains_batch:
-            if self._settings.dry_run:
+            if self._settings.config.replay_dry_run:
                 return np.ones(len(plan), bool)
             raise SeamError(
                 f"replay_advantages={setting!r} computes the advantages of mixed groups by "
