@@ -106,7 +106,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs torch when it is first asked for."""
+    """Import what needs torch when it is first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -29,7 +29,7 @@ class Bound(NamedTuple):
     most: float = inf
 
     def holds(self, facts: Facts) -> bool:
-        """Tells whether the mean meets it."""
+        """Tell whether the mean meets it."""
         value = facts.get(self.metric)
         return is_number(value) and self.least <= value <= self.most
 
@@ -38,7 +38,7 @@ class Bound(NamedTuple):
         return f"`{self.metric}` {bound}"
 
     def measured(self, facts: Facts) -> str:
-        """Describes the value and its bound."""
+        """Describe the value and its bound."""
         return f"{self.metric} = {facts[self.metric]:.2g} ({str(self).rpartition('` ')[2]})"
 
 
@@ -50,7 +50,7 @@ class Given(NamedTuple):
     one_of: bool = True
 
     def holds(self, facts: Facts) -> bool:
-        """Tells whether it has."""
+        """Tell whether it has."""
         return (facts.get(self.setting) in self.values) == self.one_of
 
     def __str__(self) -> str:
@@ -87,12 +87,12 @@ class Rule:
     signs: tuple[Bound, ...] = ()
 
     def applies(self, facts: Facts) -> bool:
-        """Tells whether it is time."""
+        """Tell whether it is time."""
         some = not self.signs or any(sign.holds(facts) for sign in self.signs)
         return some and all(condition.holds(facts) for condition in self.when)
 
     def words(self, facts: Facts) -> Advice:
-        """Describes what was seen, what to change, and why."""
+        """Describe what was seen, what to change, and why."""
         signs = [sign for sign in self.signs or self.when[:1] if isinstance(sign, Bound) and sign.holds(facts)]
         seen = ", ".join(sign.measured(facts) for sign in signs)
         evidence = f"Measured: {self.evidence} (docs/{self.section})"
@@ -204,7 +204,7 @@ RULES = (
 
 
 def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[str, Any]]:
-    """Collects what rules go by.
+    """Collect what rules go by.
 
     Args:
         log (`Log`): Of a run with or without replay.
@@ -225,7 +225,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
 
 
 def _without_replay(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Derives what replay would have logged, at least, where TRL alone logged an entry."""
+    """Derive what replay would have logged, at least, where TRL alone logged an entry."""
     dead = entry[DEAD]
     if not is_number(dead):
         return {}
@@ -235,7 +235,7 @@ def _without_replay(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
-    """Returns which steps advice is about, in words, and what to change.
+    """Return which steps advice is about, in words, and what to change.
 
     Args:
         log (`Log`): Of a run with or without replay.
@@ -249,13 +249,13 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
 
 
 def remedy_for_masks(settings: Mapping[str, Any]) -> str:
-    """Returns what to change where all that is replayed is masked."""
+    """Return what to change where all that is replayed is masked."""
     (rule,) = [rule for rule in RULES if rule.applies({**settings, GATED: 1.0})]
     return rule.change.replace("`", "")
 
 
 def what_to_change(log: Log, settings: Mapping[str, Any]) -> list[str]:
-    """Returns the same as lines under a title; none where no rule applies."""
+    """Return the same as lines under a title; none where no rule applies."""
     about, found = advise(log, settings)
     lines = [f"  * {seen}: {change}\n    {evidence}" for seen, change, evidence in found]
     return lines and [f"what to change ({about}):", *lines]

@@ -1,4 +1,4 @@
-"""The arguments that a strategy takes of its user, read from its factory's signature. Imports no torch."""
+"""Keyword arguments of a strategy, read from its factory's signature. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import ConfigurationError
 from .specs import Kind
 
 GIVEN: Mapping[str, int] = {"scope": 1}
-"""Number of arguments that a session gives the factory itself, before those of the user: a scope's accelerator."""
+"""Number of arguments that a session itself gives a factory, before the user's: a scope's accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """All arguments of a strategy.
+    """The arguments of a strategy.
 
     Attributes:
         named (`tuple[Argument, ...]`): In the order of the signature.
@@ -58,7 +58,7 @@ class Arguments:
 
 
 def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
-    """Reads the arguments of a strategy's factory, apart from those that a session gives, or of a plugin's class."""
+    """Read the arguments of a strategy's factory, apart from those that a session gives, or of a plugin's class."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # something compiled that does not tell
@@ -73,7 +73,7 @@ def arguments_of(factory: Any, kind: Kind | None = None) -> Arguments:
 
 
 def refuse_unknown_arguments(setting: str, taker: str, taken: Arguments, given: Mapping[str, Any]) -> None:
-    """Refuses arguments that are not taken.
+    """Refuse arguments that are not taken.
 
     Args:
         setting (`str`): The setting with its value, for the message.

@@ -31,7 +31,7 @@ CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer",
 
 
 def assemble(trainer: Any, settings: Settings) -> Components:
-    """Builds a session's components from its settings.
+    """Build a session's components from its settings.
 
     Args:
         trainer (`trl.GRPOTrainer`): Only read.
@@ -121,7 +121,7 @@ def _counting(trainer: Any, name: str | None) -> int | None:
 
 
 def exchange_scope(trainer: Any, settings: Settings, components: Components) -> None:
-    """Puts the scope that these settings name in the place of the one that was chosen at first, with the room and the
+    """Put the scope that these settings name in the place of the one that was chosen at first, with the room and the
     generators that go with it. The buffer must be empty, and the same is done on every process."""
     components.scope = _scope(trainer, settings)
     room = room_in(trainer, settings, components.scope)
@@ -145,7 +145,7 @@ class Room(NamedTuple):
 
 
 def room_in(trainer: Any, settings: Settings, scope: Any) -> Room:
-    """Computes what a buffer of this scope may hold."""
+    """Compute what a buffer of this scope may hold."""
     config = settings.config
     one_buffer, replicated = scope.division
     sharded = one_buffer and not replicated
@@ -170,12 +170,12 @@ def _all_say(givers: Sequence[Any], attribute: str) -> bool:
 
 
 def _draws_same_prompt(settings: Settings, sampler: Any) -> bool:
-    """Tells whether entries are drawn for slots of their own prompt only, by whoever draws."""
+    """Tell whether entries are drawn for slots of their own prompt only, by whoever draws."""
     return _all_say(_objects(settings, "sample") or [sampler], "same_prompt")
 
 
 def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
-    """Tells whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
+    """Tell whether every batch gets a forward for its log-probs: `"auto"` takes one where rows of live groups may be
     replaced, whose log-probs the loss would never show."""
     config = settings.config
     if config.replay_dry_run or not config.replay_buffer_size:  # nothing is displaced, or nothing stored
@@ -188,7 +188,7 @@ def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
 
 
 def idle_components() -> Components:
-    """Builds the components of a disabled session: an empty buffer without room, and no plugins."""
+    """Build the components of a disabled session: an empty buffer without room, and no plugins."""
     return Components(
         buffer=ReplayBuffer(0, Limits()),
         scope=ProcessScope(None),

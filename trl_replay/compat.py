@@ -137,7 +137,7 @@ class LossForm:
 
 
 def check_release() -> None:
-    """Refuses a TRL release outside `TESTED`.
+    """Refuse a TRL release outside `TESTED`.
 
     Raises:
         ContractError: Unless the environment variable `UNTESTED_VARIABLE` is 1.
@@ -172,7 +172,7 @@ def contract_problems(trainer_class: type) -> list[str]:
 
 
 def check_contract(trainer: Any) -> None:
-    """Refuses a trainer that lacks a method of `SEAM` or an attribute of `ATTRIBUTES`.
+    """Refuse a trainer that lacks a method of `SEAM` or an attribute of `ATTRIBUTES`.
 
     Raises:
         ContractError: Names everything that is missing.
@@ -202,7 +202,7 @@ def check_contract(trainer: Any) -> None:
 
 
 def tag_model(trainer: Any, tag: str) -> None:
-    """Adds a tag to the model's card, at most once. A model that can't be tagged trains all the same."""
+    """Add a tag to the model's card, at most once. A model that can't be tagged trains all the same."""
     tags = getattr(trainer, TAGS, None)
     if not isinstance(tags, list) or tag in tags:
         return
@@ -300,7 +300,7 @@ def loss_form(trainer: Any) -> LossForm:
 def leave_out_of_entropy_control(
     trainer: Any, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor
 ) -> None:
-    """Keeps replayed rows out of the mean entropy that TRL's adaptive control of the entropy bonus goes by.
+    """Keep replayed rows out of the mean entropy that TRL's adaptive control of the entropy bonus goes by.
 
     The loss is about to add all tokens of a micro-batch to the sums of its window: those of replayed rows are taken
     off before. A micro-batch without any other token counts as one token of the last mean, or a window of nothing else

@@ -83,19 +83,19 @@ class Components:
         self.local_rng = self.rng.spawn(1)[0]
 
     def seed(self, seed: int) -> None:
-        """Begins both generators anew."""
+        """Begin both generators anew."""
         self.rng = np.random.default_rng(seed)
         self.local_rng = self.rng.spawn(1)[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of generators and of strategies with running state."""
+        """Return what a checkpoint keeps of generators and of strategies with running state."""
         return {
             "generators": {"shared": self.rng.bit_generator.state, "local": self.local_rng.bit_generator.state},
             "strategies": {name: component.state_dict() for name, component in self.stateful.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], shared: bool = True, local: bool = True) -> None:
-        """Takes what `state_dict` gave.
+        """Take what `state_dict` gave.
 
         Args:
             state (`Mapping`): As read; strategies that are not here any more are passed over.

@@ -73,22 +73,22 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def note(self, count: int, reason: str) -> None:
-        """Counts how often something kept replay from more."""
+        """Count how often something kept replay from more."""
         if count:
             self.reasons[reason] += count
 
     def refuse(self, count: int, reason: str) -> None:
-        """Counts groups that will never be admitted, and why."""
+        """Count groups that will never be admitted, and why."""
         self.refused += count
         self.note(count, f"a group was refused: {reason}")
 
     def retire(self, count: int, reason: str) -> None:
-        """Counts entries that left before their time, and why."""
+        """Count entries that left before their time, and why."""
         self.retired += count
         self.note(count, f"an entry left: {reason}")
 
     def of_iteration(self) -> Tally:
-        """Returns what a further iteration adds to a run's totals: nothing was generated, nothing of the batch
+        """Return what a further iteration adds to a run's totals: nothing was generated, nothing of the batch
         replaced."""
         settled = {name: getattr(self, name) for name in SETTLED}
         return Tally(**settled, iterated=self.replaced, reasons=self.reasons)
@@ -136,7 +136,7 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
 
 
 def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
-    """Returns a plugin's metrics; warns of those that are not finite, and leaves them out.
+    """Return a plugin's metrics; warn of those that are not finite, and leave them out.
 
     Args:
         values (`Mapping[str, float]`): By key.
@@ -159,7 +159,7 @@ def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict
 
 
 def log(values: Mapping[str, float], averaged: Mapping[str, list[float]]) -> None:
-    """Puts metrics of a batch among those that the trainer's log averages, but states and counts alone there.
+    """Put metrics of a batch among those that the trainer's log averages, but states and count alone there.
 
     Args:
         values (`Mapping[str, float]`): By key.
@@ -192,7 +192,7 @@ class Totals:
         self.of_all_ranks.update({"paused_batches": 1, "paused_rows": rows})
 
     def add(self, tally: Tally, batches: int = 1, of_all_ranks: Mapping[str, float] | None = None) -> None:
-        """Adds the counters of `batches` generation batches.
+        """Add the counters of `batches` generation batches.
 
         Args:
             tally ([`Tally`]): This rank's.
@@ -206,7 +206,7 @@ class Totals:
         self.reasons.update(tally.reasons)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {
             "batches": self.batches,
             "counters": {name: float(count) for name, count in self.counters.items()},
@@ -230,7 +230,7 @@ class Totals:
             self.reasons.update(state["reasons"])
 
     def explain_without_buffer(self) -> str:
-        """Describes what was generated and shaped, where nothing is stored, on all processes."""
+        """Describe what was generated and shaped, where nothing is stored, on all processes."""
         count = self.of_all_ranks
         live = 1.0 - count["dead_after"] / max(count["groups"], 1)
         return (
@@ -239,7 +239,7 @@ class Totals:
         )
 
     def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
-        """Describes what was replayed (in a dry run: would have been) and, where replaceable groups stayed, why.
+        """Describe what was replayed (in a dry run: would have been) and, where replaceable groups stayed, why.
 
         Args:
             size (`int`): Entries in this rank's buffer.

@@ -135,7 +135,7 @@ class FieldTable:
         return of_tokens(spec) if key == ADVANTAGES and TOKEN_ADVANTAGES in keys else spec
 
     def is_image(self, key: str) -> bool:
-        """Tells whether a known key is laid out by images."""
+        """Tell whether a known key is laid out by images."""
         return self._fields[key].layout in IMAGE_LAYOUTS
 
     def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:

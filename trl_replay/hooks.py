@@ -40,7 +40,7 @@ from .types import (
 PREFLIGHT = f"{PROJECT}_preflight"
 METRICS = f"{PROJECT}_metrics"
 WHOLE = "iu"
-"""Kinds of NumPy's types of whole numbers."""
+"""NumPy's dtype kinds of whole numbers."""
 
 
 class SessionHooks:
@@ -66,14 +66,14 @@ class SessionHooks:
         self._register(_Configured(made), "configured strategies", self._strategy_label)
 
     def call(self, hook: str, update: int, **arguments: Any) -> Any:
-        """Calls a hook on every plugin; returns pluggy's list of results."""
+        """Call a hook on every plugin; return pluggy's list of results."""
         self._update = update
         self._hook = f"{PROJECT}_{hook}"
         self._giver = ""
         return getattr(self._manager.hook, self._hook)(**arguments)
 
     def select(self, groups: Groups, context: Context) -> Ints:
-        """Distinct indices of replaceable fresh groups."""
+        """Return distinct indices of replaceable fresh groups."""
         result = self.call("select", context.update, groups=groups, context=context)
         return self._indices(result, len(groups))
 
@@ -146,7 +146,7 @@ class SessionHooks:
         return advantages
 
     def eligible(self, table: Table, context: Context) -> dict[str, Bools]:
-        """Entries that plugins hold back, by reason."""
+        """Return the entries that plugins hold back, by reason."""
         held: dict[str, Bools] = {}
         shape = (len(table),)
         for call in self._each("eligible", context.update):
@@ -163,7 +163,7 @@ class SessionHooks:
     def plan(
         self, plan: Plan, groups: Groups, table: Table, context: Context, of_tokens: bool, beside_the_tap: bool
     ) -> None:
-        """Lets every plugin edit the plan, and then `replay_unfilled` and `replay_kl`.
+        """Let every plugin edit the plan, and then `replay_unfilled` and `replay_kl`.
 
         Raises:
             ResultError: A plan does not allow an edit; names who made it.
@@ -177,7 +177,7 @@ class SessionHooks:
                 raise ResultError(f"{self.giver} may not edit the plan so, at update {self._update}: {fault}.")
 
     def _each(self, hook: str, update: int) -> Iterator[Callable[..., list[Any]]]:
-        """Calls that reach one plugin each, in pluggy's order."""
+        """Call that reach one plugin each, in pluggy's order."""
         self._update = update
         self._hook = name = f"{PROJECT}_{hook}"
         plugins: list[Any] = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
@@ -200,16 +200,16 @@ class SessionHooks:
         return [dict(row) for row in result]
 
     def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
-        """Tells the plugins of newcomers in the table."""
+        """Tell the plugins of newcomers in the table."""
         self.call("admitted", context.update, table=table, rows=rows, groups=groups, context=context)
 
     def has_plugin_for(self, hook: str) -> bool:
-        """Tells whether a plugin implements a hook, configured strategies apart."""
+        """Tell whether a plugin implements a hook, configured strategies apart."""
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return not all(implementation.plugin.is_ours for implementation in implementations)
 
     def correct(self, rows: ReplayedRows, context: Context) -> Corrected:
-        """Old log-probs and weights of replayed rows."""
+        """Return old log-probs and weights of replayed rows."""
         copies = replace(
             rows, logps=rows.logps.clone(), behavior_logps=rows.behavior_logps.clone(), mask=rows.mask.clone()
         )  # what is checked and bounded below can't be edited
@@ -228,14 +228,14 @@ class SessionHooks:
         return result
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
-        """Tells whether all old log-probs that count are finite."""
+        """Tell whether all old log-probs that count are finite."""
         shape = tuple(rows.logps.shape)
         if not torch.is_tensor(old_logps) or tuple(old_logps.shape) != shape:
             raise self._bad(f"old_logps {_shown(old_logps)}", f"a tensor of shape {shape}")
         return (old_logps.isfinite() | ~rows.mask).all()
 
     def _are_usable(self, weights: Any, logps: torch.Tensor) -> torch.Tensor:
-        """Tells whether weights can be used in the type in which they are applied, which may be narrower than
+        """Tell whether weights can be used in the type in which they are applied, which may be narrower than
         theirs."""
         shape = tuple(logps.shape)
         if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
@@ -244,18 +244,18 @@ class SessionHooks:
         return ((weights >= 0) & applied.isfinite()).all()
 
     def save(self, session: SessionLike, directory: Path) -> None:
-        """Lets every plugin that keeps something write into a folder of its own in `directory`."""
+        """Let every plugin that keeps something write into a folder of its own in `directory`."""
         for folder, call in self._calls("save", directory, session.update):
             folder.mkdir(parents=True)
             call(session=session, directory=folder)
 
     def load(self, session: SessionLike, directory: Path) -> None:
-        """Lets every plugin that keeps something read from its folder in `directory`."""
+        """Let every plugin that keeps something read from its folder in `directory`."""
         for folder, call in self._calls("load", directory, session.update):
             call(session=session, directory=folder)
 
     def _calls(self, hook: str, directory: Path, update: int) -> Iterator[tuple[Path, Callable[..., Any]]]:
-        """Per plugin with this hook, its folder and a call that reaches it alone."""
+        """Yield each plugin's folder and a call of this hook that reaches it alone."""
         self._update = update
         name = f"{PROJECT}_{hook}"
         implementations = getattr(self._manager.hook, name).get_hookimpls()
@@ -266,7 +266,7 @@ class SessionHooks:
             yield folder, self._manager.subset_hook_caller(name, others)
 
     def _register(self, plugin: object, name: str, label: Callable[[str], str]) -> None:
-        """Registers a plugin's hooks so that what they raise names the plugin, the hook and the update."""
+        """Register a plugin's hooks so that what they raise names the plugin, the hook and the update."""
         guard = _Guard(label, isinstance(plugin, _Configured | _Treating))
         for attribute in dir(plugin):
             options = self._manager.parse_hookimpl_opts(plugin, attribute)
@@ -307,7 +307,7 @@ class SessionHooks:
         return wrap if options.get("wrapper") or options.get("hookwrapper") else call
 
     def _blame(self, error: Exception, label: Callable[[str], str], hook: str) -> None:
-        """Raises a HookError that names who raised `error`; one that has been attributed already passes."""
+        """Raise a HookError that names who raised `error`; one that has been attributed already passes."""
         if isinstance(error, PluginError):
             return
         raise HookError(
@@ -316,11 +316,11 @@ class SessionHooks:
 
     @property
     def giver(self) -> str:
-        """Names whoever gave the last result."""
+        """Name the origin of the last result."""
         return self._giver or self._strategy_label(self._hook)
 
     def _strategy_label(self, hook: str) -> str:
-        """Names the configured strategy of a hook's kind, which answers where no plugin does."""
+        """Name the configured strategy of a hook's kind, which answers where no plugin does."""
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")
         strategy = self._strategies.get(kind)
         if strategy is None:
@@ -369,7 +369,7 @@ KIND_OF_HOOK = {
 
 
 def _with_one_yield(body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """A wrapper's own generator.
+    """Run a hook wrapper's generator around one yield.
 
     Raises:
         RuntimeError: It does not yield exactly once.
@@ -391,7 +391,7 @@ def _with_one_yield(body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 def _complete(hook: str, result: Any) -> Any:
-    """A hook's result with its generator run to the end, so that what it raises is still attributed."""
+    """Return a hook's result, its generator run to the end, so that errors in it are attributed."""
     if result is None:
         return None
     if hook == PREFLIGHT:
@@ -402,7 +402,7 @@ def _complete(hook: str, result: Any) -> Any:
 
 
 def _asks_for_none(rows: Ints, drawn: Ints) -> bool:
-    """Tells whether a mixer wants rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
+    """Tell whether a mixer wants rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
     wanted = rows != NONE
     entries = np.where(wanted, rows, 0) // rows.shape[1]
     given = np.take_along_axis(drawn, entries, axis=1)

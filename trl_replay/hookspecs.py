@@ -32,7 +32,7 @@ class RegistryHooks(Protocol):
 
     @hookspec
     def trl_replay_strategies(self) -> Iterable[StrategySpec]:
-        """Yields strategies by name.
+        """Yield strategies by name.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -42,7 +42,7 @@ class RegistryHooks(Protocol):
 
     @hookspec
     def trl_replay_fields(self) -> Iterable[FieldSpec]:
-        """Yields batch keys that TRL does not have: of a rollout function or a trainer subclass.
+        """Yield batch keys that TRL does not have: of a rollout function or a trainer subclass.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -52,7 +52,7 @@ class RegistryHooks(Protocol):
 
     @hookspec
     def trl_replay_presets(self) -> Iterable[Preset]:
-        """Yields named bundles of settings.
+        """Yield named bundles of settings.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -109,7 +109,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_select(self, groups: Groups, context: Context) -> Any:
-        """Selects the fresh groups that may be replaced, instead of the configured selector.
+        """Select the fresh groups that may be replaced, instead of the configured selector.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -150,7 +150,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Any:
-        """Names the stored row for each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the
+        """Name the stored row for each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the
         fresh row stays.
 
         >>> import numpy as np
@@ -165,7 +165,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> Any:
-        """Chooses prompts to generate for, instead of those that the trainer's sampler drew: one row of the dataset a
+        """Choose prompts to generate for, instead of those that the trainer's sampler drew: one row of the dataset a
         group, in the order of the groups. In training only, before every generation, further rounds included.
 
         >>> class Plugin:

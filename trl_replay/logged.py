@@ -1,4 +1,4 @@
-"""The numbers in a trainer's log, in memory or read from a file that anybody may have written."""
+"""Numbers of a trainer's log, in memory or from an untrusted file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Log: TypeAlias = Sequence[Mapping[str, Any]]
 Bounds: TypeAlias = tuple[float, float]
 """The least and the greatest share that there may be."""
 DEAD = "frac_reward_zero_std"
-"""TRL's share of dead groups; a run with replay has an exacter one."""
+"""TRL's metric of the share of dead groups; a run with replay logs an exact one."""
 DEAD_EXACT = "replay/dead_fraction"
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
 LARGEST = 2**53
@@ -25,12 +25,12 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def points(log: Log, key: str) -> list[tuple[float, float]]:
-    """`(step, value)` wherever the log holds numbers."""
+    """Return `(step, value)` wherever the log holds numbers."""
     return [(entry["step"], entry[key]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]
 
 
 def mean(log: Log, key: str) -> float | None:
-    """Of the values of a metric; None without any."""
+    """Return the mean of a metric's values; None without any."""
     values = [entry[key] for entry in log if is_number(entry.get(key))]
     return float(np.mean(values)) if values else None
 

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def in_json(value: Any) -> Any:
-    """The same value, or its text where JSON has no such thing: a path, a strategy's name, an infinite number. No text
-    tells where an object lies in memory."""
+    """Return a value as JSON holds it, else its text: a path, a strategy's name, an infinite number. No text shows an
+    object's address."""
     if isinstance(value, Mapping):
         return {str(key): in_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

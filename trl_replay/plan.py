@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def copied(self) -> Bools:
-        """Copies of rows of this batch, `(n, G)`."""
+        """Copy of rows of this batch, `(n, G)`."""
         return np.asarray((self.entry < FRESH) & (self.entry != EMPTY))
 
     @property

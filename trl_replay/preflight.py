@@ -17,7 +17,7 @@ TOKEN_BYTES = 6
 
 
 def preflight(trainer: Any, settings: Settings, components: Components) -> None:
-    """Refuses with all reasons at once: our own and those of the plugins that take part.
+    """Refuse with all reasons at once: our own and those of the plugins that take part.
 
     Raises:
         RefusedError: There is at least one reason.
@@ -75,7 +75,7 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
 
 
 def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
-    """Yields what `replay_kl` does not go with."""
+    """Yield what `replay_kl` does not go with."""
     config = settings.config
     name = f"replay_kl={config.replay_kl!r}"
     if config.replay_kl == "all":
@@ -90,7 +90,7 @@ def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
 
 
 def _without_iterations(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
-    """Yields what `replay_iterations="replay"` does not go with."""
+    """Yield what `replay_iterations="replay"` does not go with."""
     config = settings.config
     name = "replay_iterations='replay'"
     args = trainer.args
@@ -149,7 +149,7 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
 
 
 def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
-    """Yields what the user should know of this trainer, though it can be trained."""
+    """Yield what the user should know of this trainer, though it can be trained."""
     if any(name.endswith("wpe") for name, _ in trainer.model.named_modules()):
         yield (
             "The model has learned absolute positions (wpe), and TRL pads prompts on the left without position ids: "
@@ -166,7 +166,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
 
 
 def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
-    """Yields the limits under which nothing would be replayed."""
+    """Yield the limits under which nothing would be replayed."""
     config = settings.config
     start, steps = config.replay_start, trainer.args.max_steps
     if isinstance(start, int) and 0 < steps <= start:

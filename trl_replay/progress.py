@@ -33,14 +33,14 @@ class KeptErrors:
         self.first: Exception | None = None
 
     def keep(self, error: Exception) -> None:
-        """Keeps an error; an earlier one stays."""
+        """Keep an error; an earlier one stays."""
         if self.alone:
             raise error
         self.first = self.first or error
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Keeps what fails inside."""
+        """Keep what fails inside."""
         try:
             yield
         except Exception as caught:

@@ -54,12 +54,12 @@ class PromptTable:
         return len(self.key)
 
     def rows(self, keys: Sequence[int] | Ints) -> Ints:
-        """Finds prompts in the columns, `(len(keys),)`; -1 for those that are not known."""
+        """Find prompts in the columns, `(len(keys),)`; -1 for those that are not known."""
         found = [self._row.get(int(key), -1) for key in keys]
         return np.array(found, np.int64)
 
     def get(self, column: str, keys: Sequence[int] | Ints, default: float) -> NDArray[Any]:
-        """Looks prompts up in a column, `(len(keys),)`: `default` for those that were never generated for.
+        """Look prompts up in a column, `(len(keys),)`: `default` for those that were never generated for.
 
         >>> PromptTable().get("pass_rate", [17], default=0.5).tolist()
         [0.5]
@@ -80,7 +80,7 @@ class PromptTable:
         update: int,
         scored: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Takes note of generated groups.
+        """Take note of generated groups.
 
         Args:
             keys (`(n,)` int64): Of their dataset rows; one may stand there more than once.
@@ -109,7 +109,7 @@ class PromptTable:
         self._put(columns)
 
     def _with_room_for(self, keys: list[int]) -> dict[str, NDArray[Any]]:
-        """Copies of the columns, with a row for each of these keys."""
+        """Copy of the columns, with a row for each of these keys."""
         columns = self._columns()
         unknown = [key for key in dict.fromkeys(keys) if key not in self._row]
         for name, column in columns.items():
@@ -125,7 +125,7 @@ class PromptTable:
         return self._columns()
 
     def load_state_dict(self, *states: Mapping[str, NDArray[Any]]) -> None:
-        """Takes what `state_dict` gave on one rank, or on several; of a prompt that several knew, all tries count and
+        """Take what `state_dict` gave on one rank, or on several; of a prompt that several knew, all tries count and
         the last one's outcome."""
         joined = {name: np.concatenate([state[name] for state in states]) for name in COLUMNS}
         self._clear()

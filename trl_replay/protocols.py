@@ -78,10 +78,10 @@ class Stateful(Protocol):
     """A strategy with running statistics that a resumed run must find again; others need not have these methods."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Returns what JSON can hold."""
+        """Return what JSON can hold."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Take what `state_dict` gave."""
 
 
 class Agreement(NamedTuple):
@@ -144,7 +144,7 @@ class Scope(Protocol):
         """One fixed-width all-gather over all ranks, before any payload moves."""
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
-        """Moves admitted payload to where it lives, and sets its `owner` in `table.writable("owner")`.
+        """Move admitted payload to where it lives, and set its `owner` in `table.writable("owner")`.
 
         Args:
             table ([`Table`]): The metadata, newcomers included.
@@ -156,7 +156,7 @@ class Scope(Protocol):
         """
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Brings drawn payload to the ranks that need it.
+        """Bring drawn payload to the ranks that need it.
 
         Args:
             requests (`Sequence[Request]`): What was drawn, the same on all ranks that share the buffer.
@@ -195,4 +195,4 @@ class SessionLike(Protocol):
         """The last generation batch's metrics."""
 
     def explain(self) -> str:
-        """Describes what was replayed so far and, where nothing or little was, why."""
+        """Describe what was replayed so far and, where nothing or little was, why."""

@@ -52,7 +52,7 @@ class Plugin:
 
     @property
     def takes_part(self) -> bool:
-        """Tells whether it has a hook that is called in a session."""
+        """Tell whether it has a hook that is called in a session."""
         return not self.hooks.isdisjoint(hook_names(SessionHooks))
 
 
@@ -67,7 +67,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy that was chosen, and is yet to be made.
+    """A strategy that settings name, not yet made.
 
     Attributes:
         kind (`str`): Of which it is.
@@ -85,7 +85,7 @@ class Strategy:
 
     @property
     def origin(self) -> str:
-        """Its label, and the distribution that another plugin than the built-in one came from."""
+        """Label, and the distribution of a plugin that is not built in."""
         if self.plugin is None or self.plugin.name == BUILTIN:
             return self.label
         return f"{self.label} ({self.plugin.distribution})"
@@ -97,7 +97,7 @@ class Strategy:
         return ", ".join(f"{name}={value!r}" for name, value in {**defaults, **self.arguments}.items())
 
     def make(self, *given: Any) -> Any:
-        """Makes one, also of what a session gives.
+        """Make the strategy from its arguments, after those that a session gives.
 
         Raises:
             ConfigurationError: Names the setting and what the factory raised, or what is missing of that which it
@@ -125,7 +125,7 @@ class Strategy:
 
 
 def new_manager() -> pluggy.PluginManager:
-    """A pluggy manager that knows all hook specifications."""
+    """Make a pluggy manager that knows all hook specifications."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(RegistryHooks)
     manager.add_hookspecs(SessionHooks)
@@ -142,7 +142,7 @@ class Registry:
         self._offers: dict[tuple[str, str], list[Any]] = {}
 
     def add(self, plugin: Any, name: str, distribution: str = IN_THIS_PROCESS) -> None:
-        """Adds a plugin object under `name`.
+        """Add a plugin object under `name`.
 
         Raises:
             PluginError: A class instead of an instance, a name that is taken or can't name a folder of a checkpoint, a
@@ -180,9 +180,9 @@ class Registry:
         self.failures.pop(name, None)
 
     def with_arguments(self, given: Mapping[str, Mapping[str, Any]]) -> Registry:
-        """This registry, but with some plugins made anew with other arguments, and what those offer; itself if there
-        are none. An argument that is not given is what the plugin here has in the attribute of its name, else its
-        class's default.
+        """Return a registry in which some plugins are made anew with other arguments; itself if there are none. An
+        argument that is not given is what the plugin here has in the attribute of its name, else its class's
+        default.
 
         Args:
             given (`Mapping[str, Mapping[str, Any]]`): Keyword arguments by plugins' names.
@@ -203,13 +203,13 @@ class Registry:
         return changed
 
     def remove(self, name: str) -> None:
-        """Removes a plugin; sessions that use it go on using it."""
+        """Remove a plugin; sessions that use it go on using it."""
         self.plugin(name, "unregister")
         self._manager.unregister(name=name)
         del self.plugins[name]
 
     def discover(self) -> None:
-        """Loads all entry points, once; a broken one warns and is kept in `failures`."""
+        """Load all entry points, once; a broken one warns and is kept in `failures`."""
         claims_of: dict[str, dict[str, EntryPoint]] = {}
         for point in entry_points(group=PROJECT):
             claims = claims_of.setdefault(point.name, {})
@@ -218,7 +218,7 @@ class Registry:
             self._load(name, claims)
 
     def _load(self, name: str, claims: dict[str, EntryPoint]) -> None:
-        """Registers the plugin that one distribution offers under `name`; keeps and tells why it can't be."""
+        """Register the plugin that one distribution offers under `name`; keep and tell why it can't be."""
         sources = " and ".join(sorted(claims))
         try:
             if len(claims) > 1:
@@ -245,7 +245,7 @@ class Registry:
                 raise PluginError(self._unknown(f"Plugin {name!r}", hook, "hook", known))
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
-        """pluggy passes over functions without a mark in silence; then the plugin would do nothing."""
+        """Refuse hooks without a mark, which pluggy ignores silently, so that the plugin would do nothing."""
         unmarked = []
         for hook in [*hook_names(RegistryHooks), *hook_names(SessionHooks)]:
             present = callable(getattr(plugin, hook, None))
@@ -260,7 +260,7 @@ class Registry:
         raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so that it would do nothing.")
 
     def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
-        """Collects the yields of a plugin's registry hook."""
+        """Collect the yields of a plugin's registry hook."""
         others = [other for other in self._manager.get_plugins() if other is not plugin]
         caller = self._manager.subset_hook_caller(f"{PROJECT}_{hook}", others)
         wanted = OFFERS[hook]
@@ -277,7 +277,7 @@ class Registry:
         return offers
 
     def strategies(self, kind: Kind | None = None) -> Iterator[tuple[Plugin, StrategySpec]]:
-        """All strategies on offer, of one kind or of all, built-in ones first."""
+        """Yield all strategies, of one kind or of all, built-in ones first."""
         wanted = SPECS[kind] if kind else StrategySpec
         for name, plugin in self.plugins.items():
             for spec in self._offers[name, "strategies"]:
@@ -285,20 +285,20 @@ class Registry:
                     yield plugin, spec
 
     def presets(self) -> Iterator[tuple[Plugin, Preset]]:
-        """All presets on offer."""
+        """Yield all presets."""
         for name, plugin in self.plugins.items():
             for preset in self._offers[name, "presets"]:
                 yield plugin, preset
 
     def fields(self, names: set[str]) -> list[FieldSpec]:
-        """Batch keys declared by the plugins called `names`."""
+        """Return the batch keys that the plugins called `names` declare."""
         specs: list[FieldSpec] = []
         for name in sorted(names & set(self.plugins)):
             specs += self._offers[name, "fields"]
         return specs
 
     def plugin(self, name: str, setting: str, given: str = "") -> Plugin:
-        """The plugin called `name`.
+        """Return the plugin called `name`.
 
         Args:
             name (`str`): Of the plugin.
@@ -321,7 +321,7 @@ class Registry:
         return self.plugins[name]
 
     def resolve(self, kind: Kind, name: Any, arguments: Mapping[str, Any] | None = None) -> Strategy:
-        """The strategy that `replay_<kind>` names.
+        """Return the strategy that `replay_<kind>` names.
 
         Args:
             kind (`str`): Kind of strategy.
@@ -351,13 +351,13 @@ class Registry:
         return Strategy(kind, label, factory, given, plugin)
 
     def preset(self, name: str) -> tuple[Plugin, Preset]:
-        """The preset that `replay_preset` names, and its plugin."""
+        """Return the preset that `replay_preset` names, and its plugin."""
         offers = [(plugin, preset.name, preset) for plugin, preset in self.presets()]
         preset, plugin = self._find(name, "replay_preset", "preset", offers)
         return plugin, preset
 
     def _find(self, name: str, setting: str, kind: str, offers: list[tuple[Plugin, str, Any]]) -> tuple[Any, Plugin]:
-        """The value of the offer called `name`, with or without its plugin's name, and its plugin."""
+        """Return the offer called `name`, which may begin with its plugin's name, and its plugin."""
         owner, _, short = name.rpartition("/")
         if owner:
             self.plugin(owner, setting, f"{setting}={name!r}")
@@ -416,7 +416,7 @@ def _import(reference: str, setting: str) -> Any:
 
 
 def _takes(target: Any, count: int) -> bool:
-    """Tells whether `target` can be called with so many arguments; a builtin that does not tell can't."""
+    """Tell whether `target` can be called with so many arguments; a builtin that does not tell can't."""
     try:
         inspect.signature(target).bind(*range(count))
     except (TypeError, ValueError):
@@ -425,7 +425,7 @@ def _takes(target: Any, count: int) -> bool:
 
 
 def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
-    """A plugin object like this one, made with other arguments."""
+    """Return a plugin object like this one, made with other arguments."""
     maker = type(plugin.object)
     taken = arguments_of(maker)
     if inspect.ismodule(plugin.object) or not taken:
@@ -446,7 +446,7 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
 
 
 def _told(error: Exception) -> str:
-    """The text of an error; of another's, with its type."""
+    """Return an error's text, with its type unless it is a ConfigurationError."""
     return str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
 
 
@@ -460,7 +460,7 @@ _registry: Registry | None = None
 
 
 def registry() -> Registry:
-    """The process's registry, with the built-in plugin and those of all entry points."""
+    """Return the process's registry, with the built-in plugin and those of all entry points."""
     global _registry
     if _registry is None:
         from .strategies import Builtin
@@ -481,7 +481,7 @@ def _refuse_unusable_name(name: str, distribution: str) -> None:
 
 
 def register(plugin: Any, name: str) -> None:
-    """Registers a plugin object for this process, as an entry point would: for notebooks, scripts and tests.
+    """Register a plugin object for this process, as an entry point would: for notebooks, scripts and tests.
 
     Raises:
         PluginError: See [`Registry.add`].
@@ -490,5 +490,5 @@ def register(plugin: Any, name: str) -> None:
 
 
 def unregister(name: str) -> None:
-    """Takes back `register`."""
+    """Take back `register`."""
     registry().remove(name)

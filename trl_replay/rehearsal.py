@@ -134,28 +134,28 @@ class Rehearsal:
 
     @property
     def update(self) -> int:
-        """The made-up number of updates."""
+        """Return the made-up number of updates."""
         return self._context.update
 
     def _groups(self, *passing: int) -> Groups:
-        """Groups of which the first so many rows pass, by every reward function."""
+        """Make groups of which the first so many rows pass, by every reward function."""
         passes = np.arange(self._size) < np.array(passing)[:, None]
         return made_up_groups(np.repeat(passes[:, :, None], self._functions, axis=2))
 
     def select(self, hooks: SessionHooks) -> None:
-        """On a dead group, a live one, and one that is all right."""
+        """Try a selector on a dead group, a live one, and one whose rows all pass."""
         hooks.select(self._groups(0, 1, self._size), self._context)
 
     def score(self, hooks: SessionHooks) -> None:
-        """On three live groups."""
+        """Try a scorer on three live groups."""
         hooks.score(self._groups(1, self._size - 1, 1), self._context)
 
     def rank(self, hooks: SessionHooks) -> None:
-        """On all entries."""
+        """Try an evictor on all entries."""
         hooks.rank(self._table, self._context)
 
     def sample(self, hooks: SessionHooks) -> None:
-        """For three dead groups. What is drawn is what will be mixed."""
+        """Try a sampler for three dead groups, and keep what is drawn for the mixer."""
         slots = self._groups(*[0] * SLOTS)
         drawn = hooks.sample(self._table, SLOTS, replace(self._context, slots=slots))
         filled = drawn[(drawn != NONE).any(axis=1)]
@@ -163,7 +163,7 @@ class Rehearsal:
             self._drawn = filled
 
     def mix(self, hooks: SessionHooks) -> None:
-        """Into dead groups of the prompts that were drawn."""
+        """Try a mixer on dead groups of the prompts that were drawn."""
         slots = replace(self._groups(*[0] * len(self._drawn)), prompt=self._prompts(self._drawn))
         hooks.mix(self._table, self._drawn, slots, replace(self._context, slots=slots))
 
@@ -173,7 +173,7 @@ class Rehearsal:
         return np.asarray(self._table.prompt[entries])
 
     def correct(self, hooks: SessionHooks) -> None:
-        """On rows of both signs, a little off the policy; the last has one token less."""
+        """Try a correction on rows of both signs, slightly off-policy; the last has one token less."""
         hooks.correct(made_up_rows([1, 2, 3], 0.1, self._device), self._context)
 
     def acts(self) -> dict[Kind, Callable[[SessionHooks], None]]:
@@ -189,7 +189,7 @@ class Rehearsal:
 
 
 def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mapping[Kind, Any], lenient: bool) -> None:
-    """Tries every strategy that can be made a second time.
+    """Try every strategy that can be made a second time.
 
     Args:
         stage ([`Rehearsal`]): What they get.
@@ -220,19 +220,19 @@ def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mappin
 
 
 def _is_the_real_one(made: Any, real: Any) -> bool:
-    """Return whether the second one is the first, or a method of the same object."""
+    """Return whether both are one object, or methods of one object."""
     owner = getattr(made, "__self__", made)
     return owner is getattr(real, "__self__", real)
 
 
 def _keeps_nothing(strategy: Any) -> bool:
-    """Return whether a strategy is a function without variables of an outer one."""
+    """Return whether a strategy is a function without a closure."""
     return isinstance(strategy, FunctionType) and strategy.__closure__ is None
 
 
 @contextmanager
 def _global_generators_kept() -> Iterator[None]:
-    """Puts the generators back from which a strategy must not draw: nobody shall see that it was tried."""
+    """Restore the global random generators, from which a strategy must not draw, after the trial."""
     of_numpy = np.random.get_state()
     of_python = random.getstate()
     with torch.random.fork_rng(devices=[]):

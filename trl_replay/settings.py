@@ -1,4 +1,4 @@
-"""The settings of a session: one frozen value, made once at attach, which everything below takes."""
+"""Settings of a session, resolved once at attach: a frozen value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def acts(self) -> bool:
-        """Tells whether there is a buffer, or what needs none: generating again, something to do about dead groups, or
+        """Tell whether there is a buffer, or what needs none: generating again, something to do about dead groups, or
         a plugin that shapes advantages or chooses prompts."""
         if not self.strategies:
             return False
@@ -63,17 +63,17 @@ class Settings:
         return any(hook in plugin.hooks for plugin in self.plugins for hook in WITHOUT_BUFFER)
 
     def label(self, kind: Kind) -> str:
-        """The label of a kind's strategy."""
+        """Return the label of a kind's strategy."""
         return self.strategies[kind].label
 
     @property
     def chooses_prompts(self) -> bool:
-        """Tells whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
+        """Tell whether prompts are chosen here: for dead groups again, or by a plugin; not in a dry run."""
         asks = any("trl_replay_inputs" in plugin.hooks for plugin in self.plugins)
         return not self.config.replay_dry_run and (self.config.replay_refill_rounds > 0 or asks)
 
     def equal_on_ranks(self, one_buffer: bool, seed: int) -> dict[str, Any]:
-        """Collects what must be equal on all ranks, by name, as JSON holds it. Seeds may differ, and the bytes that a
+        """Collect what must be equal on all ranks, by name, as JSON holds it. Seeds may differ, and the bytes that a
         buffer keeps, where ranks do not share or choose by them.
 
         Args:
@@ -95,7 +95,7 @@ class Settings:
         return equal
 
     def with_scope(self, name: str, reason: str) -> Settings:
-        """The same with a built-in scope that nobody named, and why this one."""
+        """Return a copy with a built-in scope that nobody named, and the reason for it."""
         config = copy.copy(self.config)
         vars(config)["replay_scope"] = name  # in force, and to read only
         scope = registry().resolve("scope", name)
@@ -103,7 +103,7 @@ class Settings:
 
 
 def resolve(config: ReplayConfig) -> Settings:
-    """Looks up every name of a configuration, once.
+    """Look up every name of a configuration, once.
 
     Args:
         config ([`ReplayConfig`]): In force.
@@ -132,7 +132,7 @@ def resolve(config: ReplayConfig) -> Settings:
 
 
 def _refuse_idle_plugins(config: ReplayConfig, known: Registry, strategies: Mapping[Kind, Strategy]) -> None:
-    """Refuses plugins that `replay_plugins` names, and of which nothing is used."""
+    """Refuse plugins that `replay_plugins` names, and of which nothing is used."""
     used = {strategy.plugin.name for strategy in strategies.values() if strategy.plugin is not None}
     for plugin, preset in known.presets():  # named, or spelled out
         if all(getattr(config, name, None) == value for name, value in preset.settings.items()):
@@ -144,7 +144,7 @@ def _refuse_idle_plugins(config: ReplayConfig, known: Registry, strategies: Mapp
 
 
 def settle_scope(trainer: Any, settings: Settings) -> Settings:
-    """The settings with a scope in the place of `"auto"`, by how the trainer's groups lie on processes."""
+    """Return the settings with `"auto"` replaced by the scope for how the trainer's groups lie on processes."""
     if settings.label("scope") not in (AUTO, f"{BUILTIN}/{AUTO}"):
         return settings
     choice = choose_scope(trainer.accelerator.num_processes, compat.local_rows(trainer), trainer.num_generations)

@@ -153,7 +153,7 @@ class Table:
         return sum(column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values())
 
     def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
-        """Adds a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
+        """Add a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
 
         Raises:
             ConfigurationError: The name is taken or no identifier, or the type is none of numbers.
@@ -166,7 +166,7 @@ class Table:
         self._fills[name] = fill
 
     def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Adds `count` rows at the end; a column without values gets its fill."""
+        """Add `count` rows at the end; a column without values gets its fill."""
         longer = {}
         for name, column in self._columns.items():
             more = np.empty((count, *column.shape[1:]), column.dtype)
@@ -175,7 +175,7 @@ class Table:
         self._take_columns(longer)
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Removes distinct rows; the last rows move into their places."""
+        """Remove distinct rows; the last rows move into their places."""
         left = len(self) - len(rows)
         stays = np.ones(len(self), bool)
         stays[rows] = False
@@ -184,7 +184,7 @@ class Table:
         self._take_columns({name: column[order] for name, column in self._columns.items()})
 
     def _take_columns(self, columns: dict[str, NDArray[Any]]) -> None:
-        """Takes columns in which rows have come or left, and counts the entries of each prompt anew."""
+        """Take columns in which rows have come or left, and count the entries of each prompt anew."""
         self._row_of = None
         columns["peers"][:], columns["newer"][:] = _counted(columns["prompt"], columns["serial"])
         self._columns = columns
@@ -216,7 +216,7 @@ def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[ND
 
 
 def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draws distinct indices with probability in proportion to `weights`, one after the other without replacement.
+    """Draw distinct indices with probability in proportion to `weights`, one after the other without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is
     left. All of a class have equal chances there, so that a buffer of worthless scores is still drawn from uniformly.

@@ -65,7 +65,7 @@ class Tasks:
         return _joined(digests)
 
     def begin(self, inputs: Sequence[Mapping[str, Any]], first: int, size: int) -> None:
-        """Notes what this process generates for, before the trainer writes into its rows.
+        """Note what this process generates for, before the trainer writes into its rows.
 
         Args:
             inputs (`Sequence[Mapping]`): Its rows.
@@ -105,7 +105,7 @@ class Tasks:
             return os.urandom(8) if is_prompt else None
 
     def _watch(self, digests: dict[str, bytes]) -> None:
-        """Tells once that rows with one prompt differ elsewhere, and in what."""
+        """Tell once that rows with one prompt differ elsewhere, and in what."""
         prompt = _joined({name: digests[name] for name in PROMPT_COLUMNS if name in digests})
         if len(self._met) < REMEMBERED:
             self._met.setdefault(prompt, digests)
@@ -127,7 +127,7 @@ class Tasks:
 
 
 def hashed(*parts: bytes) -> int:
-    """A 63-bit hash of some bytes, in their order."""
+    """Return a 63-bit hash of byte strings, in order."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(_framed(b"", part))
@@ -135,12 +135,12 @@ def hashed(*parts: bytes) -> int:
 
 
 def own(*numbers: int) -> int:
-    """The task of a group that no other can share: below 0, and of these numbers alone."""
+    """Return a negative task key that no other group can share, made of these numbers."""
     return -1 - hashed(encoded(numbers))
 
 
 def settled(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, *moment: int) -> NDArray[np.int64]:
-    """Of each row its group's task: that of all its rows or, where they differ, the group's own.
+    """Return the task of each row's group: that of all its rows or, where they differ, one that no other group has.
 
     Args:
         tasks (`(B,)` int64): As each process knows them.
@@ -157,7 +157,7 @@ def settled(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, *momen
 
 
 def encoded(value: Any) -> bytes:
-    """The content of a value: floats by their bits but for NaN, lists and mappings by what they hold, arrays as
+    """Encode a value's content: floats by their bits but for NaN, lists and mappings by what they hold, arrays as
     lists, pictures by their pixels.
 
     Raises:
@@ -187,7 +187,7 @@ def encoded(value: Any) -> bytes:
 
 
 def _framed(kind: bytes, *parts: bytes) -> bytes:
-    """The parts, so that no others give the same bytes."""
+    """Encode parts so that no other parts give the same bytes."""
     framed = [kind, b"%d:" % len(parts)]
     for part in parts:
         framed += [b"%d:" % len(part), part]
@@ -195,7 +195,7 @@ def _framed(kind: bytes, *parts: bytes) -> bytes:
 
 
 def _joined(digests: Mapping[str, bytes]) -> int:
-    """One hash of columns, by their names."""
+    """Hash columns by name."""
     parts: list[bytes] = []
     for name, digest in sorted(digests.items()):
         parts += [name.encode(), digest]

@@ -1,4 +1,4 @@
-"""From the device to the CPU, waiting for the device once, however many tensors come."""
+"""Copies from the device to the CPU that wait for the device once, however many tensors there are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Copies(Generic[Key]):
 
 
 def begin(tensors: Mapping[Key, torch.Tensor]) -> Copies[Key]:
-    """Begins to copy tensors to the CPU: those that are there already stay as they are.
+    """Begin to copy tensors to the CPU; those that are there already stay as they are.
 
     Copies from a CUDA device go into pinned memory, behind what the device's present stream was asked to do, and
     nobody waits for them here; other devices are waited for at each. What is copied must not be changed before `wait`.
@@ -53,7 +53,7 @@ def fetch(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
 
 
 def mark(device: torch.device) -> torch.cuda.Event:
-    """Happens when a CUDA device's present stream has done what it was asked to do so far."""
+    """Return an event at the end of what a CUDA device's current stream was asked to do so far."""
     import torch
 
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch types it not

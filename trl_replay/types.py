@@ -88,7 +88,7 @@ class Groups:
 
     @property
     def trains(self) -> Bools:
-        """Tells whether a row has a trained token and is not masked, `(n, G)`."""
+        """Tell whether a row has a trained token and is not masked, `(n, G)`."""
         return (self.trainable > 0) & ~self.masked
 
     @property

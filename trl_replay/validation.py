@@ -1,4 +1,4 @@
-"""Checks of single settings: each says in words what to give instead, and nothing if a value can be used."""
+"""Checks of single settings: each returns what to give instead, or None if the value can be used."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .specs import Kind
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction")
 
 ADAPTIVE = "adaptive"
-"""The value of `replay_start` that looks at how sparse rewards are."""
+"""The value of `replay_start` that waits where rewards are sparse."""
 
 AUTO = "auto"
-"""The value of `replay_scope` that goes by how groups lie on processes."""
+"""The value of `replay_scope` that chooses a scope by how groups lie on processes."""
 
 NO_STRATEGY = (NoneType, Real, bytes, dict, list, tuple, set)
-"""What stands in the place of a strategy by mistake: YAML reads `off` as False."""
+"""Types given for a strategy by mistake: YAML reads `off` as False."""
 
 Check: TypeAlias = Callable[[object], str | None]
 """Maps a value to the remedy, or to None if it can be used."""
 
 
 def optional(check: Check) -> Check:
-    """The same check, passed by None."""
+    """Return the same check, which None passes."""
 
     def checked(value: object) -> str | None:
         remedy = None if value is None else check(value)
@@ -178,7 +178,7 @@ def refuse_without_effect(settings: Mapping[str, Any]) -> None:
 
 
 def require(name: str, value: object, check: Check) -> None:
-    """Refuses an argument that a check does not pass.
+    """Refuse an argument that a check does not pass.
 
     Raises:
         ConfigurationError: Names the argument, its value and the remedy.
@@ -189,7 +189,7 @@ def require(name: str, value: object, check: Check) -> None:
 
 
 def unusable(name: str, value: object, remedy: str) -> ConfigurationError:
-    """The error for a setting that can't be used."""
+    """Return the error for a setting that can't be used."""
     return ConfigurationError(f"{name}={value!r} can't be used: {remedy}.")
 
 
@@ -198,5 +198,5 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tells whether it is a real number of any kind, but neither True nor False."""
+    """Tell whether it is a real number of any kind, but neither True nor False."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -58,7 +58,7 @@ class WhenImported:
 
 
 def report(folder: str, **facts: Any) -> None:
-    """Writes one process's facts as a file of its own. A folder that is gone, or on another machine, is no error."""
+    """Write one process's facts as a file of its own. A folder that is gone, or on another machine, is no error."""
     import json
     import time
 
@@ -72,7 +72,7 @@ def report(folder: str, **facts: Any) -> None:
 
 
 def start() -> None:
-    """Waits for the trainer, and tells the parent that this process does."""
+    """Wait for the trainer, and tell the parent that this process does."""
     import json
 
     reports = json.loads(os.environ[VARIABLE])["reports"]
@@ -93,13 +93,13 @@ def install(module: ModuleType) -> None:
 
 
 def leave_path() -> None:
-    """Takes this folder out of `sys.path`. It stays in the environment, for the processes that a launcher starts."""
+    """Take this folder out of `sys.path`. It stays in the environment, for the processes that a launcher starts."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
 
 
 def import_next() -> None:
-    """Imports the `sitecustomize` in whose place this one stood, if there was one; its errors are its own."""
+    """Import the `sitecustomize` in whose place this one stood, if there was one; its errors are its own."""
     this = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401

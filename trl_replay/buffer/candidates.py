@@ -52,11 +52,11 @@ class Candidate:
 
     @property
     def waits(self) -> bool:
-        """Tells whether rows here still need log-probs."""
+        """Tell whether rows here still need log-probs."""
         return self.group is not None and OLD_LOGPS not in self.group.tensors
 
     def record(self, row: int, logps: torch.Tensor) -> bool:
-        """Keeps the log-probs, `(C,)`, of a row's first forward; returns whether all rows have theirs."""
+        """Keep the log-probs, `(C,)`, of a row's first forward; return whether all rows have theirs."""
         if self.records[row] is None:
             # a view would keep the other rows of its micro-batch until the next generation batch
             self.records[row] = logps.clone()
@@ -67,7 +67,7 @@ class Candidate:
         return True
 
     def complete(self) -> bool:
-        """Fills in the recorded log-probs; False if any local row's are missing."""
+        """Fill in the recorded log-probs; False if any local row's are missing."""
         if self.group is None or self.copies is not None:
             return True
         if OLD_LOGPS in self.group.tensors:
@@ -118,7 +118,7 @@ class PendingGroups:
         return replace(self, stale=self.stale or held)
 
     def describe(self, count: int) -> dict[str, NDArray[Any]]:
-        """Describes them for scopes, as 8-byte columns over this process's `count` rows.
+        """Describe them for scopes, as 8-byte columns over this process's `count` rows.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
         which stands at the first local row of a candidate, what its local rows take when packed.
@@ -167,7 +167,7 @@ class PendingGroups:
 
 
 def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
-    """Replaces what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
+    """Replace what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
     sampling = tensors.get(SAMPLING_LOGPS)
     if sampling is not None:
         policy = tensors[OLD_LOGPS].to(sampling)
@@ -208,7 +208,7 @@ class StepCarry:
     settled: dict[str, float] = field(default_factory=dict)
 
     def take(self) -> PendingGroups | None:
-        """Returns the candidates, for the batch that settles them, and forgets them here."""
+        """Return the candidates, for the batch that settles them, and forget them here."""
         pending, self.pending = self.pending, None
         return pending
 
@@ -225,11 +225,11 @@ class StepCarry:
         return range(first, self.serial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps, candidates apart."""
+        """Return what a checkpoint keeps, candidates apart."""
         return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave, without candidates."""
+        """Take what `state_dict` gave, without candidates."""
         for name in SAVED:
             setattr(self, name, state[name])
         self.pending = None

@@ -61,7 +61,7 @@ class RateLimiter:
         self.prefilled = False
 
     def observe(self, fresh: Groups, passed: Bools) -> None:
-        """Takes note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
+        """Take note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
         scored = int((~fresh.unscored).sum())
         if not scored:
             return
@@ -76,7 +76,7 @@ class RateLimiter:
             self.seen_at_live = self.seen
 
     def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
-        """Returns how many of a batch's `groups` replay may fill, and which limit says so.
+        """Return how many of a batch's `groups` replay may fill, and which limit says so.
 
         Args:
             groups (`int`): Of the fresh batch.
@@ -94,7 +94,7 @@ class RateLimiter:
         return int(rules.max_fraction * groups + 1e-9), "replay_max_fraction"
 
     def _waits(self, update: int) -> bool:
-        """Tells whether too few groups were stored yet of rewards that are sparse."""
+        """Tell whether too few groups were stored yet of rewards that are sparse."""
         enough = min(ENOUGH, self.capacity // 4)
         has_begun = self.prefilled or self.drawn > 0
         if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
@@ -113,10 +113,10 @@ class RateLimiter:
         return since_live <= PATIENCE * mean_distance
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {name: getattr(self, name) for name in SAVED}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Take what `state_dict` gave."""
         for name in SAVED:
             setattr(self, name, state[name])

@@ -100,7 +100,7 @@ class ReplayBuffer:
         return bool(row >= 0)
 
     def __getitem__(self, serial: int) -> Entry:
-        """Reads an entry, as texts and numbers.
+        """Read an entry, as texts and numbers.
 
         Args:
             serial (`int`): Its serial number, as in `table.serial`.
@@ -125,7 +125,7 @@ class ReplayBuffer:
         return self._payload_bytes + len(self.table) * self.table.row_bytes
 
     def add(self, source: Any, incomplete: str = "refuse") -> int:
-        """Adds groups made elsewhere, on every process: another run's, a stronger model's, a person's.
+        """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
 
         Args:
             source (`str`, `Path` or iterable of mappings): A Parquet or JSONL file, or rows with `prompt`,
@@ -146,7 +146,7 @@ class ReplayBuffer:
         return self.adder(source, incomplete)
 
     def clear(self) -> None:
-        """Forgets every entry. Groups noted but not yet settled are still stored later."""
+        """Forget every entry. Groups noted but not yet settled are still stored later."""
         self._forget(np.arange(len(self)))
 
     def keyset(self, keys: frozenset[str]) -> int:
@@ -162,7 +162,7 @@ class ReplayBuffer:
         rng: np.random.Generator,
         admitted: Callable[[Ints], None] | None = None,
     ) -> tuple[list[int], int]:
-        """Offers newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
+        """Offer newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
 
         Args:
             columns (`Mapping[str, NDArray]`): One value a newcomer; `tag` is drawn here.
@@ -195,7 +195,7 @@ class ReplayBuffer:
         return stored, left - newcomers_lost
 
     def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
-        """Lets the lowest keep ranks leave until the rest fits (with `drops` all of -inf); returns how many left."""
+        """Let the lowest keep ranks leave until the rest fits (with `drops` all of -inf); return how many left."""
         table = self.table
         excess = max(len(table) - self.capacity, 0)
         costs = table.nbytes + table.row_bytes
@@ -216,7 +216,7 @@ class ReplayBuffer:
         return self._forget(order[:excess])
 
     def fits(self, nbytes: Ints) -> Bools:
-        """Tells whether groups of `nbytes` payload would fit into the buffer alone."""
+        """Tell whether groups of `nbytes` payload would fit into the buffer alone."""
         most = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
         return np.asarray(nbytes <= most)
 
@@ -240,13 +240,13 @@ class ReplayBuffer:
         return [serial for serial in self.table.serial.tolist() if serial in self._payload]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
+        """Return what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
         batch keys that its column `keys` counts in."""
         columns = {name: getattr(self.table, name).copy() for name in self.table.names}
         return {"columns": columns, "keysets": list(self._keysets)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave in the place of its own entries; the payload that belongs here follows by
+        """Take what `state_dict` gave in the place of its own entries; the payload that belongs here follows by
         `receive`.
 
         Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
@@ -263,7 +263,7 @@ class ReplayBuffer:
         self.table.append(known, len(columns["serial"]))
 
     def receive(self, groups: Mapping[int, Group]) -> None:
-        """Puts away copies of the payload that lives on this process, in main memory.
+        """Put away copies of the payload that lives on this process, in main memory.
 
         Args:
             groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
@@ -273,7 +273,7 @@ class ReplayBuffer:
             self._payload_bytes += group.nbytes
 
     def withdraw(self, serials: Sequence[int]) -> int:
-        """Takes back entries whose payload will not come or has no place; returns their number."""
+        """Take back entries whose payload will not come or has no place; return their number."""
         if not len(serials):
             return 0
         rows = self.table.rows_of(serials)
@@ -302,7 +302,7 @@ class ReplayBuffer:
         return np.flatnonzero(eligible), reasons
 
     def _spent(self, update: int) -> dict[str, Bools]:
-        """The entries that a limit will never let through again."""
+        """Return the entries that a limit excludes forever."""
         limits = self.limits
         excluded = {}
         if limits.max_age is not None:
@@ -312,7 +312,7 @@ class ReplayBuffer:
         return excluded
 
     def _unrestorable(self, keys: frozenset[str]) -> dict[str, Bools]:
-        """The entries that a batch with these keys can't take."""
+        """Return the entries that a batch with these keys can't take."""
         needed = keys - {PIXELS}
         unfit = {
             "lacks a tensor": [number for number, have in enumerate(self._keysets) if not needed <= have],
@@ -321,22 +321,22 @@ class ReplayBuffer:
         return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
 
     def forget_with(self, key: str) -> int:
-        """Drops the entries that hold the batch key `key`; returns their number."""
+        """Drop the entries that hold the batch key `key`; return their number."""
         return self._forget_where(np.isin(self.table.keys, self._with(key)))
 
     def forget_prompts(self, prompts: Ints) -> int:
-        """Drops the entries of these prompts; returns their number."""
+        """Drop the entries of these prompts; return their number."""
         return self._forget_where(np.isin(self.table.prompt, prompts)) if len(prompts) else 0
 
     def _with(self, key: str) -> list[int]:
         return [number for number, have in enumerate(self._keysets) if key in have]
 
     def use(self, rows: Ints) -> None:
-        """Counts that `rows` were replayed once more."""
+        """Count that `rows` were replayed once more."""
         self.table.writable("uses")[rows] += 1
 
     def retire(self, update: int) -> int:
-        """Drops the entries that no limit will ever let through again; returns their number."""
+        """Drop the entries that no limit will ever let through again; return their number."""
         gone = np.zeros(len(self.table), bool)
         for spent in self._spent(update).values():
             gone |= spent
@@ -358,7 +358,7 @@ class ReplayBuffer:
 
 
 def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
-    """The groups on the CPU, for all of which the device is waited for once."""
+    """Copy groups to the CPU, waiting for the device once."""
     tensors = {}
     for serial, group in groups.items():
         for key, tensor in group.tensors.items():

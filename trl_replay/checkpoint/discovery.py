@@ -77,7 +77,7 @@ def _has_its_end(path: Path) -> bool:
 
 
 def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
-    """Tells whether our part of a checkpoint is whole, if it has one: what another run left behind is none."""
+    """Tell whether our part of a checkpoint is whole, if it has one: what another run left behind is none."""
     ours = folder / FOLDER
     if saved is None:
         return True
@@ -91,7 +91,7 @@ def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
 
 
 def _has_all_files(rank: Path) -> bool:
-    """Tells whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
+    """Tell whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
     checkpoint = rank.parents[1]
     try:
         content = json.loads((rank / "state.json").read_bytes())["content"]

@@ -146,7 +146,7 @@ def rank_folder(folder: Path, rank: int) -> Path:
 def write(
     folder: Path, saved: RankState, payload: Iterable[tuple[int, Group]], plugins: Callable[[Path], None]
 ) -> None:
-    """Writes one rank's folder, which must not exist; `state.json` comes last.
+    """Write one rank's folder, which must not exist; `state.json` comes last.
 
     Args:
         folder (`Path`): The checkpoint's `trl_replay`.
@@ -181,7 +181,7 @@ def write(
 
 
 def read(folder: Path, rank: int) -> RankState:
-    """Reads and verifies one rank's folder, and where its payload is; payload is not loaded.
+    """Read and verify one rank's folder, and where its payload is; payload is not loaded.
 
     Raises:
         MismatchError: Another format version wrote it.
@@ -219,7 +219,7 @@ def scope_in(folder: Path) -> str:
 
 
 def read_all(checkpoint: str | Path) -> list[RankState]:
-    """Reads what all ranks wrote into a checkpoint.
+    """Read what all ranks wrote into a checkpoint.
 
     Raises:
         CheckpointError: They wrote nothing, or it is damaged.
@@ -287,7 +287,7 @@ def _shards(payload: Iterable[tuple[int, Group]]) -> Iterator[dict[int, Group]]:
 
 
 def _description(pending: PendingGroups) -> dict[str, Any]:
-    """Describes candidates for JSON."""
+    """Describe candidates for JSON."""
     candidates = [_describe(candidate) for candidate in pending.candidates]
     return {"stale": pending.stale, "candidates": candidates}
 
@@ -305,7 +305,7 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 
 
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
-    """Collects candidates for safetensors: their view, their payload, and log-probs recorded so far."""
+    """Collect candidates for safetensors: their view, their payload, and log-probs recorded so far."""
     tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
     for candidate in pending.candidates:
         if candidate.group is not None:

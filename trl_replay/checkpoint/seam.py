@@ -30,7 +30,7 @@ REMEDY = (
 
 
 def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
-    """Writes our part of a checkpoint on every process, and only then lets stock write its own.
+    """Write our part of a checkpoint on every process, and only then lets stock write its own.
 
     Stock writes `trainer_state.json` last: where it is, all of ours is. Of a folder that is written again it goes
     first.
@@ -72,7 +72,7 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
 
 
 def _rotate(output_dir: Path, rank: int, present: Set[str]) -> None:
-    """Removes this rank's part of checkpoints that the trainer has rotated where it saves.
+    """Remove this rank's part of checkpoints that the trainer has rotated where it saves.
 
     On another machine's disk it rotates nothing: of the little that it writes there, all stays.
     """
@@ -84,7 +84,7 @@ def _rotate(output_dir: Path, rank: int, present: Set[str]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a folder, or a link to one; other ranks may be doing the same."""
+    """Remove a folder, or a link to one; other ranks may be doing the same."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     while path.exists():
@@ -93,7 +93,7 @@ def _remove(path: Path) -> None:
 
 
 def load(session: Session, trainer: Any, stock: Callable[..., Any], path: str | None) -> Any:
-    """Lets stock restore its part, and then puts the session where it was.
+    """Let stock restore its part, and then puts the session where it was.
 
     Raises:
         MismatchError: The checkpoint is of another run, and `replay_on_mismatch` is `"refuse"`.

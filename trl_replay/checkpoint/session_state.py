@@ -35,7 +35,7 @@ TOLD = {
 
 
 def identity(session: Session) -> Identity:
-    """Collects the facts about this run."""
+    """Collect the facts about this run."""
     trainer = session.trainer
     return Identity(
         tokenizer=compat.tokenizer_fingerprint(trainer),
@@ -49,7 +49,7 @@ def identity(session: Session) -> Identity:
 
 
 def write(session: Session, folder: Path, save_id: str) -> None:
-    """Writes this rank's part of a checkpoint. Nothing settles and nothing of the session changes.
+    """Write this rank's part of a checkpoint. Nothing settles and nothing of the session changes.
 
     Args:
         session ([`Session`]): Between two updates.
@@ -64,7 +64,7 @@ def write(session: Session, folder: Path, save_id: str) -> None:
 
 
 def remember(session: Session, scratch: Path) -> Callable[[], None]:
-    """Empties a session, and returns what puts it back there after `apply`: buffer, generators, strategies, plugins.
+    """Empty a session, and return what puts it back there after `apply`: buffer, generators, strategies, plugins.
 
     Args:
         session ([`Session`]): Before `apply`.
@@ -99,7 +99,7 @@ def _rank_state(session: Session, save_id: str) -> RankState:
 
 
 def _json_state(session: Session) -> dict[str, Any]:
-    """Collects what JSON holds of a session."""
+    """Collect what JSON holds of a session."""
     state = session.state_dict()
     strategies = state["strategies"]
     state["strategies"] = {name: plain(strategy, name) for name, strategy in strategies.items()}
@@ -109,7 +109,7 @@ def _json_state(session: Session) -> dict[str, Any]:
 
 
 def _strategy_names(session: Session) -> dict[str, str]:
-    """Names the strategy of each kind with running state, so that no other strategy takes that state."""
+    """Name the strategy of each kind with running state, so that no other strategy takes that state."""
     labels: dict[str, str] = {kind: strategy.label for kind, strategy in session.settings.strategies.items()}
     return {name: labels.get(name, name) for name in session.components.stateful}
 
@@ -144,7 +144,7 @@ def _payload_rank(session: Session) -> int:
 
 
 def exchange_scope(session: Session, name: Any, reason: str) -> None:
-    """Puts another scope in the place of the session's, if it is a built-in one that fits the layout of today; of a
+    """Put another scope in the place of the session's, if it is a built-in one that fits the layout of today; of a
     checkpoint's that does not, `read` will tell the difference.
 
     Args:
@@ -187,7 +187,7 @@ def read(session: Session, folder: Path) -> list[RankState]:
 
 
 def apply(session: Session, states: list[RankState], folder: Path) -> None:
-    """Puts a session in the state that `read` found, in place of its own.
+    """Put a session in the state that `read` found, in place of its own.
 
     Raises:
         CheckpointError: A strategy or a plugin can't take what was saved of it. The session is half in that state.
@@ -244,7 +244,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
 
 
 def _named(session: Session, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Returns a function that puts raw rewards in the order of today's reward functions."""
+    """Return a function that puts raw rewards in the order of today's reward functions."""
     names_now = list(session.trainer.reward_func_names)
     return partial(named_rewards, then=then.session["reward_functions"], now=names_now)
 
@@ -257,13 +257,13 @@ def _forget_other_reference(session: Session, mine: RankState) -> None:
 
 
 def empty(session: Session) -> None:
-    """Forgets entries and candidates: training resumes with an empty buffer."""
+    """Forget entries and candidates: training resumes with an empty buffer."""
     session.buffer.clear()
     session.carry = StepCarry()
 
 
 def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
-    """Lets entries leave that a smaller buffer than then has no room for, and takes the payload of the others."""
+    """Let entries leave that a smaller buffer than then has no room for, and take the payload of the others."""
     session.decide.trim()
     kept = set(session.buffer.table.serial.tolist())
     for serial, group in payload:
@@ -272,7 +272,7 @@ def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable
 
 
 def _settle(session: Session, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:
-    """Offers candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
+    """Offer candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally = Tally()
     table = session.buffer.table
     tally.refuse(resharded.dropped, "a row's log-probs were missing when the number of processes changed")
@@ -326,7 +326,7 @@ def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> Non
 
 
 def _adapter(session: Session, then: RankState) -> Callable[[Group], Group]:
-    """Returns a function that makes a saved group this run's: on its device, with its reward functions' names."""
+    """Return a function that makes a saved group this run's: on its device, with its reward functions' names."""
     device = session.trainer.accelerator.device
     named = _named(session, then)
 

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
+    """Run a command; return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parse_run(given) if given[:1] == [RUN.name] else parser().parse_args(given)
     try:

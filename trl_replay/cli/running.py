@@ -74,7 +74,7 @@ def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
 
 
 def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs the command; its exit status."""
+    """Run the command; its exit status."""
     try:
         process = subprocess.Popen(command, env=environment)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _pass_on(reports: Path) -> None:
-    """Gives what this run's processes reported to the run that started this one, if one did."""
+    """Give what this run's processes reported to the run that started this one, if one did."""
     with contextlib.suppress(KeyError, ValueError, TypeError, OSError):
         outer = Path(json.loads(os.environ[VARIABLE])["reports"])
         for path in reports.glob("*.json"):

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds `--config` and a flag for each setting, spelled with underscores or dashes."""
+    """Add `--config` and a flag for each setting, spelled with underscores or dashes."""
     parser.add_argument("--config", dest="file", type=Path, help="YAML file with settings; flags win over it")
     group = parser.add_argument_group("settings")
     hints = get_type_hints(ReplayConfig)

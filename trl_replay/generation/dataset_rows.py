@@ -164,7 +164,7 @@ class PromptSource:
         return self._dataset.row(number)
 
     def _begin(self) -> int:
-        """Sees to it that this order's part is at hand; returns its length."""
+        """Compute this order's part if it is not at hand; return its length."""
         size = len(self._dataset)
         if self._size not in (-1, size):  # another dataset
             self.position = 0
@@ -206,14 +206,14 @@ class RowMemory:
         self._rows: OrderedDict[int, Row] = OrderedDict()
 
     def keep(self, key: int, row: Row) -> None:
-        """Keeps a row, which nobody else may change."""
+        """Keep a row, which nobody else may change."""
         self._rows[key] = row
         self._rows.move_to_end(key)
         if len(self._rows) > MEMORY:
             self._rows.popitem(last=False)
 
     def find(self, keys: Sequence[int]) -> list[Row]:
-        """Copies of the rows with these keys, in their order; those that can't be found are left out."""
+        """Copy of the rows with these keys, in their order; those that can't be found are left out."""
         found = []
         for key in keys:
             row = self._rows.get(int(key))

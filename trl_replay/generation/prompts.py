@@ -138,7 +138,7 @@ class Prompts:
         return raw
 
     def _generate_for(self, rows: Sequence[Row]) -> None:
-        """Takes note of what is generated for."""
+        """Take note of what is generated for."""
         self.keys = [self._key(row) for row in rows]
         if self._asks:
             for key, row in zip(self.keys, rows, strict=True):

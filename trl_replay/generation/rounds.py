@@ -101,7 +101,7 @@ class Rounds:
         self.seconds = 0.0
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
-        """Before a batch is generated: takes note of its rows, and lets plugins change its prompts.
+        """Note the rows of a batch before it is generated, and let plugins change its prompts.
 
         What fails is raised on all processes after they have generated, so that none waits for another.
 
@@ -128,7 +128,7 @@ class Rounds:
         self._prompts.lay_out(self._layout)
 
     def complete(self, batch: Batch, rows: RowLayout, score: Score, look: Look, see: See) -> Generated:
-        """Generates again for dead groups, while rounds are left and too few groups are live.
+        """Generate again for dead groups, while rounds are left and too few groups are live.
 
         Args:
             batch (`dict`): As TRL returned it.
@@ -205,7 +205,7 @@ class Rounds:
     def _tell(
         self, course: _Course, look: Callable[[], tuple[Generated, Floats]], layout: GroupLayout
     ) -> tuple[Generated, Told]:
-        """Takes note of the groups generated last, and of how it went on all processes.
+        """Take note of the groups generated last, and of how it went on all processes.
 
         Args:
             course ([`_Course`]): Gets them.
@@ -269,7 +269,7 @@ class Rounds:
         return origin
 
     def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
-        """Refuses to compute advantages anew that TRL's rules do not explain."""
+        """Refuse to compute advantages anew that TRL's rules do not explain."""
         for one in rounds:
             of_tokens = self._fields.has_token_advantages(one.batch)
             rule = AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size, of_tokens)
@@ -286,7 +286,7 @@ class Rounds:
         return {"batches": self.batches, "source": self._prompts.source.state_dict()}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave on this rank; or on several, of another number of ranks."""
+        """Take what `state_dict` gave on this rank; or on several, of another number of ranks."""
         latest = max(states, key=lambda state: int(state["source"]["order"]))
         self.batches = max(state["batches"] for state in states)
         self._prompts.source.load_state_dict(latest["source"])

@@ -61,7 +61,7 @@ class TrainerLog:
         self._finished = False
 
     def add_round(self, rows: int) -> None:
-        """Takes what was logged of the batch itself, or of a further round: `rows` completions of all processes."""
+        """Take what was logged of the batch itself, or of a further round: `rows` completions of all processes."""
         logged = Round(rows, self._new_metrics())
         for name, column in self._columns():
             entries = list(column)
@@ -72,7 +72,7 @@ class TrainerLog:
         self._rounds.append(logged)
 
     def finish(self, origin: Ints, advantages: Sequence[float] | None, exact: Mapping[str, float]) -> None:
-        """Writes the table once, and every metric once.
+        """Write the table once, and every metric once.
 
         Args:
             origin (`(rows, 2)` int64): Of each row of the batch, the round and the row in it that it comes from.

@@ -149,7 +149,7 @@ def of_checkpoint(folder: str | Path) -> Source:
 
 
 def write(path: str | Path, source: Source) -> int:
-    """Writes entries to a Parquet file; returns the number of rows.
+    """Write entries to a Parquet file; return the number of rows.
 
     Raises:
         ReplayError: The path does not end in `.parquet`.

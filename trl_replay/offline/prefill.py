@@ -54,7 +54,7 @@ class Newcomer:
 
 
 def begin(session: Session) -> None:
-    """Fills the buffer from `replay_warm_start`, once in the life of a run."""
+    """Fill the buffer from `replay_warm_start`, once in the life of a run."""
     path = session.settings.config.replay_warm_start
     if path is not None and not session.carry.warmed:
         count = add(session, path, session.settings.config.replay_warm_start_short)
@@ -152,7 +152,7 @@ def _has_finite_logps(group: Group) -> bool:
 
 
 def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, tally: Tally) -> None:
-    """Offers groups to the buffer; this process keeps the payload of its own among those that stay."""
+    """Offer groups to the buffer; this process keeps the payload of its own among those that stay."""
     rank = int(session.trainer.accelerator.process_index)
     ranks = session.components.processes
     if not division.one_buffer:
@@ -237,7 +237,7 @@ def _with_logps(trainer: Any, batch: Batch) -> Batch:
 
 
 def _broadcast(batches: Sequence[Batch]) -> None:
-    """Gives all processes the first one's log-probs."""
+    """Give all processes the first one's log-probs."""
     for batch in batches:
         for key in (compat.OLD_LOGPS, compat.REF_LOGPS):
             if key in batch:

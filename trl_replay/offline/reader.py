@@ -1,4 +1,4 @@
-"""Reads rows made elsewhere (Parquet, JSONL, or mappings) and puts them together to groups of token ids."""
+"""Rows made elsewhere (Parquet, JSONL, or mappings), read and combined into groups of token ids."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OfflineGroup:
 
     @property
     def is_shaped(self) -> bool:
-        """Tells whether equal advantages of its rows may still train."""
+        """Tell whether equal advantages of its rows may still train."""
         return bool(self.masked.any()) or ADVANTAGES in self.tokens
 
 

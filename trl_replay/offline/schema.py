@@ -1,4 +1,4 @@
-"""The columns of a file, and what a row made elsewhere must be like: refused in words that name row and value."""
+"""Columns of a file, and checks of rows made elsewhere: errors name row and value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ modes leave out."""
 
 
 def checked(row: Any, label: str, vocabulary: int) -> Row:
-    """The row, if it can be used.
+    """Return the row if it can be used.
 
     Args:
         row (`Any`): As read.
@@ -63,7 +63,7 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
 
 
 def _refuse_lacking(row: Row, label: str) -> None:
-    """For a row without texts, or without any reward. One of NaN is named as what it is."""
+    """Refuse a row without texts or without any reward; a NaN reward is named as such."""
     missing = [name for name in ("prompt", "completion") if row.get(name) is None]
     scored = any(name.startswith("reward/") for name in row)
     if not missing and not scored:
@@ -97,7 +97,7 @@ def _fault(name: str, value: Any, vocabulary: int) -> str | None:
 
 
 def _refuse_token_values(row: Row, label: str) -> None:
-    """Of the right kind, but too many or too few, or of a size that can't be."""
+    """Refuse per-token values of the right type but of a wrong number or an impossible size."""
     size = len(row["completion_ids"])
     fields = {name: row[name] for name in TOKENS if row.get(name) is not None}
     for name, values in fields.items():
@@ -136,7 +136,7 @@ def _possible(name: str, numbers: Floats, trained: Bools) -> tuple[Bools, str]:
 
 
 def compact(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its lists of numbers as arrays, which take a tenth of the room."""
+    """Return the row with its lists of numbers as arrays, which take a tenth of the memory."""
     for name in ("prompt_ids", "completion_ids", *TOKENS):
         value = row.get(name)
         if isinstance(value, list) and None not in value:
@@ -152,7 +152,7 @@ def is_nan(value: Any) -> bool:
 
 
 def reward_columns(names: Sequence[str]) -> list[str]:
-    """The column of each reward function: `reward/name`, and for a further one of that name `reward/name#2`."""
+    """Return the column of each reward function: `reward/name`, and for a further one of that name `reward/name#2`."""
     columns: list[str] = []
     for name in names:
         column = f"reward/{name}"

@@ -70,7 +70,7 @@ class Run(NamedTuple):
 
 
 def read_run(given: str, completions: int | None = None) -> Run:
-    """Reads a run, `folder` or `label=folder`.
+    """Read a run, `folder` or `label=folder`.
 
     Raises:
         ReplayError: There is no log of GRPO, or it can't be read.
@@ -119,7 +119,7 @@ def _trained_on(run: Run) -> Floats:
 
 
 def _verdict(finals: dict[str, list[float]]) -> str:
-    """Tells what final rewards by label show, and where they show nothing, what would."""
+    """Tell what final rewards by label show, and where they show nothing, what would."""
     ranges = [
         f"{label} {min(ends):.3g} to {max(ends):.3g} ({counted(len(ends), 'run')})" for label, ends in finals.items()
     ]

@@ -33,7 +33,7 @@ SHOWN = 3
 
 
 def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
-    """Returns what the page shows of a buffer, as plain values.
+    """Return what the page shows of a buffer, as plain values.
 
     Args:
         checkpoint (`str` or `Path`): Folder of a checkpoint.

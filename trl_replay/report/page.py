@@ -25,7 +25,7 @@ REPLACED = "replay/replaced_fraction"
 
 
 def write_report(run: str | Path, out: str | Path | None = None) -> Path:
-    """Writes the page and returns its path.
+    """Write the page and return its path.
 
     Args:
         run (`str` or `Path`): The trainer's `output_dir`, or one of its checkpoints.
@@ -43,7 +43,7 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
 
 
 def write_page(text: str, path: Path) -> Path:
-    """Writes a page, and returns its path."""
+    """Write a page, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
@@ -83,7 +83,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fills a template of this folder; every value is escaped."""
+    """Fill a template of this folder; every value is escaped."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     environment.filters |= {
         "bytes": format_bytes,

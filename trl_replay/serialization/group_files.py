@@ -13,7 +13,7 @@ from .wire import pack, unpack
 
 
 def write(path: Path, groups: Mapping[int, Group]) -> None:
-    """Writes groups, by serial, to one file."""
+    """Write groups, by serial, to one file."""
     save_file({str(serial): pack(group) for serial, group in groups.items()}, path)
 
 

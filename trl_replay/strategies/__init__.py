@@ -46,7 +46,7 @@ class Builtin:
 
     @hookimpl
     def trl_replay_strategies(self) -> Iterator[StrategySpec]:
-        """Yields every built-in strategy."""
+        """Yield every built-in strategy."""
         yield ScorerSpec("advantage_std", _given(scorers.advantage_std), "sum of |advantage| times reward std")
         yield ScorerSpec("reward_std", _given(scorers.reward_std), "standard deviation of the rewards")
         yield ScorerSpec("mean_reward", _given(scorers.mean_reward), "mean reward")
@@ -110,7 +110,7 @@ class Builtin:
 
     @hookimpl
     def trl_replay_presets(self) -> Iterator[Preset]:
-        """Yields the recommended bundles of settings."""
+        """Yield the recommended bundles of settings."""
         settings = {
             "replay_iterations": "replay",
             "replay_kl": "all_wrong",

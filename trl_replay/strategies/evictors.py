@@ -13,17 +13,17 @@ from ..types import Context, Floats
 
 
 def heap(table: Table, context: Context) -> NDArray[Any]:
-    """Keeps the highest scores."""
+    """Keep the highest scores."""
     return table.score
 
 
 def fifo(table: Table, context: Context) -> NDArray[Any]:
-    """Keeps the newest groups."""
+    """Keep the newest groups."""
     return table.serial
 
 
 def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
-    """Keeps equally many groups of every prompt, the newest ones, and of what is left the highest scores.
+    """Keep equally many groups of every prompt, the newest ones, and of what is left the highest scores.
 
     So prompts that are solved often can't crowd out the only successes of a hard one. With one group a prompt it is
     `heap`.
@@ -42,7 +42,7 @@ def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
 
 
 def reservoir(table: Table, context: Context) -> NDArray[Any]:
-    """Keeps a uniform sample of all groups ever offered (Vitter's reservoir, by random tags).
+    """Keep a uniform sample of all groups ever offered (Vitter's reservoir, by random tags).
 
     Uniform as long as only capacity removes entries: age or use limits make it lean to newer groups.
     """

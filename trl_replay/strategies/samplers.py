@@ -27,13 +27,13 @@ class WeightedSampler:
         self.weights = weights
 
     def __call__(self, table: Table, count: int, context: Context) -> Ints:
-        """Distinct row indices, the first drawn first."""
+        """Return distinct row indices in draw order."""
         weights = self.weights(table, context)
         return weighted_sample(weights, count, context.rng)
 
 
 def make_proportional(alpha: float = 1.0) -> WeightedSampler:
-    """Draws in proportion to score^alpha (prioritized experience replay, arXiv 1511.05952)."""
+    """Draw in proportion to score^alpha (prioritized experience replay, arXiv 1511.05952)."""
     require("proportional: alpha", alpha, ALPHA)
 
     def weights(table: Table, context: Context) -> Floats:
@@ -43,7 +43,7 @@ def make_proportional(alpha: float = 1.0) -> WeightedSampler:
 
 
 def make_prompt_balanced(alpha: float = 1.0) -> WeightedSampler:
-    """Draws in proportion to score^alpha / (entries of the same prompt): every prompt gets its turn."""
+    """Draw in proportion to score^alpha / (entries of the same prompt): every prompt gets its turn."""
     require("prompt_balanced: alpha", alpha, ALPHA)
 
     def weights(table: Table, context: Context) -> Floats:
@@ -57,12 +57,12 @@ uniform.__doc__ = "Draws every eligible entry with the same chance."
 
 
 def top(table: Table, count: int, context: Context) -> Ints:
-    """Takes the highest scores; of equal scores the newer."""
+    """Take the highest scores; of equal scores the newer."""
     return np.lexsort((-table.serial, -table.score))[:count]
 
 
 def newest(table: Table, count: int, context: Context) -> Ints:
-    """Takes the newest entries."""
+    """Take the newest entries."""
     return np.argsort(-table.serial)[:count]
 
 
@@ -83,7 +83,7 @@ class SamePrompt:
         self.by = by
 
     def __call__(self, table: Table, count: int, context: Context) -> Ints:
-        """`(count, entries)` rows of the table, -1 where there is none."""
+        """Return `(count, entries)` rows of the table, -1 where there is none."""
         slots = context.slots
         assert slots is not None  # the session gives them
         left = self._in_order(table, slots.prompt, context)
@@ -95,7 +95,7 @@ class SamePrompt:
         return drawn
 
     def _in_order(self, table: Table, prompts: Ints, context: Context) -> Ints:
-        """The rows that may be drawn, those that go first first."""
+        """Return candidate rows in draw order."""
         rows = np.flatnonzero(np.isin(table.prompt, prompts))
         if self.by == "uniform":
             return context.rng.permutation(rows)
@@ -106,7 +106,7 @@ class SamePrompt:
 
 
 def _priorities(table: Table, alpha: float) -> Floats:
-    """score^alpha, up to a factor; scores below 0 count as 0."""
+    """Return score^alpha, up to a factor; scores below 0 count as 0."""
     scores: Floats = table.score
     if scores.min(initial=0.0) < 0:
         scores = np.maximum(scores, 0.0)

@@ -130,7 +130,7 @@ class _Scope:
         return self._collectives.received
 
     def agree(self, vector: Floats, error: str) -> Agreement:
-        """Gathers every rank's vector in one all-gather; where a rank has an error, its text in a second one."""
+        """Gather every rank's vector in one all-gather; where a rank has an error, its text in a second one."""
         text = np.frombuffer(error.encode()[:ERROR_BYTES], np.uint8)
         mine = np.append(vector.astype(np.float64), len(text))
         gathered = self._collectives.all_gather("agree", mine.view(np.uint8))
@@ -190,7 +190,7 @@ class _CommonScope(_Scope):
         return shared
 
     def _send(self, arrivals: Sequence[Arrival], targets: Sequence[Iterable[int]], mine: Groups) -> Parts:
-        """Sends this rank's part of each arrival to the arrival's target ranks.
+        """Send this rank's part of each arrival to the arrival's target ranks.
 
         Returns:
             Per serial that lives here, the parts of the group in row order.
@@ -248,7 +248,7 @@ class ShardedScope(_CommonScope):
         self.slack = slack
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """Chooses an owner for each arrival and moves what was generated elsewhere."""
+        """Choose an owner for each arrival and move what was generated elsewhere."""
         rows = _rows_of(table, arrivals)
         loads = np.bincount(table.owner, minlength=self.ranks)
         loads -= np.bincount(table.owner[rows], minlength=self.ranks)

@@ -1,4 +1,4 @@
-"""What becomes of dead groups that nothing fills (`replay_unfilled`), and whose KL term counts (`replay_kl`).
+"""Treatments of dead groups that nothing fills (`replay_unfilled`), and whose KL term counts (`replay_kl`).
 
 Each is a function of the hook `trl_replay_plan`. They run after the plugins' ones, in this order.
 """

@@ -24,7 +24,7 @@ _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
 def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Session:
-    """Attaches a replay buffer to a stock `trl.GRPOTrainer`. The trainer then replays in every `train()` until
+    """Attach a replay buffer to a stock `trl.GRPOTrainer`. The trainer then replays in every `train()` until
     `detach`.
 
     Everything is checked and built before the trainer is touched: after an error it is as it was.
@@ -84,7 +84,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
 
 
 def _begin(trainer: Any, session: Session) -> None:
-    """Puts the seam on, and tells the plugins; after an error the trainer is as it was."""
+    """Put the seam on, and tell the plugins; after an error the trainer is as it was."""
     session.buffer.adder = partial(prefill.add, session)
     session.buffer.reader = lambda serial: read_entry(serial, session.buffer, session.trainer)
     put_on(trainer, session)
@@ -99,12 +99,12 @@ def _begin(trainer: Any, session: Session) -> None:
 
 
 def is_attached(trainer: Any) -> bool:
-    """Tells whether `attach` was called for this trainer, also with settings under which it does nothing."""
+    """Tell whether `attach` was called for this trainer, also with settings under which it does nothing."""
     return trainer in _sessions
 
 
 def detach(trainer: Any) -> None:
-    """Takes the seam off again: the trainer's methods are its class's, bit for bit as before.
+    """Take the seam off again: the trainer's methods are its class's, bit for bit as before.
 
     Call it on every process. From a callback, in the midst of training on several processes, it acts at the next
     generation batch or at the end of training, whichever comes first: see docs/scopes-inside.md.
@@ -146,7 +146,7 @@ def attached(trainer: Any, config: ReplayConfig | None = None, **settings: Any) 
 
 
 def _refuse_no_trainer(function: str, given: Any) -> None:
-    """Refuses what is no trainer at all: its arguments, its class, a model's name.
+    """Refuse what is no trainer at all: its arguments, its class, a model's name.
 
     Raises:
         AttachError: In one line, whatever it is.

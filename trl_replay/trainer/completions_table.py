@@ -15,7 +15,7 @@ COLUMN = "replay/replaced"
 
 
 def begin(trainer: Any) -> None:
-    """Adds the column: rows that were logged before were trained on themselves."""
+    """Add the column: rows that were logged before were trained on themselves."""
     columns = compat.completions_table(trainer)
     logged = columns["prompt"]
     unmarked = [False] * len(logged)
@@ -23,7 +23,7 @@ def begin(trainer: Any) -> None:
 
 
 def mark(trainer: Any, replaced: Sequence[bool]) -> None:
-    """Adds a value for each row that the trainer has just logged, those of all processes, in its order.
+    """Add a value for each row that the trainer has just logged, those of all processes, in its order.
 
     Of a scoring that was interrupted it may not be known what was logged: the column has as many rows as the others.
     """
@@ -35,5 +35,5 @@ def mark(trainer: Any, replaced: Sequence[bool]) -> None:
 
 
 def end(trainer: Any) -> None:
-    """Takes the column away again."""
+    """Take the column away again."""
     compat.completions_table(trainer)["extra"].pop(COLUMN, None)

@@ -20,7 +20,7 @@ TEXT_TAG = "replay/settings"
 
 
 def write_settings(settings: Settings, callbacks: Sequence[Any]) -> None:
-    """Writes the settings to the trackers of these trainer callbacks, and warns of one that refuses. Call it on the
+    """Write the settings to the trackers of these trainer callbacks, and warn of one that refuses. Call it on the
     main process, when they have begun their runs.
 
     Args:

@@ -32,13 +32,13 @@ class SavesState(Generic[State]):
 
     @hookimpl
     def trl_replay_save(self, session: Any, directory: Path) -> None:
-        """Writes the numbers."""
+        """Write the numbers."""
         if session.prompts is not None:
             (directory / FILE).write_text(json.dumps(vars(self.state(session.prompts))))
 
     @hookimpl
     def trl_replay_load(self, session: Any, directory: Path) -> None:
-        """Reads them, if this curriculum was there when the checkpoint was written."""
+        """Read them, if this curriculum was there when the checkpoint was written."""
         file = directory / FILE
         if session.prompts is None or not file.is_file():
             return

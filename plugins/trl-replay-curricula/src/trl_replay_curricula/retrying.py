@@ -53,7 +53,7 @@ class Bapo(SavesState[Batches]):
         kept (`int`, *optional*, defaults to `128`): How many hard prompts there are to choose from: those that were
             generated for last.
         at_once (`int`, *optional*, defaults to `32`): The most that a process tries again in a batch.
-        every (`int`, *optional*, defaults to `2`): Hard prompts are tried again in every so manieth batch.
+        every (`int`, *optional*, defaults to `2`): Number of batches from one try of hard prompts to the next.
         fraction (`float`, *optional*, defaults to `0.5`): Without `replay_refill_rounds`, the share of a batch's
             prompts whose places they may take.
     """
@@ -79,12 +79,12 @@ class Bapo(SavesState[Batches]):
         self._rounds: weakref.WeakKeyDictionary[PromptTable, int] = weakref.WeakKeyDictionary()
 
     def first_state(self) -> Batches:
-        """No batch is done."""
+        """Start before the first batch."""
         return Batches()
 
     @hookimpl
     def trl_replay_attached(self, session: Any) -> None:
-        """Tells whether there are further rounds to try them in."""
+        """Tell whether there are further rounds to try them in."""
         if session.prompts is not None:
             self._rounds[session.prompts] = min(session.config.replay_refill_rounds, 1)
 
@@ -125,6 +125,6 @@ class Bapo(SavesState[Batches]):
 
     @hookimpl
     def trl_replay_metrics(self, context: Context) -> None:
-        """Counts batches."""
+        """Count batches."""
         if context.prompts is not None:  # there are none in a dry run
             self.state(context.prompts).done += 1

@@ -59,7 +59,7 @@ class SkipSolved(Skipping):
         return replaced(groups_of_rows, context, self.solved)
 
     def solved(self, keys: Sequence[int], context: InputsContext) -> NDArray[np.bool_]:
-        """Marks the prompts that are solved and not due yet."""
+        """Mark the prompts that are solved and not due yet."""
         prompts = table(context)
         passed = prompts.get("pass_rate", keys, -1.0) >= self.pass_rate
         if self.groups > 1:
@@ -123,7 +123,7 @@ class Greso(Skipping, SavesState[Chances]):
         return replaced(groups_of_rows, context, self.skipped)
 
     def skipped(self, keys: Sequence[int], context: InputsContext) -> NDArray[np.bool_]:
-        """Marks the prompts that are passed over now: one draw each."""
+        """Mark the prompts that are passed over now: one draw each."""
         return np.asarray(context.rng.random(len(keys)) < self.skip_chance(keys, table(context)))
 
     def skip_chance(self, keys: Sequence[int], prompts: PromptTable) -> NDArray[np.float64]:
@@ -147,7 +147,7 @@ class Greso(Skipping, SavesState[Chances]):
 
     @hookimpl
     def trl_replay_metrics(self, context: Context) -> Mapping[str, float]:
-        """Moves the chances, once a batch, by what it was generated for, further rounds included."""
+        """Move the chances, once a batch, by what it was generated for, further rounds included."""
         if context.prompts is None:  # a dry run
             return {}
         prompts = context.prompts

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def make_fading(alpha: float = 0.6, tau: float = 500.0) -> WeightedSampler:
-    """Draws in proportion to (score × exp(−age / tau))^alpha, age in optimizer updates.
+    """Draw in proportion to (score × exp(−age / tau))^alpha, age in optimizer updates.
 
     Args:
         alpha (`float`, *optional*, defaults to `0.6`): Exponent of the priority.

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def make_oldest(least_age: int = 10) -> Sampler:
-    """Takes the oldest entries, and leaves slots empty rather than to take one that is too young.
+    """Take the oldest entries, and leave slots empty rather than to take one that is too young.
 
     Args:
         least_age (`int`, *optional*, defaults to `10`): Updates since a group was generated before it is replayed.

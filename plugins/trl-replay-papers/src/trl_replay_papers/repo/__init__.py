@@ -75,7 +75,7 @@ def make_cached(rows: int | None = None, cached: int | None = None, by: str = "v
 
 
 def _order(reward: NDArray[np.float64], by: str, context: Context) -> Ints:
-    """The rows that go first first; `reward` has the newest group's first."""
+    """Return rows in draw order; `reward` has the newest group's first."""
     if by == "recent":
         return np.arange(len(reward))
     if by == "random":

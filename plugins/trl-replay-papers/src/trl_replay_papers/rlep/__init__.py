@@ -40,7 +40,7 @@ def pool(groups: Groups, context: Context) -> NDArray[np.float64]:
 
 
 def first(table: Table, context: Context) -> NDArray[np.float64]:
-    """Keeps what came first, where a file has more groups than there is room for."""
+    """Keep what came first, where a file has more groups than there is room for."""
     return -table.serial.astype(np.float64)
 
 
