@@ -91,6 +91,8 @@ OTHER_PRESETS = (
     "rlep",
     "luffy",
 )
+UNMEASURED = ("re_dr", "re_max", "maxrl")
+"""Presets that no run of these tasks trained with yet."""
 TAUGHT = ("rlep", "luffy")
 """They replay rows of a file: here the right answers to the first 4,096 prompts."""
 TRAINING: dict[str, dict[str, Any]] = {"fair_er": {"num_iterations": 2}}

@@ -70,7 +70,7 @@ def test_all_arms_of_the_methods_benchmark_are_methods_of_the_distribution(bench
     from trl_replay_papers import METHODS
 
     papers = benchmark("papers")
-    arms = {preset for preset in papers.METHODS.values() if preset} | set(papers.OTHER_PRESETS)
+    arms = {preset for preset in papers.METHODS.values() if preset} | {*papers.OTHER_PRESETS, *papers.UNMEASURED}
     assert arms == set(METHODS)
     assert papers.settings_of("stock") is None
     assert papers.settings_of("defaults") == {}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from advantages_by_hand import mixed_advantages
 from replaying import Checked, Watch, check_batches, check_losses
 from support import DEAD, HALF, LIVE, Rewards
@@ -43,22 +44,42 @@ class ZScore:
         self.squares += (groups.reward**2).sum()
 
 
-def train(tmp_path: Any, mode: str | None, replay: dict[str, Any], **training: Any) -> tuple[Any, Watch]:
+def train(tmp_path: Any, mode: Any, replay: dict[str, Any], **training: Any) -> tuple[Any, Watch]:
     """Trains a method. Rows, tokens, masks and the loss are checked against those by hand, and, where stored rows
-    stand beside fresh ones, the advantages of the mode."""
+    stand beside fresh ones, the advantages of the mode, which may be a function of the watch and step."""
     scale = training.get("scale_rewards", "group")
     script = training.pop("script", SCRIPT)
     training = {"max_steps": 8, "trainer_class": Checked, **training}
     trainer = make_trainer(tmp_path, Rewards(*script), **training)
     session = trl_replay.attach(trainer, **replay)
     watch = Watch(session, SIZE, trainer._tokenizer.pad_token_id)
-    if mode is not None:
+    if callable(mode):
+        watch.advantages = lambda step: mode(watch, step)
+    elif mode is not None:
         watch.advantages = lambda step: mixed_advantages(watch, step, mode, (1.0,), scale, "sum_then_normalize")
     trainer.watch, trainer.compared = watch, []
+    watch.trainer = trainer  # which a session holds weakly
     trainer.train()
     check_batches(watch)
     check_losses(trainer)
     return session, watch
+
+
+MAXRL = {4: [0.0], 3: [1 / 3, -1.0], 2: [1.0, -1.0], 1: [3.0, -1.0], 0: [0.0, 0.0]}
+"""MaxRL's advantages of a success and a failure, by the number of successes among four."""
+
+
+def maxrl_advantages(watch: Watch, step: int) -> torch.Tensor:
+    """`(B,)`: MaxRL's of fresh rows, and of stored ones as they were generated."""
+    whole = [
+        [MAXRL[int(sum(group))][int(not reward)] for group in rewards.view(-1, SIZE).tolist() for reward in group]
+        for rewards in watch.rewards
+    ]
+    found = whole[step].copy()
+    for row, stored in watch.taken[step].items():
+        origin, source = watch.source(*stored)
+        found[row] = whole[origin][source]
+    return torch.tensor(found)
 
 
 def mixed_slots(watch: Watch) -> Iterator[tuple[int, int, dict[int, tuple[int, int]]]]:

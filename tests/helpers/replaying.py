@@ -161,6 +161,7 @@ class Watch:
         self.pad = pad
         self.origin: dict[int, tuple[int, int]] = {}  # serial → (step, slot)
         self.placed: dict[int, tuple[int, int, int]] = {}  # id of a replayed row → (serial, row, row of the batch)
+        self.trainer: Any = None
         self.taken: list[dict[int, tuple[int, int]]] = []  # per step, row of the batch → (serial, row)
         self.rewards: list[torch.Tensor] = []  # per step, (rows, functions)
         self.policy: list[list[torch.Tensor]] = []  # per step and row, log-probs by the policy that generated it

@@ -44,6 +44,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "exgrpo": {"replay_start_pass_rate": 0.01},
     "fair_er": {"num_iterations": 2, "max_steps": 8},
     "dapo": {"replay_refill_rounds": 2},
+    "re_dr": {"scale_rewards": "none"},
     "greso": {"replay_refill_rounds": 2},
 }
 """What would not begin within six updates, generates much, or needs a setting of the trainer."""

@@ -23,6 +23,8 @@ METHODS = (
     "arpo",
     "rlep",
     "luffy",
+    "re_dr",
+    "re_max",
     "dapo",
     "bapo",
     "greso",
@@ -30,12 +32,13 @@ METHODS = (
     "ragen2",
     "rl_zvp",
     "sign_advantage",
+    "maxrl",
     "filter",
 )
 """Every method, the names of its preset."""
 NEED_A_FILE = ("rlep", "luffy")
 """Those that replay groups of another run, which `replay_warm_start` names."""
-WITHOUT_MEMORY = ("dapo", "greso", "gfpo", "ragen2", "rl_zvp", "sign_advantage", "filter")
+WITHOUT_MEMORY = ("dapo", "greso", "gfpo", "ragen2", "rl_zvp", "sign_advantage", "maxrl", "filter")
 """Those that store nothing."""
 
 
