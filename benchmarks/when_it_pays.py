@@ -6,11 +6,11 @@
     python benchmarks/when_it_pays.py --screen    # pass rates at the start, and after some supervised steps
     python benchmarks/when_it_pays.py --pilots    # one seed of each arm at three rates: days of a core
     python benchmarks/when_it_pays.py             # the reported runs, at the rates that the pilots chose
-    python benchmarks/when_it_pays.py --table     # only prints what there is
+    python benchmarks/when_it_pays.py --table     # only prints what there is, as in docs/evidence-when.md
 
 docs/evidence-plan.md says which tasks, arms, rates, and seeds, in which order, and what is expected. Runs append to
-when_it_pays.jsonl in --out, a line a measurement. A run that was cut off begins anew; one that is whole is not
-repeated. Several processes may work on one queue: each claims its run with a file in --out.
+when_it_pays.jsonl in --out, a line a measurement. A run that was cut off begins anew; one that is whole, there or in
+benchmarks/results, is not repeated. Several processes may work on one queue: each locks its run's file in --out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import argparse
+import fcntl
+import itertools
 import json
 import random
 import subprocess
@@ -29,18 +31,22 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
+from trl_replay import Context, Corrected, ReplayedRows, hookimpl
+
 sys.path[:0] = [str(Path(__file__).parents[1] / "examples")]
 
+RESULTS = Path(__file__).parent / "results" / "when_it_pays.jsonl"
 SAMPLES = 8
 """Sampled answers to each held-out prompt."""
 HELD_OUT_SEED, PILOT = 10_000, 100
@@ -303,6 +309,23 @@ def measured(model: Any, tokenizer: Any, task: Task) -> dict[str, Any]:
     }
 
 
+class ClipShares:
+    """Notes which shares of stored tokens PPO's clip region would take, of right and of wrong rows."""
+
+    def __init__(self, seen: dict[str, list[float]]) -> None:
+        self.seen = seen
+
+    @hookimpl(wrapper=True)
+    def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Generator[None, Corrected, Corrected]:
+        """Changes nothing."""
+        ratio = (rows.logps - rows.behavior_logps).exp()
+        sign = rows.advantages.view(len(ratio), -1).sign() * rows.mask
+        for name, outside in (("right", (ratio > 1.2)[sign > 0]), ("wrong", (ratio < 0.8)[sign < 0])):
+            if len(outside):
+                self.seen[f"clipped_{name}"].append(float(outside.float().mean()))
+        return (yield)
+
+
 class Watch(TrainerCallback):
     """Appends what the run showed to the ledger."""
 
@@ -310,7 +333,9 @@ class Watch(TrainerCallback):
         self.run, self.path, self.measure, self.found = run, path, measure, found
         self.iterations = ARMS[run.arm].iterations
         self.seen: dict[str, list[float]] = defaultdict(list)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        self.rollouts = 0
+        ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(ask, capture_output=True, text=True, check=False)
         import trl
 
         self.origin = {"commit": commit.stdout.strip(), "trl": trl.__version__}
@@ -320,6 +345,8 @@ class Watch(TrainerCallback):
         known = {name: round(sum(values) / len(values), 5) for name, values in self.seen.items()}
         self.seen.clear()
         line = {**vars(self.run), **self.origin, "batch": batch, "cpu": round(time.process_time()), **known}
+        task = TASKS[self.run.task]
+        line["rollouts"] = max(self.rollouts, batch * task.groups * task.size)
         line |= {"found": sorted(self.found), **self.measure()}
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -330,6 +357,7 @@ class Watch(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         """Sums up."""
+        self.rollouts = int(logs.get("replay/rollouts", self.rollouts))
         for name in ("reward", "frac_reward_zero_std", "entropy", "grad_norm", "clip_ratio/region_mean", *logs):
             if name in logs and (name.startswith("replay/") or "/" not in name or "clip" in name):
                 self.seen[name].append(float(logs[name]))
@@ -384,16 +412,23 @@ def perform(run: Run, out: Path) -> None:
     trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     path = out / "when_it_pays.jsonl"
-    trainer.add_callback(Watch(run, path, lambda: measured(trainer.model, tokenizer, task), found))
-    trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else arm.settings))
-    with redirect_stdout(StringIO()):
-        trainer.train()
+    watch = Watch(run, path, lambda: measured(trainer.model, tokenizer, task), found)
+    trainer.add_callback(watch)
+    trl_replay.register(ClipShares(watch.seen), "clip_shares")
+    try:
+        watched = {**(arm.settings or {}), "replay_plugins": ["clip_shares"]}
+        trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else watched))
+        with redirect_stdout(StringIO()):
+            trainer.train()
+    finally:
+        trl_replay.unregister("clip_shares")
 
 
-def ledger(path: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The lines of each run; of one that began anew the last ones."""
+def ledger(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The lines of each run, benchmarks/results first; of one that began anew the last ones."""
     found: dict[Run, list[dict[str, Any]]] = {}
-    for text in path.read_text().splitlines() if path.exists() else []:
+    texts = [path.read_text() for path in (RESULTS, *paths) if path.exists()]
+    for text in "".join(texts).splitlines():
         line = json.loads(text)
         run = Run(line["task"], line["arm"], line["rate"], line["seed"])
         if line["batch"] == 0:
@@ -402,19 +437,59 @@ def ledger(path: Path) -> dict[Run, list[dict[str, Any]]]:
     return found
 
 
-def finished(path: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The runs that are whole."""
-    return {run: lines for run, lines in ledger(path).items() if lines[-1]["batch"] == TASKS[run.task].batches}
+def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
+    """The runs that are whole; dynamic sampling only with its rollouts, which the first lines do not have."""
+    whole = {run: lines for run, lines in ledger(*paths).items() if lines[-1]["batch"] == TASKS[run.task].batches}
+    return {run: lines for run, lines in whole.items() if run.arm != "dynamic sampling" or "rollouts" in lines[-1]}
+
+
+def end(run: Run, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last measurement at which the run had generated no more than stock's whole run has."""
+    task = TASKS[run.task]
+    most = task.batches * task.groups * task.size
+    return [line for line in lines if line.get("rollouts", 0) <= most][-1]
 
 
 def chosen_rates(done: dict[Run, list[dict[str, Any]]]) -> dict[tuple[str, str], float]:
-    """By task and arm, the rate with the highest sampled accuracy at the end of the pilots."""
-    best: dict[tuple[str, str], tuple[float, float]] = {}
+    """By task and arm, the rate with the highest sampled accuracy at the end of the pilots; of equal ones the one
+    nearest to the middle of the plan's rates."""
+    best: dict[tuple[str, str], tuple[float, float, float]] = {}
     for run, lines in done.items():
         if run.seed == PILOT:
-            key, value = (run.task, run.arm), (lines[-1]["sampled"], run.rate)
-            best[key] = max(best.get(key, (-1.0, 0.0)), value)
-    return {key: rate for key, (_, rate) in best.items()}
+            distance = abs(np.log(run.rate / TASKS[run.task].rates[1]))
+            key, value = (run.task, run.arm), (end(run, lines)["sampled"], -distance, run.rate)
+            best[key] = max(best.get(key, value), value)
+    return {key: value[-1] for key, value in best.items()}
+
+
+def further_pilot(done: dict[Run, list[dict[str, Any]]], task: str, arm: str) -> Run | None:
+    """A pilot beyond the rates that there are, if the best of them is the lowest or highest."""
+    tried = {run.rate for run in done if (run.task, run.arm, run.seed) == (task, arm, PILOT)}
+    rates = TASKS[task].rates
+    if not tried.issuperset(rates):
+        return None
+    factor, best = round(rates[1] / rates[0]), chosen_rates(done)[task, arm]
+    if best not in (min(tried), max(tried)):
+        return None
+    further = best * factor if best == max(tried) else best / factor
+    return Run(task, arm, float(f"{further:.1g}"), PILOT)
+
+
+def differences(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, to: str = "stock") -> dict[int, float]:
+    """By seed, sampled accuracy at the end minus that of another arm, each at its own rate."""
+    ends = {(run.arm, run.seed): end(run, lines)["sampled"] for run, lines in done.items() if run.task == task}
+    seeds = [seed for seed in SEEDS[task] if {(arm, seed), (to, seed)} <= ends.keys()]
+    return {seed: ends[arm, seed] - ends[to, seed] for seed in seeds}
+
+
+def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:
+    """Whether the arm was behind stock by two standard errors after two seeds on both topics and french."""
+
+    def is_behind(task: str) -> bool:
+        first = [value for seed, value in differences(done, task, arm).items() if seed in SEEDS[task][:2]]
+        return len(first) == 2 and np.mean(first) + 2 * np.std(first, ddof=1) / np.sqrt(2) < 0
+
+    return all(task in TASKS and is_behind(task) for task in ("topics", "french"))
 
 
 def queue(path: Path, pilots: bool) -> Iterator[Run]:
@@ -423,12 +498,18 @@ def queue(path: Path, pilots: bool) -> Iterator[Run]:
         for task, settings in TASKS.items():
             for rate in sorted(settings.rates, key=lambda rate: abs(rate - settings.rates[1])):
                 yield from (Run(task, arm, rate, PILOT) for arm in ARMS)
+        for task, arm in itertools.product(TASKS, ARMS):
+            before = None  # which another process may have taken
+            while (run := further_pilot(finished(path), task, arm)) not in (None, before):
+                before = run
+                yield run
         return
     for number in range(max(map(len, SEEDS.values()))):
         for task, seeds in SEEDS.items():
             for arm in ARMS:
-                rate = chosen_rates(finished(path)).get((task, arm))
-                if rate is not None and number < len(seeds):
+                done = finished(path)
+                rate = chosen_rates(done).get((task, arm))
+                if rate is not None and number < len(seeds) and not (number >= 2 and is_stopped(done, arm)):
                     yield Run(task, arm, rate, seeds[number])
 
 
@@ -477,28 +558,52 @@ def product(number: int) -> str:
     return f"{factor} * {number // factor}"
 
 
-def table(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """A row a task and arm: the rate, and the means over seeds at the end (pilots where there is no other run)."""
-    rows = ["| task | arm | rate | seeds | sampled | greedy | pass@8 | answers found, not learned | dead | drift |"]
-    rows.append("|---|---|---|---|---|---|---|---|---|---|")
-    by_arm: dict[tuple[str, str, float, bool], list[dict[str, Any]]] = defaultdict(list)
-    for run, lines in done.items():
-        by_arm[run.task, run.arm, run.rate, run.seed == PILOT].append(lines[-1])
-    for (task, arm, rate, pilot), ends in sorted(
-        by_arm.items(), key=lambda item: (list(TASKS).index(item[0][0]), list(ARMS).index(item[0][1]), item[0][2])
-    ):
-
-        def mean(name: str, ends: list[dict[str, Any]] = ends) -> str:
-            known = [end[name] for end in ends if name in end]
-            return f"{sum(known) / len(known):.2f}" if known else "–"
-
-        missed = sum(len(set(end["found"]) - set(end["answers_right"])) for end in ends) / len(ends)
-        seeds = "pilot" if pilot else str(len(ends))
-        rows.append(
-            f"| {task} | {arm} | {rate:g} | {seeds} | {mean('sampled')} | {mean('greedy')} | {mean('pass_at_8')} "
-            f"| {missed:.1f} | {mean('frac_reward_zero_std')} | {mean('replay/drift_mean')} |"
-        )
+def progress(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task: the runs that are whole, of those that are planned."""
+    rows = ["| task | pilots | runs at the chosen rates |", "|---|---|---|"]
+    for name, task in TASKS.items():
+        pilots = sum(run.task == name and run.seed == PILOT for run in done)
+        runs = sum(run.task == name and run.seed != PILOT for run in done)
+        planned = len(ARMS) * len(task.rates), len(ARMS) * len(SEEDS[name])
+        rows.append(f"| {name} | {pilots} of {planned[0]} or more | {runs} of {planned[1]} |")
     return rows
+
+
+def table(done: dict[Run, list[dict[str, Any]]], pilots: bool = False) -> list[str]:
+    """A row a task, arm and rate, as Markdown: means over seeds at the end, and differences paired by seed."""
+    names = ("sampled", "greedy", "pass_at_8", "frac_reward_zero_std", "clipped_right", "clipped_wrong")
+    names = (*names, "replay/drift_mean")
+    heading = "task | arm | rate | seeds | minus stock | minus stock, 2 updates | sampled | greedy | pass@8 | dead"
+    rows = [f"| {heading} | clipped: right | clipped: wrong | drift | found, not learned | minutes |"]
+    rows.append("|" + "---|" * 15)
+    for task, arm in itertools.product(TASKS, ARMS):
+        found = {run: end(run, lines) for run, lines in done.items() if (run.task, run.arm) == (task, arm)}
+        for rate in sorted({run.rate for run in found if (run.seed == PILOT) == pilots}):
+            ends = [last for run, last in found.items() if run.rate == rate and (run.seed == PILOT) == pilots]
+            values = [_mean([last[name] for last in ends if name in last]) for name in names]
+            missed = np.mean([len(set(last["found"]) - set(last["answers_right"])) for last in ends])
+            gains = [_paired(differences(done, task, arm, to)) for to in ("stock", "stock, 2 updates") if not pilots]
+            spent = np.mean([lines[-1]["cpu"] - lines[0]["cpu"] for run, lines in done.items() if run in found]) / 60
+            cells = [task, arm, f"{rate:g}", str(len(ends)), *(gains or ["–", "–"]), *values, f"{missed:.1f}"]
+            rows.append(f"| {' | '.join(cells)} | {spent:.0f} |")
+    return rows
+
+
+def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """What docs/evidence-when.md shows."""
+    return [*progress(done), "", *table(done)]
+
+
+def _mean(values: list[float]) -> str:
+    return f"{np.mean(values):.2f}" if values else "–"
+
+
+def _paired(by_seed: dict[int, float]) -> str:
+    """The mean difference, and its standard error."""
+    values = list(by_seed.values())
+    if len(values) < 2 or not any(values):
+        return "–"
+    return f"{np.mean(values):+.3f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}".replace("-", "−")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -521,16 +626,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.table:
         os.nice(19)
         for run in queue(path, options.pilots):
-            claim = options.out / f"{run.name}.claim"
-            if run in finished(path) or claim.exists():
-                continue
-            claim.touch()
-            try:
-                perform(run, options.out)
-            finally:
-                claim.unlink()
-            print(f"{run.name}: done", flush=True)
-    print("\n".join(table(finished(path))))
+            with (options.out / f"{run.name}.claim").open("w") as claim:
+                try:
+                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue  # another process has it; the lock of one that died is free
+                if run not in finished(path):
+                    perform(run, options.out)
+                    print(f"{run.name}: done", flush=True)
+    done = finished(path)
+    print("\n".join([*report(done), "", "Pilots:", "", *table(done, pilots=True)]))
     return 0
 
 

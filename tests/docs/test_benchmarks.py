@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
-from trl_replay.testing import make_model, make_tokenizer
+import trl_replay
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -194,6 +197,7 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
 
     monkeypatch.setattr(example, "smollm2", tiny)
     monkeypatch.setattr(study.os, "nice", lambda more: 19)
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results.jsonl")
     monkeypatch.setattr(study, "TASKS", {"sums": study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1)})
     monkeypatch.setattr(study, "ARMS", {"stock": study.ARMS["stock"], "imitation": study.ARMS["imitation"]})
     monkeypatch.setattr(study, "SEEDS", {"sums": (0,)})
@@ -210,8 +214,93 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
     before = path.read_text()
     path.write_text(before + json.dumps({**json.loads(before.splitlines()[-1]), "batch": 0, "seed": 7}) + "\n")
     assert study.main(["--table", "--out", str(tmp_path)]) == 0
-    assert len(study.finished(path)) == 8, "a run that is not at its end is none"
+    assert study.finished(path).keys() == done.keys(), "a run that is not at its end is none"
+    path.rename(study.RESULTS)
+    with (tmp_path / f"{next(iter(done)).name}.claim").open("w"):
+        assert study.main(["--pilots", "--out", str(tmp_path)]) == 0
+    assert not path.exists(), "what stands in benchmarks/results is not repeated"
     assert "| sums | imitation |" in capsys.readouterr().out
+
+
+def measurements(study: Any, ends: dict[tuple[str, str, float, int], float], **besides: Any) -> str:
+    """A ledger in which each run ends with this sampled accuracy."""
+    same = {"greedy": 0.5, "pass_at_8": 0.5, "found": ["a", "b"], "answers_right": ["b"], "cpu": 60, **besides}
+    lines = []
+    for (task, arm, rate, seed), sampled in ends.items():
+        run = {"task": task, "arm": arm, "rate": rate, "seed": seed}
+        batches = study.TASKS[task].batches
+        lines += [{**run, "batch": 0, "sampled": 0.0, **same}, {**run, "batch": batches, "sampled": sampled, **same}]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.fixture
+def study(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    study = benchmark("when_it_pays")
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results.jsonl")
+    return study
+
+
+def test_a_pilot_is_added_where_the_best_rate_is_at_an_end(study: Any) -> None:
+    pilots = {("products", "topr", rate, 100): value for rate, value in ((1e-6, 0.1), (3e-6, 0.1), (1e-5, 0.1))}
+    study.RESULTS.write_text(measurements(study, pilots))
+    assert study.chosen_rates(study.finished()) == {("products", "topr"): 3e-6}, "of equals the middle"
+    assert study.further_pilot(study.finished(), "products", "topr") is None
+    study.RESULTS.write_text(measurements(study, {**pilots, ("products", "topr", 1e-5, 100): 0.2}))
+    added = study.further_pilot(study.finished(), "products", "topr")
+    assert added == study.Run("products", "topr", 3e-5, 100)
+    later = {**pilots, ("products", "topr", 1e-5, 100): 0.2, ("products", "topr", 3e-5, 100): 0.1}
+    study.RESULTS.write_text(measurements(study, later))
+    assert study.further_pilot(study.finished(), "products", "topr") is None
+    study.RESULTS.write_text(measurements(study, {("topics", "topr", 5e-6, 100): 0.2}))
+    assert study.further_pilot(study.finished(), "topics", "topr") is None, "not before all three are there"
+
+
+def test_an_arm_stops_that_is_behind_on_both_tasks_after_two_seeds(study: Any) -> None:
+    behind = {("topics", "stock"): 0.6, ("topics", "topr"): 0.5, ("french", "stock"): 0.6, ("french", "topr"): 0.4}
+    ends = {(*key, 1e-5, seed): value + seed / 100 for key, value in behind.items() for seed in (0, 1)}
+    study.RESULTS.write_text(measurements(study, ends))
+    assert study.is_stopped(study.finished(), "topr")
+    assert not study.is_stopped(study.finished(), "defaults")
+    study.RESULTS.write_text(measurements(study, {**ends, ("french", "topr", 1e-5, 1): 0.7}))
+    assert not study.is_stopped(study.finished(), "topr")
+    assert "| topics | topr | 1e-05 | 2 | −0.100 ± 0.000 | – | 0.51 |" in "\n".join(study.table(study.finished()))
+
+
+def test_dynamic_sampling_ends_where_it_has_generated_as_much_as_the_others(study: Any) -> None:
+    run = study.Run("topics", "dynamic sampling", 1e-5, 0)
+    lines = [{"batch": batch, "rollouts": 50 * batch} for batch in (0, 20, 40, 60, 80)]
+    assert study.end(run, lines)["batch"] == 40, "2,560 completions are stock's"
+    study.RESULTS.write_text(measurements(study, {("topics", "dynamic sampling", 1e-5, 0): 0.5}))
+    assert study.finished() == {}, "lines without rollouts can't be compared"
+
+
+def test_the_study_sees_which_stored_tokens_would_be_clipped_and_changes_nothing(study: Any, tmp_path: Path) -> None:
+    seen: dict[str, list[float]] = defaultdict(list)
+    weights = []
+    for watched in (False, True):
+        trainer = make_trainer(
+            tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD] * 3), max_steps=3, learning_rate=3e-2, trainer_class=Spy
+        )
+        if watched:
+            trl_replay.register(study.ClipShares(seen), "clip_shares")
+        try:
+            trl_replay.attach(trainer, replay_start=0, replay_plugins=["clip_shares"] if watched else None)
+            trainer.train()
+        finally:
+            if watched:
+                trl_replay.unregister("clip_shares")
+        weights.append(weights_hash(trainer))
+    assert weights[0] == weights[1]
+    expected: dict[str, list[float]] = {"clipped_right": [], "clipped_wrong": []}
+    for loss in trainer.losses[1:]:
+        inputs = loss["inputs"]
+        ratio = (loss["logps"] - inputs["old_per_token_logps"]).exp()
+        mask, positive = inputs["completion_mask"].bool(), inputs["advantages"][:, None] > 0
+        expected["clipped_right"].append(float((ratio > 1.2)[mask & positive].float().mean()))
+        expected["clipped_wrong"].append(float((ratio < 0.8)[mask & ~positive].float().mean()))
+    assert seen.keys() == expected.keys()
+    assert all(seen[name] == pytest.approx(shares) for name, shares in expected.items())
+    assert 0 < sum(seen["clipped_wrong"]) < 2
 
 
 @pytest.mark.parametrize(

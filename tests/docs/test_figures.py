@@ -88,3 +88,9 @@ def test_the_cards_say_what_was_measured_of_their_methods() -> None:
 def test_what_is_said_of_long_completions_was_measured_at_their_length() -> None:
     long, results = importlib.import_module("long"), results_of("long")
     assert (results["tokens"], results["group"]) == (long.TOKENS, long.GENERATIONS)
+
+
+def test_what_the_study_of_replay_on_a_real_model_has_found_is_what_the_page_says() -> None:
+    study = importlib.import_module("when_it_pays")
+    page = (ROOT / "docs" / "evidence-when.md").read_text()
+    assert "\n".join(study.report(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
