@@ -183,7 +183,7 @@ RULES = (
     ),
     Rule(
         "stale buffer",
-        (Given("replay_correction", ("none", "topr"), one_of=False),),
+        (Given("replay_correction", ("none", "topr", "imitation"), one_of=False),),
         "The policy has left what is stored. Halve `learning_rate`; then "
         '`replay_correction="topr"`; then newer groups: `replay_max_age=30`.',
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5; an "
@@ -193,7 +193,7 @@ RULES = (
     ),
     Rule(
         "masked rows",
-        (Bound(GATED, least=0.5),),
+        (Bound(GATED, least=0.5), Given("replay_correction", ("imitation",), one_of=False)),
         'The correction masks what is replayed: set `replay_correction="sequence_mask"` (0.5 to 2) in the place of '
         'narrower limits, or `"ratio"`, the default.',
         "with either, the lock was learned alike; with the defaults 0 % are masked.",
@@ -249,9 +249,9 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
 
 
 def remedy_for_masks(settings: Mapping[str, Any]) -> str:
-    """Return what to change where all that is replayed is masked."""
-    (rule,) = [rule for rule in RULES if rule.applies({**settings, GATED: 1.0})]
-    return rule.change.replace("`", "")
+    """Return what to change where all that is replayed is masked; nothing where the correction means to."""
+    found = [rule for rule in RULES if rule.applies({**settings, GATED: 1.0})]
+    return found[0].change.replace("`", "") if found else ""
 
 
 def what_to_change(log: Log, settings: Mapping[str, Any]) -> list[str]:

@@ -240,10 +240,11 @@ class Session:
         return what_to_change(trainer.state.log_history, self.config.to_dict())
 
     def _describe_mask(self) -> str:
-        """Describes what masks replayed rows where nothing is left of them, and the remedy."""
+        """Describes what masks replayed rows where nothing is left of them, and the remedy, if one is needed."""
         correction = self.settings.strategies["correction"]
         mask = f"replay_correction={correction.label!r} ({correction.taken})"
-        return f"{mask}. {remedy_for_masks(self.config.to_dict())}"
+        remedy = remedy_for_masks(self.config.to_dict())
+        return remedy and f"{mask}. {remedy}"
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DEAD, HALF, LIVE, Rewards
+from support import DEAD, HALF, LIVE, Rewards, logged
 
 import trl_replay
 from trl_replay.advice import RULES
@@ -105,3 +105,16 @@ def test_no_warning_where_something_is_left_or_nothing_was_meant_to_be(
     trainer = make_trainer(tmp_path, Rewards(*FULL, *MOSTLY_DEAD), max_steps=14, learning_rate=1e-4)
     trl_replay.attach(trainer, replay_start=0, **settings)
     trainer.train()
+
+
+def test_imitation_leaves_failures_out_by_intent(tmp_path: Path) -> None:
+    """Of 24 rows one trains, which is neither a warning nor advice to take another correction."""
+    one = [1.0] + [0.0] * 23
+    rewards = Rewards(*[[one]] * 3, *[[[0.0] * 24], [one]] * 9)
+    settings = {"num_generations": 24, "per_device_train_batch_size": 24, "learning_rate": 1e-2}
+    trainer = make_trainer(tmp_path, rewards, max_steps=21, **settings)
+    session = trl_replay.attach(trainer, replay_start=0, replay_correction="imitation")
+    trainer.train()
+    assert session.totals.counters["replaced"] == 9, "more updates than it takes for a warning, which would raise"
+    assert logged(trainer, "replay/gated_fraction")[-1] == pytest.approx(23 / 24)
+    assert rules_in(session.explain()).isdisjoint({"masked rows", "stale buffer"})

@@ -16,7 +16,7 @@ class MaskWatch:
     """Warns once where nearly all replayed rows of several updates were masked.
 
     Args:
-        describe (`Callable`): Tells what masks them, and the remedy.
+        describe (`Callable`): Tells what masks them, and the remedy; nothing where that is meant.
     """
 
     def __init__(self, describe: Callable[[], str]) -> None:
@@ -30,11 +30,11 @@ class MaskWatch:
             return
         self._shares.append(measured[GATED])
         share = sum(self._shares) / UPDATES
-        if share >= NEARLY_ALL:
+        if share >= NEARLY_ALL and (described := self._describe()):
             self._has_warned = True
             drift = measured.get(DRIFT, 0.0)
             warnings.warn(
                 f"Of the rows replayed in {UPDATES} updates, {share:.0%} were masked, so that replay teaches nothing "
-                f"(mean |log ratio|: {drift:.2g}): {self._describe()}",
+                f"(mean |log ratio|: {drift:.2g}): {described}",
                 stacklevel=2,
             )
