@@ -274,6 +274,22 @@ def test_dynamic_sampling_ends_where_it_has_generated_as_much_as_the_others(stud
     assert study.finished() == {}, "lines without rollouts can't be compared"
 
 
+def test_a_run_of_the_study_that_another_process_holds_is_left_to_it(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [study.Run("topics", arm, 1e-5, 0) for arm in ("stock", "topr")]
+    performed: list[Any] = []
+    monkeypatch.setattr(study, "queue", lambda path, pilots: iter(runs))
+    monkeypatch.setattr(study, "perform", lambda run, out: performed.append(run))
+    monkeypatch.setattr(study.os, "nice", lambda more: 19)
+    with (tmp_path / f"{runs[0].name}.claim").open("w") as claim:
+        study.fcntl.flock(claim, study.fcntl.LOCK_EX)
+        assert study.main(["--out", str(tmp_path)]) == 0
+    assert performed == runs[1:]
+    assert study.main(["--out", str(tmp_path)]) == 0
+    assert performed == [runs[1], *runs], "what a process left behind that died is free"
+
+
 def test_the_study_sees_which_stored_tokens_would_be_clipped_and_changes_nothing(study: Any, tmp_path: Path) -> None:
     seen: dict[str, list[float]] = defaultdict(list)
     weights = []
