@@ -97,7 +97,8 @@ def test_a_share_that_can_not_be_used_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"replay_preset": "my_exgrpo/exgrpo"}, {"replay_preset": "exgrpo", "replay_plugins": ["my_exgrpo"]}]
+    "settings",
+    [{"replay_preset": "my_exgrpo/exgrpo"}, {"replay_preset": "exgrpo/exgrpo", "replay_plugins": ["my_exgrpo"]}],
 )
 def test_one_of_your_own_beside_the_plugin_itself_is_refused_and_alone_it_is_used(
     tmp_path: Any, settings: dict[str, Any]
