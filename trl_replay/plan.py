@@ -45,6 +45,8 @@ class Plan:
     kl: Bools
     _dead: Bools = field(repr=False)  # (n,)
     _home: Ints = field(repr=False)  # (n,)
+    _reshaped: Bools = field(repr=False)  # rows whose advantages a plugin changed
+    _placed: tuple[Ints, ...] = field(default=(), repr=False)  # entry and source as the plan has written them
 
     @classmethod
     def of(cls, groups: Groups, home: Ints | None = None) -> Plan:
@@ -64,6 +66,7 @@ class Plan:
             kl=np.ones(shape, bool),
             _dead=groups.dead,
             _home=np.zeros(shape[0], np.int64) if home is None else home,
+            _reshaped=np.zeros(shape, bool),
         )
 
     @classmethod
@@ -71,7 +74,7 @@ class Plan:
         """The plan of no group: where nothing is trained on."""
         none = np.zeros((0, 1), bool)
         whole = none.astype(np.int64)
-        return cls(whole, whole, none.astype(np.float64), none, none, none, none[:, 0], whole[:, 0])
+        return cls(whole, whole, none.astype(np.float64), none, none, none, none[:, 0], whole[:, 0], none)
 
     def __len__(self) -> int:
         return len(self.entry)
@@ -131,7 +134,7 @@ class Plan:
 
     def take(self, slots: Ints) -> Plan:
         """A plan of some slots. Without copies: they name slots of the whole plan."""
-        return Plan(*(getattr(self, name)[slots] for name in self.__slots__))
+        return Plan(*(getattr(self, name)[slots] for name in self.__slots__[:-1]))
 
     def put(self, slots: Ints, part: Plan) -> None:
         """Write a plan of some slots back."""
@@ -159,7 +162,11 @@ class Plan:
         Raises:
             ValueError: A slot can't be filled by a copy, or a group can't be copied there.
         """
-        slots, of = (np.atleast_1d(np.asarray(index, np.int64)) for index in (slots, of))
+        slots, of = np.atleast_1d(slots), np.atleast_1d(of)
+        are_numbers = not len(slots) or {slots.dtype.kind, of.dtype.kind} <= {"i", "u"}
+        if not are_numbers or slots.shape != of.shape or slots.ndim != 1:
+            raise ValueError("plan.copy takes two lists of slot numbers, equally long")
+        slots, of = slots.astype(np.int64), of.astype(np.int64)
         alone = self.unfilled & (self._home >= 0)
         self._check_slots(slots, alone & self._dead, "dead slots without a stored row")
         self._check_slots(of, alone & ~self._dead, "live groups without a stored row")
@@ -170,7 +177,7 @@ class Plan:
         entry, source = self.entry.copy(), self.source.copy()
         entry[slots] = -2 - of[:, None]
         source[slots] = np.arange(entry.shape[1])
-        self.entry, self.source = entry, source
+        self._write(entry, source)
         for name in EDITABLE:
             values = getattr(self, name).copy()
             values[slots] = values[of]
@@ -181,10 +188,15 @@ class Plan:
         if wrong:
             raise ValueError(f"plan.copy takes {what}, on one process; {wrong[0]} is none of them")
 
+    def _write(self, entry: Ints, source: Ints) -> None:
+        """Set the columns that plugins only read."""
+        entry.flags.writeable = source.flags.writeable = False
+        self.entry, self.source = self._placed = entry, source
+
     def guard(self) -> Plan:
         """Make `entry` and `source` read-only, and return a copy to compare a plugin's edits with."""
-        self.entry.flags.writeable = self.source.flags.writeable = False
-        return Plan(*(getattr(self, name).copy() for name in self.__slots__))
+        self._write(self.entry, self.source)
+        return Plan(*(getattr(self, name).copy() for name in self.__slots__[:-1]))
 
     def fault(self, before: Plan, of_tokens: bool, beside_the_tap: bool) -> str:
         """Describe what a plugin may not have done; empty if nothing.
@@ -194,6 +206,8 @@ class Plan:
             of_tokens (`bool`): Each token has its own advantage.
             beside_the_tap (`bool`): The loss goes around the log-prob method.
         """
+        if self.entry is not self._placed[0] or self.source is not self._placed[1]:
+            return "plan.entry and plan.source are read-only: copy live groups with plan.copy"
         for name, dtype in EDITABLE.items():
             values = getattr(self, name)
             if not isinstance(values, np.ndarray) or values.dtype != dtype or values.shape != self.entry.shape:
@@ -201,15 +215,26 @@ class Plan:
         largest = np.abs(self.advantages).max(initial=0.0)
         if not largest <= LARGEST_ADVANTAGE:
             return f"plan.advantages holds {largest:g}: give finite numbers of at most {LARGEST_ADVANTAGE:g}"
-        own = ~(self.copied & ~before.copied)  # what a copy took along is no edit
-        if (own & (before.masked & ~self.masked | before.silent & ~self.silent | self.kl & ~before.kl)).any():
+        new = self.copied & ~before.copied  # a copy begins with what its group had
+        masked, silent, kl, advantages = (
+            np.where(new, values[self.origin, self.source], values)
+            for values in (before.masked, before.silent, before.kl, before.advantages)
+        )
+        if (masked & ~self.masked | silent & ~self.silent | self.kl & ~kl).any():
             return "a row was unmasked or got its KL term back: plugins only take away"
-        reshaped = own & (self.advantages != before.advantages)
+        reshaped = self.advantages != advantages
         if (reshaped & (self.entry == EMPTY)).any():
             return "plan.advantages of an empty slot was changed: such rows are placeholders"
         if of_tokens and reshaped.any():
             return "plan.advantages was changed, and this trainer gives each token its own: mask rows instead"
-        taken = own & ((self.masked != before.masked) | (self.silent != before.silent) | (self.kl != before.kl))
-        if beside_the_tap and taken.any():
+        if beside_the_tap and ((self.masked != masked) | (self.silent != silent) | (self.kl != kl)).any():
             return "rows can't be masked with use_liger_kernel=True, whose loss goes around the log-prob method"
+        self._reshaped = self._reshaped | reshaped
         return ""
+
+    def decided(self) -> tuple[NDArray[Any], ...]:
+        """The columns that must be equal on processes that share a buffer, `entry` apart.
+
+        Of advantages, which of them plugins changed: their last bits may differ between machines.
+        """
+        return self.source, self.masked, self.silent, self.kl, self._reshaped

@@ -46,6 +46,7 @@ TOLD = {
     **{f"pause on one, {scope}": ("SeamError", PAUSED) for scope in SCOPES},
     **{f"detach on one, {scope}": ("SeamError", DETACHED) for scope in SCOPES},
     **{f"clear on one, {scope}": ("SeamError", "decided differently") for scope in SCOPES[1:]},
+    "a plan edited on one": ("SeamError", "decided differently"),
     "resume on one": ("SeamError", PAUSED),
     "detach on one in an iteration": ("SeamError", DETACHED),
     "detach on one in the last update": ("SeamError", "is detached on rank 0"),

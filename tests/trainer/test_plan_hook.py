@@ -177,6 +177,13 @@ def edit(**columns: Any) -> Callable[..., None]:
         (lambda plan: plan.copy([0], [1]), "dead slots without a stored row"),
         (lambda plan: plan.copy([1], [1]), "live groups without a stored row"),
         (lambda plan: plan.copy([1], [7]), "7 is none of them"),
+        (lambda plan: plan.copy([1.9], [0]), "lists of slot numbers"),
+        (lambda plan: plan.copy(np.array([False, True, False]), [0]), "lists of slot numbers"),
+        (lambda plan: plan.copy([1], [0, 2]), "equally long"),
+        (edit(source=lambda plan: plan.source[:, ::-1].copy()), "plan.entry and plan.source are read-only"),
+        (edit(entry=lambda plan: np.zeros_like(plan.entry)), "plan.entry and plan.source are read-only"),
+        (lambda plan: plan.leave_empty(plan.unfilled), "plan.entry and plan.source are read-only"),
+        (lambda plan: (plan.copy([1], [0]), plan.entry.fill(-1))[:0], "read-only"),
         (lambda plan: plan.entry.fill(0), "read-only"),
         (lambda plan: 3, "returned a value"),
     ],
@@ -199,6 +206,25 @@ def test_nothing_is_taken_back(tmp_path: Path) -> None:
         trl_replay.attach(trainer, replay_plugins="mine")
         with pytest.raises(ResultError, match="plugins only take away"):
             trainer.train()
+
+
+def test_a_copy_of_masked_rows_stays_masked_too(tmp_path: Path) -> None:
+    def copy_and_unmask(plan: Any) -> None:
+        plan.copy([1], [0])
+        plan.masked[1] = False
+
+    masking = type(
+        "Masking", (), {"trl_replay_plan": staticmethod(hookimpl(edit(masked=lambda plan: plan.kl.copy())))}
+    )
+    trl_replay.register(masking(), "masking")
+    try:
+        with plugin(plan=copy_and_unmask):
+            trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+            trl_replay.attach(trainer, replay_plugins=["mine", "masking"])  # the last one is called first
+            with pytest.raises(ResultError, match="plugins only take away"):
+                trainer.train()
+    finally:
+        trl_replay.unregister("masking")
 
 
 def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it(tmp_path: Path) -> None:

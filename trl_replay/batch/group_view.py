@@ -182,7 +182,7 @@ def view(
 def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> dict[str, float]:
     """Return the metrics `replay/dead_fraction/NAME`: per reward function, the share of groups with equal rewards.
 
-    Rows that it did not score do not count. With one function there are no such metrics.
+    Rows and groups that it did not score do not count. With one function there are no such metrics.
 
     Args:
         scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
@@ -192,8 +192,14 @@ def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> d
     if len(names) == 1:
         return {}
     rewards = _by_group(fetch({"rewards": scored.double()})["rewards"], size)
-    alike = [have_equal_rewards(rewards[..., [number]], np.ones(1)) for number in range(len(names))]
-    return {f"replay/dead_fraction/{name}": float(equal.mean()) for name, equal in zip(names, alike, strict=True)}
+    shares = {}
+    for number, name in enumerate(names):
+        of_function = rewards[..., [number]]
+        scored_groups = ~np.isnan(of_function).all(axis=(1, 2))
+        if scored_groups.any():
+            alike = have_equal_rewards(of_function[scored_groups], np.ones(1))
+            shares[f"replay/dead_fraction/{name}"] = float(alike.mean())
+    return shares
 
 
 def teach_nothing(advantages: Floats, trains: Bools, least: Floats | float) -> Bools:

@@ -103,7 +103,7 @@ class RowLayout:
     def fingerprint(self, table: Table, decision: Decision) -> int:
         """A 48-bit hash of what was decided for the buffer; 0 where this process shares it with none.
 
-        Equal on all processes that share a buffer, or payload would go astray. Advantages are left out: they may
+        Equal on all processes that share a buffer, or payload would go astray. It holds no advantages: they may
         differ in their last bits between machines.
         """
         if len(self.columns["row"]) == self.count:
@@ -111,8 +111,7 @@ class RowLayout:
         plan = decision.plan
         entries = np.where(plan.stored, _serials(table, plan.entry), plan.entry)
         hashed = hashlib.blake2b(np.sort(table.serial).tobytes(), digest_size=6)
-        columns = (np.array(decision.admitted.serials, np.int64), entries, plan.source)
-        for column in (*columns, plan.masked, plan.silent, plan.kl):
+        for column in (np.array(decision.admitted.serials, np.int64), entries, *plan.decided()):
             hashed.update(np.int64(column.size).tobytes() + column.tobytes())
         return int.from_bytes(hashed.digest(), "little")
 

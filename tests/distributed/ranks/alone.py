@@ -60,6 +60,18 @@ class At(TrainerCallback):
             self.returned = self.act()
 
 
+class Lopsided:
+    """A plugin that edits the plan on one rank."""
+
+    @trl_replay.hookimpl
+    def trl_replay_plan(self, plan: Any, context: Any) -> None:
+        if RANK == 1 and context.update >= 2:
+            plan.advantages[0, 0] += 0.5
+
+
+trl_replay.register(Lopsided(), "lopsided")
+
+
 class Case:
     """One run of six updates on both ranks.
 
@@ -121,6 +133,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "detach on one in the last update", lambda: detaching(case(), update=5)
     yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
+    yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
     yield "attach on one", lambda: case(attach=(0,), brief=True).train()
     yield "off on one", lambda: case(use_replay=RANK == 0).train()
     yield "off for want of a buffer on one", lambda: case(replay_buffer_size=8 * RANK).train()
