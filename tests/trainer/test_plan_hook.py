@@ -19,7 +19,7 @@ from trl_replay import HookError, ResultError, hookimpl
 from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS, WITHOUT_KL
 from trl_replay.testing import make_trainer
 
-PAGE = (Path(trl_replay.__file__).parents[1] / "docs" / "hooks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 
 
