@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_replay.base.sizes import format_bytes
 from trl_replay.batch.compose import cut
 from trl_replay.batch.group_view import blank
 from trl_replay.buffer.candidates import with_rewards
+from trl_replay.data.fields import LOGPS_KEYS, FieldTable
+from trl_replay.data.table import Table
+from trl_replay.data.types import Group
 from trl_replay.distributed.agreement import decision_message
-from trl_replay.fields import LOGPS_KEYS, FieldTable
 from trl_replay.serialization.wire import packed_size
-from trl_replay.sizes import format_bytes
 from trl_replay.strategies.scopes import GatheredScope, ProcessScope, ShardedScope
-from trl_replay.table import Table
-from trl_replay.types import Group
 
 NUMBER = 8
 """Bytes of a number that ranks tell each other."""

@@ -35,7 +35,7 @@ PACKAGE = ROOT / "trl_replay"
 TESTS = ROOT / "tests"
 MODULES = (
     "generation/*.py", "loss/*.py", "step/*.py", "distributed/*.py", "buffer/*.py", "batch/compose.py",
-    "trainer/attachment.py", "trainer/seam.py", "session.py", "plan.py", "strategies/treatments.py",
+    "trainer/attachment.py", "trainer/seam.py", "session.py", "data/plan.py", "strategies/treatments.py",
 )  # fmt: skip
 """What `make mutants` damages."""
 BROAD = "trainer/test_replayed_groups.py"
@@ -47,7 +47,7 @@ ALSO = {
     "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
     "loss/micro_batch.py": ("trainer/test_loss_row_mask.py", "trainer/test_loss_tap.py"),
     "strategies/treatments.py": ("trainer/test_loss_row_mask.py", "trainer/test_plan_hook.py"),
-    "plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
+    "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": ("trainer/test_step_decisions.py", "trainer/test_silent_rows.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/stages.py": ("trainer/test_mixing.py",),

@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint.discovery import last_complete_checkpoint
-from .config import ReplayConfig
+from .data.fields import FieldSpec
+from .data.plan import Plan
+from .data.prompt_table import PromptTable
+from .data.table import Table, weighted_sample
+from .data.types import Context, Corrected, Group, Groups, InputsContext, Placement, ReplayedRows
 from .errors import (
     AttachError,
     BatchError,
@@ -24,16 +28,12 @@ from .errors import (
     SeamError,
     UnknownNameError,
 )
-from .fields import FieldSpec
 from .hookspecs import hookimpl
-from .plan import Plan
-from .prompt_table import PromptTable
 from .protocols import Agreement
 from .registry import register, unregister
+from .setup.config import ReplayConfig
 from .specs import CorrectionSpec, EvictorSpec, MixerSpec, Preset, SamplerSpec, ScopeSpec, ScorerSpec, SelectorSpec
 from .strategies.samplers import WeightedSampler
-from .table import Table, weighted_sample
-from .types import Context, Corrected, Group, Groups, InputsContext, Placement, ReplayedRows
 
 if TYPE_CHECKING:
     from .buffer.replay_buffer import Entry, ReplayBuffer

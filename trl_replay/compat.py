@@ -18,8 +18,8 @@ import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from .data.types import Floats
 from .errors import ContractError
-from .types import Floats
 
 if TYPE_CHECKING:
     import torch

@@ -16,14 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .errors import HookError, PluginError, ResultError
-from .hookspecs import PROJECT, hookimpl
-from .plan import Plan
-from .protocols import SessionLike
-from .registry import Plugin, Strategy, new_manager
-from .strategies.treatments import Treatment
-from .table import Table
-from .types import (
+from .data.plan import Plan
+from .data.table import Table
+from .data.types import (
     LARGEST_ADVANTAGE,
     NONE,
     Bools,
@@ -36,6 +31,11 @@ from .types import (
     ReplayedRows,
     Row,
 )
+from .errors import HookError, PluginError, ResultError
+from .hookspecs import PROJECT, hookimpl
+from .protocols import SessionLike
+from .registry import Plugin, Strategy, new_manager
+from .strategies.treatments import Treatment
 
 PREFLIGHT = f"{PROJECT}_preflight"
 METRICS = f"{PROJECT}_metrics"

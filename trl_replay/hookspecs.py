@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
-from .fields import FieldSpec
-from .plan import Plan
+from .data.fields import FieldSpec
+from .data.plan import Plan
+from .data.types import Context, Corrected, Groups, InputsContext, Ints, ReplayedRows, Row
 from .protocols import SessionLike
 from .specs import Preset, StrategySpec
-from .types import Context, Corrected, Groups, InputsContext, Ints, ReplayedRows, Row
 
 if TYPE_CHECKING:
-    from .table import Table
+    from .data.table import Table
 
 PROJECT = "trl_replay"
 hookspec = pluggy.HookspecMarker(PROJECT)

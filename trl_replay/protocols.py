@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from numpy.typing import NDArray
 
-from .prompt_table import PromptTable
-from .table import Table
-from .types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
+from .data.prompt_table import PromptTable
+from .data.table import Table
+from .data.types import Context, Corrected, Floats, Group, Groups, Ints, ReplayedRows
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 """Row columns by name, all of 8-byte items and of one length."""

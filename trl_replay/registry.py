@@ -20,12 +20,12 @@ from typing import Any
 
 import pluggy
 
-from .arguments import GIVEN, arguments_of, refuse_unknown_arguments
+from .base.arguments import GIVEN, arguments_of, refuse_unknown_arguments
+from .base.validation import unusable
+from .data.fields import FieldSpec
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
-from .fields import FieldSpec
 from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
-from .validation import unusable
 
 BUILTIN = "builtin"
 PLUGIN_ARGUMENTS = "replay_plugins_kwargs"

@@ -15,15 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from . import compat
-from .advice import remedy_for_masks, what_to_change
+from .advice.rules import remedy_for_masks, what_to_change
+from .base.sizes import counted
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, dead_by_function, rewards_of_batch, view
 from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
-from .components import Components
-from .config import ReplayConfig
-from .counters import SETTLED, Tally, Totals, log, metrics, own_metrics
-from .decision import DETACHED, PAUSED, RUNS, Decision
+from .data.counters import SETTLED, Tally, Totals, log, metrics, own_metrics
+from .data.prompt_table import PromptTable
+from .data.types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 from .distributed.communicator import Agreed, Communicator
+from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError, SeamError
@@ -35,10 +36,10 @@ from .loss.micro_batch import ROWS
 from .loss.row_mask import Denominator
 from .loss.supply import Supply
 from .loss.tap import Tap
-from .prompt_table import PromptTable
 from .protocols import Scope
-from .settings import Settings
-from .sizes import counted
+from .setup.components import Components
+from .setup.config import ReplayConfig
+from .setup.settings import Settings
 from .step.decisions import Decisions
 from .step.stages import FreshBatch
 from .step.template import Template
@@ -51,7 +52,6 @@ from .step.training_batch import (
     row_flags,
     write_advantages,
 )
-from .types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
 
 TAG = "trl-replay"
 """On the card of a model that was trained on replayed groups."""

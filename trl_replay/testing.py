@@ -26,15 +26,15 @@ import numpy as np
 
 from .checkpoint.format import PLUGINS, rank_folder
 from .checkpoint.save_id import FOLDER
+from .data.prompt_table import PromptTable
+from .data.table import COLUMNS, ROW_COLUMNS, Table
+from .data.types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
 from .generation.dataset_rows import LEAST_TRIES, TRIES
 from .hooks import SessionHooks
-from .prompt_table import PromptTable
 from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
 from .registry import Plugin, register, unregister
-from .rehearsal import made_up_groups, made_up_rows, made_up_table
+from .setup.rehearsal import made_up_groups, made_up_rows, made_up_table
 from .specs import Kind
-from .table import COLUMNS, ROW_COLUMNS, Table
-from .types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
 
 if TYPE_CHECKING:
     from .session import Session

@@ -18,11 +18,11 @@ from trl_replay_papers import METHODS
 
 import trl_replay
 from trl_replay import ReplayConfig
-from trl_replay.arguments import arguments_of
+from trl_replay.base.arguments import arguments_of
 from trl_replay.cli.commands import COMMANDS
+from trl_replay.data.table import COLUMNS
 from trl_replay.registry import registry
 from trl_replay.specs import SPECS
-from trl_replay.table import COLUMNS
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trl_replay import FieldSpec
-from trl_replay.types import Placement
+from trl_replay.data.types import Placement
 
 PAD = 0
 

@@ -11,9 +11,9 @@ from releases import COUNTS_TRUNCATED
 from replaying import Checked, Watch, assert_identical, build, check_losses, original
 
 import trl_replay
+from trl_replay.data.types import Batch
 from trl_replay.session import Session
 from trl_replay.testing import make_trainer
-from trl_replay.types import Batch
 
 SIZE = 4
 PROMPTS = [f"{a}+{b}=" for a in range(10) for b in range(3)]

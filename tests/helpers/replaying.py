@@ -18,10 +18,10 @@ from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
 from trl_replay.batch.compose import with_reference
+from trl_replay.data.types import Batch
 from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
 from trl_replay.session import Session
 from trl_replay.testing import make_model, make_tokenizer
-from trl_replay.types import Batch
 
 PER_TOKEN = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "tool_mask")
 

@@ -19,9 +19,9 @@ from support import weights_hash
 
 import trl_replay
 from trl_replay.checkpoint import format as saved
+from trl_replay.data.types import Group
 from trl_replay.serialization.wire import pack
 from trl_replay.testing import make_trainer
-from trl_replay.types import Group
 
 EVICTORS = ("heap", "fifo", "prompt_balanced", "reservoir")
 SAMPLERS = ("proportional", "prompt_balanced", "uniform", "top", "newest")

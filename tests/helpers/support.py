@@ -12,9 +12,9 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from trl_replay.batch.compose import loss_mask
+from trl_replay.data.types import Batch
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.session import Session
-from trl_replay.types import Batch
 
 DEAD = [0.0, 0.0, 0.0, 0.0]
 LIVE = [1.0, 0.0, 0.0, 0.0]

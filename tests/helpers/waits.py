@@ -16,7 +16,7 @@ import torch
 from trl import GRPOTrainer
 
 import trl_replay
-from trl_replay import transfer
+from trl_replay.base import transfer
 
 PACKAGE = str(Path(trl_replay.__file__).parent)
 ASKS = frozenset(

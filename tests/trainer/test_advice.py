@@ -13,7 +13,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, logged
 
 import trl_replay
-from trl_replay.advice import RULES
+from trl_replay.advice.rules import RULES
 from trl_replay.report.page import write_report
 from trl_replay.testing import make_trainer
 

@@ -13,7 +13,7 @@ from support import DEAD, HALF, LIVE, Rewards
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay import transfer
+from trl_replay.base import transfer
 from trl_replay.buffer import candidates
 from trl_replay.testing import make_trainer
 

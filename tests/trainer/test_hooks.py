@@ -385,7 +385,7 @@ def test_an_error_in_a_hook_names_plugin_distribution_hook_and_update(tmp_path, 
 @pytest.fixture
 def untried(monkeypatch):
     """Strategies are not tried at attach, and go wrong in training."""
-    monkeypatch.setattr("trl_replay.assembly.rehearse", lambda *given, **named: None)
+    monkeypatch.setattr("trl_replay.setup.assembly.rehearse", lambda *given, **named: None)
 
 
 @pytest.mark.usefixtures("untried")
@@ -583,7 +583,7 @@ def test_42_a_strategy_cant_write_to_a_core_column(tmp_path, strategy, monkeypat
     settings = {f"replay_{kind}": strategy, "replay_buffer_size": 2}
     with pytest.raises(ConfigurationError, match="read-only"):  # as a trial before training shows
         train(tmp_path, replay_plugins=None, **settings)
-    monkeypatch.setattr("trl_replay.assembly.rehearse", lambda *given, **named: None)
+    monkeypatch.setattr("trl_replay.setup.assembly.rehearse", lambda *given, **named: None)
     with pytest.raises(HookError, match=f"The {kind} .*read-only"):
         train(tmp_path, replay_plugins=None, **settings)
 

@@ -177,7 +177,7 @@ def test_training_is_the_same_bit_for_bit_with_and_without_a_trial(tmp_path: Any
     hashes = []
     for tried in (True, False):
         if not tried:
-            monkeypatch.setattr("trl_replay.assembly.rehearse", lambda *given, **named: None)
+            monkeypatch.setattr("trl_replay.setup.assembly.rehearse", lambda *given, **named: None)
         trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), max_completion_length=2)
         session = trl_replay.attach(trainer, replay_start=0, replay_sampler="uniform")
         trainer.train()

@@ -8,7 +8,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
-from trl_replay.counters import Tally, Totals
+from trl_replay.data.counters import Tally, Totals
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, LIVE])

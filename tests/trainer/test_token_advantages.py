@@ -14,7 +14,7 @@ from replaying import Checked, Watch, build, check_batches, check_losses, loadab
 from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
 import trl_replay
-from trl_replay.fields import ADVANTAGES
+from trl_replay.data.fields import ADVANTAGES
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from trl_replay.compat import LossForm
+from trl_replay.data.types import Corrected, ReplayedRows
 from trl_replay.loss.bounds import RATIO_LIMIT, Bounds
-from trl_replay.types import Corrected, ReplayedRows
 
 LIMIT = math.log(RATIO_LIMIT)
 

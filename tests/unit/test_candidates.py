@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from trl_replay.buffer.candidates import Candidate, PendingGroups, trainable_sums
-from trl_replay.counters import Tally
+from trl_replay.data.counters import Tally
+from trl_replay.data.types import Group
 from trl_replay.testing import make_groups
-from trl_replay.types import Group
 
 
 def group(**tensors: Any) -> Group:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from trl_replay import BatchError, FieldSpec
 from trl_replay.batch.compose import compose, cut, join, row_lengths
-from trl_replay.fields import FieldTable
+from trl_replay.data.fields import FieldTable
 
 lengths = st.lists(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 7)), min_size=SIZE, max_size=SIZE), min_size=2, max_size=4

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_replay import SeamError
+from trl_replay.data.tasks import Tasks
 from trl_replay.generation import dataset_rows
 from trl_replay.generation.dataset_rows import Dataset, PromptSource, RowMemory, repeated
-from trl_replay.tasks import Tasks
 
 prompt_key = Tasks([]).key
 

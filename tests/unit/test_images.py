@@ -13,7 +13,7 @@ from releases import since
 
 from trl_replay import BatchError
 from trl_replay.batch.compose import check, compose, cut, join
-from trl_replay.fields import FieldTable
+from trl_replay.data.fields import FieldTable
 from trl_replay.serialization.wire import pack, unpack
 
 FIELDS = FieldTable(PAD)

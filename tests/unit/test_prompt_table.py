@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_replay.prompt_table import COLUMNS, PromptTable
+from trl_replay.data.prompt_table import COLUMNS, PromptTable
 
 OUTCOMES = st.lists(st.tuples(st.integers(0, 5), st.lists(st.booleans(), min_size=3, max_size=3)), max_size=30)
 

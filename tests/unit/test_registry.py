@@ -13,8 +13,8 @@ import pytest
 
 import trl_replay
 from trl_replay import ConfigurationError, EvictorSpec, PluginError, SamplerSpec, UnknownNameError, hookimpl
-from trl_replay.config import ReplayConfig
 from trl_replay.registry import BUILTIN, Registry
+from trl_replay.setup.config import ReplayConfig
 from trl_replay.strategies import Builtin
 from trl_replay.testing import make_context, make_table
 

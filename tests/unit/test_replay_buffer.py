@@ -11,7 +11,7 @@ from buffers import nothing
 
 from trl_replay import Group, ReplayError
 from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
-from trl_replay.fields import PIXELS
+from trl_replay.data.fields import PIXELS
 
 TEXT = frozenset({"prompt_ids", "completion_ids"})
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trl_replay import ReplayConfig
-from trl_replay.sizes import format_bytes, parse_bytes
+from trl_replay.base.sizes import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

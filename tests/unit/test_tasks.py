@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from trl_replay.tasks import Tasks, encoded, settled
+from trl_replay.data.tasks import Tasks, encoded, settled
 
 
 def key(**columns: Any) -> int:
@@ -105,7 +105,7 @@ def test_two_values_are_equal_where_their_texts_are(one: Any, other: Any) -> Non
 
 def test_a_key_is_the_same_in_another_process() -> None:
     row = {"prompt": "1=", "tests": {"b": [1.5, None], "a": "text"}, "seed": 3}
-    code = f"from trl_replay.tasks import Tasks; print(Tasks().key({row!r}))"
+    code = f"from trl_replay.data.tasks import Tasks; print(Tasks().key({row!r}))"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "7"}
     )

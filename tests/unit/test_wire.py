@@ -14,9 +14,9 @@ from batches import EXTRA, KEYS, make_batch
 from hypothesis import given, settings
 
 from trl_replay.batch.compose import cut, join
-from trl_replay.fields import FieldTable
+from trl_replay.data.fields import FieldTable
+from trl_replay.data.types import Group
 from trl_replay.serialization.wire import pack, packed_size, unpack
-from trl_replay.types import Group
 
 DTYPES = (
     torch.int8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,

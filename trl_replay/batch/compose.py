@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ..base.transfer import fetch
 from ..compat import REF_LOGPS
+from ..data.fields import ADVANTAGES, IMAGE_LAYOUTS, TOKEN_ADVANTAGES, TOKEN_TYPES, FieldSpec, FieldTable
+from ..data.types import Batch, Group, Ints, Placement
 from ..errors import BatchError
-from ..fields import ADVANTAGES, IMAGE_LAYOUTS, TOKEN_ADVANTAGES, TOKEN_TYPES, FieldSpec, FieldTable
-from ..transfer import fetch
-from ..types import Batch, Group, Ints, Placement
 from .images import check_images, compose_images, cut_images, join_images, take_images
 
 PROMPT_LENGTHS, COMPLETION_LENGTHS, SAME_PROMPT = "prompt lengths", "completion lengths", "same prompt"

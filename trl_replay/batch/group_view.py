@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from .. import compat
+from ..base.transfer import fetch
 from ..compat import STD_EPSILON
+from ..data.fields import ADVANTAGES, FieldTable
+from ..data.rewards import NOISE, bessel_std, have_equal_rewards, mean_of_scored, reward_noise, weighted_rewards
+from ..data.tasks import encoded, hashed
+from ..data.types import Batch, Bools, Floats, Groups, Ints
 from ..errors import BatchError, SeamError
-from ..fields import ADVANTAGES, FieldTable
-from ..rewards import NOISE, bessel_std, have_equal_rewards, mean_of_scored, reward_noise, weighted_rewards
-from ..tasks import encoded, hashed
-from ..transfer import fetch
-from ..types import Batch, Bools, Floats, Groups, Ints
 from .compose import loss_mask, row_lengths
 from .images import image_bytes, images_per_row
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from ..data.fields import PIXELS, TOKEN_TYPES, FieldTable
+from ..data.types import Batch, Group, Ints, Placement
 from ..errors import BatchError
-from ..fields import PIXELS, TOKEN_TYPES, FieldTable
-from ..types import Batch, Group, Ints, Placement
 
 COUNTS = ("num_images", "num_tiles")
 TOLD_BY = frozenset({"image_grid_thw", "image_position_ids", "num_tiles"})

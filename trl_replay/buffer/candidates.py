@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.transfer import Copies, begin, fetch
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
-from ..counters import Tally
-from ..fields import STORED_REWARDS, FieldTable
+from ..data.counters import Tally
+from ..data.fields import STORED_REWARDS, FieldTable
+from ..data.types import Floats, Group, Groups
 from ..serialization.wire import packed_size
-from ..transfer import Copies, begin, fetch
-from ..types import Floats, Group, Groups
 
 STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
 

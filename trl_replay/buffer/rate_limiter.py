@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..types import Bools, Groups
-from ..validation import ADAPTIVE
+from ..base.validation import ADAPTIVE
+from ..data.types import Bools, Groups
 
 MEMORY = 32
 """Generation batches over which the running pass rate averages (exponentially)."""

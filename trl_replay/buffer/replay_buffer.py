@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..base.sizes import format_bytes
+from ..base.transfer import fetch
+from ..data.fields import PIXELS
+from ..data.table import CORE, Table
+from ..data.types import Bools, Group, Ints
 from ..errors import ReplayError
-from ..fields import PIXELS
-from ..sizes import format_bytes
-from ..table import CORE, Table
-from ..transfer import fetch
-from ..types import Bools, Group, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from ..buffer.candidates import Candidate, PendingGroups
+from ..data.types import OF_GROUPS, Group, Groups
 from ..errors import CheckpointError, MismatchError
 from ..serialization import group_files
 from ..serialization.wire import pack, unpack
-from ..types import OF_GROUPS, Group, Groups
 from .save_id import FOLDER
 
 FORMAT = 1

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..batch.compose import join
 from ..buffer.candidates import Candidate, PendingGroups, logps_dtype, trainable_sums
-from ..fields import FieldTable
+from ..data.fields import FieldTable
+from ..data.types import Group, Groups, Ints
 from ..protocols import Columns, Division
-from ..types import Group, Groups, Ints
 from .format import RankState
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .. import assembly, compat
+from .. import compat
 from ..buffer.candidates import PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
-from ..counters import Tally
+from ..data.counters import Tally
+from ..data.types import Group, Groups
 from ..errors import CheckpointError, MismatchError
 from ..session import Session
+from ..setup import assembly
 from ..strategies.scope_choice import SCOPES
-from ..types import Group, Groups
 from . import format as files
 from .format import Identity, RankState, plain
 from .reshard import RankShard, Resharded, reshard

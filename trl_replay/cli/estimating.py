@@ -10,7 +10,7 @@ from .command import Command
 from .tables import make_console, make_table
 
 if TYPE_CHECKING:
-    from ..logged import Bounds
+    from ..advice.logged import Bounds
     from ..report.estimate import Estimate
 
 

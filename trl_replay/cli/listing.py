@@ -72,8 +72,8 @@ def _registry() -> Registry:
 
 
 def _strategies(known: Registry) -> Iterator[Offer]:
-    from ..arguments import arguments_of
-    from ..config import ReplayConfig
+    from ..base.arguments import arguments_of
+    from ..setup.config import ReplayConfig
     from ..specs import SPECS
 
     defaults = ReplayConfig()
@@ -113,7 +113,7 @@ def _plugins(known: Registry) -> Iterator[Offer]:
 
 def _arguments(plugin: object) -> str:
     """The arguments that a plugin is made with; empty if it takes none."""
-    from ..arguments import arguments_of
+    from ..base.arguments import arguments_of
 
     return "" if inspect.ismodule(plugin) else str(arguments_of(type(plugin)))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from ..config import ReplayConfig
 from ..errors import ConfigurationError
+from ..setup.config import ReplayConfig
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..counters import COUNTERS
+from ..data.counters import COUNTERS
+from ..data.types import Bools, Floats
 from ..protocols import Agreement
-from ..types import Bools, Floats
 
 MODES = ("runs", "is paused", "is detached")
 """States of replay on a process, in words, by mode."""

@@ -11,13 +11,12 @@ import numpy as np
 from ..batch.compose import check, join, take_rows
 from ..batch.group_view import blank, describe, with_environments
 from ..buffer.candidates import PendingGroups
-from ..components import Components
-from ..counters import COUNTERS, Tally
-from ..decision import RUNS, Decision
+from ..data.counters import COUNTERS, Tally
+from ..data.tasks import settled
+from ..data.types import Batch, Floats, Group, Ints
 from ..errors import SeamError
 from ..protocols import Agreement, Columns
-from ..tasks import settled
-from ..types import Batch, Floats, Group, Ints
+from ..setup.components import Components
 from .agreement import (
     Message,
     decision_message,
@@ -27,6 +26,7 @@ from .agreement import (
     reason_of_modes,
     unpacked_bits,
 )
+from .decision import RUNS, Decision
 from .row_layout import MISSING, RowLayout
 
 Made = TypeVar("Made")

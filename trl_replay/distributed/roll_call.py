@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import compat
 from ..errors import ConfigurationError, SeamError
 from ..protocols import Scope
-from ..settings import Settings
+from ..setup.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decision import Decision
+from ..data.fields import PIXELS
+from ..data.plan import Plan
+from ..data.table import Table
+from ..data.types import NONE, Bools, Group, Ints, Placement
 from ..errors import BatchError, SeamError
-from ..fields import PIXELS
-from ..plan import Plan
 from ..protocols import Arrival, Request
-from ..table import Table
-from ..types import NONE, Bools, Group, Ints, Placement
+from .decision import Decision
 
 _Value = TypeVar("_Value", bound=np.generic)
 NO_LENGTHS: Ints = np.empty(0, np.int64)

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import compat
+from ..data.types import Ints, Row
 from ..errors import SeamError
-from ..types import Ints, Row
 
 TRIES = 8
 LEAST_TRIES = 64

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..data.types import Batch, Bools, Floats, Groups, Ints
 from ..distributed.row_layout import RowLayout
-from ..types import Batch, Bools, Floats, Groups, Ints
 
 
 @dataclass(frozen=True, slots=True)

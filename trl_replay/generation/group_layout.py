@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..types import Bools, Ints
+from ..data.types import Bools, Ints
 
 _Rank = TypeVar("_Rank", int, Ints)
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..batch.compose import compose, cut, implied_values
 from ..batch.images import images_per_row, with_blank_images, without_images
+from ..data.fields import PIXELS, FieldTable
+from ..data.types import Batch, Groups, Ints
 from ..distributed.row_layout import RowLayout
 from ..errors import BatchError
-from ..fields import PIXELS, FieldTable
-from ..types import Batch, Groups, Ints
 from .generated import Generated
 
 KEPT = -1

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import compat
+from ..data.types import Context, InputsContext, Ints, Row
 from ..errors import SeamError
 from ..hooks import SessionHooks
-from ..types import Context, InputsContext, Ints, Row
 from .dataset_rows import Dataset, PromptSource, RowMemory, repeated
 from .group_layout import GroupLayout
 

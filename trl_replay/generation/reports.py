@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.types import Bools, Floats, Ints
 from ..distributed.agreement import Message
 from ..errors import SeamError
-from ..types import Bools, Floats, Ints
 from .generated import Generated
 from .group_layout import GroupLayout
 from .merging import KEPT

@@ -17,13 +17,13 @@ import torch
 
 from .. import compat
 from ..batch.group_view import AdvantageRule
-from ..components import Components
+from ..data.prompt_table import PromptTable
+from ..data.types import Batch, Context, Floats, Groups, Ints, Row
 from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
-from ..prompt_table import PromptTable
-from ..settings import Settings
-from ..types import Batch, Context, Floats, Groups, Ints, Row
+from ..setup.components import Components
+from ..setup.settings import Settings
 from .generated import Generated
 from .group_layout import GroupLayout
 from .merging import KEPT, merged

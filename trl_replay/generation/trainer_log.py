@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import compat
-from ..types import Ints
+from ..data.types import Ints
 
 Column: TypeAlias = tuple[str, ...]
 """A column of the table of completions: its name, or that of the mapping it stands in and its name there."""

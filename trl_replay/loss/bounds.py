@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..compat import LossForm
-from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
+from ..data.types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
 from .means import Means
 
 RATIO_LIMIT = 20.0

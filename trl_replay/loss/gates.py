@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
+from ..data.types import LOG_RATIO_LIMIT, Corrected, ReplayedRows
 from .bounds import row_means
 from .means import Means
 

@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from ..advice import DRIFT, GATED
+from ..advice.rules import DRIFT, GATED
 
 UPDATES, NEARLY_ALL = 8, 0.95
 """Updates with replayed rows, and the share of these rows without any weight at which it is told."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..transfer import fetch
+from ..base.transfer import fetch
 
 
 class Means:

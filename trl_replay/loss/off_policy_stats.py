@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..types import LOG_RATIO_LIMIT, ReplayedRows
+from ..data.types import LOG_RATIO_LIMIT, ReplayedRows
 
 
 class OffPolicyStats:

@@ -11,8 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..batch.compose import loss_mask
 from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from ..data.types import Corrected, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
-from ..types import Corrected, Placement, ReplayedRows
 from .bounds import Bounds
 from .micro_batch import MASKED, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..base.progress import KeptErrors
 from ..batch.compose import loss_mask
 from ..buffer.candidates import Candidate
 from ..compat import REF_LOGPS, LossForm
-from ..progress import KeptErrors
-from ..types import Batch, Placement
+from ..data.types import Batch, Placement
 from .fresh_stats import FreshStats
 from .handshake import Handshake
 from .micro_batch import COMPOSED, MASKED, ROWS, WITHOUT_KL, MicroBatch

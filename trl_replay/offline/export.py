@@ -13,12 +13,12 @@ import torch
 from .. import compat
 from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
-from ..components import Components
+from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
+from ..data.table import Table
+from ..data.tasks import Tasks
+from ..data.types import Group
 from ..errors import ReplayError
-from ..fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
-from ..table import Table
-from ..tasks import Tasks
-from ..types import Group
+from ..setup.components import Components
 from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
 from .schema import FINGERPRINT, TOKENS, reward_columns
 

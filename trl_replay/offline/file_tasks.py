@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from .. import compat
+from ..data.tasks import PROMPT_COLUMNS, Tasks
 from ..errors import SeamError
 from ..generation.dataset_rows import Dataset
-from ..tasks import PROMPT_COLUMNS, Tasks
 from .schema import FINGERPRINT, Row, own_column
 
 TASK = "trl_replay_task"

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import compat
+from ..base.validation import choice, require
 from ..batch.compose import cut
 from ..batch.group_view import describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
 from ..compat import STD_EPSILON
-from ..counters import Tally
+from ..data.counters import Tally
+from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
+from ..data.rewards import bessel_std, mean_of_scored, weighted_rewards
+from ..data.tasks import encoded, hashed, own
+from ..data.types import Batch, Bools, Floats, Group, Groups
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ReplayError
-from ..fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
 from ..protocols import Division
-from ..rewards import bessel_std, mean_of_scored, weighted_rewards
 from ..session import Session
-from ..tasks import encoded, hashed, own
-from ..types import Batch, Bools, Floats, Group, Groups
-from ..validation import choice, require
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, read_groups, source_name

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import compat
-from ..counters import Tally
+from ..base.sizes import counted
+from ..data.counters import Tally
+from ..data.fields import ADVANTAGES
+from ..data.rewards import weighted_rewards
+from ..data.types import Bools, Floats
 from ..errors import ReplayError
-from ..fields import ADVANTAGES
-from ..rewards import weighted_rewards
 from ..session import Session
-from ..sizes import counted
-from ..types import Bools, Floats
 from .export import PORTION
 from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, UNKNOWN, FileTasks
 from .schema import FINGERPRINT, TOKENS, Row, checked, compact, has_images, reward_columns

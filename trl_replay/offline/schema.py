@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .. import compat
+from ..data.fields import ADVANTAGES, FIELDS, LOGPS_KEYS
+from ..data.types import LARGEST_ADVANTAGE, Bools, Floats
 from ..errors import ReplayError
-from ..fields import ADVANTAGES, FIELDS, LOGPS_KEYS
-from ..types import LARGEST_ADVANTAGE, Bools, Floats
 
 Row = Mapping[str, Any]
 FINGERPRINT = "trl_replay_tokenizer"

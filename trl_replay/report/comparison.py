@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..advice.logged import DEAD, Log, is_number
+from ..base.sizes import counted
+from ..data.types import Floats
 from ..errors import ReplayError
-from ..logged import DEAD, Log, is_number
-from ..sizes import counted
-from ..types import Floats
 from .charts import Line, line_chart
 from .log import read_log
 from .page import DEAD_AFTER, render

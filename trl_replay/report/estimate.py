@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..advice import Advice, advise
-from ..config import ReplayConfig
+from ..advice.logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead_bounds, is_number
+from ..advice.rules import Advice, advise
 from ..errors import ReplayError
-from ..logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead_bounds, is_number
+from ..setup.config import ReplayConfig
 from .log import read_log
 
 

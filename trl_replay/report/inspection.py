@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
+from ..data.types import Floats
 from ..offline.export import Source, StoredEntry, of_checkpoint, rows_of
-from ..types import Floats
 
 SUMMARIZED = {
     "age": "age in updates",

@@ -9,11 +9,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from ..advice import advise
+from ..advice.logged import DEAD, DEAD_EXACT, Log, is_number, mean, points
+from ..advice.rules import advise
+from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
-from ..config import ReplayConfig
-from ..logged import DEAD, DEAD_EXACT, Log, is_number, mean, points
-from ..sizes import counted, format_bytes
+from ..setup.config import ReplayConfig
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, inspect
 from .log import buffer_in, read_log

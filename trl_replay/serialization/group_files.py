@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..types import Group
+from ..data.types import Group
 from .wire import pack, unpack
 
 

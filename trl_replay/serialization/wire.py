@@ -13,8 +13,8 @@ import zlib
 import numpy as np
 import torch
 
-from ..transfer import fetch
-from ..types import Group
+from ..base.transfer import fetch
+from ..data.types import Group
 
 PREFIX = 4
 """Bytes of a header's length."""

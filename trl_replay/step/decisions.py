@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from ..batch.group_view import AdvantageRule
 from ..buffer.candidates import Candidate, PendingGroups
-from ..components import Components
-from ..counters import Tally
-from ..decision import Admitted, Decision
+from ..data.counters import Tally
+from ..data.plan import Plan
+from ..data.table import Table
+from ..data.types import Bools, Context, Floats, Groups, Ints
+from ..distributed.decision import Admitted, Decision
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
-from ..plan import Plan
-from ..settings import Settings
+from ..setup.components import Components
+from ..setup.settings import Settings
 from ..strategies.treatments import all_wrong
-from ..table import Table
-from ..types import Bools, Context, Floats, Groups, Ints
 from .mixing import Mixing
 from .stages import FreshBatch
 

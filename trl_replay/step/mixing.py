@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..batch.group_view import TINY, AdvantageRule, teach_nothing
-from ..components import Components
-from ..counters import Tally
+from ..data.counters import Tally
+from ..data.plan import Plan
+from ..data.rewards import reward_noise
+from ..data.table import Table
+from ..data.types import NONE, Bools, Context, Floats, Groups, Ints
 from ..errors import ConfigurationError, SeamError
-from ..plan import Plan
-from ..rewards import reward_noise
-from ..settings import Settings
-from ..table import Table
-from ..types import NONE, Bools, Context, Floats, Groups, Ints
+from ..setup.components import Components
+from ..setup.settings import Settings
 from .stages import FreshBatch
 
 

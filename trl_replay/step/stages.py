@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from ..batch.group_view import AdvantageRule
+from ..data.types import Batch, Groups
 from ..distributed.row_layout import RowLayout
-from ..types import Batch, Groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import torch
 from .. import compat
 from ..batch.compose import compose, cut, with_stored_fields
 from ..buffer.candidates import Candidate, logps_dtype, with_rewards
-from ..components import Components
-from ..decision import Decision
+from ..data.plan import FRESH, Plan
+from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
+from ..distributed.decision import Decision
 from ..distributed.row_layout import RowLayout
 from ..errors import ConfigurationError
 from ..loss.micro_batch import COMPOSED, EXCLUDED, MASKED, WITHOUT_KL
-from ..plan import FRESH, Plan
-from ..types import Batch, Bools, Floats, Group, Groups, Placement
+from ..setup.components import Components
 from .stages import FreshBatch
 
 

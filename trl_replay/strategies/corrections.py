@@ -21,9 +21,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..base.validation import choice, number, require, share
+from ..data.types import LOG_RATIO_LIMIT, Context, Corrected, ReplayedRows
 from ..protocols import Correction
-from ..types import LOG_RATIO_LIMIT, Context, Corrected, ReplayedRows
-from ..validation import choice, number, require, share
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..table import LARGEST, Table
-from ..types import Context, Floats
+from ..data.table import LARGEST, Table
+from ..data.types import Context, Floats
 
 
 def heap(table: Table, context: Context) -> NDArray[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import validation
+from ..base import validation
+from ..data.table import Table
+from ..data.types import NONE, Context, Groups, Ints
 from ..protocols import Mixer
-from ..table import Table
-from ..types import NONE, Context, Groups, Ints
 
 
 def whole(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..table import Table, weighted_sample
-from ..types import Context, Floats, Ints
-from ..validation import choice, number, require, whole
+from ..base.validation import choice, number, require, whole
+from ..data.table import Table, weighted_sample
+from ..data.types import Context, Floats, Ints
 
 ALPHA = number("a finite number of at least 0", least=0.0)
 

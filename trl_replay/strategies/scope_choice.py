@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..sizes import counted
+from ..base.sizes import counted
 
 SCOPES = ("process", "gathered", "sharded")
 """The built-in ones."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.validation import require, whole
+from ..data.table import Table
+from ..data.types import Floats, Group, Ints
 from ..protocols import Agreement, Arrival, Columns, Division, Load, Request, Scope
-from ..table import Table
-from ..types import Floats, Group, Ints
-from ..validation import require, whole
 
 if TYPE_CHECKING:
     import torch

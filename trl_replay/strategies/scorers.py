@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..base.validation import number, require, share
+from ..data.rewards import pass_rates
+from ..data.types import Context, Floats, Groups
 from ..protocols import Scorer
-from ..rewards import pass_rates
-from ..types import Context, Floats, Groups
-from ..validation import number, require, share
 
 
 def advantage_std(groups: Groups, context: Context) -> Floats:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..base.validation import number, require, unusable
+from ..data.rewards import pass_rates
+from ..data.types import Bools, Context, Floats, Groups, Ints
 from ..protocols import Selector
-from ..rewards import pass_rates
-from ..types import Bools, Context, Floats, Groups, Ints
-from ..validation import number, require, unusable
 
 PART = number("a share above 0 and at most 1", above=0.0, most=1.0)
 

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..plan import Plan
-from ..types import Bools, Context, Groups
+from ..data.plan import Plan
+from ..data.types import Bools, Context, Groups
 
 Treatment: TypeAlias = Callable[[Plan, Groups, Context], None]
 

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from .. import compat
-from ..assembly import assemble, idle_components
-from ..config import ReplayConfig
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
 from ..offline.export import export, read_entry
-from ..preflight import misgivings, preflight
 from ..session import Session
-from ..settings import resolve, settle_scope
+from ..setup.assembly import assemble, idle_components
+from ..setup.config import ReplayConfig
+from ..setup.preflight import misgivings, preflight
+from ..setup.settings import resolve, settle_scope
 from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
 _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..bootstrap.sitecustomize import TRAINER_MODULE, VARIABLE, WhenImported, report
-from ..config import ReplayConfig
 from ..errors import ReplayError
+from ..setup.config import ReplayConfig
 
 
 @dataclass(eq=False)

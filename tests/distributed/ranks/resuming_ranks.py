@@ -17,7 +17,7 @@ from support import weights_hash
 from teacher import rows_of
 
 import trl_replay
-from trl_replay.types import Group
+from trl_replay.data.types import Group
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

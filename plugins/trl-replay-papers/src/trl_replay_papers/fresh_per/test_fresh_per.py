@@ -28,7 +28,7 @@ def test_a_groups_priority_is_its_mean_reward_without_its_sign() -> None:
 def test_weights_are_pers_with_a_growing_exponent() -> None:
     import torch
 
-    from trl_replay.types import ReplayedRows
+    from trl_replay.data.types import ReplayedRows
 
     correct = (
         registry().resolve("correction", SETTINGS["replay_correction"], SETTINGS["replay_correction_kwargs"]).make()

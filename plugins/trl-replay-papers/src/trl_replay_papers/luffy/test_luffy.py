@@ -57,9 +57,9 @@ def test_it_says_why_a_slot_gets_no_trace(tmp_path: Any) -> None:
 
 
 def test_its_weight_is_the_slope_of_the_shaped_ratio(tmp_path: Any) -> None:
+    from trl_replay.data.types import ReplayedRows
     from trl_replay.registry import registry
     from trl_replay.testing import make_context, make_table
-    from trl_replay.types import ReplayedRows
     from trl_replay_papers.luffy import SETTINGS
 
     correct = (

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from trl_replay.data.types import ReplayedRows
 from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_table
-from trl_replay.types import ReplayedRows
 from trl_replay_papers.m2po import SETTINGS
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ResultError
+from ..errors import ResultError
 from .types import Floats
 
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio")

@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import compat
-from .buffer.rate_limiter import RateLimiter, RateLimits
-from .buffer.replay_buffer import Limits, ReplayBuffer
+from .. import compat
+from ..buffer.rate_limiter import RateLimiter, RateLimits
+from ..buffer.replay_buffer import Limits, ReplayBuffer
+from ..data.fields import FieldTable
+from ..data.tasks import Tasks
+from ..errors import ConfigurationError
+from ..hooks import SessionHooks
+from ..loss.bounds import Bounds
+from ..loss.gates import Gates
+from ..protocols import Stateful
+from ..registry import Plugin
+from ..specs import Kind
+from ..strategies.scopes import ProcessScope
+from ..strategies.treatments import treatments
 from .components import Components
-from .errors import ConfigurationError
-from .fields import FieldTable
-from .hooks import SessionHooks
-from .loss.bounds import Bounds
-from .loss.gates import Gates
-from .protocols import Stateful
-from .registry import Plugin
 from .rehearsal import Rehearsal, rehearse
 from .settings import Settings
-from .specs import Kind
-from .strategies.scopes import ProcessScope
-from .strategies.treatments import treatments
-from .tasks import Tasks
 
 CALLED: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "correction")
 """Kinds of strategies that are called as functions."""

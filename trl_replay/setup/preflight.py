@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from . import compat
+from .. import compat
+from ..base.sizes import format_bytes
+from ..errors import RefusedError
+from ..protocols import Scope
 from .components import Components
-from .errors import RefusedError
-from .protocols import Scope
 from .settings import Settings
-from .sizes import format_bytes
 
 TOKEN_BYTES = 6
 """Of a stored completion token at least: its id, and its log-prob as bfloat16."""

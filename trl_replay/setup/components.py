@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .buffer.rate_limiter import RateLimiter
-from .buffer.replay_buffer import ReplayBuffer
-from .errors import CheckpointError
-from .fields import FieldTable
-from .hooks import SessionHooks
-from .loss.bounds import Bounds
-from .loss.gates import Gates
-from .progress import Clock, KeptErrors
-from .protocols import Scope, Stateful
-from .table import Table
-from .tasks import Tasks
-from .types import Context
+from ..base.progress import Clock, KeptErrors
+from ..buffer.rate_limiter import RateLimiter
+from ..buffer.replay_buffer import ReplayBuffer
+from ..data.fields import FieldTable
+from ..data.table import Table
+from ..data.tasks import Tasks
+from ..data.types import Context
+from ..errors import CheckpointError
+from ..hooks import SessionHooks
+from ..loss.bounds import Bounds
+from ..loss.gates import Gates
+from ..protocols import Scope, Stateful
 
 
 @dataclass(slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .counters import Tally
-from .plan import Plan
-from .protocols import Arrival
-from .types import Group
+from ..data.counters import Tally
+from ..data.plan import Plan
+from ..data.types import Group
+from ..protocols import Arrival
 
 RUNS, PAUSED, DETACHED = range(3)
 """States of replay on a process: all must have the same."""

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
-from .errors import ConfigurationError
-from .plain import in_json
-from .registry import registry
-from .sizes import parse_bytes
-from .specs import Kind
-from .validation import (
+from ..base.plain import in_json
+from ..base.sizes import parse_bytes
+from ..base.validation import (
     ADAPTIVE,
     AUTO,
     STRATEGY_KINDS,
@@ -37,6 +34,9 @@ from .validation import (
     unusable,
     whole,
 )
+from ..errors import ConfigurationError
+from ..registry import registry
+from ..specs import Kind
 
 
 class _DefaultText(str):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
 from .rewards import weighted_rewards
 
 COLUMNS: dict[str, Any] = {

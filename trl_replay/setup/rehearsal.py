@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import ConfigurationError, HookError, ResultError
-from .hooks import SessionHooks
-from .registry import Strategy
-from .specs import Kind
-from .table import Table
-from .types import NONE, Context, Groups, Ints, ReplayedRows
+from ..data.table import Table
+from ..data.types import NONE, Context, Groups, Ints, ReplayedRows
+from ..errors import ConfigurationError, HookError, ResultError
+from ..hooks import SessionHooks
+from ..registry import Strategy
+from ..specs import Kind
 
 ENTRIES, SLOTS = 6, 3
 """Entries of the made-up buffer, and slots of the made-up batch."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-from . import compat
+from .. import compat
+from ..base.validation import AUTO, STRATEGY_KINDS, unusable
+from ..data.fields import FieldSpec
+from ..registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
+from ..specs import Kind
+from ..strategies.scope_choice import choose_scope
 from .config import RULES, ReplayConfig
-from .fields import FieldSpec
-from .registry import BUILTIN, PLUGIN_ARGUMENTS, Plugin, Registry, Strategy, registry
-from .specs import Kind
-from .strategies.scope_choice import choose_scope
-from .validation import AUTO, STRATEGY_KINDS, unusable
 
 WITHOUT_BUFFER = ("trl_replay_advantages", "trl_replay_inputs", "trl_replay_plan")
 """Hooks of plugins that need no buffer."""
@@ -87,7 +87,7 @@ class Settings:
         equal["replay_plugins"] = [f"{plugin.name} ({plugin.distribution})" for plugin in self.plugins]
         equal["replay_warm_start"] = "a file" if self.config.replay_warm_start else None
         equal["batch keys of plugins"] = [repr(field) for field in self.fields]
-        equal["trl_replay"] = import_module(__package__).__version__
+        equal["trl_replay"] = import_module("trl_replay").__version__
         if one_buffer:
             equal["replay_max_bytes"] = self.config.max_bytes
         if one_buffer or self.chooses_prompts:

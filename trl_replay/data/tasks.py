@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
 
 PROMPT_COLUMNS = ("prompt", "image", "images")
 """Columns of a row's prompt, in TRL's terms."""

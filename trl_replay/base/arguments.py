@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigurationError
-from .specs import Kind
+from ..errors import ConfigurationError
+from ..specs import Kind
 
 GIVEN: Mapping[str, int] = {"scope": 1}
 """Number of arguments that a session itself gives a factory, before the user's: a scope's accelerator."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeAlias, TypeGuard
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
+from ..specs import Kind
 from .sizes import parse_bytes
-from .specs import Kind
 
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction")
 

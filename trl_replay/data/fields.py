@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .errors import BatchError, ConfigurationError
+from ..errors import BatchError, ConfigurationError
 
 Layout = Literal["prompt", "completion", "sequence", "row", "scalar", "count", "image", "tile", "pixels"]
 LAYOUTS: tuple[Layout, ...] = ("prompt", "completion", "sequence", "row", "scalar", "image", "tile")
