@@ -43,7 +43,7 @@ WHOLE = "iu"
 """NumPy's dtype kinds of whole numbers."""
 
 
-class SessionHooks:
+class CheckedHooks:
     """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`, as they
     were `made`."""
 

@@ -30,10 +30,10 @@ from .distributed.row_layout import RowLayout
 from .errors import ReplayError, SeamError
 from .generation.generated import Generated
 from .generation.rounds import Rounds, Score
+from .loss.denominator import Denominator
 from .loss.handshake import Handshake
 from .loss.mask_watch import MaskWatch
 from .loss.micro_batch import ROWS
-from .loss.row_mask import Denominator
 from .loss.supply import Supply
 from .loss.tap import Tap
 from .protocols import Scope
@@ -41,8 +41,8 @@ from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
 from .step.decisions import Decisions
-from .step.stages import FreshBatch
-from .step.template import Template
+from .step.fresh_batch import FreshBatch
+from .step.template import IterationTemplate
 from .step.training_batch import (
     collect,
     compose_batch,
@@ -96,13 +96,13 @@ class Session:
         self.buffer = components.buffer
         self.metrics: dict[str, float] = {}
         self.totals = Totals()
-        self.handshake = Handshake(components.forward)
+        self.handshake = Handshake(components.beside_the_tap)
         self.supply = Supply(self._correct, components.bounds, components.token_weights)
         self.mask_watch = MaskWatch(self._describe_mask)
         self.tap = Tap(
             self.supply,
             components.num_generations,
-            components.forward,
+            components.beside_the_tap,
             self.handshake,
             components.errors,
             components.bounds.form,
@@ -110,12 +110,12 @@ class Session:
         )
         self.communicator = Communicator(components, int(trainer.accelerator.process_index))
         self.rounds = self._rounds() if enabled else None
-        self.decide = Decisions(components, self.handshake, self.context, settings)
+        self.decisions = Decisions(components, self.handshake, self.context, settings)
         self.roll_call = roll_call_of(trainer, settings, components.scope)
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
-        self.template: Template | None = None
+        self.template: IterationTemplate | None = None
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
 
@@ -302,7 +302,7 @@ class Session:
         pending = self.carry.take()
         rows = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
         fresh = self._fresh(self._generate_again(batch, rows, score))
-        decide = partial(self.decide.fill_batch, fresh, pending, self.carry.collected_at)
+        decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
         payload = self.communicator.move(fresh.rows, agreed.decision)
         return self._train_on(fresh, agreed, payload, started)
@@ -312,11 +312,11 @@ class Session:
         """Tells whether iterations 2 … `num_iterations` draw groups of their own."""
         return self.enabled and self.settings.iterates
 
-    def iterate(self, template: Template) -> Batch | None:
+    def iterate(self, template: IterationTemplate) -> Batch | None:
         """Begin a further iteration of a generation batch, on all processes together.
 
         Args:
-            template ([`Template`]): The generation batch.
+            template ([`IterationTemplate`]): The generation batch.
 
         Returns:
             A batch of groups drawn anew. None where no process drew any, or replay is paused or detached: the composed
@@ -331,7 +331,7 @@ class Session:
         fresh = template.fresh
         rows = self.communicator.share(None, rows.count, pending)
         iteration = compat.iteration(self.trainer)
-        decide = partial(self.decide.fill_iteration, fresh, rows, pending, self.carry.collected_at, iteration)
+        decide = partial(self.decisions.fill_iteration, fresh, rows, pending, self.carry.collected_at, iteration)
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
         payload = self.communicator.move(rows, agreed.decision)
         self._count_iteration(agreed)
@@ -368,7 +368,7 @@ class Session:
     def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Decision:
         """Decides what is left at the end of training."""
         tally = Tally()
-        return Decision(tally, self.decide.settle(pending, rows, [], tally))
+        return Decision(tally, self.decisions.settle(pending, rows, [], tally))
 
     def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
         """The batch, with further groups in the slots of dead ones where that is set."""
@@ -393,7 +393,7 @@ class Session:
         counting = self.components.counting
         self.buffer.table.reward_weights = setup.weights
         self.buffer.table.counting = counting
-        return self.decide.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update, counting))
+        return self.decisions.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update, counting))
 
     def _fresh(self, generated: Generated) -> FreshBatch:
         """The batch with all that decisions need: old log-probs where the loss goes around the tap, log-probs that
@@ -405,9 +405,9 @@ class Session:
         of_tokens = self.components.fields.has_token_advantages(batch)
         recorded = None
         with self.components.errors.keeping():
-            if self.components.forward:
+            if self.components.beside_the_tap:
                 batch = compat.with_old_logps(self.trainer, batch)
-            if self.components.records:
+            if self.components.forwards_to_record:
                 recorded = compat.forward_logps(self.trainer, batch)
         with self.components.errors.keeping():
             batch = write_advantages(batch, rows, generated.fresh, of_tokens)
@@ -421,7 +421,7 @@ class Session:
             keys=rows.takes(self.components.fields.stored_keys(batch)),
             recorded=recorded,
             reference=reference,
-            known=recorded is not None or compat.OLD_LOGPS in batch,
+            logps_known=recorded is not None or compat.OLD_LOGPS in batch,
         )
 
     def _train_on(
@@ -434,7 +434,7 @@ class Session:
         if (
             self.iterates and not self.settings.config.replay_dry_run
         ):  # whatever fails below: all ranks come to the next iteration
-            self.template = Template(fresh.emptied(), self.tap.expected)
+            self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
         try:
             composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
             candidates = collect(fresh, agreed.decision.candidates, self.components, self.carry.serial)

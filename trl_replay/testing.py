@@ -30,7 +30,7 @@ from .data.prompt_table import PromptTable
 from .data.table import COLUMNS, ROW_COLUMNS, Table
 from .data.types import Context, Corrected, Floats, Groups, InputsContext, Ints, ReplayedRows, Row
 from .generation.dataset_rows import LEAST_TRIES, TRIES
-from .hooks import SessionHooks
+from .hooks import CheckedHooks
 from .protocols import Correction, Evictor, Mixer, Sampler, Scorer, Selector
 from .registry import Plugin, register, unregister
 from .setup.rehearsal import made_up_groups, made_up_rows, made_up_table
@@ -144,9 +144,9 @@ SCORES: dict[str, Sequence[float]] = {
 REWARDS: list[list[float]] = [[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]]
 
 
-def _called(kind: Kind, strategy: Any) -> SessionHooks:
+def _called(kind: Kind, strategy: Any) -> CheckedHooks:
     """The strategy as a session calls it, which refuses results of another shape or kind."""
-    return SessionHooks([], {}, {kind: strategy})
+    return CheckedHooks([], {}, {kind: strategy})
 
 
 class ScorerContract:
@@ -397,9 +397,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _hooks_of(contract: Any) -> SessionHooks:
+def _hooks_of(contract: Any) -> CheckedHooks:
     """The hooks of a new plugin as a session calls them."""
-    return SessionHooks([Plugin(UNDER_TEST, contract.plugin(), "a test", frozenset())], {}, {})
+    return CheckedHooks([Plugin(UNDER_TEST, contract.plugin(), "a test", frozenset())], {}, {})
 
 
 def _assert_same(table: Table, before: Table) -> None:

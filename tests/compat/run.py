@@ -43,7 +43,7 @@ def paths_of(name: str) -> list[str]:
 
 TESTS = (
     *(path for name in FILES for path in paths_of(name)),
-    "tests/checkpoint/test_seam.py::test_the_buffer_is_rotated_with_the_checkpoint",
+    "tests/checkpoint/test_saving.py::test_the_buffer_is_rotated_with_the_checkpoint",
     "tests/trainer/test_hooks.py::test_a_key_that_a_plugin_declares_travels_with_its_group",
 )
 LEFT_OUT = ("test_2_and_34_",)  # an evictor's order

@@ -19,7 +19,7 @@ from support import DEAD, HALF, LIVE, Rewards, Spy
 import trl_replay
 from trl_replay.batch.compose import with_reference
 from trl_replay.data.types import Batch
-from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.session import Session
 from trl_replay.testing import make_model, make_tokenizer
 
@@ -60,7 +60,7 @@ class Checked(Spy):
                 rows, logps, entropies, inputs.rows.tolist(), strict=True
             ):
                 if not flags & EXCLUDED:
-                    by_hand.append(self.as_trained(as_row(row, of_row, entropy), number < 0, bool(flags & MASKED)))
+                    by_hand.append(self.as_trained(as_row(row, of_row, entropy), number < 0, bool(flags & SILENT)))
             excluded = (self.watch.steps[-1][1][ROWS][:, 1] & EXCLUDED).ne(0).double().mean()
             count = len(inputs.rows) * (1 - float(excluded))
             self.expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count)

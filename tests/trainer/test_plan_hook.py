@@ -16,7 +16,7 @@ from support import DEAD, HALF, LIVE, Rewards, record
 
 import trl_replay
 from trl_replay import HookError, ResultError, hookimpl
-from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS, WITHOUT_KL
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT, WITHOUT_KL
 from trl_replay.testing import make_trainer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text()
@@ -70,7 +70,7 @@ def test_rows_that_a_plan_masks_train_nothing_fresh_or_stored_and_are_in_no_deno
     check_losses(trainer)
     lengths = [out["completion_mask"].sum(dim=1) for _, out in watch.steps]
     for of_step, flags in zip(lengths, flags_of(watch.steps), strict=True):
-        masked = [bool(flag & EXCLUDED and flag & MASKED) for flag in flags]
+        masked = [bool(flag & EXCLUDED and flag & SILENT) for flag in flags]
         assert masked == [int(length) % 3 == 0 for length in of_step]
     assert session.metrics["replay/masked_rows_fraction"] > 0
     assert not session.buffer.table.row_masked.any(), "what a plan masks is stored as it was generated"
@@ -149,7 +149,7 @@ def test_silent_rows_count_in_the_denominator_and_changed_advantages_are_trained
     stored = session.buffer.table.row_advantage
     for before, after in steps:
         flags = after[ROWS][:, 1].view(3, 4)
-        assert (flags[:, 0] & (MASKED | EXCLUDED)).tolist() == [MASKED] * 3
+        assert (flags[:, 0] & (SILENT | EXCLUDED)).tolist() == [SILENT] * 3
         fresh = after[ROWS][:, 0] >= 0
         assert torch.allclose(after["advantages"][fresh], before["advantages"][fresh] * 0.5)
         for advantages in after["advantages"].view(3, 4)[~fresh.view(3, 4).any(dim=1)]:

@@ -17,7 +17,7 @@ from support import DEAD, HALF, LIVE, LOSSES, Rewards, logged, record
 from transformers import TrainerCallback
 
 import trl_replay
-from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD], [DEAD, DEAD, DEAD])
@@ -236,7 +236,7 @@ def test_a_batch_of_a_further_iteration_holds_distinct_stored_groups_and_empty_s
     for batch, groups in zip(drawn, (1, 2), strict=True):  # live groups so far: each may stand in a batch once
         stored = batch[ROWS][:, 0] < 0
         assert int(stored.sum()) == 4 * groups
-        empty = (batch[ROWS][:, 1] & (MASKED | EXCLUDED)) == MASKED | EXCLUDED
+        empty = (batch[ROWS][:, 1] & (SILENT | EXCLUDED)) == SILENT | EXCLUDED
         assert torch.equal(empty, ~stored)
         assert int(batch["num_items_in_batch"]) == int(batch["completion_mask"][stored].sum())
         assert len(set(map(tuple, batch["completion_ids"][stored].tolist()))) == 4 * groups

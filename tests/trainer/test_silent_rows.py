@@ -10,7 +10,7 @@ from methods import EVERY_GROUP, SAME_PROMPT
 from support import DEAD, HALF, Rewards, record, replayed, tokens_of_replayed, truncating
 
 import trl_replay
-from trl_replay.loss.micro_batch import MASKED, ROWS
+from trl_replay.loss.micro_batch import ROWS, SILENT
 from trl_replay.testing import make_trainer
 
 SIZE = 4
@@ -182,7 +182,7 @@ def test_65_a_hook_decides_again_which_rows_of_a_mixed_group_are_masked(
     _, after = steps[1]
     rows = after[ROWS].view(3, SIZE, 2)
     assert (rows[:, :, 0] < 0).tolist() == [[False, True, False, False]] * 3
-    masked = (rows[:, :, 1] & MASKED).bool()
+    masked = (rows[:, :, 1] & SILENT).bool()
     assert masked.tolist() == [[row == longest for row in range(SIZE)]] * 3
     trained_tokens = after["completion_mask"][~masked.flatten()].sum()
     assert int(after["num_items_in_batch"]) == int(trained_tokens)

@@ -111,7 +111,7 @@ def test_every_repetition_is_a_copy() -> None:
 
 
 def test_rows_are_found_in_memory_and_then_in_the_dataset(monkeypatch: Any) -> None:
-    monkeypatch.setattr(dataset_rows, "MEMORY", 2)
+    monkeypatch.setattr(dataset_rows, "ROWS_REMEMBERED", 2)
     memory = RowMemory(None)
     rows = [{"prompt": f"made up {number}"} for number in range(3)]
     keys = [prompt_key(row) for row in rows]

@@ -15,13 +15,13 @@ DEAD = "frac_reward_zero_std"
 """TRL's metric of the share of dead groups; a run with replay logs an exact one."""
 DEAD_EXACT = "replay/dead_fraction"
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
-LARGEST = 2**53
+LARGEST_WHOLE = 2**53
 """Numbers beyond it have no place on an axis."""
 
 
 def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value can be drawn: neither a text nor NaN, infinite or huge."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_WHOLE
 
 
 def points(log: Log, key: str) -> list[tuple[float, float]]:

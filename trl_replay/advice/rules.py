@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, dead_bounds, is_number, mean
 
-PART, FEWEST, LEAST = 0.25, 8, 4
+LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
 REPLACED, DEAD_AFTER, GATED = "replay/replaced_fraction", "replay/dead_fraction_after", "replay/gated_fraction"
 DRIFT, ESS, RATIO, SIZE = "replay/drift_mean", "replay/ess", "replay/ratio_mean", "replay/size"
@@ -217,7 +217,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     entries = [entry for entry in log if DEAD in entry and is_number(entry.get("step"))]
     if len(entries) < FEWEST:
         return [], {}
-    last = [{**_without_replay(entry), **entry} for entry in entries[-max(int(PART * len(entries)), LEAST) :]]
+    last = [{**_without_replay(entry), **entry} for entry in entries[-max(int(LAST_PART * len(entries)), LEAST) :]]
     names = {name for entry in last for name in entry if name.startswith("replay/")}
     means = {name: mean(last, name) for name in names}
     attached = any(DEAD_EXACT in entry for entry in entries)

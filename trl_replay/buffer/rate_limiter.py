@@ -9,9 +9,9 @@ from typing import Any
 from ..base.validation import ADAPTIVE
 from ..data.types import Bools, Groups
 
-MEMORY = 32
+PASS_RATE_BATCHES = 32
 """Generation batches over which the running pass rate averages (exponentially)."""
-SPARSE, EVIDENCE, ENOUGH, PATIENCE, PART = 0.1, 40, 16, 4, 4
+SPARSE, EVIDENCE, ENOUGH, PATIENCE, RUN_PART = 0.1, 40, 16, 4, 4
 """With `replay_start="adaptive"`: rewards are sparse as long as less than this share of the groups seen were live; so
 many groups count as seen from the first batch on. Then replay waits until so many groups were stored, or a quarter of
 the buffer's size, as long as live groups keep coming: within so many times their mean distance. It never waits longer
@@ -68,7 +68,7 @@ class RateLimiter:
         rate = int(passed.sum()) / scored
         if self.pass_rate is None:
             self.pass_rate = rate
-        self.pass_rate += (rate - self.pass_rate) / MEMORY
+        self.pass_rate += (rate - self.pass_rate) / PASS_RATE_BATCHES
         self.seen += len(fresh)
         live = len(fresh) - int(fresh.dead.sum())
         if live:
@@ -99,7 +99,7 @@ class RateLimiter:
         has_begun = self.prefilled or self.drawn > 0
         if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
             return False
-        too_late = self.planned > 0 and update >= self.planned // PART
+        too_late = self.planned > 0 and update >= self.planned // RUN_PART
         return not too_late and self._is_sparse() and self._live_groups_keep_coming()
 
     def _is_sparse(self) -> bool:

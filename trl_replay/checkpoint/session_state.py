@@ -241,7 +241,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})
     _fill(session, resharded.payload(), take)
     session.carry.serial = resharded.next_serial
-    _settle(session, resharded, take, mine)
+    _offer_candidates(session, resharded, take, mine)
 
 
 def _named(session: Session, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -265,14 +265,14 @@ def empty(session: Session) -> None:
 
 def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
     """Let entries leave that a smaller buffer than then has no room for, and take the payload of the others."""
-    session.decide.trim()
+    session.decisions.trim()
     kept = set(session.buffer.table.serial.tolist())
     for serial, group in payload:
         if serial in kept:
             session.buffer.receive({serial: take(group)})
 
 
-def _settle(session: Session, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:
+def _offer_candidates(session: Session, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:
     """Offer candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally = Tally()
     table = session.buffer.table
@@ -281,7 +281,9 @@ def _settle(session: Session, resharded: Resharded, take: Callable[[Group], Grou
     if ready:
         groups = _scored_as_today(Groups.concatenate([one.view for one in ready]), then, session)
         sizes = [one.group.nbytes for one in ready]
-        kept = session.decide.offer(groups, [one.serial for one in ready], sizes, [one.keys for one in ready], tally)
+        kept = session.decisions.offer(
+            groups, [one.serial for one in ready], sizes, [one.keys for one in ready], tally
+        )
         for one in ready:
             if one.serial not in kept:
                 continue

@@ -43,7 +43,7 @@ ROW_COLUMNS: dict[str, Any] = {
 }
 """Columns of shape `(n, G)`, one value a row of the group (of `row_rewards` one a reward function, too)."""
 CORE = frozenset({*COLUMNS, *ROW_COLUMNS})
-LARGEST = 1e301
+LARGEST_SCORE = 1e301
 """Weights below it have finite sums, of ten million entries, too."""
 
 

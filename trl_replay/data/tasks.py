@@ -139,13 +139,13 @@ def own(*numbers: int) -> int:
     return -1 - hashed(encoded(numbers))
 
 
-def settled(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, *moment: int) -> NDArray[np.int64]:
+def task_of_group(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, *moment: int) -> NDArray[np.int64]:
     """Return the task of each row's group: that of all its rows or, where they differ, one that no other group has.
 
     Args:
         tasks (`(B,)` int64): As each process knows them.
         rows (`(B,)` int64): Their indices among the rows of all processes.
-        size (`int`): Rows of a group. Nothing is settled if these are not whole groups.
+        size (`int`): Rows of a group. Nothing is task_of_group if these are not whole groups.
         *moment (`int`): No other generation has these numbers.
     """
     if len(tasks) % size:

@@ -12,7 +12,7 @@ from ..batch.compose import check, join, take_rows
 from ..batch.group_view import blank, describe, with_environments
 from ..buffer.candidates import PendingGroups
 from ..data.counters import COUNTERS, Tally
-from ..data.tasks import settled
+from ..data.tasks import task_of_group
 from ..data.types import Batch, Floats, Group, Ints
 from ..errors import SeamError
 from ..protocols import Agreement, Columns
@@ -133,7 +133,7 @@ class Communicator:
         update = self._components.clock.update
         shared: Columns = self._components.scope.share(local)
         self._shares += 1
-        prompt = settled(shared["prompt"], shared["row"], size, update, self._shares)
+        prompt = task_of_group(shared["prompt"], shared["row"], size, update, self._shares)
         return RowLayout({**shared, "prompt": prompt}, local, size)
 
     def agree(

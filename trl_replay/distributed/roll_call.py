@@ -38,7 +38,7 @@ OF_TRAINER = (
 """Settings of `GRPOConfig` that must be equal, or ranks wait for each other or train on a mixture."""
 PATIENCE = 30.0
 """Seconds after which a process that waits says for whom."""
-SHOWN = 8
+RANKS_SHOWN = 8
 """Ranks that are named, of more."""
 
 
@@ -184,7 +184,7 @@ def _differences(told: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
 
 def _ranks(numbers: Sequence[int]) -> str:
     """`rank 0`, `ranks 0, 2`, and of many the first ones."""
-    shown = ", ".join(map(str, numbers[:SHOWN])) + (", …" if len(numbers) > SHOWN else "")
+    shown = ", ".join(map(str, numbers[:RANKS_SHOWN])) + (", …" if len(numbers) > RANKS_SHOWN else "")
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 

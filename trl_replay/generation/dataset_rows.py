@@ -17,7 +17,7 @@ from ..errors import SeamError
 TRIES = 8
 LEAST_TRIES = 64
 """Rows that are looked at for each that is wanted, and at least: a dataset may repeat a few prompts many times."""
-MEMORY = 1024
+ROWS_REMEMBERED = 1024
 """Raw rows that are kept for `prompt_rows`; others are looked up in the dataset."""
 
 
@@ -209,7 +209,7 @@ class RowMemory:
         """Keep a row, which nobody else may change."""
         self._rows[key] = row
         self._rows.move_to_end(key)
-        if len(self._rows) > MEMORY:
+        if len(self._rows) > ROWS_REMEMBERED:
             self._rows.popitem(last=False)
 
     def find(self, keys: Sequence[int]) -> list[Row]:

@@ -13,7 +13,7 @@ import numpy as np
 from .. import compat
 from ..data.types import Context, InputsContext, Ints, Row
 from ..errors import SeamError
-from ..hooks import SessionHooks
+from ..hooks import CheckedHooks
 from .dataset_rows import Dataset, PromptSource, RowMemory, repeated
 from .group_layout import GroupLayout
 
@@ -28,7 +28,7 @@ class Prompts:
     Args:
         trainer (`Callable`): Gives the trainer.
         layout ([`GroupLayout`]): Where groups lie.
-        hooks ([`SessionHooks`]): Plugins, which may change prompts.
+        hooks ([`CheckedHooks`]): Plugins, which may change prompts.
         context (`Callable`): What strategies may know at this moment.
         key (`Callable`): Tells rows apart.
         seed (`int`): The same on all processes.
@@ -47,7 +47,7 @@ class Prompts:
         self,
         trainer: Callable[[], Any],
         layout: GroupLayout,
-        hooks: SessionHooks,
+        hooks: CheckedHooks,
         context: Callable[[], Context],
         key: Callable[[Row], int],
         seed: int,

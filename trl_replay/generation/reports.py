@@ -20,7 +20,7 @@ LOW = 2**32
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RoundReport:
     """Conclusions from the messages of all processes.
 
     Attributes:
@@ -116,7 +116,7 @@ class Reports:
         takes[left[:pairs]] = free[:pairs]
         return takes
 
-    def read(self, vectors: Floats, generated: GroupLayout) -> Told:
+    def read(self, vectors: Floats, generated: GroupLayout) -> RoundReport:
         """Read the messages of all processes.
 
         Args:
@@ -129,7 +129,7 @@ class Reports:
         told = self._message.unpack(vectors)
         takes = told["takes"].astype(np.int64) - 1
         keys = told["keys"].astype(np.int64)
-        return Told(
+        return RoundReport(
             needed=int(told["needed"].max()),
             live=int(told["live"].sum()),
             items=float(told["items"].sum()),

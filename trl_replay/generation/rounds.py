@@ -28,7 +28,7 @@ from .generated import Generated
 from .group_layout import GroupLayout
 from .merging import KEPT, merged
 from .prompts import Prompts
-from .reports import Reports, Told
+from .reports import Reports, RoundReport
 from .trainer_log import TrainerLog, lengths_of_metrics
 
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]
@@ -39,7 +39,7 @@ See: TypeAlias = Callable[[RowLayout, torch.Tensor], Groups]
 """The groups of a batch with these columns and rewards, as plugins shape them."""
 
 
-class _Course:
+class _BatchState:
     """One generation batch, from its scores to its last round.
 
     Attributes:
@@ -143,16 +143,16 @@ class Rounds:
         Raises:
             SeamError: Another process failed, or two of them hold rows of one group with different prompts.
         """
-        course = _Course(TrainerLog(self._trainer(), self._lengths), self._layout.groups)
+        state = _BatchState(TrainerLog(self._trainer(), self._lengths), self._layout.groups)
         started = time.perf_counter()
         try:
-            current = self._generate(course, batch, rows, score, look)
+            current = self._generate(state, batch, rows, score, look)
             if self.done:
                 with self._errors.keeping():
-                    current = self._final(course, current, see)
+                    current = self._final(state, current, see)
             return current
         finally:
-            course.log.close()
+            state.log.close()
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
     def abstain(self, mode: int) -> None:
@@ -164,24 +164,24 @@ class Rounds:
         blank = self._reports.blank()
         self._communicator.tell(lambda: (None, blank), blank, mode)
 
-    def _generate(self, course: _Course, batch: Batch, rows: RowLayout, score: Score, look: Look) -> Generated:
+    def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score, look: Look) -> Generated:
         """The batch with groups of further rounds in the slots of dead ones."""
 
         def of_batch() -> tuple[Generated, Floats]:
             first = look(batch, rows)
             return first, self._reports.of_batch(first, self._prompts.keys)
 
-        current, told = self._tell(course, of_batch, self._layout)
+        current, told = self._tell(state, of_batch, self._layout)
         while self.done < self._settings.config.replay_refill_rounds and not self._is_enough(told):
             if not self.done:
-                course.log.add_round(len(current.scored))
+                state.log.add_round(len(current.scored))
             self.done += 1
-            current, told = self._further_round(course, current, told, score, look)
+            current, told = self._further_round(state, current, told, score, look)
         return current
 
     def _further_round(
-        self, course: _Course, current: Generated, told: Told, score: Score, look: Look
-    ) -> tuple[Generated, Told]:
+        self, state: _BatchState, current: Generated, told: RoundReport, score: Score, look: Look
+    ) -> tuple[Generated, RoundReport]:
         layout = self._layout.of_round(told.needed)
         batch = score(self._inputs(current, layout.mine_here))
         rows = self._communicator.share_round(batch)
@@ -191,9 +191,9 @@ class Rounds:
             prompts = self._prompts
             return latest, self._reports.of_round(current, latest, prompts.keys, prompts.targets)
 
-        latest, told = self._tell(course, of_round, layout)
-        course.log.add_round(len(latest.scored))
-        return self._merge(course, current, latest, told), told
+        latest, told = self._tell(state, of_round, layout)
+        state.log.add_round(len(latest.scored))
+        return self._merge(state, current, latest, told), told
 
     def _inputs(self, current: Generated, count: int) -> list[Row]:
         """This process's inputs of the next round, `count` groups; what fails is kept."""
@@ -203,19 +203,19 @@ class Rounds:
         return self._prompts.stand_ins(count)
 
     def _tell(
-        self, course: _Course, look: Callable[[], tuple[Generated, Floats]], layout: GroupLayout
-    ) -> tuple[Generated, Told]:
+        self, state: _BatchState, look: Callable[[], tuple[Generated, Floats]], layout: GroupLayout
+    ) -> tuple[Generated, RoundReport]:
         """Take note of the groups generated last, and of how it went on all processes.
 
         Args:
-            course ([`_Course`]): Gets them.
+            state ([`_BatchState`]): Gets them.
             look (`Callable`): What is known of them, and what is told of them.
             layout ([`GroupLayout`]): Where they lie.
         """
         latest, vectors = self._communicator.tell(look, self._reports.blank())
         told = self._reports.read(vectors, layout)
-        course.rounds.append(latest)
-        course.items += told.items
+        state.rounds.append(latest)
+        state.items += told.items
         fresh = latest.fresh
         self._prompts.present.update(told.keys.tolist())
         passed = fresh.reward >= self._settings.config.replay_pass_reward
@@ -223,47 +223,47 @@ class Rounds:
         self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.unscored)
         return latest, told
 
-    def _is_enough(self, told: Told) -> bool:
+    def _is_enough(self, told: RoundReport) -> bool:
         target = self._settings.config.replay_refill_until * self._layout.groups
         return told.needed == 0 or told.live >= target - 1e-9
 
-    def _merge(self, course: _Course, current: Generated, latest: Generated, told: Told) -> Generated:
+    def _merge(self, state: _BatchState, current: Generated, latest: Generated, told: RoundReport) -> Generated:
         """The batch with the groups of a round that take slots; as it was if that fails here, which is kept."""
         taken = np.flatnonzero(told.sources != KEPT)
-        course.origin[taken, 0] = self.done
-        course.origin[taken, 1] = told.sources[taken]
+        state.origin[taken, 0] = self.done
+        state.origin[taken, 1] = told.sources[taken]
         if not len(taken):
             return current
         with self._errors.keeping():
             return merged(current, latest, told.sources, self._fields, self._trainer().pad_to_multiple_of)
         return current
 
-    def _final(self, course: _Course, current: Generated, see: See) -> Generated:
+    def _final(self, state: _BatchState, current: Generated, see: See) -> Generated:
         """The batch after its last round: its tokens counted, its advantages, its groups, and the trainer's log."""
         trainer = self._trainer()
         setup = compat.reward_setup(trainer)
         batch = dict(current.batch)
         counted = batch["num_items_in_batch"]
-        change = torch.as_tensor(course.items).to(counted)
+        change = torch.as_tensor(state.items).to(counted)
         batch["num_items_in_batch"] = counted + change
-        generations = tuple(one.fresh for one in course.rounds)
-        refilled = int(np.count_nonzero(course.origin[current.groups, 0]))
+        generations = tuple(one.fresh for one in state.rounds)
+        refilled = int(np.count_nonzero(state.origin[current.groups, 0]))
         current = replace(current, batch=batch, generations=generations, refilled=refilled)
         advantages: torch.Tensor | None = None
-        if setup.over_batch and course.origin[:, 0].any():
-            self._refuse_unexplained(course.rounds, setup)
+        if setup.over_batch and state.origin[:, 0].any():
+            self._refuse_unexplained(state.rounds, setup)
             advantages = compat.advantages(current.scored, setup, self._layout.size)
             current = _with_advantages(current, advantages, see)
-        every = torch.cat([one.scored for one in course.rounds])
+        every = torch.cat([one.scored for one in state.rounds])
         exact = compat.reward_metrics(trainer, every)
         logged = None if advantages is None else advantages.tolist()
-        course.log.finish(self._row_origin(course), logged, exact)
+        state.log.finish(self._row_origin(state), logged, exact)
         return current
 
-    def _row_origin(self, course: _Course) -> Ints:
+    def _row_origin(self, state: _BatchState) -> Ints:
         """`(rows of all processes, 2)`: of each row, the round and the row in it."""
         size = self._layout.size
-        origin = np.repeat(course.origin, size, axis=0)
+        origin = np.repeat(state.origin, size, axis=0)
         within = np.tile(np.arange(size), self._layout.groups)
         origin[:, 1] = origin[:, 1] * size + within
         return origin

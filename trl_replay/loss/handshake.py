@@ -11,14 +11,14 @@ class Handshake:
     """Watches one trainer's losses.
 
     Args:
-        forward (`bool`): Every batch holds its log-probs, so that the loss may go around the log-prob method.
+        beside_the_tap (`bool`): Every batch holds its log-probs, so that the loss may go around the log-prob method.
 
     Attributes:
         verified (`bool`): Whether a loss has called the tap and then read the old log-probs.
     """
 
-    def __init__(self, forward: bool) -> None:
-        self._forward = forward
+    def __init__(self, beside_the_tap: bool) -> None:
+        self._beside = beside_the_tap
         self.verified = False
 
     def check(self, micro: MicroBatch) -> None:
@@ -27,7 +27,7 @@ class Handshake:
         Raises:
             SeamError: It did not call the log-prob method with gradients, or did not read the old log-probs after it.
         """
-        if not micro.tapped and not self._forward:
+        if not micro.tapped and not self._beside:
             raise SeamError(
                 f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1."
             )

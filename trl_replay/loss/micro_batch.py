@@ -13,9 +13,9 @@ from ..compat import OLD_LOGPS, REF_LOGPS
 
 ROWS = "trl_replay_rows"
 """Batch key of the row ids, `(B, 2)` int64 on the CPU. First column: 1 + candidate row, -1 - replayed row, or 0.
-Second: the flags `COMPOSED` (the batch's padding is ours, not the model's), `MASKED` (the row trains nothing),
+Second: the flags `COMPOSED` (the batch's padding is ours, not the model's), `SILENT` (the row trains nothing),
 `EXCLUDED` (it is out of the loss's denominator) and `WITHOUT_KL`."""
-COMPOSED, MASKED, EXCLUDED, WITHOUT_KL = 1, 2, 4, 8
+COMPOSED, SILENT, EXCLUDED, WITHOUT_KL = 1, 2, 4, 8
 
 
 class MicroBatch(dict[str, Any]):

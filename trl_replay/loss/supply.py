@@ -14,7 +14,7 @@ from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
 from ..data.types import Corrected, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
 from .bounds import Bounds
-from .micro_batch import MASKED, MicroBatch, PlacedRow
+from .micro_batch import SILENT, MicroBatch, PlacedRow
 from .off_policy_stats import OffPolicyStats
 
 
@@ -94,7 +94,7 @@ class Supply:
         places = micro.replayed.nonzero().flatten()  # (R,)
         index = places.to(logps.device)
         stored = self._stored(micro.ids[places].tolist())
-        trains = (micro.flags[places] & MASKED).eq(0).to(logps.device)
+        trains = (micro.flags[places] & SILENT).eq(0).to(logps.device)
         trained = mask[index] & trains.unsqueeze(1)
         rows = _replayed_rows(stored, logps[index], trained, micro["advantages"][index])
         corrected = self._fitting(rows, self._correct(rows))

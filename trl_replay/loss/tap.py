@@ -19,10 +19,10 @@ from ..batch.compose import loss_mask
 from ..buffer.candidates import Candidate
 from ..compat import REF_LOGPS, LossForm
 from ..data.types import Batch, Placement
+from .denominator import Denominator
 from .fresh_stats import FreshStats
 from .handshake import Handshake
-from .micro_batch import COMPOSED, MASKED, ROWS, WITHOUT_KL, MicroBatch
-from .row_mask import Denominator
+from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, MicroBatch
 from .supply import Placed, Supply
 
 EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -43,7 +43,7 @@ class Tap:
     Args:
         supply ([`Supply`]): What replayed rows get.
         num_generations (`int`): Rows of a group.
-        forward (`bool`): Whether every batch holds its log-probs, so that the loss may go around the tap.
+        beside_the_tap (`bool`): Whether every batch holds its log-probs, so that the loss may go around the tap.
         handshake ([`Handshake`]): Is shown what every loss has done.
         errors ([`KeptErrors`]): Where errors go that other processes have not heard of.
         form ([`LossForm`]): How the loss makes ratios.
@@ -57,7 +57,7 @@ class Tap:
         self,
         supply: Supply,
         num_generations: int,
-        forward: bool,
+        beside_the_tap: bool,
         handshake: Handshake,
         errors: KeptErrors,
         form: LossForm,
@@ -65,7 +65,7 @@ class Tap:
     ) -> None:
         self.supply = supply
         self._generations = num_generations
-        self._forward = forward
+        self._beside = beside_the_tap
         self.handshake = handshake
         self._errors = errors
         self._control_entropy = control_entropy
@@ -124,7 +124,7 @@ class Tap:
         if ROWS not in inputs:
             return stock(inputs)
         micro = MicroBatch(inputs)
-        micro.watched = self._forward  # another loss path may not call the tap: its batch holds everything already
+        micro.watched = self._beside  # another loss path may not call the tap: its batch holds everything already
         self._current = micro
         try:
             loss = stock(micro)
@@ -153,7 +153,7 @@ class Tap:
         masked: torch.Tensor | None = None  # (b, C) or (b, 1) bool
         if bool((micro.flags & COMPOSED).any()):
             masked = self._supply_or_mask(micro, logps)
-        dead = (micro.flags & MASKED).bool()
+        dead = (micro.flags & SILENT).bool()
         if bool(dead.any()):
             dead = dead.to(logps.device)
             micro.silence(dead, logps)

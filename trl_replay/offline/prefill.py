@@ -164,7 +164,7 @@ def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, 
     buffer.table.counting = session.components.counting
     serials = session.carry.take_serials(len(newcomers))
     views = [newcomer.view for newcomer in newcomers]
-    kept = session.decide.offer(
+    kept = session.decisions.offer(
         Groups.concatenate(_alike(views)),
         serials,
         [newcomer.group.nbytes for newcomer in newcomers],
@@ -347,7 +347,7 @@ def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats
 def _masked(session: Session, offline: OfflineGroup) -> Bools:
     """`(G,)`: rows that train nothing: those of the file, and those that failed, as of a group generated here."""
     unscored = np.isnan(weighted_rewards(offline.rewards, offline.weights))
-    if unscored.all() or session.components.forward:  # unknown rewards; a loss that masks no row
+    if unscored.all() or session.components.beside_the_tap:  # unknown rewards; a loss that masks no row
         return offline.masked
     return offline.masked | unscored
 

@@ -17,7 +17,7 @@ from ..errors import ReplayError
 Row = Mapping[str, Any]
 FINGERPRINT = "trl_replay_tokenizer"
 """Key of a Parquet file's metadata: a hash of the tokenizer that made its token ids."""
-SHOWN = 80
+CHARACTERS_SHOWN = 80
 """Characters of a value that an error shows."""
 TOKENS = tuple(spec.name for spec in FIELDS if spec.layout == "completion" and spec.name != "completion_ids")
 TOKENS += (ADVANTAGES,)
@@ -226,4 +226,4 @@ def _refusal(label: str, name: str, value: Any, reason: str) -> ReplayError:
 
 def _show(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= CHARACTERS_SHOWN else f"{text[:CHARACTERS_SHOWN]}…"

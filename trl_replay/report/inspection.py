@@ -28,11 +28,11 @@ SUMMARY: dict[str, Callable[[Floats], Any]] = {
     "mean": np.mean,
     "greatest": np.max,
 }
-SHOWN = 3
+GROUPS_SHOWN = 3
 """Entries that are shown with their texts."""
 
 
-def inspect(checkpoint: str | Path, shown: int = SHOWN) -> dict[str, Any]:
+def inspect(checkpoint: str | Path, shown: int = GROUPS_SHOWN) -> dict[str, Any]:
     """Return what the page shows of a buffer, as plain values.
 
     Args:

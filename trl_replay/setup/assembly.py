@@ -14,7 +14,7 @@ from ..buffer.replay_buffer import Limits, ReplayBuffer
 from ..data.fields import FieldTable
 from ..data.tasks import Tasks
 from ..errors import ConfigurationError
-from ..hooks import SessionHooks
+from ..hooks import CheckedHooks
 from ..loss.bounds import Bounds
 from ..loss.gates import Gates
 from ..protocols import Stateful
@@ -65,7 +65,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, config.replay_pass_reward)
-    hooks = SessionHooks(settings.plugins, strategies, made, by_setting)
+    hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
     limits = Limits(config.replay_max_age, config.replay_max_uses)
     rate_limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
     rate_limiter = RateLimiter(rate_limits, room.groups)
@@ -92,10 +92,10 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         num_generations=size,
         pad_to_multiple_of=trainer.pad_to_multiple_of,
         token_weights=compat.allows_token_weights(trainer),
-        forward=compat.has_other_loss_path(trainer),
+        beside_the_tap=compat.has_other_loss_path(trainer),
         mixes_rows=mixes_rows,
         draws_same_prompt=draws_same_prompt,
-        records=records,
+        forwards_to_record=records,
         processes=trainer.accelerator.num_processes,
         counting=counting,
         weigh=weigh,
@@ -192,7 +192,7 @@ def idle_components() -> Components:
     return Components(
         buffer=ReplayBuffer(0, Limits()),
         scope=ProcessScope(None),
-        hooks=SessionHooks([], {}, {}),
+        hooks=CheckedHooks([], {}, {}),
         rate_limiter=RateLimiter(RateLimits(), 0),
         gates=Gates(),
         bounds=Bounds(),
@@ -201,7 +201,7 @@ def idle_components() -> Components:
         rng=np.random.default_rng(0),
         num_generations=1,
         token_weights=False,
-        forward=False,
+        beside_the_tap=False,
     )
 
 

@@ -17,7 +17,7 @@ from ..data.table import Table
 from ..data.tasks import Tasks
 from ..data.types import Context
 from ..errors import CheckpointError
-from ..hooks import SessionHooks
+from ..hooks import CheckedHooks
 from ..loss.bounds import Bounds
 from ..loss.gates import Gates
 from ..protocols import Scope, Stateful
@@ -30,7 +30,7 @@ class Components:
     Attributes:
         buffer ([`ReplayBuffer`]): Where groups are kept.
         scope ([`Scope`]): Who shares the buffer.
-        hooks ([`SessionHooks`]): Plugins and strategies.
+        hooks ([`CheckedHooks`]): Plugins and strategies.
         fields ([`FieldTable`]): The batch keys that are known.
         tasks ([`Tasks`]): What rows are generated for.
         rng (`numpy.random.Generator`): Private, and in the same state on all processes that share the buffer.
@@ -40,11 +40,12 @@ class Components:
         num_generations (`int`): Rows of a group.
         pad_to_multiple_of (`int`, *optional*): The trainer's, of a composed batch's widths.
         token_weights (`bool`): Whether a correction may give one weight a token.
-        forward (`bool`): Whether every batch gets a no-grad forward for its log-probs.
+        beside_the_tap (`bool`): Whether the loss does not call the log-prob method, so that every batch gets a no-grad
+            forward for its log-probs, and no row can be masked.
         mixes_rows (`bool`): Whether the configured mixer may put stored rows beside fresh ones in a group.
         draws_same_prompt (`bool`): Whether entries are drawn for slots of their own prompt only.
-        records (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are stored and
-            never trained on.
+        forwards_to_record (`bool`): Whether every fresh batch gets a no-grad forward for its log-probs, which are
+            stored and never trained on.
         processes (`int`): Number of processes.
         counting (`int`, *optional*): The reward function that counts; None for the weighted sum.
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
@@ -56,7 +57,7 @@ class Components:
 
     buffer: ReplayBuffer
     scope: Scope
-    hooks: SessionHooks
+    hooks: CheckedHooks
     fields: FieldTable
     tasks: Tasks
     rng: np.random.Generator
@@ -65,11 +66,11 @@ class Components:
     bounds: Bounds
     num_generations: int
     token_weights: bool
-    forward: bool
+    beside_the_tap: bool
     pad_to_multiple_of: int | None = None
     mixes_rows: bool = False
     draws_same_prompt: bool = False
-    records: bool = False
+    forwards_to_record: bool = False
     processes: int = 1
     counting: int | None = None
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None

@@ -27,7 +27,7 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
     reasons += _without_effect_on_kl(trainer, settings)
     if settings.iterates:
         reasons += _without_iterations(trainer, settings, components)
-    if components.forward:
+    if components.beside_the_tap:
         reasons += _beside_the_tap(settings)
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
         reasons += [str(reason) for reason in result]
@@ -157,7 +157,11 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "approximate. Prompts of one length, or a model with rotary positions, avoid this."
         )
     yield from _useless(trainer, settings, components.buffer.table.row_bytes)
-    if components.records and settings.config.replay_record == "auto" and trainer.accelerator.is_main_process:
+    if (
+        components.forwards_to_record
+        and settings.config.replay_record == "auto"
+        and trainer.accelerator.is_main_process
+    ):
         yield (
             "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
             "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "

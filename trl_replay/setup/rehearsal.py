@@ -19,7 +19,7 @@ import torch
 from ..data.table import Table
 from ..data.types import NONE, Context, Groups, Ints, ReplayedRows
 from ..errors import ConfigurationError, HookError, ResultError
-from ..hooks import SessionHooks
+from ..hooks import CheckedHooks
 from ..registry import Strategy
 from ..specs import Kind
 
@@ -142,19 +142,19 @@ class Rehearsal:
         passes = np.arange(self._size) < np.array(passing)[:, None]
         return made_up_groups(np.repeat(passes[:, :, None], self._functions, axis=2))
 
-    def select(self, hooks: SessionHooks) -> None:
+    def select(self, hooks: CheckedHooks) -> None:
         """Try a selector on a dead group, a live one, and one whose rows all pass."""
         hooks.select(self._groups(0, 1, self._size), self._context)
 
-    def score(self, hooks: SessionHooks) -> None:
+    def score(self, hooks: CheckedHooks) -> None:
         """Try a scorer on three live groups."""
         hooks.score(self._groups(1, self._size - 1, 1), self._context)
 
-    def rank(self, hooks: SessionHooks) -> None:
+    def rank(self, hooks: CheckedHooks) -> None:
         """Try an evictor on all entries."""
         hooks.rank(self._table, self._context)
 
-    def sample(self, hooks: SessionHooks) -> None:
+    def sample(self, hooks: CheckedHooks) -> None:
         """Try a sampler for three dead groups, and keep what is drawn for the mixer."""
         slots = self._groups(*[0] * SLOTS)
         drawn = hooks.sample(self._table, SLOTS, replace(self._context, slots=slots))
@@ -162,7 +162,7 @@ class Rehearsal:
         if len(filled):
             self._drawn = filled
 
-    def mix(self, hooks: SessionHooks) -> None:
+    def mix(self, hooks: CheckedHooks) -> None:
         """Try a mixer on dead groups of the prompts that were drawn."""
         slots = replace(self._groups(*[0] * len(self._drawn)), prompt=self._prompts(self._drawn))
         hooks.mix(self._table, self._drawn, slots, replace(self._context, slots=slots))
@@ -172,11 +172,11 @@ class Rehearsal:
         entries = np.take_along_axis(drawn, first, axis=1)[:, 0]
         return np.asarray(self._table.prompt[entries])
 
-    def correct(self, hooks: SessionHooks) -> None:
+    def correct(self, hooks: CheckedHooks) -> None:
         """Try a correction on rows of both signs, slightly off-policy; the last has one token less."""
         hooks.correct(made_up_rows([1, 2, 3], 0.1, self._device), self._context)
 
-    def acts(self) -> dict[Kind, Callable[[SessionHooks], None]]:
+    def acts(self) -> dict[Kind, Callable[[CheckedHooks], None]]:
         """Return the trial of each kind of strategy, in the order of a step."""
         return {
             "selector": self.select,
@@ -207,7 +207,7 @@ def rehearse(stage: Rehearsal, strategies: Mapping[Kind, Strategy], made: Mappin
             if _is_the_real_one(second, made[kind]) and not _keeps_nothing(second):
                 continue
             try:
-                act(SessionHooks([], strategies, {kind: second}))
+                act(CheckedHooks([], strategies, {kind: second}))
             except (HookError, ResultError) as error:
                 if lenient and isinstance(error, HookError):
                     continue

@@ -143,7 +143,7 @@ def _refuse_idle_plugins(config: ReplayConfig, known: Registry, strategies: Mapp
             raise unusable("replay_plugins", config.replay_plugins, f"{remedy}: `trl-replay list {name}`")
 
 
-def settle_scope(trainer: Any, settings: Settings) -> Settings:
+def choose_scope_of(trainer: Any, settings: Settings) -> Settings:
     """Return the settings with `"auto"` replaced by the scope for how the trainer's groups lie on processes."""
     if settings.label("scope") not in (AUTO, f"{BUILTIN}/{AUTO}"):
         return settings

@@ -24,8 +24,8 @@ from ..loss.handshake import Handshake
 from ..setup.components import Components
 from ..setup.settings import Settings
 from ..strategies.treatments import all_wrong
+from .fresh_batch import FreshBatch
 from .mixing import Mixing
-from .stages import FreshBatch
 
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 SOLVED = "its prompt is solved (replay_retire_passes)"
@@ -57,7 +57,7 @@ class Decisions:
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
         self._draws_same_prompt = components.draws_same_prompt
-        self._masks_rows = not components.forward  # inside the log-prob method, which such a loss goes around
+        self._masks_rows = not components.beside_the_tap  # inside the log-prob method, which such a loss goes around
         self._mixing = Mixing(components, context, settings)
         self._clock = components.clock
         self._handshake = handshake
@@ -103,7 +103,7 @@ class Decisions:
             plan.masked[:] = False  # as the trainer has it
         else:
             self._treat(fresh, plan, 0, tally)
-        return Decision(tally, admitted, plan, priorities, self._noteworthy(fresh, plan, tally))
+        return Decision(tally, admitted, plan, priorities, self._candidate_slots(fresh, plan, tally))
 
     def fill_iteration(
         self,
@@ -411,12 +411,12 @@ class Decisions:
         relative[~np.isfinite(relative)] = 1.0  # entries without weight are drawn when no others are left
         return dict(zip(entries, np.maximum(relative, 1.0).tolist(), strict=True))
 
-    def _noteworthy(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
+    def _candidate_slots(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
         if not self._buffer.capacity:
             return []
         live = ~fresh.groups.dead
-        seen = live if fresh.known else live & ~plan.stored.any(axis=1)
+        seen = live if fresh.logps_known else live & ~plan.stored.any(axis=1)
         tally.lost = int(live.sum() - seen.sum())
         solved = self._solved(self._passed(fresh.groups))
         tally.refuse(int((seen & solved).sum()), SOLVED)

@@ -21,7 +21,7 @@ from ..data.types import NONE, Bools, Context, Floats, Groups, Ints
 from ..errors import ConfigurationError, SeamError
 from ..setup.components import Components
 from ..setup.settings import Settings
-from .stages import FreshBatch
+from .fresh_batch import FreshBatch
 
 
 def shaped(fresh: Groups, given: Floats) -> Groups:
@@ -149,7 +149,7 @@ class Mixing:
 
     def __init__(self, components: Components, context: Callable[..., Context], settings: Settings) -> None:
         self._hooks = components.hooks
-        self._forward = components.forward
+        self._beside_the_tap = components.beside_the_tap
         self._context = context
         self._settings = settings
 
@@ -159,7 +159,7 @@ class Mixing:
         given = None if self._settings.config.replay_dry_run else self._hooks.advantages(groups, self._context())
         if given is not None:
             groups = shaped(groups, given)
-        if groups.masked.any() and self._forward:
+        if groups.masked.any() and self._beside_the_tap:
             raise ConfigurationError(
                 "An advantage is NaN (in a plugin's trl_replay_advantages, or the trainer's own), which masks "
                 "rows inside the loss's log-prob method; "

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..loss.tap import Expected
-from .stages import FreshBatch
+from .fresh_batch import FreshBatch
 
 
 @dataclass(slots=True)
-class Template:
+class IterationTemplate:
     """One generation batch, kept until the next one.
 
     Attributes:

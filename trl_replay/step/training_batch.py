@@ -15,9 +15,9 @@ from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
 from ..distributed.decision import Decision
 from ..distributed.row_layout import RowLayout
 from ..errors import ConfigurationError
-from ..loss.micro_batch import COMPOSED, EXCLUDED, MASKED, WITHOUT_KL
+from ..loss.micro_batch import COMPOSED, EXCLUDED, SILENT, WITHOUT_KL
 from ..setup.components import Components
-from .stages import FreshBatch
+from .fresh_batch import FreshBatch
 
 
 def write_advantages(batch: Batch, rows: RowLayout, groups: Groups, of_tokens: bool) -> Batch:
@@ -103,7 +103,7 @@ def row_flags(rows: RowLayout, plan: Plan, leaves_out: bool) -> torch.Tensor:
         plan ([`Plan`]): What they train on.
         leaves_out (`bool`): Whether masked rows are out of denominators.
     """
-    flags = np.where(plan.masked | plan.silent, MASKED, 0)
+    flags = np.where(plan.masked | plan.silent, SILENT, 0)
     flags |= np.where(plan.masked & leaves_out, EXCLUDED, 0)
     flags |= np.where(plan.kl, 0, WITHOUT_KL)
     here = rows.of_here(flags)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SMALLEST_GAIN = 1e-4
 """Smallest advantage that a weight undoes: below it, a weight would not fit into every type."""
-LARGEST = 1e6
+LARGEST_WEIGHT = 1e6
 """Largest argument of a correction; larger numbers do not fit into every type that weights are computed in."""
 
 
@@ -400,8 +400,8 @@ def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
 
 
 def _require(correction: str, name: str, value: Any, above: float) -> None:
-    words = f"a number above {above:g}, and at most {LARGEST:g}"
-    require(f"{correction}: {name}", value, number(words, above=above, most=LARGEST))
+    words = f"a number above {above:g}, and at most {LARGEST_WEIGHT:g}"
+    require(f"{correction}: {name}", value, number(words, above=above, most=LARGEST_WEIGHT))
 
 
 def _require_range(correction: str, low: Any, high: Any) -> None:

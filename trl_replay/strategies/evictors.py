@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.table import LARGEST, Table
+from ..data.table import LARGEST_SCORE, Table
 from ..data.types import Context, Floats
 
 
@@ -32,8 +32,8 @@ def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
         return table.score
     score: Floats = table.score
     low, high = score.min(), score.max()
-    if low < -LARGEST or high > LARGEST:  # an infinite span would make NaN of the newest
-        score = np.clip(score, -LARGEST, LARGEST)
+    if low < -LARGEST_SCORE or high > LARGEST_SCORE:  # an infinite span would make NaN of the newest
+        score = np.clip(score, -LARGEST_SCORE, LARGEST_SCORE)
         low, high = score.min(), score.max()
     span = high - low + 1.0
     ranks = table.newer * -span

@@ -9,7 +9,7 @@ from ..data.rewards import pass_rates
 from ..data.types import Bools, Context, Floats, Groups, Ints
 from ..protocols import Selector
 
-PART = number("a share above 0 and at most 1", above=0.0, most=1.0)
+SHARE = number("a share above 0 and at most 1", above=0.0, most=1.0)
 
 
 def zero_std(groups: Groups, context: Context) -> Ints:
@@ -39,7 +39,7 @@ def make_low_std(threshold: float = 0.05) -> Selector:
 def make_top_p_variance(p: float = 0.9) -> Selector:
     """All but the smallest set of groups that holds the share `p` of the reward variance (RAGEN-2, arXiv
     2604.06268)."""
-    require("top_p_variance: p", p, PART)
+    require("top_p_variance: p", p, SHARE)
 
     def top_p_variance(groups: Groups, context: Context) -> Ints:
         variance = np.where(groups.dead, 0.0, groups.reward_std**2)
@@ -76,7 +76,7 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
 
 def make_always(share: float = 0.25) -> Selector:
     """A fixed share of every batch, rounded down: dead groups first, then those of the lowest reward deviation."""
-    require("always: share", share, PART)
+    require("always: share", share, SHARE)
 
     def always(groups: Groups, context: Context) -> Ints:
         count = int(share * len(groups) + 1e-9)

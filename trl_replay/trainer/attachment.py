@@ -17,7 +17,7 @@ from ..session import Session
 from ..setup.assembly import assemble, idle_components
 from ..setup.config import ReplayConfig
 from ..setup.preflight import misgivings, preflight
-from ..setup.settings import resolve, settle_scope
+from ..setup.settings import choose_scope_of, resolve
 from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
 _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
@@ -67,7 +67,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if in_force.acts:
         compat.check_release()
         compat.check_contract(trainer)
-        in_force = settle_scope(trainer, in_force)
+        in_force = choose_scope_of(trainer, in_force)
         refuse_foreign_overrides(trainer, in_force.iterates)
         components = assemble(trainer, in_force)
         preflight(trainer, in_force, components)

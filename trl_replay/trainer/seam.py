@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .. import compat
-from ..checkpoint import seam as checkpoint_seam
+from ..checkpoint import saving
 from ..errors import AttachError
 from ..loss.micro_batch import ROWS
 from ..session import Session
@@ -204,8 +204,8 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.LOGPS: _logps,
     compat.PREPARE: _prepare,
     compat.OTHER_LOSS: _loss,
-    compat.SAVE: checkpoint_seam.save,
-    compat.LOAD: checkpoint_seam.load,
+    compat.SAVE: saving.save,
+    compat.LOAD: saving.load,
 }
 
 

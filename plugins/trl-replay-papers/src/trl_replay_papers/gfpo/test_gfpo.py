@@ -13,7 +13,7 @@ from support import Rewards, Spy, record
 
 import trl_replay
 from trl_replay import RefusedError
-from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 from trl_replay_papers.gfpo import Gfpo
 
@@ -68,9 +68,9 @@ def test_gfpo_trains_the_shortest_rows_normalized_among_themselves(tmp_path: Any
     check_batches(watch)
     check_losses(trainer)
     for step, (_, after) in enumerate(watch.steps):
-        flags = after[ROWS][:, 1] & (MASKED | EXCLUDED)
+        flags = after[ROWS][:, 1] & (SILENT | EXCLUDED)
         assert flags.bool().tolist() == by_hand.left_out(step)
-        assert set(flags.tolist()) == {0, MASKED | EXCLUDED}
+        assert set(flags.tolist()) == {0, SILENT | EXCLUDED}
         tokens = after["completion_mask"].sum(dim=1)[~flags.bool()]
         assert int(after["num_items_in_batch"]) == int(tokens.sum()), "masked rows are no tokens of the batch"
     table = session.buffer.table

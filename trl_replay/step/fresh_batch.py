@@ -27,7 +27,7 @@ class FreshBatch:
         recorded (`(B, C)`, *optional*): Log-probs that are stored without being seen by the loss (`replay_record`).
         reference (`(B, C)`, *optional*): The reference model's, taken out of the batch where not all rows' KL terms
             count.
-        known (`bool`): Whether its log-probs are known before the loss sees its rows.
+        logps_known (`bool`): Whether its log-probs are known before the loss sees its rows.
     """
 
     batch: Batch
@@ -39,7 +39,7 @@ class FreshBatch:
     keys: frozenset[str]
     recorded: torch.Tensor | None
     reference: torch.Tensor | None
-    known: bool
+    logps_known: bool
 
     @property
     def surplus(self) -> int:

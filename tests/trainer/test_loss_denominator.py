@@ -10,7 +10,7 @@ from replaying import Checked, Watch, check_losses
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, real_tokens, record, rows_of
 
 import trl_replay
-from trl_replay.loss.micro_batch import EXCLUDED, MASKED, ROWS
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, DEAD, DEAD], [DEAD, LIVE, DEAD])
@@ -38,7 +38,7 @@ def train(tmp_path: Any, choice: str, script: Any = SCRIPT, **settings: Any) -> 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_loss_is_the_one_computed_by_hand(tmp_path: Any, loss: str, choice: str) -> None:
     trainer, _, watch = train(tmp_path, choice, loss_type=loss, beta=0.3)
-    silent = [int((seen["inputs"].rows[:, 1] & MASKED).bool().sum()) for seen in trainer.losses]
+    silent = [int((seen["inputs"].rows[:, 1] & SILENT).bool().sum()) for seen in trainer.losses]
     assert silent == [4, 8, 4, 4], "rows of dead groups that nothing filled"
     for _, after in watch.steps:
         live = (after[ROWS][:, 1] & EXCLUDED) == 0
