@@ -187,7 +187,7 @@ class Watch:
             rows = [original(batch, row, pad) for row in range(len(batch["advantages"]))]
             if self.follows and session.trainer.gradients:
                 self.policy.append(forward_alone(session.trainer, rows)[0])
-            elif session.components.records:
+            elif session.components.forwards_to_record:
                 self.policy.append(forward(session.trainer, rows, batch)[0])
             return fresh
 

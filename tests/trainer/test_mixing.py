@@ -191,7 +191,7 @@ def test_auto_takes_the_forward_where_rows_of_live_groups_may_be_displaced_and_s
     def records(folder: str, **settings: Any) -> bool:
         trainer = make_trainer(tmp_path / folder, Rewards(*SCRIPT))
         session = trl_replay.attach(trainer, **{**MIXED, "replay_record": "auto", **settings})
-        return bool(session.components.records)
+        return bool(session.components.forwards_to_record)
 
     with pytest.warns(UserWarning, match="adds one forward without gradients"):
         assert records("live")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from trl_replay.data.tasks import Tasks, encoded, settled
+from trl_replay.data.tasks import Tasks, encoded, task_of_group
 
 
 def key(**columns: Any) -> int:
@@ -148,10 +148,14 @@ def test_nobody_is_told_of_columns_that_split_a_prompt_where(tasks: Tasks, row: 
 def test_a_group_whose_rows_differ_is_a_task_of_its_own() -> None:
     tasks = np.array([5, 5, 5, 6, 7, 7])
     rows = np.arange(6) + 12
-    first = settled(tasks, rows, 2, 3, 1)
+    first = task_of_group(tasks, rows, 2, 3, 1)
     assert first[[0, 1, 4, 5]].tolist() == [5, 5, 7, 7]
     assert first[2] == first[3] < 0
-    assert settled(tasks, rows, 2, 3, 1).tolist() == first.tolist(), "on every process"
-    others = [settled(tasks, rows, 2, 3, 2), settled(tasks, rows, 2, 4, 1), settled(tasks, rows + 2, 2, 3, 1)]
+    assert task_of_group(tasks, rows, 2, 3, 1).tolist() == first.tolist(), "on every process"
+    others = [
+        task_of_group(tasks, rows, 2, 3, 2),
+        task_of_group(tasks, rows, 2, 4, 1),
+        task_of_group(tasks, rows + 2, 2, 3, 1),
+    ]
     assert len({int(each[2]) for each in (first, *others)}) == 4
-    assert settled(tasks[:5], rows[:5], 2, 3, 1).tolist() == tasks[:5].tolist(), "no whole groups"
+    assert task_of_group(tasks[:5], rows[:5], 2, 3, 1).tolist() == tasks[:5].tolist(), "no whole groups"
