@@ -157,7 +157,7 @@ def run(
         session = None if replay is None else attach(trainer, **replay)
         if session:
             for name in ("settle", "_place"):
-                setattr(session.decide, name, timed(getattr(session.decide, name), clock, name))
+                setattr(session.decisions, name, timed(getattr(session.decisions, name), clock, name))
             for name in compat.SEAM:
                 trainer.__dict__[name] = timed(trainer.__dict__[name], clock, f"seam{name}")
             callback = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ReplayCallback))
