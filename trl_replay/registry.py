@@ -55,6 +55,11 @@ class Plugin:
         """Tell whether it has a hook that is called in a session."""
         return not self.hooks.isdisjoint(hook_names(SessionHooks))
 
+    @property
+    def needs_success(self) -> bool:
+        """Tell whether it goes by what passes: it has an attribute that says so."""
+        return bool(getattr(self.object, "needs_success", False))
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

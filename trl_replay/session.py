@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -115,6 +116,7 @@ class Session:
         self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
+        self._has_doubted = False
         self.template: IterationTemplate | None = None
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
@@ -229,6 +231,8 @@ class Session:
             lines.append(self._explain_scope(self.communicator.ranks))
         if self.settings.plugins:
             lines.append(self._explain_plugins())
+        doubt = self._doubt_of_success() if self._trainer() is not None else ""
+        lines += [doubt] if doubt else []
         lines += self._advice()
         return "\n".join(lines)
 
@@ -385,7 +389,27 @@ class Session:
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
         rows.check(len(scored), processes)
         groups = self._see(rows, scored)
+        if self.components.success.is_graded and not self._has_doubted:
+            self._has_doubted = True
+            doubt = self._doubt_of_success()
+            if doubt:
+                warnings.warn(doubt, stacklevel=2)
         return Generated(batch, rows, groups, scored, (groups,))
+
+    def _doubt_of_success(self) -> str:
+        """Describe what does not act because it is not known what a success is, and the remedy; empty if all does."""
+        config, doubt = self.config, self.components.success.doubt()
+        limits = ("replay_retire_passes", "replay_start_pass_rate")
+        waiting = [f"{name}={value}" for name in limits if (value := getattr(config, name)) is not None]
+        waiting += [f"the plugin {plugin.name!r}" for plugin in self.settings.plugins if plugin.needs_success]
+        effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
+        if config.replay_kl == "all_wrong":
+            effects.append("replay_kl='all_wrong' goes by the lowest of them")
+        if not doubt or not effects:
+            return ""
+        names = list(self.trainer.reward_func_names)
+        which = f", or replay_reward to one of {', '.join(map(repr, names))}" if len(names) > 1 else ""
+        return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{which}."
 
     def _see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
         """The groups that the scope shares, with what a plugin makes of their advantages."""
@@ -393,7 +417,9 @@ class Session:
         counting = self.components.counting
         self.buffer.table.reward_weights = setup.weights
         self.buffer.table.counting = counting
-        return self.decisions.shape_advantages(view(rows.columns, scored, setup, rows.size, self.update, counting))
+        return self.decisions.shape_advantages(
+            view(rows.columns, scored, setup, rows.size, self.update, counting, self.components.success)
+        )
 
     def _fresh(self, generated: Generated) -> FreshBatch:
         """The batch with all that decisions need: old log-probs where the loss goes around the tap, log-probs that
@@ -576,7 +602,7 @@ class Session:
         size = self.components.num_generations
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
-        values = metrics({**total, **since}, size)
+        values = metrics({**total, **since}, size, self.components.success.least is not None)
         values["replay/padding"] = padding(batch)
         so_far = self.totals.of_all_ranks
         batches = self.totals.batches + so_far["paused_batches"]

@@ -77,6 +77,8 @@ def test_ranks_that_share_a_buffer_wait_for_more_entries_together(launches: Laun
     assert [any(places) for places in zip(*filled, strict=True)] == [False] * 3 + [True] * 9
     assert ranks[0]["size"] == 1
     assert ranks[1]["size"] == int(scope != "process")
+    assert len(ranks[0]["values"]) == 2
+    assert ranks[0]["values"] == ranks[1]["values"], "each hears of the rewards of all"
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)

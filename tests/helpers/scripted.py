@@ -152,6 +152,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "logged": {name: len(column) for name, column in columns(trainer).items()},
         "logged marks": list(trainer._logs["extra"]["replay/replaced"]),
         "hashes": hashes,
+        "values": session.components.success.values,
         "owners": owners,
         "drawn": drawn[: len(steps)],
         "behavior": behavior(trainer),

@@ -24,8 +24,9 @@ FULL = [[HALF, LIVE, LIVE]] * 3
 MOSTLY_DEAD = [[DEAD, DEAD, LIVE]]
 
 RUNS: dict[str, tuple[list[Any], Mapping[str, Any], Mapping[str, Any], set[str]]] = {
-    "all wrong": ([[DEAD] * 3], {}, {}, {"all wrong"}),
-    "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill_rounds": 1}, {"all wrong, no buffer"}),
+    "all wrong": ([[DEAD] * 3], {}, {"replay_pass_reward": 1.0}, {"all wrong"}),
+    "no buffer": ([[DEAD] * 3], {}, {"replay_buffer_size": 0, "replay_refill_rounds": 1, "replay_pass_reward": 1.0},
+                  {"all wrong, no buffer"}),
     "all right": ([*FULL, [RIGHT] * 3], {"learning_rate": 1e-4}, {}, {"all right"}),
     "dense": ([[LIVE, HALF, LIVE]], {}, {}, {"few dead"}),
     "stale": ([*FULL, *MOSTLY_DEAD], {"learning_rate": 0.2}, {}, {"stale buffer"}),

@@ -74,8 +74,7 @@ def test_solved_prompts_are_told_by_the_function_that_counts(tmp_path: Path) -> 
     trainer = make_trainer(tmp_path, [format_reward, right], max_steps=12)
     session = trl_replay.attach(trainer, replay_reward="accuracy")
     trainer.train()
-    assert session.metrics["replay/all_wrong_fraction"] == 1.0
-    assert session.metrics["replay/all_right_fraction"] == 0.0
+    assert session.metrics["replay/lowest_fraction"] == 1.0
     assert "These prompts are solved" not in session.explain()
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trl_replay.data.success import Success
 from trl_replay.registry import registry
-from trl_replay.strategies.treatments import all_wrong
 from trl_replay.testing import make_context, make_groups
 
 
@@ -50,4 +50,4 @@ def test_a_row_that_failed_counts_in_no_pass_rate() -> None:
 def test_a_group_whose_rows_all_failed_is_not_all_wrong() -> None:
     failed = float("nan")
     groups = replace(make_groups([[failed] * 4, [0.0, failed, 0.0, 0.0]]), dead=np.ones(2, bool))
-    assert all_wrong(groups, pass_reward=0.5).tolist() == [False, True]
+    assert Success(0.5).without(groups).tolist() == [False, True]

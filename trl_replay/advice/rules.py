@@ -227,7 +227,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
 def _without_replay(entry: Mapping[str, Any]) -> dict[str, float]:
     """Derive what replay would have logged, at least, where TRL alone logged an entry."""
     dead = entry[DEAD]
-    if not is_number(dead):
+    if DEAD_EXACT in entry or not is_number(dead):
         return {}
     unknown = (0.0, dead)
     all_wrong, all_right = dead_bounds(dead, entry.get("reward")) or (unknown, unknown)

@@ -15,6 +15,7 @@ from ..base.transfer import fetch
 from ..compat import STD_EPSILON
 from ..data.fields import ADVANTAGES, FieldTable
 from ..data.rewards import NOISE, bessel_std, have_equal_rewards, mean_of_scored, reward_noise, weighted_rewards
+from ..data.success import Success
 from ..data.tasks import encoded, hashed
 from ..data.types import Batch, Bools, Floats, Groups, Ints
 from ..errors import BatchError, SeamError
@@ -135,6 +136,7 @@ def view(
     size: int,
     update: int,
     counting: int | None = None,
+    success: Success | None = None,
 ) -> Groups:
     """The fresh groups that a scope shares.
 
@@ -145,8 +147,11 @@ def view(
         size (`int`): Rows of a group.
         update (`int`): Updates done so far.
         counting (`int`, *optional*): The reward function by which groups are dead; by TRL's advantages without one.
+        success ([`Success`], *optional*): Takes note of the rewards of all processes.
     """
     own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
+    if success is not None:
+        success.note(weighted_rewards(rewards, setup.weights) if counting is None else rewards[..., counting])
     shared = rows["row"][::size] // size
     given = rows["advantages"].reshape(-1, size)  # (groups shared, size)
     masked = np.isnan(given)

@@ -60,15 +60,22 @@ class RateLimiter:
         self.seen_at_live = 0
         self.prefilled = False
 
-    def observe(self, fresh: Groups, passed: Bools) -> None:
-        """Take note of how a fresh batch went, and which of its completions `passed`, `(n, G)`."""
+    def observe(self, fresh: Groups, passed: Bools, known: bool = True) -> None:
+        """Take note of how a fresh batch went.
+
+        Args:
+            fresh ([`Groups`]): The batch.
+            passed (`(n, G)`): Which of its completions passed.
+            known (`bool`): Whether that is known.
+        """
         scored = int((~fresh.unscored).sum())
         if not scored:
             return
-        rate = int(passed.sum()) / scored
-        if self.pass_rate is None:
-            self.pass_rate = rate
-        self.pass_rate += (rate - self.pass_rate) / PASS_RATE_BATCHES
+        if known:
+            rate = int(passed.sum()) / scored
+            if self.pass_rate is None:
+                self.pass_rate = rate
+            self.pass_rate += (rate - self.pass_rate) / PASS_RATE_BATCHES
         self.seen += len(fresh)
         live = len(fresh) - int(fresh.dead.sum())
         if live:

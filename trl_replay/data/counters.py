@@ -28,7 +28,9 @@ class Tally:
         items_delta (`float`): Trainable tokens put in, less those taken out or masked.
         groups, dead_after, replaced (`float`): Groups of the batch; dead after replay; replaced.
         generated, dead (`float`): Groups generated for it, those of all rounds; dead ones among them.
-        all_wrong, all_right (`float`): Groups generated for it in which no row passes, and in which all do.
+        all_wrong, all_right (`float`): Groups generated for it in which no row passes, and in which all do; none while
+            it is not known what passes.
+        at_lowest, at_highest (`float`): Dead groups generated for it at the lowest and the highest reward seen so far.
         failed (`float`): Rows generated for it that no reward function scored.
         refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
@@ -51,6 +53,8 @@ class Tally:
     dead: float = 0
     all_wrong: float = 0
     all_right: float = 0
+    at_lowest: float = 0
+    at_highest: float = 0
     failed: float = 0
     dead_after: float = 0
     replaced: float = 0
@@ -101,12 +105,13 @@ class Tally:
 COUNTERS = tuple(counter.name for counter in fields(Tally) if counter.name != "reasons")
 
 
-def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
+def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[str, float]:
     """The `replay/*` metrics of one generation batch; undefined ones are absent.
 
     Args:
         total (`Mapping[str, float]`): Its counters, summed over ranks.
         size (`int`): Rows of a group.
+        judged (`bool`): Whether it is known what passes.
     """
     rows = total["groups"] * size
     values = {
@@ -118,8 +123,8 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
         "replay/refused": total["refused"],
         "replay/retired": total["retired"],
         "replay/dead_fraction": total["dead"] / total["generated"],
-        "replay/all_wrong_fraction": total["all_wrong"] / total["generated"],
-        "replay/all_right_fraction": total["all_right"] / total["generated"],
+        "replay/lowest_fraction": total["at_lowest"] / total["generated"],
+        "replay/highest_fraction": total["at_highest"] / total["generated"],
         "replay/failed_rows": total["failed"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],
@@ -127,6 +132,9 @@ def metrics(total: Mapping[str, float], size: int) -> dict[str, float]:
         "replay/masked_rows_fraction": total["masked"] / rows,
         "replay/lost": total["lost"],
     }
+    if judged:
+        for name in ("all_wrong", "all_right"):
+            values[f"replay/{name}_fraction"] = total[name] / total["generated"]
     if total["replaced"]:
         for name in ("age", "uses", "score"):
             mean = total[name] / total["entries"]

@@ -29,10 +29,11 @@ class PromptTable:
         key (`(n,)` int64): `context.key` of the prompt's dataset row.
         prompt (`(n,)` int64): A hash of its tokens, as in `Groups.prompt` and the buffer's table.
         tries (`(n,)` int64): Completions generated for it that were scored.
-        passes (`(n,)` int64): Those of them whose weighted reward was at least `replay_pass_reward`.
+        passes (`(n,)` int64): Those of them that passed, where it was known what passes (`replay_pass_reward`).
         dead_streak (`(n,)` int64): Groups generated for it that were dead, since the last one that was live.
         update (`(n,)` int64): Optimizer updates done when it was last generated for.
-        pass_rate (`(n,)` float64): Share of its last group's scored completions that passed.
+        pass_rate (`(n,)` float64): Share of its last group's scored completions that passed; NaN if it was not known
+            then what passes.
 
     Args:
         limit (`int`): The most prompts to keep.
@@ -79,6 +80,7 @@ class PromptTable:
         dead: NDArray[np.bool_],
         update: int,
         scored: NDArray[np.bool_] | None = None,
+        known: bool = True,
     ) -> None:
         """Take note of generated groups.
 
@@ -89,6 +91,7 @@ class PromptTable:
             dead (`(n,)` bool): Which groups are dead.
             update (`int`): Updates done.
             scored (`(n, G)` bool, *optional*): Which completions have a reward; the others count for nothing.
+            known (`bool`): Whether it is known what passes.
         """
         tried = np.full(len(keys), passed.shape[1]) if scored is None else scored.sum(axis=1)
         columns = self._with_room_for(keys.tolist())
@@ -102,7 +105,7 @@ class PromptTable:
                 continue
             columns["tries"][row] += tried[number]
             columns["passes"][row] += passes
-            columns["pass_rate"][row] = passes / tried[number]
+            columns["pass_rate"][row] = passes / tried[number] if known else np.nan
             streaks[row] += 1
             if not dead[number]:
                 streaks[row] = 0

@@ -87,6 +87,7 @@ class Rounds:
         self._trainer = trainer
         self._settings = settings
         self._fields = components.fields
+        self._success = components.success
         self._communicator = communicator
         self._context = context
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
@@ -218,9 +219,9 @@ class Rounds:
         state.items += told.items
         fresh = latest.fresh
         self._prompts.present.update(told.keys.tolist())
-        passed = fresh.reward >= self._settings.config.replay_pass_reward
         keys = told.keys[latest.groups]
-        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.unscored)
+        passed, known = self._success.passed(fresh), self._success.least is not None
+        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.unscored, known)
         return latest, told
 
     def _is_enough(self, told: RoundReport) -> bool:

@@ -87,6 +87,8 @@ def _logged(entry: Mapping[str, Any]) -> Step | None:
     wrong, right = entry.get(ALL_WRONG), entry.get(ALL_RIGHT)
     if is_number(wrong) and is_number(right):
         return Step(dead, (wrong, wrong), (right, right))
+    if DEAD_EXACT in entry:  # it was not known what passes
+        return Step(dead, None, None)
     bounds = dead_bounds(dead, entry.get("reward"))
     return Step(dead, *(bounds or (None, None)))
 

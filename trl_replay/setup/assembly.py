@@ -12,6 +12,7 @@ from .. import compat
 from ..buffer.rate_limiter import RateLimiter, RateLimits
 from ..buffer.replay_buffer import Limits, ReplayBuffer
 from ..data.fields import FieldTable
+from ..data.success import Success
 from ..data.tasks import Tasks
 from ..errors import ConfigurationError
 from ..hooks import CheckedHooks
@@ -64,12 +65,13 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     if room.groups:
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
-    by_setting = treatments(config.replay_unfilled, config.replay_kl, config.replay_pass_reward)
+    success = Success(config.replay_pass_reward, _in_words(trainer, counting))
+    by_setting = treatments(config.replay_unfilled, config.replay_kl, success)
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
     limits = Limits(config.replay_max_age, config.replay_max_uses)
     rate_limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
     rate_limiter = RateLimiter(rate_limits, room.groups)
-    stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter}
+    stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter, "success": success}
     stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
     buffer = ReplayBuffer(room.groups, limits, room.nbytes, size, functions)
     buffer.drops = _all_say(_objects(settings, "rank") or [made["evictor"]], "drops")
@@ -98,6 +100,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         forwards_to_record=records,
         processes=trainer.accelerator.num_processes,
         counting=counting,
+        success=success,
         weigh=weigh,
         stateful=stateful,
     )
@@ -118,6 +121,17 @@ def _counting(trainer: Any, name: str | None) -> int | None:
             f"of {', '.join(map(repr, known))}, or leave it out for their weighted sum."
         )
     return known.index(name)
+
+
+def _in_words(trainer: Any, counting: int | None) -> str:
+    """The reward that counts."""
+    names = list(trainer.reward_func_names)
+    if counting is not None:
+        return str(names[counting])
+    weights = compat.reward_setup(trainer).weights.tolist()
+    return " + ".join(
+        name if weight == 1 else f"{weight:g} × {name}" for weight, name in zip(weights, names, strict=True)
+    )
 
 
 def exchange_scope(trainer: Any, settings: Settings, components: Components) -> None:

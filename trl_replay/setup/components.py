@@ -13,6 +13,7 @@ from ..base.progress import Clock, KeptErrors
 from ..buffer.rate_limiter import RateLimiter
 from ..buffer.replay_buffer import ReplayBuffer
 from ..data.fields import FieldTable
+from ..data.success import Success
 from ..data.table import Table
 from ..data.tasks import Tasks
 from ..data.types import Context
@@ -48,6 +49,7 @@ class Components:
             stored and never trained on.
         processes (`int`): Number of processes.
         counting (`int`, *optional*): The reward function that counts; None for the weighted sum.
+        success ([`Success`]): What passes.
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
         stateful (`dict[str, Stateful]`): Strategies and limits whose running state travels with checkpoints, by name.
         local_rng (`numpy.random.Generator`): This process's own, drawn from as often as its rows need.
@@ -73,6 +75,7 @@ class Components:
     forwards_to_record: bool = False
     processes: int = 1
     counting: int | None = None
+    success: Success = field(default_factory=Success)
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None
     stateful: dict[str, Stateful] = field(default_factory=dict)
     local_rng: np.random.Generator = field(init=False)

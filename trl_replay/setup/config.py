@@ -203,8 +203,11 @@ class ReplayConfig:
         name in TRL's log; advantages stay TRL's. The weighted sum of all if not set, and for groups that this function
         does not score.""",
     )
-    replay_pass_reward: Annotated[float, Rule(number("a finite number"))] = setting(
-        0.5, """Least reward with which a completion passes."""
+    replay_pass_reward: Annotated[float | None, Rule(optional(number("a finite number")))] = setting(
+        None,
+        """Least reward with which a completion passes. If not set, it is known as long as the reward that counts has
+        had exactly two values: the higher one passes. While it is not known, no completion is right or wrong and no
+        prompt solved; `replay_kl="all_wrong"` then goes by the lowest reward seen.""",
     )
     replay_retire_passes: Annotated[int | None, Rule(optional(whole(1)))] = setting(
         None,

@@ -23,7 +23,6 @@ from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
 from ..setup.components import Components
 from ..setup.settings import Settings
-from ..strategies.treatments import all_wrong
 from .fresh_batch import FreshBatch
 from .mixing import Mixing
 
@@ -33,6 +32,10 @@ OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its e
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
 KEPT_WRONG = "all-wrong groups stay: replay_kl='all_wrong' trains their KL term, and no other group was replaceable"
+KEPT_LOWEST = (
+    "dead groups at the lowest reward seen stay: replay_kl='all_wrong' trains their KL term, and no other group was "
+    "replaceable"
+)
 TOO_EARLY = "nothing is replayed before the first loss: it shows whether replayed rows are corrected"
 NO_PROMPTS: Ints = np.empty(0, np.int64)
 
@@ -53,6 +56,7 @@ class Decisions:
         self._buffer = components.buffer
         self._hooks = components.hooks
         self._rate_limiter = components.rate_limiter
+        self._success = components.success
         self._weigh = components.weigh
         self._processes = components.processes
         self._mixes_rows = components.mixes_rows
@@ -135,8 +139,10 @@ class Decisions:
         """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
         prompts = NO_PROMPTS
         for fresh in generated:
-            passed = self._passed(fresh)
-            self._rate_limiter.observe(fresh, passed)
+            passed = self._success.passed(fresh)
+            self._rate_limiter.observe(fresh, passed, known=self._success.least is not None)
+            tally.at_lowest += int(self._success.at_lowest(fresh).sum())
+            tally.at_highest += int(self._success.at_highest(fresh).sum())
             tally.generated += len(fresh)
             tally.dead += int(fresh.dead.sum())
             unscored = fresh.unscored
@@ -153,9 +159,6 @@ class Decisions:
         left = self._buffer.forget_prompts(prompts)
         tally.retire(left, "its prompt was solved (replay_retire_passes)")
         return prompts
-
-    def _passed(self, fresh: Groups) -> Bools:
-        return np.asarray(fresh.reward >= self._settings.config.replay_pass_reward)
 
     def _solved(self, passed: Bools) -> Bools:
         """The groups of which enough rows, `(n, G)`, pass."""
@@ -269,18 +272,15 @@ class Decisions:
         elif not len(slots):
             asked_for_dead = self._settings.label("selector") == "zero_std"
             reason = ALL_LIVE if asked_for_dead and not fresh.dead.any() else NONE_CHOSEN
-            kept = (
-                self._settings.config.replay_kl == "all_wrong"
-                and all_wrong(fresh, self._settings.config.replay_pass_reward).any()
-            )
-            tally.note(1, KEPT_WRONG if kept else reason)
+            kept = self._settings.config.replay_kl == "all_wrong" and self._success.without(fresh).any()
+            tally.note(1, (KEPT_LOWEST if self._success.least is None else KEPT_WRONG) if kept else reason)
         return slots, most
 
     def _select(self, fresh: Groups) -> Ints:
         """The selector's slots. Groups whose KL term is to count (`replay_kl="all_wrong"`) are not offered to it."""
         if self._settings.config.replay_kl != "all_wrong":
             return self._hooks.select(fresh, self._context())
-        offered = np.flatnonzero(~all_wrong(fresh, self._settings.config.replay_pass_reward))
+        offered = np.flatnonzero(~self._success.without(fresh))
         if not len(offered):
             return offered
         return offered[self._hooks.select(fresh.take(offered), self._context())]
@@ -418,7 +418,7 @@ class Decisions:
         live = ~fresh.groups.dead
         seen = live if fresh.logps_known else live & ~plan.stored.any(axis=1)
         tally.lost = int(live.sum() - seen.sum())
-        solved = self._solved(self._passed(fresh.groups))
+        solved = self._solved(self._success.passed(fresh.groups))
         tally.refuse(int((seen & solved).sum()), SOLVED)
         return np.flatnonzero(seen & ~solved).tolist()
 

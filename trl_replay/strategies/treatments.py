@@ -11,7 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from ..data.plan import Plan
-from ..data.types import Bools, Context, Groups
+from ..data.success import Success
+from ..data.types import Context, Groups
 
 Treatment: TypeAlias = Callable[[Plan, Groups, Context], None]
 
@@ -44,25 +45,18 @@ def kl_of_fresh(plan: Plan, groups: Groups, context: Context) -> None:
     plan.kl &= ~plan.stored
 
 
-def kl_of_all_wrong(pass_reward: float) -> Treatment:
-    """Leave all rows without a KL term but those of fresh groups in which no row passes."""
+def kl_of_all_wrong(success: Success) -> Treatment:
+    """Leave all rows without a KL term but those of fresh dead groups in which no row passes."""
 
     def kl(plan: Plan, groups: Groups, context: Context) -> None:
-        plan.kl &= plan.fresh & all_wrong(groups, pass_reward)[:, None]
+        plan.kl &= plan.fresh & success.without(groups)[:, None]
 
     return kl
 
 
-def all_wrong(groups: Groups, pass_reward: float) -> Bools:
-    """Dead groups in which no row passes, `(n,)`; not those whose rows all failed."""
-    passes = groups.reward >= pass_reward
-    unscored = groups.unscored.all(axis=1)
-    return np.asarray(groups.dead & ~passes.any(axis=1) & ~unscored)
-
-
-def treatments(unfilled: str, kl: str, pass_reward: float) -> dict[str, Treatment]:
+def treatments(unfilled: str, kl: str, success: Success) -> dict[str, Treatment]:
     """The treatments that settings name, by setting and value, in the order in which they run."""
     of_dead: dict[str, Treatment] = {"mask": mask, "exclude": exclude, "intra_batch": intra_batch}
-    of_kl: dict[str, Treatment] = {"fresh": kl_of_fresh, "all_wrong": kl_of_all_wrong(pass_reward)}
+    of_kl: dict[str, Treatment] = {"fresh": kl_of_fresh, "all_wrong": kl_of_all_wrong(success)}
     found = {f"replay_unfilled={unfilled!r}": of_dead.get(unfilled), f"replay_kl={kl!r}": of_kl.get(kl)}
     return {name: treatment for name, treatment in found.items() if treatment is not None}

@@ -290,7 +290,7 @@ def test_a_resumed_run_goes_on_as_the_run_that_was_not_interrupted(tmp_path, nam
 
 
 def test_in_training_no_solved_prompt_is_asked_twice(tmp_path):
-    asked_for, _ = train(tmp_path, replay_plugins=["skip_solved"])
+    asked_for, _ = train(tmp_path, replay_plugins=["skip_solved"], replay_pass_reward=1.0)
     counts = Counter(prompt for batch in asked_for for prompt in batch)
     assert max(count for prompt, count in counts.items() if prompt[0] in "0123") == 1
     assert max(counts.values()) > 1
@@ -301,7 +301,8 @@ def test_in_training_hard_prompts_take_the_slots_of_dead_groups(tmp_path):
     """Every group is dead but that of a prompt which is tried once more."""
     judge = Judge()
     judge.of = lambda prompt: [float(sum(prompt in batch for batch in judge.asked) > 1), 0.0, 0.0, 0.0]
-    _, session = train(tmp_path, judge=judge, replay_plugins=["bapo"], replay_refill_rounds=1)
+    settings = {"replay_plugins": ["bapo"], "replay_refill_rounds": 1, "replay_pass_reward": 1.0}
+    _, session = train(tmp_path, judge=judge, **settings)
     assert session.totals.counters["refilled"] >= 9, (
         "three slots in every second batch, once there is something to try"
     )

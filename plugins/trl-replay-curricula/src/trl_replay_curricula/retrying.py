@@ -58,6 +58,8 @@ class Bapo(SavesState[Batches]):
             prompts whose places they may take.
     """
 
+    needs_success = True
+
     def __init__(
         self,
         low: float = 0.0,

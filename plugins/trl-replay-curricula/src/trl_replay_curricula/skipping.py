@@ -28,6 +28,8 @@ LEAST_CHANCE = 0.01
 class Skipping:
     """The base of plugins that pass over prompts."""
 
+    needs_success = True
+
     @hookimpl
     def trl_replay_preflight(self, trainer: Any, config: ReplayConfig) -> Iterator[str]:
         """New prompts are asked for by their number in the dataset."""

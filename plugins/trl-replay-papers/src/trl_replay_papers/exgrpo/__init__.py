@@ -117,7 +117,7 @@ class ExGRPO:
         passed last, exp(−(k − 4)² / 2), shared by all prompts of that k; 0 where no success is stored."""
         solved = prompts.pass_rate
         worth = np.exp(-((8 * solved - 4) ** 2) / 2)
-        worth[(solved <= 0) | (solved >= 1) | ~np.isin(prompts.prompt, table.prompt)] = 0.0
+        worth[~((solved > 0) & (solved < 1) & np.isin(prompts.prompt, table.prompt))] = 0.0  # NaN: not known
         _, bucket = np.unique(solved, return_inverse=True)
         sizes = np.bincount(bucket, weights=worth > 0)
         return np.asarray(worth / np.maximum(sizes[bucket], 1))

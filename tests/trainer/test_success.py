@@ -1,0 +1,142 @@
+"""What a success is: known while the reward that counts has two values, said where it is not, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import LIVE, Rewards, logged
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+WRONG, RIGHT = [0.0] * 4, [1.0] * 4
+GRADES = [0.0, 0.25, 0.5, 1.0]
+JUDGED = ("replay/all_wrong_fraction", "replay/all_right_fraction")
+AT_ENDS = ("replay/lowest_fraction", "replay/highest_fraction")
+
+
+def scaled(batches: Sequence[Any], low: float, high: float) -> Rewards:
+    """Rewards of 0 and 1 in other units."""
+    return Rewards(*[[[low + (high - low) * one for one in group] for group in batch] for batch in batches])
+
+
+def named(rewards: Any, name: str) -> Any:
+    rewards.__name__ = name
+    return rewards
+
+
+PAIRS: dict[str, tuple[float, float, dict[str, Any]]] = {
+    "0 and 1": (0.0, 1.0, {}),
+    "-1 and 0": (-1.0, 0.0, {}),
+    "successes of 0.3": (0.0, 0.3, {}),
+    "a weight of 0.3": (0.0, 1.0, {"reward_weights": [0.3]}),
+    "an offset of 1": (1.0, 2.0, {}),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_of_two_values_the_higher_one_passes(tmp_path: Path, pair: str) -> None:
+    low, high, settings = PAIRS[pair]
+    script = ([WRONG, RIGHT, LIVE], [WRONG] * 3, [RIGHT, RIGHT, LIVE])
+    trainer = make_trainer(tmp_path, scaled(script, low, high), max_steps=3, **settings)
+    session = trl_replay.attach(trainer, replay_start=0, replay_retire_passes=4)
+    trainer.train()
+    for keys in (JUDGED, AT_ENDS):
+        assert [logged(trainer, key) for key in keys] == [
+            pytest.approx([1 / 3, 1, 0]),
+            pytest.approx([1 / 3, 0, 2 / 3]),
+        ]
+    assert "not known" not in session.explain()
+
+
+def test_a_constant_beside_accuracy_changes_nothing(tmp_path: Path) -> None:
+    """Format and accuracy: rewards of 1 and 2."""
+    functions = [named(Rewards([RIGHT] * 3), "format"), named(Rewards([WRONG, LIVE, LIVE]), "accuracy")]
+    trainer = make_trainer(tmp_path, functions, max_steps=2)
+    session = trl_replay.attach(trainer, replay_retire_passes=4)
+    trainer.train()
+    assert [session.metrics[key] for key in JUDGED] == [pytest.approx(1 / 3), 0.0]
+    assert session.totals.counters["refused"] == 0, "no live group passes for solved"
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path: Path, value: float) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[value] * 4] * 3), max_steps=9)
+    session = trl_replay.attach(trainer, replay_retire_passes=4)
+    trainer.train()
+    assert session.metrics.keys().isdisjoint(JUDGED)
+    assert [session.metrics[key] for key in AT_ENDS] == [1.0, 1.0]
+    told = session.explain()
+    assert f"it is not known what a success is: the reward that counts (scripted) has had the values {value:g}" in told
+    assert "solved" not in told.replace("SOLVED", "")
+    assert "passes" not in told.replace("replay_retire_passes", "")
+
+
+def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(tmp_path: Path) -> None:
+    functions = [
+        named(Rewards([RIGHT, LIVE, LIVE], [GRADES, RIGHT, WRONG]), "grade"),
+        named(Rewards([WRONG] * 3), "tone"),
+    ]
+    trainer = make_trainer(tmp_path, functions, max_steps=4, beta=0.1)
+    session = trl_replay.attach(trainer, replay_start=0, replay_retire_passes=4, replay_start_pass_rate=0.1)
+    with pytest.warns(UserWarning, match="what a success is:") as caught:
+        trainer.train()
+    (told,) = [str(warning.message) for warning in caught if "success" in str(warning.message)]
+    assert "(grade + tone) has had the values 0, 0.25, 0.5, 1;" in told
+    assert "replay_retire_passes=4 and replay_start_pass_rate=0.1 can't act" in told
+    assert "Set replay_pass_reward" in told
+    assert "replay_reward to one of 'grade', 'tone'" in told
+    assert told in session.explain()
+    assert [len(logged(trainer, key)) for key in JUDGED] == [1, 1], "until then"
+    assert [logged(trainer, key)[-1] for key in AT_ENDS] == [pytest.approx(1 / 3)] * 2
+
+
+def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path: Path) -> None:
+    """Warnings are errors here."""
+    trainer = make_trainer(tmp_path, Rewards([GRADES, RIGHT, WRONG]), max_steps=4)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    assert "success" not in session.explain()
+
+
+def test_a_value_that_is_given_holds_for_grades_too(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([GRADES, RIGHT, WRONG]), max_steps=3)
+    session = trl_replay.attach(trainer, replay_pass_reward=0.5, replay_retire_passes=4)
+    trainer.train()
+    assert [session.metrics[key] for key in JUDGED] == [pytest.approx(1 / 3)] * 2
+
+
+def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([RIGHT, RIGHT, GRADES]), max_steps=4)
+    session = trl_replay.attach(trainer, replay_plugins=["skip_solved"])
+    with pytest.warns(UserWarning, match="the plugin 'skip_solved' can't act"):
+        trainer.train()
+    prompts = session.prompts
+    assert prompts is not None
+    assert prompts.passes.sum() == 0
+    assert not (prompts.pass_rate >= 0).any(), "NaN"
+
+
+def test_resuming_goes_on_with_the_values_seen(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    trainer = make_trainer(tmp_path, Rewards([RIGHT, LIVE, LIVE]), max_steps=2, **settings)
+    trl_replay.attach(trainer)
+    trainer.train()
+    again = make_trainer(tmp_path, Rewards([RIGHT] * 3), max_steps=4, **settings)
+    session = trl_replay.attach(again)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert session.metrics["replay/all_right_fraction"] == 1.0
+
+
+def test_the_anchor_of_graded_rewards_holds_what_is_dead_at_the_lowest_reward(tmp_path: Path) -> None:
+    """These groups stay, and dead ones above them are replaced."""
+    part = [0.25] * 4
+    trainer = make_trainer(tmp_path, Rewards([GRADES] * 3, [WRONG, part, RIGHT]), max_steps=6, beta=0.1)
+    session = trl_replay.attach(trainer, replay_start=0, replay_kl="all_wrong")
+    with pytest.warns(UserWarning, match=r"replay_kl='all_wrong' goes by the lowest of them\. Set replay_pass_reward"):
+        trainer.train()
+    assert session.metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
+    assert session.metrics["replay/dead_fraction_after"] == pytest.approx(1 / 3)
