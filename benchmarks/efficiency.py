@@ -3,10 +3,12 @@
     python benchmarks/efficiency.py --jobs 2          # all of it: hours
     python benchmarks/efficiency.py --arms "defaults;sample_efficient" --tasks lock,vault
     python benchmarks/efficiency.py --question parts --tasks lock,vault    # the preset without one of its parts
+    python benchmarks/efficiency.py --question sums   # several reward functions, and which of them counts
     python benchmarks/efficiency.py --quick           # shows that it runs; its figures mean nothing
 
 Tasks: those of benchmarks/papers.py; the wide lock (1,000 prompts); long, whose right answers are 18 letters; and
-digits, addition with a grade for each digit (dense). Every arm has a learning rate of its own on each task, chosen by
+digits, addition with a grade for each digit (dense). sum is the lock with a format and a length term beside accuracy,
+by which it is told. Every arm has a learning rate of its own on each task, chosen by
 final reward on seeds that are not reported; on the sparse tasks that which it chose on the lock. Records are appended
 to runs.jsonl in --out, so that an interrupted benchmark goes on where it stopped.
 """
@@ -35,6 +37,7 @@ TASKS = {
     "grades": papers.Task(9_600, (1e-4, 3e-4, 1e-3), (100,)),
     "long": papers.Task(32_000, (), rates_from="lock"),
     "digits": papers.Task(9_600, (), rates_from="addition"),
+    "sum": papers.Task(32_000, (3e-4, 5e-4, 1e-3), (100, 101)),
 }
 TOPR = {"replay_correction": "topr"}
 FIVE = {"num_iterations": 5}
@@ -63,6 +66,24 @@ LEFT_OUT: dict[str, tuple[Settings, dict[str, Any]]] = {
     "age at most 5": ({**PRESET, "replay_max_age": 5}, {**FIVE, **ANCHOR}),
 }
 """The preset, and what is left of it without one of its parts, at the preset's own rate."""
+SUMS: dict[str, tuple[Settings, dict[str, Any]]] = {
+    "stock": (None, {}),
+    "defaults": ({}, {}),
+    "replay_reward": ({"replay_reward": "reward"}, {}),
+    "low_std": ({"replay_selector": "low_std"}, {}),
+}
+"""Ways to replay where the sum of the reward functions is hardly ever equal over a group."""
+ARMS_OF = {"arms": ARMS, "parts": LEFT_OUT, "sums": SUMS}
+
+
+def formatted(completions: list[str], **_: Any) -> list[float]:
+    """1 for two letters."""
+    return [float(len(text) == 2 and text.isalpha()) for text in completions]
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    """Up to 0.1 for a short text: letters later in the alphabet are longer."""
+    return [0.1 - sum(map("abcdefghijklmnop".find, text)) / 300 for text in completions]
 
 
 def make_trainer(job: papers.Job, folder: str) -> Any:
@@ -74,6 +95,11 @@ def make_trainer(job: papers.Job, folder: str) -> Any:
 
         rewards = vaults.share_of_letters
         return addition.make_trainer(job.seed, job.learning_rate, steps, folder, rewards, **job.training)
+    if job.task == "sum":
+        import combination_lock as lock
+
+        rewards = [formatted, lock.reward, length]
+        return lock.make_trainer(job.seed, job.learning_rate, steps, folder, rewards=rewards, **job.training)
     if job.task in ("wide lock", "long"):
         import vaults
 
@@ -99,7 +125,7 @@ class Benchmark(papers.Benchmark):
 
     def jobs(self, task: str, arm: str, rate: float, seeds: Any, **training: Any) -> list[papers.Job]:
         """One for each seed."""
-        settings, more = (ARMS | LEFT_OUT)[arm]
+        settings, more = (ARMS | LEFT_OUT | SUMS)[arm]
         budget = self.tasks[task].budget
         return [papers.Job(task, arm, rate, seed, budget, settings, {**more, **training}) for seed in seeds]
 
@@ -108,9 +134,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark."""
     parser = papers.parser_of(__doc__, "out/efficiency", TASKS)
     parser.add_argument("--arms", default="", help="which arms, by semicolons; all of the question's if not given")
-    parser.add_argument("--question", choices=["arms", "parts"], default="arms", help="what is compared")
+    parser.add_argument("--question", choices=ARMS_OF, default="arms", help="what is compared")
     options = parser.parse_args(arguments)
-    tasks = papers.tasks_of(options.tasks, TASKS)
+    sums = options.question == "sums"
+    tasks = papers.tasks_of("sum" if sums else options.tasks, {n: t for n, t in TASKS.items() if sums == (n == "sum")})
     parts = options.question == "parts"
     seeds = SEEDS_OF_PARTS if parts else SEEDS
     if options.quick:
@@ -122,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     from efficiency_report import table
 
     records: list[dict[str, Any]] = []
-    of_question = LEFT_OUT if parts else ARMS
+    of_question = ARMS_OF[options.question]
     for arm in options.arms.split(";") if options.arms else of_question:
         records += benchmark.at_chosen_rates([arm], "sample_efficient" if parts else "")
         (options.out / "table.md").write_text("\n".join(table(records, of_question)) + "\n")

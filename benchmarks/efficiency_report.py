@@ -124,12 +124,15 @@ def _crossover(runs: list[dict[str, Any]], usual: list[dict[str, Any]]) -> str:
 def tables(records: list[dict[str, Any]]) -> list[list[str]]:
     """The tables of both pages, of what a ledger holds."""
     reported = [record for record in records if record["seed"] in efficiency.SEEDS]
+    sums = [record for record in reported if record["task"] == "sum"]
+    reported = [record for record in reported if record["task"] != "sum"]
     parts = [record for record in reported if record["seed"] in efficiency.SEEDS_OF_PARTS]
     parts = [record for record in parts if record["task"] in efficiency.PARTS]
     return [
         table(reported, arms_of(reported, efficiency.ARMS)),
         costs(reported, DRAWN),
         table(parts, arms_of(parts, efficiency.LEFT_OUT)),
+        table(sums, efficiency.SUMS),
     ]
 
 

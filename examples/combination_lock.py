@@ -258,7 +258,7 @@ class Watch(TrainerCallback):
             return  # the summary at the end of training
         record = self.record
         dead = logs["frac_reward_zero_std"]
-        record.reward.append(logs["reward"])
+        record.reward.append(logs.get("rewards/reward/mean", logs["reward"]))  # of the function above, not of a sum
         record.dead.append(dead)
         record.dead_after.append(logs.get("replay/dead_fraction_after", dead))
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps

@@ -63,6 +63,8 @@ def test_few_reported_runs_that_learned_as_much_as_the_defaults_are_found_at_fau
         )
         for task in {run["task"] for run in reported}
     }
+    learned = {task for task, reward in usual.items() if reward >= 0.05}  # by the defaults
+    reported = [run for run in reported if run["task"] in learned]
     well = [run for run in reported if run["replay"] and run["final_reward"] >= usual[run["task"]]]
     assert len(well) > 100
     found = [run for run in well if faults(run)]
