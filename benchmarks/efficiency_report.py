@@ -23,6 +23,7 @@ LEARNED = 0.05
 """A run whose reward was never that high has nothing to lose, and can't collapse."""
 DRAWN = ("stock", "defaults", "topr, start=0", "sample_efficient")
 """Arms of the picture, and of the table of costs."""
+NAMES = {"stock": "stock GRPO", "defaults": "replay"}
 
 
 def table(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
@@ -143,8 +144,8 @@ def arms_of(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Mean reward over completions: above, what learns on which task; below, the preset without one of its parts. An
-    arm's runs thin, their median thick."""
+    """Mean reward over completions: what learns on which task, and the preset without one of its parts. An arm's runs
+    thin, their median thick."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -152,14 +153,13 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
 
     pictures = [(task, DRAWN) for task in ("lock", "vault", "grades")]
     pictures += [(task, tuple(efficiency.LEFT_OUT)) for task in efficiency.PARTS]
-    figure, axes = pyplot.subplots(2, 3, figsize=(16, 8), layout="constrained")
-    for axis, (task, arms) in zip(axes.flat, pictures, strict=False):
+    pyplot.rcParams["font.size"] = 14  # can be read on a phone
+    figure, axes = pyplot.subplots(len(pictures), figsize=(7, 5 * len(pictures)), layout="constrained")
+    for axis, (task, arms) in zip(axes, pictures, strict=True):
         _draw_task(axis, [record for record in records if record["task"] == task], arms)
-        parts = "" if arms is DRAWN else ": the preset, and without one of its parts"
+        parts = "" if arms is DRAWN else ": the preset without one of its parts"
         axis.set(title=f"{task}{parts}", xlabel="completions generated", ylabel="mean reward", ylim=(0, 1))
-    for axis in axes.flat[len(pictures) :]:
-        axis.axis("off")
-    figure.savefig(path, dpi=90)
+    figure.savefig(path, dpi=80)
     pyplot.close(figure)
 
 
@@ -174,8 +174,8 @@ def _draw_task(axis: Any, records: list[dict[str, Any]], arms: Iterable[str]) ->
         curves = np.array([run["curve"][:points] for run in runs])
         completions = np.arange(1, points + 1) * completions_a_point
         axis.plot(completions, curves.T, color=f"C{number}", alpha=0.2, linewidth=0.8)
-        axis.plot(completions, np.median(curves, axis=0), color=f"C{number}", linewidth=2, label=arm)
-    axis.legend(frameon=False, fontsize="small")
+        axis.plot(completions, np.median(curves, axis=0), color=f"C{number}", linewidth=2, label=NAMES.get(arm, arm))
+    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, fontsize=12)
 
 
 if __name__ == "__main__":

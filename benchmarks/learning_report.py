@@ -24,6 +24,8 @@ REACHED_SHARE = 1 / 5
 FINAL_REWARD = 0.85
 EFFICIENT_ROLLOUTS = 4800
 COLORS = {"stock": "#666666", "corrected": "#0b6bcb", "uncorrected": "#c44601"}
+NAMES = {"stock": "stock GRPO", "corrected": "replay", "uncorrected": "replay, uncorrected"}
+PICTURES = {"lock": "learning.png", "addition": "learning_addition.png", "first": "learning_first.png"}
 
 
 def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: bool) -> dict[str, Any]:
@@ -49,8 +51,8 @@ def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: boo
         for check in results["thresholds"]:
             console.print(f"{'met   ' if check['met'] else 'MISSED'} {check['text']}: {check['value']:.3f}")
     (out / "learning.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, out / "learning.png")
-    console.print(f"written: {out / 'learning.json'}, {out / 'learning.png'}")
+    draw(results, out)
+    console.print(f"written: {out / 'learning.json'}, and beside it {', '.join(PICTURES[task] for task in tasks)}")
     return results
 
 
@@ -186,56 +188,75 @@ def _rich(task: str, result: dict[str, Any], table: dict[str, dict[str, Any]]) -
     return rich
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Reward over the lock's rollouts, and the addition's accuracies; an arm's runs thin, its median thick."""
+def draw(results: dict[str, Any], out: Path) -> None:
+    """A picture a task into `out`: each seed thin or a dot, an arm's median or mean thick."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = results["tasks"]
-    figure, axes = pyplot.subplots(1, len(tasks), figsize=(6 * len(tasks), 4), squeeze=False, layout="constrained")
-    for axis, (task, result) in zip(axes[0], tasks.items(), strict=True):
-        for number, (arm, runs) in enumerate(_by_arm(result).items()):
-            color = COLORS.get(arm, f"C{number}")
-            label = f"{arm}, lr {result['chosen'][arm]:.0e}"
-            if task != "addition":
-                curves = np.array([run["curve"] for run in runs])
-                rollouts = runs[0]["rollouts"] * np.arange(1, curves.shape[1] + 1) / curves.shape[1]
-                axis.plot(rollouts, curves.T, color=color, alpha=0.2, linewidth=0.8)
-                axis.plot(rollouts, np.median(curves, axis=0), color=color, linewidth=2, label=label)
-            else:
-                accuracies = [run["accuracy"] for run in runs]
-                axis.scatter([number] * len(runs), accuracies, color=color, alpha=0.5)
-                axis.plot(
-                    [number - 0.2, number + 0.2], [np.mean(accuracies)] * 2, color=color, linewidth=2, label=label
-                )
-        if task != "addition":
-            axis.set(title="combination lock (sparse)", xlabel="rollouts generated", ylabel="mean reward", ylim=(0, 1))
-            axis.axhline(THRESHOLD, color="black", linewidth=0.6, linestyle=":")
-        else:
-            start = result["runs"][0]["start_accuracy"]
-            axis.axhline(start, color="black", linewidth=0.6, linestyle=":", label="start")
-            axis.set(title="3-digit addition (a third live)", ylabel="accuracy, held-out problems", xticks=[])
-        each = "thin: each seed; thick: their median" if task != "addition" else "dots: each seed; line: their mean"
-        axis.legend(frameon=False, title=each)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    pyplot.rcParams["font.size"] = 14  # can be read on a phone
+    for task, result in results["tasks"].items():
+        figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
+        (_draw_accuracies if task == "addition" else _draw_rewards)(axis, result)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+        figure.savefig(out / PICTURES[task], dpi=110)
+        pyplot.close(figure)
+
+
+def _draw_rewards(axis: Any, result: dict[str, Any]) -> None:
+    for arm, runs in _by_arm(result).items():
+        curves = np.array([run["curve"] for run in runs])
+        thousands = runs[0]["rollouts"] / 1000 * np.arange(1, curves.shape[1] + 1) / curves.shape[1]
+        axis.plot(thousands, curves.T, color=COLORS.get(arm), alpha=0.2, linewidth=0.8)
+        axis.plot(
+            thousands, np.median(curves, axis=0), color=COLORS.get(arm), linewidth=2.5, label=NAMES.get(arm, arm)
+        )
+    axis.set(title="combination lock, tiny model, 5 seeds", ylim=(0, 1.01), xlim=(0, None))
+    axis.set(xlabel="thousand completions generated", ylabel="mean reward")
+
+
+def _draw_accuracies(axis: Any, result: dict[str, Any]) -> None:
+    for number, (arm, runs) in enumerate(_by_arm(result).items()):
+        accuracies = [run["accuracy"] for run in runs]
+        axis.scatter([number] * len(runs), accuracies, color=COLORS[arm], alpha=0.5)
+        ends = [number - 0.2, number + 0.2]
+        axis.plot(ends, [np.mean(accuracies)] * 2, color=COLORS[arm], linewidth=2.5, label=NAMES[arm])
+    start = result["runs"][0]["start_accuracy"]
+    axis.axhline(start, color="black", linewidth=0.8, linestyle=":", label="before training")
+    axis.set(title="3-digit addition, tiny model, 5 seeds", ylabel="held-out accuracy", xticks=[], ylim=(0, 0.3))
 
 
 def overview(results: dict[str, Any]) -> list[str]:
-    """The rows of README.md's table, as Markdown."""
+    """The rows of the table in docs/evidence.md, as Markdown."""
     rows = []
-    for arm, name in {"stock": "stock GRPO", "corrected": "**replay**", "uncorrected": "replay, uncorrected"}.items():
+    for arm, plain in NAMES.items():
+        name = "**replay**" if arm == "corrected" else plain
         lock, addition = (results["tasks"][task]["summary"][arm] for task in ("lock", "addition"))
         there = " runs got there" if arm == "stock" else ""
-        difference = _difference(addition, arm)
+        gain = difference(addition)
         cells = [
             name,
             f"{_bold(format(lock['reached_median'], ',.0f'), arm)} ({lock['reached_runs']} of {lock['runs']}{there})",
             _final(lock, arm),
             f"{lock['dead'] * 100:.0f} % → {lock['dead_after'] * 100:.0f} %",
-            f"{addition['accuracy_mean']:.3f}" + (f", {difference}" if difference else ""),
+            f"{addition['accuracy_mean']:.3f}" + (f", {_bold(gain, arm)}" if gain else ""),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def headline(results: dict[str, Any]) -> list[str]:
+    """The rows of README.md's table, as Markdown."""
+    rows = []
+    for arm in ("stock", "corrected"):
+        lock = results["tasks"]["lock"]["summary"][arm]
+        cells = [
+            NAMES[arm],
+            f"{lock['reached_median']:,.0f} ({lock['reached_runs']} of {lock['runs']} runs)",
+            f"{lock['final_median']:.2f}",
+            f"{lock['dead_after'] * 100:.0f} %",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
@@ -250,19 +271,15 @@ def _final(row: dict[str, Any], arm: str) -> str:
     return f"{_bold(format(row['final_median'], '.2f'), arm)} ({low:.2f}–{high:.2f})"
 
 
-def _rate(row: dict[str, Any]) -> str:
-    return f"{row['learning_rate']:.0e}".replace("e-0", "e-")
-
-
-def _difference(row: dict[str, Any], arm: str) -> str:
+def difference(row: dict[str, Any]) -> str:
+    """The paired difference to stock ± its standard error; nothing of stock itself."""
     if "paired_difference" not in row:
         return ""
-    text = f"{row['paired_difference']:+.3f} ± {row['standard_error']:.3f}".replace("-", "\u2212")
-    return _bold(text, arm)
+    return f"{row['paired_difference']:+.3f} ± {row['standard_error']:.3f}".replace("-", "\u2212")
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     found = json.loads((folder / "learning.json").read_text())
-    draw(found, folder / "learning.png")
+    draw(found, folder)
     print("\n".join(overview(found)))

