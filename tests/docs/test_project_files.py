@@ -121,15 +121,6 @@ def test_an_example_says_what_it_needs_so_that_uv_can_run_it(name: str) -> None:
     assert sorted(header["dependencies"]) == sorted({"trl-replay", *needed})
 
 
-def test_the_readmes_links_lead_somewhere_on_a_package_index_too() -> None:
-    found = targets("README.md")
-    assert len(found) > 10
-    for target in found:
-        assert target.startswith("https://"), f"{target} leads nowhere outside of the repository"
-        place = IN_REPOSITORY.match(target)
-        assert not place or (ROOT / target[place.end() :]).exists(), f"{target} does not exist"
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_reference_is_defined_and_every_definition_used(page: str) -> None:
     environment: dict[str, Any] = {}
@@ -188,15 +179,26 @@ def test_every_known_failure_is_held_by_tests_that_exist(row: list[str]) -> None
     assert numbered <= named, f"{numbered - named} is about it, to go by its name"
 
 
-def test_the_source_distribution_holds_the_documentation_and_no_tests(tmp_path: Path) -> None:
+def test_the_source_distribution_holds_the_documentation_and_no_tests_and_its_description_has_absolute_links(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (path,) = tmp_path.glob(f"trl_replay-{trl_replay.__version__}.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
+        metadata = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert metadata is not None
+        description = metadata.read().decode()
     pages = {page for page in PAGES if not page.startswith("plugins/")}
     assert pages | {"LICENSE", "CITATION.cff", "pyproject.toml", "trl_replay/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "plugins/"))]
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert len(links) > 20
+    for link in links:
+        place = IN_REPOSITORY.match(link)
+        assert place, f"{link} leads nowhere on a package index"
+        assert (ROOT / link[place.end() :]).exists(), link
 
 
 def test_the_changes_that_mutants_makes_by_name_stand_in_the_code() -> None:
