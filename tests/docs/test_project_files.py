@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import re
 import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 import trl_replay
+from trl_replay.testing import make_groups
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -212,3 +215,22 @@ def test_the_changes_that_mutants_makes_by_name_stand_in_the_code() -> None:
         assert code.count(one.old) == 1, f"{one.name}: {one.module} holds its text {code.count(one.old)} times"
     files = {mutants.BROAD, *(name for names in mutants.ALSO.values() for name in names)}
     assert [name for name in sorted(files) if not (ROOT / "tests" / name).is_file()] == []
+
+
+def test_the_skill_for_coding_agents_comes_with_the_package_and_is_true(tmp_path: Path) -> None:
+    path = Path(trl_replay.__file__).parent / ".agents" / "skills" / "trl-replay" / "SKILL.md"
+    _, head, text = path.read_text().split("---\n", 2)
+    about = yaml.safe_load(head)
+    assert about["name"] == path.parent.name
+    assert len(about["description"]) < 1024
+    settings = set(re.findall(r"\breplay_[a-z_]+", text))
+    known = {field.name for field in dataclasses.fields(trl_replay.ReplayConfig)}
+    assert settings <= known, settings - known
+    module: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1], module)
+    (spec,) = module["trl_replay_strategies"]()
+    assert spec.factory()(make_groups([[0.0, 1.0], [0.0, 0.5]]), None).tolist() == [1.0, 0.5]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "trl_replay/.agents/skills/trl-replay/SKILL.md" in zipfile.ZipFile(wheel).namelist()

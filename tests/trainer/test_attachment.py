@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, weights_hash
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOConfig
@@ -195,6 +198,30 @@ def test_a_model_whose_log_probs_depend_on_more_than_its_tokens_is_warned_of_onc
         trl_replay.attach(trainer)
     assert len(caught) == 1
     trainer.train()  # warnings are errors: a second one would fail here
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "is_told"),
+    [
+        (torch.bfloat16, torch.float32, True),
+        (torch.float32, torch.float32, False),
+        (torch.bfloat16, torch.bfloat16, False),
+    ],
+)
+def test_an_engine_that_samples_in_fewer_bits_than_the_trainer_computes_in_is_told(
+    tmp_path: Any, engine: torch.dtype, model: torch.dtype, is_told: bool
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
+    trainer.model.to(model)
+    config = SimpleNamespace(dtype=engine)
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=config))
+    trainer.vllm_generation = SimpleNamespace(llm=llm)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trl_replay.attach(trainer)
+    told = [str(one.message) for one in caught if "looks like staleness and is none" in str(one.message)]
+    assert len(told) == is_told
+    assert all("torch.bfloat16" in text and "torch.float32" in text and "bf16=True" in text for text in told)
 
 
 DEAD_LATER = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])

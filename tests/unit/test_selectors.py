@@ -26,6 +26,10 @@ SELECTIONS: list[tuple[str, dict[str, Any], list[int]]] = [
     ("zero_std", {}, [1]),
     ("low_std", {}, [1, 2]),
     ("low_std", {"threshold": 0.5}, [1, 2, 0, 4]),
+    ("min_range", {}, [1]),
+    ("min_range", {"threshold": 0.021}, [1, 2]),
+    ("min_nontrivial", {}, [1, 2]),
+    ("min_nontrivial", {"count": 3, "tolerance": 0.3}, [1, 2, 0, 4]),
     ("top_p_variance", {"p": 0.3}, [1, 2, 0, 4]),
     ("top_p_variance", {"p": 0.6}, [1, 2, 4]),
     ("top_p_variance", {"p": 1.0}, [1]),
@@ -45,6 +49,14 @@ def test_each_selector_chooses_by_hand(name: str, kwargs: dict[str, Any], slots:
 def test_a_row_that_failed_counts_in_no_pass_rate() -> None:
     failed = float("nan")
     assert select("pass_rate", [[1, 0, failed, failed], [1, 0, 0, 0.0]], low=0.25) == [1]
+
+
+def test_a_row_that_failed_is_no_range_and_no_deviation() -> None:
+    failed = float("nan")
+    rewards = [[1, 1, failed, failed], [1, 0.5, failed, failed]]
+    assert select("min_range", rewards) == [0]
+    assert select("min_nontrivial", rewards) == [0]
+    assert select("min_nontrivial", rewards, count=3) == [0, 1]
 
 
 def test_a_group_whose_rows_all_failed_is_not_all_wrong() -> None:

@@ -112,6 +112,9 @@ BAD_ARGUMENTS = [
     ("scorer", "pass_rate", "target", [-0.1, 1.1, NAN]),
     ("sampler", "proportional", "alpha", [-1, NAN, "x", None, True]),
     ("selector", "low_std", "threshold", [-1]),
+    ("selector", "min_range", "threshold", [-1, NAN]),
+    ("selector", "min_nontrivial", "count", [0, 1.5]),
+    ("selector", "min_nontrivial", "tolerance", [-1]),
     ("selector", "top_p_variance", "p", [0]),
     ("selector", "pass_rate", "low", [0.9]),  # above `high`
     ("selector", "always", "share", [0]),

@@ -156,6 +156,13 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "the log-probs of a row change with the width of its batch, so that replay's importance ratios are only "
             "approximate. Prompts of one length, or a model with rotary positions, avoid this."
         )
+    sampled_in = compat.engine_dtype(trainer)
+    if sampled_in is not None and sampled_in.itemsize < trainer.model.dtype.itemsize and not compat.autocasts(trainer):
+        yield (
+            f"vLLM samples in {sampled_in}, and the trainer computes log-probs in {trainer.model.dtype}: TRL's "
+            "sampling/importance_sampling_ratio differs from 1 from the first step, which looks like staleness and "
+            "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
+        )
     yield from _useless(trainer, settings, components.buffer.table.row_bytes)
     if (
         components.forwards_to_record

@@ -69,6 +69,8 @@ class Builtin:
         yield SamplerSpec("same_prompt", samplers.SamePrompt, "entries of the slot's own prompt")
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
         yield SelectorSpec("low_std", selectors.make_low_std, "groups of little reward deviation")
+        yield SelectorSpec("min_range", selectors.make_min_range, "groups whose rewards lie close together")
+        yield SelectorSpec("min_nontrivial", selectors.make_min_nontrivial, "groups of few rewards off the mean")
         yield SelectorSpec(
             "top_p_variance", selectors.make_top_p_variance, "all but those with the share p of variance"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..base.validation import number, require, unusable
+from ..base.validation import number, require, unusable, whole
 from ..data.rewards import pass_rates
 from ..data.types import Bools, Context, Floats, Groups, Ints
 from ..protocols import Selector
@@ -34,6 +34,40 @@ def make_low_std(threshold: float = 0.05) -> Selector:
         return _ordered(groups, std, groups.dead | (std <= threshold))
 
     return low_std
+
+
+def make_min_range(threshold: float = 0.02) -> Selector:
+    """Dead groups, and live ones whose rewards lie too close together: dividing by their deviation amplifies noise
+    (near-ties, modelscope/twinkle#288).
+
+    Args:
+        threshold (`float`): A group stays if its highest and lowest rewards differ by at least this.
+    """
+    require("min_range: threshold", threshold, number("a number of at least 0", least=0.0))
+
+    def min_range(groups: Groups, context: Context) -> Ints:
+        highest = np.where(groups.unscored, -np.inf, groups.reward).max(axis=1)
+        lowest = np.where(groups.unscored, np.inf, groups.reward).min(axis=1)
+        return _ordered(groups, highest - lowest, groups.dead | (highest - lowest < threshold))
+
+    return min_range
+
+
+def make_min_nontrivial(count: int = 2, tolerance: float = 0.01) -> Selector:
+    """Dead groups, and live ones in which too few rewards differ from the mean (modelscope/twinkle#288).
+
+    Args:
+        count (`int`): A group stays if it has so many of them.
+        tolerance (`float`): A reward differs if it is farther than this from the group's mean.
+    """
+    require("min_nontrivial: count", count, whole(1))
+    require("min_nontrivial: tolerance", tolerance, number("a number of at least 0", least=0.0))
+
+    def min_nontrivial(groups: Groups, context: Context) -> Ints:
+        differing = (np.abs(groups.reward - groups.reward_mean[:, None]) > tolerance).sum(axis=1)
+        return _ordered(groups, differing.astype(np.float64), groups.dead | (differing < count))
+
+    return min_nontrivial
 
 
 def make_top_p_variance(p: float = 0.9) -> Selector:

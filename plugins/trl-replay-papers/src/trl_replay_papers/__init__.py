@@ -33,12 +33,13 @@ METHODS = (
     "rl_zvp",
     "sign_advantage",
     "maxrl",
+    "rloo",
     "filter",
 )
 """Every method, the names of its preset."""
 NEED_A_FILE = ("rlep", "luffy")
 """Those that replay groups of another run, which `replay_warm_start` names."""
-WITHOUT_MEMORY = ("dapo", "greso", "gfpo", "ragen2", "rl_zvp", "sign_advantage", "maxrl", "filter")
+WITHOUT_MEMORY = ("dapo", "greso", "gfpo", "ragen2", "rl_zvp", "sign_advantage", "maxrl", "rloo", "filter")
 """Those that store nothing."""
 
 
