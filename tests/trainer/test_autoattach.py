@@ -287,7 +287,29 @@ atexit.register(gc.freeze)  # and another one when the process ends
 sys.modules['earlier_site'] = sys
 """
 
-REWARD = "def every_other(completions, **_):\n    return [float(row % 2) for row in range(len(completions))]\n"
+WEIGHTED = GRPO.replace("max_steps: 2", "max_steps: 6").replace(
+    "[my_rewards.every_other]",
+    "[my_rewards.formatted, my_rewards.correct, my_rewards.brief]\n    reward_weights: [0.2, 1.0, 0.3]",
+)
+
+REWARD = """
+    import itertools
+
+    batches = itertools.count()
+
+    def every_other(completions, **_):
+        return [float(row % 2) for row in range(len(completions))]
+
+    def formatted(completions, **_):
+        return [1.0] * len(completions)
+
+    def correct(completions, **_):
+        live = next(batches) < 2
+        return [float(live and row % 4 == 0) for row in range(len(completions))]
+
+    def brief(completions, **_):
+        return [row / 100 for row in range(len(completions))]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +322,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "project/train.py": textwrap.dedent(TRAIN),
         "replay.yaml": re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0],
         "grpo.yaml": textwrap.dedent(GRPO),
-        "my_rewards.py": REWARD,
+        "weighted.yaml": textwrap.dedent(WEIGHTED),
+        "my_rewards.py": textwrap.dedent(REWARD),
         "data/train.jsonl": "\n".join(json.dumps({"prompt": f"{number}+{number}="}) for number in range(8)),
         "accelerate/default_config.yaml": textwrap.dedent(ACCELERATE),
         "site/sitecustomize.py": SITE,
@@ -352,6 +375,15 @@ def test_every_documented_command_attaches_on_every_rank_with_its_settings(line:
     if "trl grpo" in line:
         assert "2 generation batches" in done.stdout, "the session's closing words are missing"
         assert "'replay/size': '2'" in done.stdout
+
+
+def test_of_three_weighted_rewards_in_a_yaml_the_one_that_counts_is_named(project: Path) -> None:
+    settings = ("--replay_reward", "correct", "--replay_start", "0")
+    done = trl_replay_run(*settings, "--", "trl", "grpo", "--config", "weighted.yaml", cwd=project)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "'replay/dead_fraction/correct': '1'" in done.stdout
+    assert "'replay/dead_fraction/brief': '0'" in done.stdout
+    assert "'replay/replaced_fraction': '1'" in done.stdout
 
 
 def test_every_kind_of_command_is_documented() -> None:

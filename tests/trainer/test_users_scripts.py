@@ -1,0 +1,198 @@
+"""Scripts in the forms that users write: replay acts in each, or `explain()` says why not, and what to set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from datasets import Dataset
+from episodes import OWN_REWARDS, build
+from tools import tool_tokenizer
+from trl import GRPOConfig, GRPOTrainer, TrlParser
+
+import trl_replay
+from trl_replay import ReplayConfig
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+STEPS = 16
+Texts = list[str]
+
+
+def correctness(completions: Texts, **_: Any) -> list[float]:
+    """One completion in ten or so begins with the answer."""
+    return [2.0 * text.startswith(tuple("1234")) for text in completions]
+
+
+def whole_number(completions: Texts, **_: Any) -> list[float]:
+    return [0.5 * text.strip().isdigit() for text in completions]
+
+
+def strict_format(completions: Texts, **_: Any) -> list[float]:
+    return [0.5 * bool(re.fullmatch(r"\d+=\d+", text)) for text in completions]
+
+
+def soft_format(completions: Texts, **_: Any) -> list[float]:
+    return [0.5 * bool(re.search(r"\d", text)) for text in completions]
+
+
+def count_marks(completions: Texts, **_: Any) -> list[float]:
+    """Ever another value, as of tags counted and length taken off."""
+    return [0.125 * text.count("=") - 0.001 * sum(map(ord, text)) for text in completions]
+
+
+GIST = [correctness, whole_number, strict_format, soft_format, count_marks]
+
+
+def gist(folder: Path) -> Any:
+    """GSM8K: five functions, summed."""
+    return make_trainer(folder, GIST, max_steps=STEPS)
+
+
+def spread(folder: Path) -> Any:
+    """One function whose value is ever another."""
+    return make_trainer(folder, count_marks, max_steps=STEPS)
+
+
+def notebook(folder: Path) -> Any:
+    """Messages for prompts and completions, a format and an accuracy, each 0 or 1."""
+
+    def format_reward(completions: Any, **_: Any) -> list[float]:
+        return [float(len(messages[0]["content"]) > 2) for messages in completions]
+
+    def accuracy_reward(completions: Any, solution: Texts, **_: Any) -> list[float]:
+        answers = [messages[0]["content"] for messages in completions]
+        return [float(answer[:1] in wanted) for answer, wanted in zip(answers, solution, strict=True)]
+
+    tokenizer = tool_tokenizer()
+    rows = [{"prompt": [{"role": "user", "content": text}], "solution": "0123456789abcdef"} for text in "xyz"]
+    return from_config(folder, [format_reward, accuracy_reward], rows, tokenizer)
+
+
+def from_config(folder: Path, functions: Any, rows: Any, tokenizer: Any, args: Any = None) -> Any:
+    """A trainer from its own class, as scripts make it."""
+    model = make_model(tokenizer, max_position_embeddings=2048)
+    dataset = Dataset.from_list(rows * 64)
+    args = args or GRPOConfig(**arguments(folder))
+    return GRPOTrainer(
+        model=model, reward_funcs=functions, args=args, train_dataset=dataset, processing_class=tokenizer
+    )
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder / "out"),
+        "per_device_train_batch_size": 12,
+        "num_generations": 4,
+        "max_completion_length": 6,
+        "learning_rate": 1e-2,
+        "max_steps": STEPS,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+    }
+
+
+@dataclass
+class ScriptArguments:
+    """Of a script of its own."""
+
+    reward_funcs: list[str] = field(default_factory=lambda: ["accuracy"])
+
+
+def within(completions: Texts, most: int, **_: Any) -> list[float]:
+    return [float(len(text) <= most) / len(text or "-") for text in completions]
+
+
+def registry(scale: float) -> Mapping[str, Callable[..., list[float]]]:
+    """Functions by name: one that another makes, and one whose arguments are given."""
+
+    def cosine_scaled_reward(completions: Texts, **_: Any) -> list[float]:
+        return [scale * text.startswith(tuple("1234")) for text in completions]
+
+    return {"accuracy": cosine_scaled_reward, "length": update_wrapper(partial(within, most=4), within)}
+
+
+def recipe(folder: Path) -> tuple[Any, ReplayConfig]:
+    """A YAML of three dataclasses, and rewards by name from a registry, with weights."""
+    settings = {**arguments(folder), "reward_funcs": ["accuracy", "length"], "reward_weights": [0.8, 0.2]}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**settings, "replay_reward": "cosine_scaled_reward"}))
+    parser = TrlParser((ScriptArguments, GRPOConfig, ReplayConfig))
+    script, training, replay = parser.parse_args_and_config(["--config", str(folder / "recipe.yaml")])
+    functions = [registry(2.0)[name] for name in script.reward_funcs]
+    return from_config(folder, functions, [{"prompt": "1="}, {"prompt": "2="}], make_tokenizer(), training), replay
+
+
+class Scoring(GRPOTrainer):
+    """Overrides scoring to log a number of its own, and adds a bonus to what functions gave."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"]["own/longest"].append(float(output["completion_mask"].sum(dim=1).max()))
+        return output
+
+    def _calculate_rewards(self, *given: Any, **named: Any) -> Any:
+        return super()._calculate_rewards(*given, **named) + 1.0
+
+
+class Losing(GRPOTrainer):
+    """Overrides the loss, to scale it."""
+
+    def compute_loss(self, *given: Any, **named: Any) -> Any:
+        return 0.5 * super().compute_loss(*given, **named)
+
+
+def subclass(trainer_class: type, folder: Path) -> Any:
+    return make_trainer(folder, correctness, trainer_class=trainer_class, max_steps=STEPS)
+
+
+def rollouts(form: str, folder: Path) -> Any:
+    return build(folder, form, trainer_class=GRPOTrainer, max_steps=STEPS)
+
+
+ACTS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "five functions, the one that counts named": (gist, {"replay_reward": "correctness"}),
+    "five functions, near-ties": (gist, {"replay_selector": "low_std", "replay_selector_kwargs": {"threshold": 0.2}}),
+    "messages": (notebook, {}),
+    "a recipe of three dataclasses": (recipe, {}),
+    "a subclass that scores": (partial(subclass, Scoring), {}),
+    "a subclass that has a loss": (partial(subclass, Losing), {}),
+    "an environment with rewards of its own": (partial(rollouts, "reward and data of its own"), {}),
+    "an agent with a tool": (partial(rollouts, "several turns with a tool"), {}),
+    "a rollout function": (partial(rollouts, "rollout_func with masks"), {}),
+}
+OWN = ("an environment with rewards of its own", "an agent with a tool")
+
+
+@pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS if form in OWN else ()) for form in ACTS])
+def test_replay_acts(tmp_path: Path, form: str) -> None:
+    make, settings = ACTS[form]
+    made = make(tmp_path)
+    trainer, config = made if isinstance(made, tuple) else (made, ReplayConfig())
+    session = trl_replay.attach(trainer, config, **{"replay_start": 2, **settings})
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0, session.explain()
+
+
+SAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "one that never ties": (spread, "There is little to replace"),
+}
+
+
+@pytest.mark.parametrize("form", SAYS)
+def test_where_nothing_is_replaced_it_is_said_what_to_set(tmp_path: Path, form: str) -> None:
+    make, remedy = SAYS[form]
+    trainer = make(tmp_path)
+    session = trl_replay.attach(trainer, replay_start=2)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 0
+    assert remedy in session.explain()
