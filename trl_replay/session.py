@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,24 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 
 from . import compat
 from .advice.rules import remedy_for_masks, what_to_change
 from .base.sizes import counted
 from .batch.compose import padding, split_reference, with_reference
-from .batch.group_view import AdvantageRule, dead_by_function, rewards_of_batch, view
+from .batch.group_view import AdvantageRule, dead_by_function
 from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
-from .data.counters import SETTLED, Tally, Totals, log, metrics, own_metrics
+from .data.counters import SETTLED, Tally, log, metrics, own_metrics
 from .data.prompt_table import PromptTable
-from .data.types import Batch, Context, Corrected, Group, Groups, Placement, ReplayedRows, Row
+from .data.types import Batch, Group, Placement, Row
 from .distributed.communicator import Agreed, Communicator
 from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
 from .errors import ReplayError, SeamError
 from .generation.generated import Generated
+from .generation.judge import Judge
 from .generation.rounds import Rounds, Score
 from .loss.denominator import Denominator
 from .loss.handshake import Handshake
@@ -68,7 +67,6 @@ class Session:
         config ([`ReplayConfig`]): The same for its users: the settings in force, a preset's included.
         buffer ([`ReplayBuffer`]): `len(buffer)`, `buffer.table`, `buffer.capacity`, `buffer.nbytes`, `buffer.clear()`.
         scope ([`Scope`]): Who shares the buffer.
-        metrics (`dict[str, float]`): The last generation batch's metrics, with the ratios of rows trained on since.
         totals ([`Totals`]): Counters since attach.
         enabled (`bool`): False with `use_replay=False`, and with `replay_buffer_size=0` where nothing works without a
             buffer: then nothing is patched. Generating again, `replay_unfilled` and a plugin that shapes advantages or
@@ -78,7 +76,7 @@ class Session:
         components ([`Components`]): What the session is made of.
         carry ([`StepCarry`]): What the last generation batch left for the next one.
         replaced (`list[bool]`): Of all processes' rows of the last generation batch, those that were replaced.
-        rewards (`list[torch.Tensor]`, *optional*): While the trainer scores: what its reward functions gave so far.
+        judge ([`Judge`]): Makes groups of what the trainer scores.
         rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
             plugin chooses. None where nothing is.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
@@ -95,11 +93,10 @@ class Session:
         self.detached = False
         self.met = False
         self.buffer = components.buffer
-        self.metrics: dict[str, float] = {}
-        self.totals = Totals()
+        self.totals = components.totals
         self.handshake = Handshake(components.beside_the_tap)
-        self.supply = Supply(self._correct, components.bounds, components.token_weights)
-        self.mask_watch = MaskWatch(self._describe_mask)
+        self.supply = Supply(components.correct, components.bounds, components.token_weights)
+        self.mask_watch = MaskWatch(_what_masks(settings))
         self.tap = Tap(
             self.supply,
             components.num_generations,
@@ -107,16 +104,17 @@ class Session:
             self.handshake,
             components.errors,
             components.bounds.form,
-            self._control_entropy,
+            self._trainer,
         )
         self.communicator = Communicator(components, int(trainer.accelerator.process_index))
-        self.rounds = self._rounds() if enabled else None
-        self.decisions = Decisions(components, self.handshake, self.context, settings)
+        self.decisions = Decisions(components, self.handshake, settings)
+        self.judge = Judge(self._trainer, settings, components, self.decisions.mixing)
+        self.rounds: Rounds | None = None
+        if enabled and settings.chooses_prompts:
+            self.rounds = Rounds(self._trainer, settings, components, self.communicator, self.judge)
         self.roll_call = roll_call_of(trainer, settings, components.scope)
-        self.rewards: list[torch.Tensor] | None = None
         self.replaced: list[bool] = []
         self.carry = StepCarry()
-        self._has_doubted = False
         self.template: IterationTemplate | None = None
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
         self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
@@ -125,6 +123,11 @@ class Session:
     def config(self) -> ReplayConfig:
         """The settings in force, a preset's included."""
         return self.settings.config
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last generation batch's metrics, with the ratios of rows trained on since."""
+        return self.components.metrics
 
     @property
     def scope(self) -> Scope:
@@ -160,7 +163,7 @@ class Session:
     def prompts(self) -> PromptTable | None:
         """The prompts generated for so far: the one object that every `context.prompts` is. None where nothing is
         generated again and no plugin chooses prompts."""
-        return None if self.rounds is None else self.rounds.table
+        return self.components.prompts
 
     @property
     def plugins(self) -> list[str]:
@@ -220,7 +223,7 @@ class Session:
         self.detached = True
         self.buffer.adder = None
         self.tap.forget()
-        self.rewards = None
+        self.judge.rewards = None
 
     def explain(self) -> str:
         """Describes what was replayed so far, why not more was, and what to change."""
@@ -231,7 +234,7 @@ class Session:
             lines.append(self._explain_scope(self.communicator.ranks))
         if self.settings.plugins:
             lines.append(self._explain_plugins())
-        doubt = self._doubt_of_success() if self._trainer() is not None else ""
+        doubt = self.judge.doubt()
         lines += [doubt] if doubt else []
         lines += self._advice()
         return "\n".join(lines)
@@ -242,13 +245,6 @@ class Session:
         if trainer is None:
             return []
         return what_to_change(trainer.state.log_history, self.config.to_dict())
-
-    def _describe_mask(self) -> str:
-        """Describes what masks replayed rows where nothing is left of them, and the remedy, if one is needed."""
-        correction = self.settings.strategies["correction"]
-        mask = f"replay_correction={correction.label!r} ({correction.taken})"
-        remedy = remedy_for_masks(self.config.to_dict())
-        return remedy and f"{mask}. {remedy}"
 
     def _explain_replay(self) -> str:
         if not self.buffer.capacity:
@@ -377,49 +373,10 @@ class Session:
     def _generate_again(self, batch: Batch, rows: RowLayout, score: Score | None) -> Generated:
         """The batch, with further groups in the slots of dead ones where that is set."""
         if self.rounds is not None and score is not None:
-            return self.rounds.complete(batch, rows, score, self._look, self._see)
+            return self.rounds.complete(batch, rows, score)
         with self.components.errors.keeping():
-            return self._look(batch, rows)
+            return self.judge.look(batch, rows)
         return Generated.unseen(batch, rows)
-
-    def _look(self, batch: Batch, rows: RowLayout) -> Generated:
-        """Looks at rows that were just scored."""
-        processes = self.components.processes
-        setup = compat.reward_setup(self.trainer)
-        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
-        rows.check(len(scored), processes)
-        groups = self._see(rows, scored)
-        if self.components.success.is_graded and not self._has_doubted:
-            self._has_doubted = True
-            doubt = self._doubt_of_success()
-            if doubt:
-                warnings.warn(doubt, stacklevel=2)
-        return Generated(batch, rows, groups, scored, (groups,))
-
-    def _doubt_of_success(self) -> str:
-        """Describe what does not act because it is not known what a success is, and the remedy; empty if all does."""
-        config, doubt = self.config, self.components.success.doubt()
-        limits = ("replay_retire_passes", "replay_start_pass_rate")
-        waiting = [f"{name}={value}" for name in limits if (value := getattr(config, name)) is not None]
-        waiting += [f"the plugin {plugin.name!r}" for plugin in self.settings.plugins if plugin.needs_success]
-        effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
-        if config.replay_kl == "all_wrong":
-            effects.append("replay_kl='all_wrong' goes by the lowest of them")
-        if not doubt or not effects:
-            return ""
-        names = list(self.trainer.reward_func_names)
-        which = f", or replay_reward to one of {', '.join(map(repr, names))}" if len(names) > 1 else ""
-        return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{which}."
-
-    def _see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
-        """The groups that the scope shares, with what a plugin makes of their advantages."""
-        setup = compat.reward_setup(self.trainer)
-        counting = self.components.counting
-        self.buffer.table.reward_weights = setup.weights
-        self.buffer.table.counting = counting
-        return self.decisions.shape_advantages(
-            view(rows.columns, scored, setup, rows.size, self.update, counting, self.components.success)
-        )
 
     def _fresh(self, generated: Generated) -> FreshBatch:
         """The batch with all that decisions need: old log-probs where the loss goes around the tap, log-probs that
@@ -527,7 +484,7 @@ class Session:
         self.components.clock.update = state["update"]
         self.handshake.verified = state["verified"]
         self.carry.load_state_dict(state)
-        self.metrics = dict(state["metrics"])
+        self.components.metrics = dict(state["metrics"])
         self.components.load_state_dict(state, shared=own or shared, local=own)
 
     def load_rounds(
@@ -571,32 +528,9 @@ class Session:
         if self.carry.pending is not None:
             self.carry.pending = self.carry.pending.outdated(compat.REF_LOGPS)
 
-    def context(self, slots: Groups | None = None) -> Context:
-        """Returns what strategies may know now; a sampler or mixer also of the `slots` that may be filled."""
-        return Context(
-            update=self.update,
-            rng=self.components.rng,
-            capacity=self.buffer.capacity,
-            num_generations=self.components.num_generations,
-            table=self.buffer.table,
-            metrics=self.metrics,
-            slots=slots,
-            prompts=self.prompts,
-            noted=self.totals.reasons,
-        )
-
-    def _local_context(self) -> Context:
-        """The same, with a generator from which this process may draw as often as its own rows need."""
-        return replace(self.context(), rng=self.components.local_rng)
-
     def notify(self, hook: str) -> None:
         """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self.components.hooks.call(hook, self.update, session=self)
-
-    def _rounds(self) -> Rounds | None:
-        if not self.settings.chooses_prompts:
-            return None
-        return Rounds(lambda: self.trainer, self.settings, self.components, self.communicator, self.context)
 
     def _log(self, batch: Batch, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
         size = self.components.num_generations
@@ -612,10 +546,10 @@ class Session:
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
-        self.metrics = {}
+        self.components.metrics = {}
         self._record(values)
         self._record(dead_by_function(fresh.rule.scored, self.trainer.reward_func_names, size))
-        context = replace(self._local_context(), fresh=fresh.groups)
+        context = replace(self.components.local_context(), fresh=fresh.groups)
         for result in self.components.hooks.call("metrics", self.update, context=context):
             self._record(own_metrics(result, self.metrics))
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
@@ -623,16 +557,17 @@ class Session:
 
     def _record(self, values: dict[str, float]) -> None:
         """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""
-        self.metrics = {**self.metrics, **values}
+        self.components.metrics = {**self.metrics, **values}
         log(values, compat.training_metrics(self.trainer))
 
-    def _control_entropy(self, entropies: torch.Tensor, mask: torch.Tensor, replayed: torch.Tensor) -> None:
-        compat.leave_out_of_entropy_control(self.trainer, entropies, mask, replayed)
 
-    def _correct(self, rows: ReplayedRows) -> Corrected:
-        corrected = self.components.hooks.correct(rows, self._local_context())
-        bounded = self.components.bounds(rows, corrected)
-        return self.components.gates(rows, bounded)
+def _what_masks(settings: Settings) -> str:
+    """Describe what masks replayed rows where nothing is left of them, and the remedy; empty where that is meant."""
+    correction = settings.strategies.get("correction")
+    remedy = remedy_for_masks(settings.config.to_dict())
+    if correction is None or not remedy:
+        return ""
+    return f"replay_correction={correction.label!r} ({correction.taken}). {remedy}"
 
 
 def _room(scope: Scope, size: int, ranks: int) -> str:

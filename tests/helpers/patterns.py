@@ -167,10 +167,10 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
 
     session.scope.fetch = fetching
     for update in range(pattern.updates):
-        session.rewards = [pattern.scored(update)]
+        session.judge.rewards = [pattern.scored(update)]
         session.begin(pattern.inputs(update, rank))
         out = session.step(pattern.batch(update, rank))
-        session.rewards = None
+        session.judge.rewards = None
         session.updated()
         steps.append(
             {

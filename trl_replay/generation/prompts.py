@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import compat
-from ..data.types import Context, InputsContext, Ints, Row
+from ..data.types import InputsContext, Ints, Row
 from ..errors import SeamError
-from ..hooks import CheckedHooks
+from ..setup.components import Components
 from .dataset_rows import Dataset, PromptSource, RowMemory, repeated
 from .group_layout import GroupLayout
 
@@ -44,22 +44,15 @@ class Prompts:
     """
 
     def __init__(
-        self,
-        trainer: Callable[[], Any],
-        layout: GroupLayout,
-        hooks: CheckedHooks,
-        context: Callable[[], Context],
-        key: Callable[[Row], int],
-        seed: int,
-        again: str,
+        self, trainer: Callable[[], Any], layout: GroupLayout, components: Components, seed: int, again: str
     ) -> None:
         self._layout = layout
-        self._hooks = hooks
-        self._context = context
+        self._hooks = components.hooks
+        self._context = components.context
         self._seed = seed
         self._again = again
-        self._asks = hooks.has_plugin_for("inputs")
-        self._key = key
+        self._asks = components.hooks.has_plugin_for("inputs")
+        self._key = key = components.tasks.key
         self._dataset = Dataset(lambda: compat.training_data(trainer()), key)
         self.source = self._source()
         streams = compat.streams(trainer().train_dataset)

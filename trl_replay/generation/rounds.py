@@ -18,7 +18,7 @@ import torch
 from .. import compat
 from ..batch.group_view import AdvantageRule
 from ..data.prompt_table import PromptTable
-from ..data.types import Batch, Context, Floats, Groups, Ints, Row
+from ..data.types import Batch, Floats, Ints, Row
 from ..distributed.communicator import Communicator
 from ..distributed.row_layout import RowLayout
 from ..errors import SeamError
@@ -26,6 +26,7 @@ from ..setup.components import Components
 from ..setup.settings import Settings
 from .generated import Generated
 from .group_layout import GroupLayout
+from .judge import Judge
 from .merging import KEPT, merged
 from .prompts import Prompts
 from .reports import Reports, RoundReport
@@ -33,10 +34,6 @@ from .trainer_log import TrainerLog, lengths_of_metrics
 
 Score: TypeAlias = Callable[[Sequence[Row]], Batch]
 """The trainer's own generating and scoring of some rows."""
-Look: TypeAlias = Callable[[Batch, RowLayout], Generated]
-"""Returns the groups of a scored batch or round whose columns are shared."""
-See: TypeAlias = Callable[[RowLayout, torch.Tensor], Groups]
-"""The groups of a batch with these columns and rewards, as plugins shape them."""
 
 
 class _BatchState:
@@ -70,7 +67,7 @@ class Rounds:
         settings ([`Settings`]): How often, for what, and until when.
         components ([`Components`]): Hooks, fields, and how many processes there are.
         communicator ([`Communicator`]): Talks to the other processes.
-        context (`Callable`): What strategies may know at this moment.
+        judge ([`Judge`]): Makes groups of what is generated.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class Rounds:
         settings: Settings,
         components: Components,
         communicator: Communicator,
-        context: Callable[[], Context],
+        judge: Judge,
     ) -> None:
         here = trainer()
         size = components.num_generations
@@ -89,14 +86,15 @@ class Rounds:
         self._fields = components.fields
         self._success = components.success
         self._communicator = communicator
-        self._context = context
+        self._clock = components.clock
+        self._judge = judge
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
         again = settings.config.replay_refill_prompts
-        self._prompts = Prompts(trainer, self._layout, components.hooks, context, components.tasks.key, seed, again)
+        self._prompts = Prompts(trainer, self._layout, components, seed, again)
         self._errors = components.errors
         self._lengths: dict[str, int] = {}
-        self.table = PromptTable()
+        self.table = PromptTable() if components.prompts is None else components.prompts
         self.batches = 0
         self.done = 0
         self.seconds = 0.0
@@ -128,15 +126,13 @@ class Rounds:
         self._reports = Reports(self._layout)
         self._prompts.lay_out(self._layout)
 
-    def complete(self, batch: Batch, rows: RowLayout, score: Score, look: Look, see: See) -> Generated:
+    def complete(self, batch: Batch, rows: RowLayout, score: Score) -> Generated:
         """Generate again for dead groups, while rounds are left and too few groups are live.
 
         Args:
             batch (`dict`): As TRL returned it.
             rows ([`RowLayout`]): Where its rows lie.
             score (`Callable`): Generates and scores further rows, on all processes together.
-            look (`Callable`): What is known of rows that were scored.
-            see (`Callable`): The groups of a batch whose advantages were computed anew.
 
         Returns:
             The batch that is trained on.
@@ -147,10 +143,10 @@ class Rounds:
         state = _BatchState(TrainerLog(self._trainer(), self._lengths), self._layout.groups)
         started = time.perf_counter()
         try:
-            current = self._generate(state, batch, rows, score, look)
+            current = self._generate(state, batch, rows, score)
             if self.done:
                 with self._errors.keeping():
-                    current = self._final(state, current, see)
+                    current = self._final(state, current)
             return current
         finally:
             state.log.close()
@@ -165,11 +161,11 @@ class Rounds:
         blank = self._reports.blank()
         self._communicator.tell(lambda: (None, blank), blank, mode)
 
-    def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score, look: Look) -> Generated:
+    def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score) -> Generated:
         """The batch with groups of further rounds in the slots of dead ones."""
 
         def of_batch() -> tuple[Generated, Floats]:
-            first = look(batch, rows)
+            first = self._judge.look(batch, rows)
             return first, self._reports.of_batch(first, self._prompts.keys)
 
         current, told = self._tell(state, of_batch, self._layout)
@@ -177,18 +173,18 @@ class Rounds:
             if not self.done:
                 state.log.add_round(len(current.scored))
             self.done += 1
-            current, told = self._further_round(state, current, told, score, look)
+            current, told = self._further_round(state, current, told, score)
         return current
 
     def _further_round(
-        self, state: _BatchState, current: Generated, told: RoundReport, score: Score, look: Look
+        self, state: _BatchState, current: Generated, told: RoundReport, score: Score
     ) -> tuple[Generated, RoundReport]:
         layout = self._layout.of_round(told.needed)
         batch = score(self._inputs(current, layout.mine_here))
         rows = self._communicator.share_round(batch)
 
         def of_round() -> tuple[Generated, Floats]:
-            latest = look(batch, rows)
+            latest = self._judge.look(batch, rows)
             prompts = self._prompts
             return latest, self._reports.of_round(current, latest, prompts.keys, prompts.targets)
 
@@ -221,7 +217,7 @@ class Rounds:
         self._prompts.present.update(told.keys.tolist())
         keys = told.keys[latest.groups]
         passed, known = self._success.passed(fresh), self._success.least is not None
-        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._context().update, ~fresh.unscored, known)
+        self.table.note(keys, fresh.prompt, passed, fresh.dead, self._clock.update, ~fresh.unscored, known)
         return latest, told
 
     def _is_enough(self, told: RoundReport) -> bool:
@@ -239,7 +235,7 @@ class Rounds:
             return merged(current, latest, told.sources, self._fields, self._trainer().pad_to_multiple_of)
         return current
 
-    def _final(self, state: _BatchState, current: Generated, see: See) -> Generated:
+    def _final(self, state: _BatchState, current: Generated) -> Generated:
         """The batch after its last round: its tokens counted, its advantages, its groups, and the trainer's log."""
         trainer = self._trainer()
         setup = compat.reward_setup(trainer)
@@ -254,12 +250,22 @@ class Rounds:
         if setup.over_batch and state.origin[:, 0].any():
             self._refuse_unexplained(state.rounds, setup)
             advantages = compat.advantages(current.scored, setup, self._layout.size)
-            current = _with_advantages(current, advantages, see)
+            current = self._with_advantages(current, advantages)
         every = torch.cat([one.scored for one in state.rounds])
         exact = compat.reward_metrics(trainer, every)
         logged = None if advantages is None else advantages.tolist()
         state.log.finish(self._row_origin(state), logged, exact)
         return current
+
+    def _with_advantages(self, current: Generated, advantages: torch.Tensor) -> Generated:
+        """The batch with advantages of all processes' rows, `(rows,)`, that were computed anew."""
+        rows = current.rows
+        everywhere = advantages.double().cpu().numpy()
+        columns = {**rows.columns, "advantages": everywhere[rows.columns["row"]]}
+        rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
+        here = slice(rows.first, rows.first + rows.count)
+        batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
+        return replace(current, batch=batch, rows=rows, fresh=self._judge.see(rows, current.scored))
 
     def _row_origin(self, state: _BatchState) -> Ints:
         """`(rows of all processes, 2)`: of each row, the round and the row in it."""
@@ -291,14 +297,3 @@ class Rounds:
         latest = max(states, key=lambda state: int(state["source"]["order"]))
         self.batches = max(state["batches"] for state in states)
         self._prompts.source.load_state_dict(latest["source"])
-
-
-def _with_advantages(current: Generated, advantages: torch.Tensor, see: See) -> Generated:
-    """The batch with advantages of all processes' rows, `(rows,)`, that were computed anew."""
-    rows = current.rows
-    everywhere = advantages.double().cpu().numpy()
-    columns = {**rows.columns, "advantages": everywhere[rows.columns["row"]]}
-    rows = RowLayout(columns, {"row": columns["row"][rows.here]}, rows.size)
-    here = slice(rows.first, rows.first + rows.count)
-    batch = {**current.batch, "advantages": advantages[here].to(current.batch["advantages"])}
-    return replace(current, batch=batch, rows=rows, fresh=see(rows, current.scored))

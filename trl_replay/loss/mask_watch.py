@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ..advice.rules import DRIFT, GATED
 
@@ -16,13 +16,13 @@ class MaskWatch:
     """Warns once where nearly all replayed rows of several updates were masked.
 
     Args:
-        describe (`Callable`): Tells what masks them, and the remedy; nothing where that is meant.
+        told (`str`): What masks them, and the remedy; empty where that is meant.
     """
 
-    def __init__(self, describe: Callable[[], str]) -> None:
-        self._describe = describe
+    def __init__(self, told: str) -> None:
+        self._told = told
         self._shares: deque[float] = deque(maxlen=UPDATES)
-        self._has_warned = False
+        self._has_warned = not told
 
     def __call__(self, measured: Mapping[str, float]) -> None:
         """Takes note of an update's metrics; those without replayed rows tell nothing."""
@@ -30,11 +30,11 @@ class MaskWatch:
             return
         self._shares.append(measured[GATED])
         share = sum(self._shares) / UPDATES
-        if share >= NEARLY_ALL and (described := self._describe()):
+        if share >= NEARLY_ALL:
             self._has_warned = True
             drift = measured.get(DRIFT, 0.0)
             warnings.warn(
                 f"Of the rows replayed in {UPDATES} updates, {share:.0%} were masked, so that replay teaches nothing "
-                f"(mean |log ratio|: {drift:.2g}): {described}",
+                f"(mean |log ratio|: {drift:.2g}): {self._told}",
                 stacklevel=2,
             )

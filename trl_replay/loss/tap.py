@@ -10,23 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from ..base.progress import KeptErrors
 from ..batch.compose import loss_mask
 from ..buffer.candidates import Candidate
-from ..compat import REF_LOGPS, LossForm
+from ..compat import REF_LOGPS, LossForm, leave_out_of_entropy_control
 from ..data.types import Batch, Placement
 from .denominator import Denominator
 from .fresh_stats import FreshStats
 from .handshake import Handshake
 from .micro_batch import COMPOSED, ROWS, SILENT, WITHOUT_KL, MicroBatch
 from .supply import Placed, Supply
-
-EntropyControl: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Is told of each training loss the entropies `(b, C)`, the loss's mask `(b, C)`, and which rows are replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ class Tap:
         handshake ([`Handshake`]): Is shown what every loss has done.
         errors ([`KeptErrors`]): Where errors go that other processes have not heard of.
         form ([`LossForm`]): How the loss makes ratios.
-        control_entropy (`Callable`, *optional*): What is told of entropies.
+        trainer (`Callable`): Gives the trainer, whose entropy control goes by fresh rows alone.
 
     Attributes:
         fresh ([`FreshStats`]): What the loss computes of fresh rows.
@@ -61,14 +58,14 @@ class Tap:
         handshake: Handshake,
         errors: KeptErrors,
         form: LossForm,
-        control_entropy: EntropyControl | None = None,
+        trainer: Callable[[], Any],
     ) -> None:
         self.supply = supply
         self._generations = num_generations
         self._beside = beside_the_tap
         self.handshake = handshake
         self._errors = errors
-        self._control_entropy = control_entropy
+        self._trainer = trainer
         self._current: MicroBatch | None = None
         self._candidates: dict[int, Candidate] = {}
         self._denominator = Denominator()
@@ -188,8 +185,8 @@ class Tap:
         replayed = micro.replayed.to(logps.device)
         fresh = mask.bool() & ~replayed.unsqueeze(1)
         self.fresh.add(micro, logps, entropies, fresh)
-        if entropies is not None and self._control_entropy is not None:
-            self._control_entropy(entropies, mask, replayed)
+        if entropies is not None:
+            leave_out_of_entropy_control(self._trainer(), entropies, mask, replayed)
 
     def _supply_or_mask(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor | None:
         """[`Supply.put_into`]; on several processes an error is kept until all can raise it, and replayed rows train

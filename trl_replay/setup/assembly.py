@@ -12,6 +12,7 @@ from .. import compat
 from ..buffer.rate_limiter import RateLimiter, RateLimits
 from ..buffer.replay_buffer import Limits, ReplayBuffer
 from ..data.fields import FieldTable
+from ..data.prompt_table import PromptTable
 from ..data.success import Success
 from ..data.tasks import Tasks
 from ..errors import ConfigurationError
@@ -102,6 +103,7 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         counting=counting,
         success=success,
         weigh=weigh,
+        prompts=PromptTable() if settings.chooses_prompts else None,
         stateful=stateful,
     )
 

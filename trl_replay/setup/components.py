@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from ..base.progress import Clock, KeptErrors
 from ..buffer.rate_limiter import RateLimiter
 from ..buffer.replay_buffer import ReplayBuffer
+from ..data.counters import Totals
 from ..data.fields import FieldTable
+from ..data.prompt_table import PromptTable
 from ..data.success import Success
 from ..data.table import Table
 from ..data.tasks import Tasks
-from ..data.types import Context
+from ..data.types import Context, Corrected, Groups, ReplayedRows
 from ..errors import CheckpointError
 from ..hooks import CheckedHooks
 from ..loss.bounds import Bounds
@@ -51,10 +53,14 @@ class Components:
         counting (`int`, *optional*): The reward function that counts; None for the weighted sum.
         success ([`Success`]): What passes.
         weigh (`Callable`, *optional*): The sampler's weights, if the correction asks for them.
+        prompts ([`PromptTable`], *optional*): The prompts generated for so far: the one object that every
+            `context.prompts` is. None where nothing is generated again and no plugin chooses prompts.
         stateful (`dict[str, Stateful]`): Strategies and limits whose running state travels with checkpoints, by name.
         local_rng (`numpy.random.Generator`): This process's own, drawn from as often as its rows need.
         clock ([`Clock`]): Counts updates.
         errors ([`KeptErrors`]): What failed here, until all processes hear of it.
+        totals ([`Totals`]): Counters since attach.
+        metrics (`dict[str, float]`): Of the last generation batch.
     """
 
     buffer: ReplayBuffer
@@ -77,14 +83,40 @@ class Components:
     counting: int | None = None
     success: Success = field(default_factory=Success)
     weigh: Callable[[Table, Context], NDArray[Any]] | None = None
+    prompts: PromptTable | None = None
     stateful: dict[str, Stateful] = field(default_factory=dict)
     local_rng: np.random.Generator = field(init=False)
     clock: Clock = field(init=False, default_factory=Clock)
     errors: KeptErrors = field(init=False)
+    totals: Totals = field(init=False, default_factory=Totals)
+    metrics: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.errors = KeptErrors(alone=self.processes == 1)
         self.local_rng = self.rng.spawn(1)[0]
+
+    def context(self, slots: Groups | None = None) -> Context:
+        """Return what strategies may know now; a sampler or mixer also of the `slots` that may be filled."""
+        return Context(
+            update=self.clock.update,
+            rng=self.rng,
+            capacity=self.buffer.capacity,
+            num_generations=self.num_generations,
+            table=self.buffer.table,
+            metrics=self.metrics,
+            slots=slots,
+            prompts=self.prompts,
+            noted=self.totals.reasons,
+        )
+
+    def local_context(self) -> Context:
+        """Return the same, with a generator from which this process may draw as often as its own rows need."""
+        return replace(self.context(), rng=self.local_rng)
+
+    def correct(self, rows: ReplayedRows) -> Corrected:
+        """Return what the correction gives replayed rows, within bounds and gates."""
+        corrected = self.hooks.correct(rows, self.local_context())
+        return self.gates(rows, self.bounds(rows, corrected))
 
     def seed(self, seed: int) -> None:
         """Begin both generators anew."""

@@ -5,7 +5,7 @@ On processes that share a buffer the columns and the private generator are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..buffer.candidates import Candidate, PendingGroups
 from ..data.counters import Tally
 from ..data.plan import Plan
 from ..data.table import Table
-from ..data.types import Bools, Context, Floats, Groups, Ints
+from ..data.types import Bools, Floats, Groups, Ints
 from ..distributed.decision import Admitted, Decision
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
@@ -46,13 +46,13 @@ class Decisions:
     Args:
         components ([`Components`]): Of the buffer only the table changes here; payload moves later.
         handshake ([`Handshake`]): Whether the seam has been seen to work.
-        context (`Callable`): Gives what strategies may know at this moment, with the slots that are given to it.
         settings ([`Settings`]): Limits.
+
+    Attributes:
+        mixing ([`Mixing`]): Decides what rows train with.
     """
 
-    def __init__(
-        self, components: Components, handshake: Handshake, context: Callable[..., Context], settings: Settings
-    ) -> None:
+    def __init__(self, components: Components, handshake: Handshake, settings: Settings) -> None:
         self._buffer = components.buffer
         self._hooks = components.hooks
         self._rate_limiter = components.rate_limiter
@@ -62,10 +62,10 @@ class Decisions:
         self._mixes_rows = components.mixes_rows
         self._draws_same_prompt = components.draws_same_prompt
         self._masks_rows = not components.beside_the_tap  # inside the log-prob method, which such a loss goes around
-        self._mixing = Mixing(components, context, settings)
+        self.mixing = Mixing(components, settings)
         self._clock = components.clock
         self._handshake = handshake
-        self._context = context
+        self._context = components.context
         self._settings = settings
 
     def settle(
@@ -84,10 +84,6 @@ class Decisions:
         if pending is None:
             return Admitted()
         return self._settle(pending, rows, solved, tally)
-
-    def shape_advantages(self, fresh: Groups) -> Groups:
-        """[`Mixing.shape`]: before anything is decided by the advantages of the fresh rows."""
-        return self._mixing.shape(fresh)
 
     def fill_batch(self, fresh: FreshBatch, pending: PendingGroups | None, collected_at: int | None) -> Decision:
         """Chooses what is replayed in the fresh batch, and which of its groups become candidates.
@@ -324,7 +320,7 @@ class Decisions:
         self._note_empty(fresh.groups.prompt[slots[np.flatnonzero(~some)[:left]]], table, tally)
         if not some.any():
             return plan, {}
-        filled, mixed = self._mixing.mix(fresh, slots[np.flatnonzero(some)], table, drawn[some], most, tally)
+        filled, mixed = self.mixing.mix(fresh, slots[np.flatnonzero(some)], table, drawn[some], most, tally)
         mixed.plan.entry = np.where(mixed.plan.stored, mixed.of_entries(eligible[mixed.used]), mixed.plan.entry)
         plan.put(filled, mixed.plan)
         return plan, self._priorities(eligible, table, plan)

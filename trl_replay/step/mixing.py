@@ -17,7 +17,7 @@ from ..data.counters import Tally
 from ..data.plan import Plan
 from ..data.rewards import reward_noise
 from ..data.table import Table
-from ..data.types import NONE, Bools, Context, Floats, Groups, Ints
+from ..data.types import NONE, Bools, Floats, Groups, Ints
 from ..errors import ConfigurationError, SeamError
 from ..setup.components import Components
 from ..setup.settings import Settings
@@ -143,14 +143,13 @@ class Mixing:
 
     Args:
         components ([`Components`]): The hooks, and whether the loss may go around the tap.
-        context (`Callable`): Gives what strategies may know at this moment.
         settings ([`Settings`]): How advantages of mixed groups are made.
     """
 
-    def __init__(self, components: Components, context: Callable[..., Context], settings: Settings) -> None:
+    def __init__(self, components: Components, settings: Settings) -> None:
         self._hooks = components.hooks
         self._beside_the_tap = components.beside_the_tap
-        self._context = context
+        self._context = components.context
         self._settings = settings
 
     def shape(self, groups: Groups) -> Groups:

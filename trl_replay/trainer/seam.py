@@ -124,12 +124,12 @@ def refuse_patches_on_top(trainer: Any, session: Session) -> None:
 
 
 def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    if session.rewards is not None:  # the trainer scores again while it scores: what it returns at last counts
+    if session.judge.rewards is not None:  # the trainer scores again while it scores: what it returns at last counts
         return stock(inputs)
     if session.detached:
         return _score_last(session, trainer, stock, inputs)
     session.replaced = []
-    session.rewards = []
+    session.judge.rewards = []
     if trainer.model.training:
         session.template = None
     paused = session.paused
@@ -148,13 +148,13 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
             return batch
         return composed
     finally:
-        session.rewards = None
+        session.judge.rewards = None
         completions_table.mark(trainer, session.replaced)
 
 
 def _score_again(session: Session, stock: Callable[..., Any], inputs: Any) -> Any:
     """A further round of the batch at hand, with rewards of its own."""
-    session.rewards = []
+    session.judge.rewards = []
     return stock(session.note_tasks(inputs))
 
 
@@ -171,8 +171,8 @@ def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], input
 
 def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     rewards = stock(*args, **kwargs)
-    if session.rewards is not None:
-        session.rewards.append(rewards)
+    if session.judge.rewards is not None:
+        session.judge.rewards.append(rewards)
     return rewards
 
 

@@ -1,0 +1,82 @@
+"""Which of the groups that the trainer scored are dead, and what a success is of their rewards."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import compat
+from ..batch.group_view import rewards_of_batch, view
+from ..data.types import Batch, Groups
+from ..distributed.row_layout import RowLayout
+from ..setup.components import Components
+from ..setup.settings import Settings
+from ..step.mixing import Mixing
+from .generated import Generated
+
+NEED_A_SUCCESS = ("replay_retire_passes", "replay_start_pass_rate")
+
+
+class Judge:
+    """Makes groups of what the trainer scored.
+
+    Args:
+        trainer (`Callable`): Gives the trainer.
+        settings ([`Settings`]): What needs a success.
+        components ([`Components`]): The buffer, and which reward counts.
+        mixing ([`Mixing`]): Lets a plugin shape advantages.
+
+    Attributes:
+        rewards (`list[torch.Tensor]`, *optional*): While the trainer scores: what its reward functions gave so far.
+    """
+
+    def __init__(self, trainer: Callable[[], Any], settings: Settings, components: Components, mixing: Mixing) -> None:
+        self.rewards: list[torch.Tensor] | None = None
+        self._trainer = trainer
+        self._settings = settings
+        self._components = components
+        self._mixing = mixing
+        self._has_doubted = False
+
+    def look(self, batch: Batch, rows: RowLayout) -> Generated:
+        """Look at rows that were just scored."""
+        processes = self._components.processes
+        setup = compat.reward_setup(self._trainer())
+        scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
+        rows.check(len(scored), processes)
+        groups = self.see(rows, scored)
+        if self._components.success.is_graded and not self._has_doubted:
+            self._has_doubted = True
+            doubt = self.doubt()
+            if doubt:
+                warnings.warn(doubt, stacklevel=2)
+        return Generated(batch, rows, groups, scored, (groups,))
+
+    def see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
+        """Return the groups that the scope shares, with what a plugin makes of their advantages."""
+        components = self._components
+        setup = compat.reward_setup(self._trainer())
+        table = components.buffer.table
+        table.reward_weights = setup.weights
+        table.counting = components.counting
+        update = components.clock.update
+        groups = view(rows.columns, scored, setup, rows.size, update, components.counting, components.success)
+        return self._mixing.shape(groups)
+
+    def doubt(self) -> str:
+        """Describe what does not act because it is not known what a success is, and the remedy; empty if all does."""
+        config, doubt = self._settings.config, self._components.success.doubt()
+        waiting = [f"{name}={value}" for name in NEED_A_SUCCESS if (value := getattr(config, name)) is not None]
+        waiting += [f"the plugin {plugin.name!r}" for plugin in self._settings.plugins if plugin.needs_success]
+        effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
+        if config.replay_kl == "all_wrong":
+            effects.append("replay_kl='all_wrong' goes by the lowest of them")
+        trainer = self._trainer()
+        if not doubt or not effects or trainer is None:
+            return ""
+        names = list(trainer.reward_func_names)
+        which = f", or replay_reward to one of {', '.join(map(repr, names))}" if len(names) > 1 else ""
+        return f"{doubt}; {'; '.join(effects)}. Set replay_pass_reward to the least reward of a success{which}."
