@@ -346,6 +346,11 @@ def denominator(trainer: Any) -> str:
     return {"cispo": "items", "dapo": "items", "vespo": "items", "bnpo": "tokens"}.get(trainer.args.loss_type, "rows")
 
 
+def bonus_over_items(trainer: Any) -> bool:
+    """Return whether `num_items_in_batch` divides the entropy bonus, too (TRL 1.8 and 1.9)."""
+    return denominator(trainer) == "items" and Version(version("trl")) < Version("1.10")
+
+
 def has_other_loss_path(trainer: Any) -> bool:
     """Return whether the loss can go around `LOSS` and `LOGPS` (the Liger loss of TRL up to 1.13)."""
     return bool(getattr(trainer, "use_liger_kernel", False)) and hasattr(type(trainer), OTHER_LOSS)

@@ -445,7 +445,8 @@ class Session:
         plan, total, size = agreed.decision.plan, agreed.total, fresh.rows.size
         factor = row_factor(total, size)
         flags = row_flags(fresh.rows, plan, leaves_out=factor != 1.0)
-        denominator = Denominator(compat.denominator(self.trainer), factor)
+        trainer = self.trainer
+        denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
         ids = self.tap.expect(flags, candidates, placements, denominator)
         counted = count_items(composed, total, size)
         return with_reference({**counted, ROWS: ids}, reference_of(fresh, plan))

@@ -20,10 +20,12 @@ class Denominator:
         kind (`str`): `"items"` (the batch's token count, which is corrected there), `"tokens"` (of the micro-batch) or
             `"rows"`.
         factor (`float`): Rows of all processes over those that are not masked.
+        of_bonus (`bool`): Whether the same divides the entropy bonus; else tokens of the micro-batch do.
     """
 
     kind: str = "items"
     factor: float = 1.0
+    of_bonus: bool = False
 
     def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
         """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none.
@@ -66,7 +68,7 @@ class Denominator:
                 continue
             if value.shape == logps.shape:
                 kept = value if masked is None else torch.where(masked, value.detach(), value)
-                if scale is not None or bool((flags & EXCLUDED).any()):
+                if scale is not None or (not self.of_bonus and bool((flags & EXCLUDED).any())):
                     factor = _without_excluded(micro, flags) / (1.0 if scale is None else scale)
                     kept = value.detach() + (kept - value.detach()) * factor
                 others[number] = kept
