@@ -23,7 +23,7 @@ def row(rule: Rule) -> str:
     """A row of the page's table."""
     signs = " or ".join(map(str, rule.signs))
     conditions = ", ".join([*([signs] if signs else []), *map(str, rule.when)])
-    return f"| {conditions} | {rule.change} | [evidence]({rule.section}) |"
+    return f"| {conditions} | {rule.told({})} | [evidence]({rule.section}) |"
 
 
 def test_the_page_has_every_rule_and_no_other() -> None:

@@ -68,11 +68,13 @@ def test_trls_own_log_bounds_all_wrong_and_all_right_where_rewards_are_0_and_1(r
     assert main(["estimate", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "10% to 29%" in printed
-    assert "if every reward is 0 or 1" in printed
+    assert "rewards were 0 and 1 alone" in printed.replace("\n", " ")
 
 
-def test_rewards_that_can_not_be_0_and_1_are_not_told_apart(tmp_path: Path, capsys: Any) -> None:
-    log = {"log_history": [{"step": 1, "frac_reward_zero_std": 0.5, "reward": -0.5}]}
+@pytest.mark.parametrize("deviation", [0.0, 0.3, 0.9])
+def test_rewards_that_are_not_0_and_1_are_not_told_apart(tmp_path: Path, capsys: Any, deviation: float) -> None:
+    log = {"log_history": [{"step": 1, "frac_reward_zero_std": 0.5, "reward": 0.4,
+                            "rewards/grade/mean": 0.4, "rewards/grade/std": deviation}]}  # fmt: skip
     (tmp_path / "trainer_state.json").write_text(json.dumps(log))
     assert main(["estimate", str(tmp_path)]) == 0
     assert "not told" in capsys.readouterr().out
@@ -84,7 +86,7 @@ def test_rewards_that_can_not_be_0_and_1_are_not_told_apart(tmp_path: Path, caps
         (0.1, 0.5, "There is little to replace"),
         (0.5, 0.25, "Replay could fill these"),
         (0.97, 0.01, "Replay could fill these"),
-        (1.0, 0.0, "No completion passes"),
+        (1.0, 0.0, "No group is live"),
         (0.8, 0.85, "These prompts are solved"),
         (0.8, -1.0, "Replay could fill these"),
     ],
@@ -92,7 +94,9 @@ def test_rewards_that_can_not_be_0_and_1_are_not_told_apart(tmp_path: Path, caps
 def test_the_advice_goes_by_the_dead_share_and_the_reward(
     tmp_path: Path, dead: float, reward: float, words: str
 ) -> None:
-    history = [{"step": step, "frac_reward_zero_std": dead, "reward": reward} for step in range(1, 9)]
+    of_function = {"rewards/right/mean": reward, "rewards/right/std": abs(reward * (1 - reward)) ** 0.5}
+    entry = {"frac_reward_zero_std": dead, "reward": reward, **of_function}
+    history = [{"step": step, **entry} for step in range(1, 9)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     (advice,) = estimate(tmp_path).advice
     assert advice.change.startswith(words)

@@ -183,7 +183,10 @@ def test_replay_acts(tmp_path: Path, form: str) -> None:
     assert session.totals.counters["replaced"] > 0, session.explain()
 
 
-SAYS: dict[str, tuple[Callable[[Path], Any], str]] = {"one that never ties": (spread, "There is little to replace")}
+SAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "five functions": (gist, "replay_reward"),
+    "one that never ties": (spread, "There is little to replace"),
+}
 
 
 @pytest.mark.parametrize("form", SAYS)

@@ -17,6 +17,8 @@ DEAD_EXACT = "replay/dead_fraction"
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
 LARGEST_WHOLE = 2**53
 """Numbers beyond it have no place on an axis."""
+TINY = 1e-4
+"""A rounding error."""
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -35,15 +37,30 @@ def mean(log: Log, key: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def dead_bounds(dead: float, reward: Any) -> tuple[Bounds, Bounds] | None:
-    """Bounds of the shares of groups that are all wrong, and all right, if every reward is 0 or 1.
+def pays_0_or_1(log: Log) -> bool:
+    """Tell whether every reward of a log of TRL's was 0 or 1, of one function: its mean and deviation show it, unless
+    an entry averages several batches."""
+    varied = False
+    for entry in log:
+        reward = entry.get("reward")
+        means = [name for name in entry if name.startswith("rewards/") and name.endswith("/mean")]
+        deviation = entry.get(f"{means[0][:-5]}/std") if len(means) == 1 else None
+        if not is_number(reward) or not is_number(deviation) or not -TINY <= reward <= 1 + TINY:
+            return False
+        variance = reward * (1 - reward)
+        if abs(entry[means[0]] - reward) > TINY or not -TINY <= deviation**2 - variance <= variance + TINY:
+            return False
+        varied |= 0 < reward < 1
+    return varied
+
+
+def dead_bounds(dead: float, reward: float) -> tuple[Bounds, Bounds]:
+    """Bounds of the shares of groups that are all wrong, and all right, where every reward is 0 or 1.
 
     Args:
         dead (`float`): Share of dead groups.
-        reward (`float`): The mean reward; None is returned where it can't be one of such rewards.
+        reward (`float`): The mean reward.
     """
-    if not is_number(reward) or not 0 <= reward <= 1:
-        return None
     least_right = max(reward - (1 - dead), 0.0)
     most_right = min(reward, dead)
     return (dead - most_right, dead - least_right), (least_right, most_right)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, dead_bounds, is_number, mean
+from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, dead_bounds, is_number, mean, pays_0_or_1
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
 REPLACED, DEAD_AFTER, GATED = "replay/replaced_fraction", "replay/dead_fraction_after", "replay/gated_fraction"
 DRIFT, ESS, RATIO, SIZE = "replay/drift_mean", "replay/ess", "replay/ratio_mean", "replay/size"
+HIGHEST = "replay/highest_fraction"
 
 Facts = Mapping[str, Any]
 """Means of metrics, and settings, by name."""
@@ -34,8 +35,8 @@ class Bound(NamedTuple):
         return is_number(value) and self.least <= value <= self.most
 
     def __str__(self) -> str:
-        bound = f"≥ {self.least:g}" if self.least > -inf else f"≤ {self.most:g}"
-        return f"`{self.metric}` {bound}"
+        least, most = (f"≥ {self.least:g}", self.least > -inf), (f"≤ {self.most:g}", self.most < inf)
+        return f"`{self.metric}` {' and '.join(words for words, told in (least, most) if told)}"
 
     def measured(self, facts: Facts) -> str:
         """Describe the value and its bound."""
@@ -43,7 +44,7 @@ class Bound(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A setting that has one of these values, or none of them."""
+    """A setting that has one of these values, or none of them; of a list, one element counts."""
 
     setting: str
     values: tuple[Any, ...]
@@ -51,11 +52,20 @@ class Given(NamedTuple):
 
     def holds(self, facts: Facts) -> bool:
         """Tell whether it has."""
-        return (facts.get(self.setting) in self.values) == self.one_of
+        value = facts.get(self.setting)
+        found = value if isinstance(value, list) else [value]
+        return any(one in self.values for one in found) == self.one_of
 
     def __str__(self) -> str:
         values = " or ".join(f"`{value}`" for value in self.values)
         return f"`{self.setting}` is {'' if self.one_of else 'not '}{values}"
+
+
+class Option(NamedTuple):
+    """A setting that may be given, unless it has that effect already."""
+
+    words: str
+    unless: Given
 
 
 class Advice(NamedTuple):
@@ -77,6 +87,7 @@ class Rule:
         evidence (`str`): What was measured.
         section (`str`): Page and anchor in docs/ of the measurement.
         signs (`tuple[Bound, ...]`): At least one of these holds, if there are any.
+        options (`tuple[Option, ...]`): Settings that help; those in force are not told.
     """
 
     name: str
@@ -85,6 +96,7 @@ class Rule:
     evidence: str
     section: str
     signs: tuple[Bound, ...] = ()
+    options: tuple[Option, ...] = ()
 
     def applies(self, facts: Facts) -> bool:
         """Tell whether it is time."""
@@ -96,58 +108,114 @@ class Rule:
         signs = [sign for sign in self.signs or self.when[:1] if isinstance(sign, Bound) and sign.holds(facts)]
         seen = ", ".join(sign.measured(facts) for sign in signs)
         evidence = f"Measured: {self.evidence} (docs/{self.section})"
-        return Advice(seen, self.change.replace("`", ""), evidence.replace("`", ""))
+        return Advice(seen, self.told(facts).replace("`", ""), evidence.replace("`", ""))
+
+    def told(self, facts: Facts) -> str:
+        """The change, with the settings that are not in force yet; with all, where there are no facts."""
+        open_ones = [option.words for option in self.options if not facts or not option.unless.holds(facts)]
+        options = f" Set {', or '.join(open_ones)}." if open_ones else ""
+        return f"{self.change}{options}".replace(NAME, facts.get(NAME, NAME))
 
 
+NAME = "NAME"
+"""Stands for functions that do not differ where the sum does, in words and in [`OF_FUNCTION`]."""
+OF_FUNCTION = f"replay/dead_fraction/{NAME}"
+"""The largest share of groups in which one function that is not constant does not differ. 0 with one function, and
+where one of them counts; not known of a log of several functions without replay."""
+FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "completions without a reward"
+UNTRAINED, CLIPPED, LOWEST = "replay/untrained_fraction", "completions/clipped_ratio", "replay/lowest_fraction"
+ENTROPY, BEFORE = "entropy (share of its highest)", "replay/lowest_fraction at its least"
 SAME = Given("replay_iterations", ("same",))
+KEEP = Given("replay_unfilled", ("keep",))
 PRESET = '`replay_preset="sample_efficient"`, with `num_iterations=5` and `beta=2` (2 and 0.1 on a pretrained model)'
+COLLAPSED = (Bound(LOWEST, least=0.95), Bound(ENTROPY, most=0.1), Bound(BEFORE, most=0.8))
 RULES = (
     Rule(
-        "all wrong",
-        (Bound(ALL_WRONG, least=0.99), Bound(SIZE, most=0.0), Given("replay_buffer_size", (0,), one_of=False)),
-        "No completion passes and nothing is stored: replay can't help before a success. Take easier prompts first, "
-        'fill the buffer from a teacher (`replay_warm_start="teacher.jsonl"`), or explore more: a higher '
-        "`temperature`, a larger `num_generations`.",
+        "collapse",
+        COLLAPSED,
+        "The policy has collapsed: every group is dead at the lowest reward, which was not so before, and completions "
+        "hardly vary. Replay can't bring it back: go back to a checkpoint from before, with half the `learning_rate`.",
+        "in the table, a run counts as collapsed if it ends below half of its best mean over 25 batches.",
+        "evidence-defaults.md#all-tasks-one-table",
+    ),
+    Rule(
+        "nothing live",
+        (
+            Bound(DEAD_EXACT, least=0.99),
+            Bound(SIZE, most=0.0),
+            Bound(UNTRAINED, most=0.1),
+            Bound(NO_REWARD, most=0.25),
+        ),
+        "No group is live and nothing is stored: neither replay nor dynamic sampling can help before rewards differ. "
+        "If completions fail, take easier prompts first, or explore more: a higher `temperature`, a larger "
+        "`num_generations`. If they succeed, take harder prompts. If they are cut off and masked "
+        "(`mask_truncated_completions`), raise `max_completion_length`.",
         "all 17 stock runs with at least 97.5 % dead groups ended at reward 0.00; ten rounds of dynamic sampling did "
         "not help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(
-        "all wrong, no buffer",
-        (Bound(ALL_WRONG, least=0.99), Given("replay_buffer_size", (0,))),
-        "No completion passes: neither replay nor dynamic sampling can help before a success. Take easier prompts "
-        "first, or explore more: a higher `temperature`, a larger `num_generations`.",
-        "all 17 stock runs with at least 97.5 % dead groups ended at reward 0.00; ten rounds of dynamic sampling did "
-        "not help.",
-        "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
+        "truncation",
+        (Bound(UNTRAINED, least=0.1), Bound(CLIPPED, least=0.3)),
+        "Rewards differ in these groups, and no row with an advantage trains a token: completions that are cut off "
+        "are masked. Raise `max_completion_length`, or set `mask_truncated_completions=False`.",
+        "a group whose advantages all belong to truncated rows is dead, whatever its rewards.",
+        "architecture.md#which-groups-are-dead",
+    ),
+    Rule(
+        "no reward",
+        (Bound(NO_REWARD, least=0.25),),
+        "No reward function scored these completions (all returned None): they train nothing. Look at why before "
+        "anything else.",
+        "such rows count in no pass rate and are never replayed.",
+        "compatibility.md#rollouts-that-failed",
     ),
     Rule(
         "all right",
-        (Bound(ALL_RIGHT, least=0.5),),
+        (Bound(ALL_RIGHT, least=0.5), Bound(HIGHEST, least=0.5)),
         "These prompts are solved, and replaying old successes teaches little. Take harder prompts, or leave solved "
-        'ones out: `replay_plugins=["skip_solved"]`, `replay_refill_rounds=1`, or `replay_retire_passes` equal to '
-        "`num_generations`.",
+        "ones out.",
         "with two thirds of the groups dead, dynamic sampling gave an accuracy of 0.164 for 0.130; "
         "`replay_retire_passes` did no harm.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
+        options=(
+            Option(
+                '`replay_plugins=["skip_solved"]` (`pip install plugins/trl-replay-curricula`, in a clone)',
+                Given("replay_plugins", ("skip_solved",)),
+            ),
+            Option("`replay_refill_rounds=1`", Given("replay_refill_rounds", (0,), one_of=False)),
+            Option(
+                "`replay_retire_passes` to `num_generations`", Given("replay_retire_passes", (None,), one_of=False)
+            ),
+        ),
+    ),
+    Rule(
+        "dead function",
+        (Bound(OF_FUNCTION, least=0.5), Bound(DEAD_EXACT, most=0.5)),
+        "Groups count as live because the sum of the rewards differs, also where NAME does not. If that is the "
+        "function that you train for, give its name: `replay_reward`.",
+        "on a lock with format and length terms, the defaults ended at an accuracy of 0.00, with the name at 0.59.",
+        "howto/several-rewards.md#what-was-measured",
+    ),
+    Rule(
+        "sum alone",
+        (Bound(FUNCTIONS, least=2.0), Bound(DEAD_EXACT, most=0.5), Given("use_replay", (False,))),
+        "This log has dead groups by the sum of the rewards: a function may be dead where the sum differs. "
+        "`replay_dry_run=True` logs the share of each.",
+        "on a lock with format and length terms, the defaults ended at an accuracy of 0.00, with the name at 0.59.",
+        "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
         "few dead",
-        (Bound(DEAD_EXACT, most=0.2), SAME),
-        "There is little to replace: nothing has to change, with replay or without. If a completion costs more than "
-        f"an update: {PRESET}.",
+        (Bound(DEAD_EXACT, most=0.2), Bound(OF_FUNCTION, most=0.5), SAME, KEEP),
+        f"There is little to replace, so replay changes little. If a completion costs more than an update: {PRESET}.",
         "on grades (16 to 27 % dead), 0.25 with the defaults, 0.21 without replay, 0.61 with the preset.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
         "dead groups",
-        (
-            Bound(DEAD_EXACT, least=0.2),
-            Bound(ALL_WRONG, most=0.98),
-            Bound(ALL_RIGHT, most=0.5),
-            Given("use_replay", (False,)),
-        ),
-        "Replay could fill these: attach it with its defaults; `replay_dry_run=True` measures first.",
+        (Bound(DEAD_EXACT, least=0.2, most=0.98), Bound(ALL_RIGHT, most=0.5), Given("use_replay", (False,))),
+        "Replay could fill these, unless they are solved: `replay_dry_run=True` measures it first.",
         "the lock reached reward 0.25 after 12,928 completions instead of 96,000; addition gained 0.042.",
         "evidence.md#learning",
     ),
@@ -159,20 +227,33 @@ RULES = (
             Bound(DEAD_AFTER, most=0.3),
             Bound(GATED, most=0.1),
             Bound(DRIFT, most=1.0),
+            Bound(UNTRAINED, most=0.1),
             SAME,
+            KEEP,
         ),
         f"Replay fills the dead slots. If a completion costs more than an update: {PRESET}.",
         "the vault ended at 0.91 instead of 0.37.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
+        "small buffer",
+        (Bound(CHURN, least=0.8), Bound(DEAD_AFTER, least=0.1), Bound("replay_buffer_size", least=1.0, most=16.0)),
+        "The buffer evicts nearly all that it gets, and slots stay empty: raise `replay_buffer_size` (64 if not set).",
+        "in the buffer of 16 groups, the lock ended at 0.73, and with the default of 64 at 0.97.",
+        "evidence-methods.md#methods-of-papers",
+    ),
+    Rule(
         "dead groups stay",
         (Bound(DEAD_AFTER, least=0.3), Bound(SIZE, least=16.0), Given("replay_kl", ("all_wrong",), one_of=False)),
-        "Dead groups are trained on although others are stored. Lift the limit that `session.explain()` counts "
-        "(`replay_max_fraction=1.0`, `replay_max_age=None`), or leave dead groups out: "
-        '`replay_unfilled="mask"`.',
+        "Dead groups are trained on although others are stored: `session.explain()` counts why.",
         "the defaults left 0 to 15 % dead on four tasks.",
         "evidence.md#learning",
+        options=(
+            Option("`replay_max_fraction=1.0`", Given("replay_max_fraction", (1.0,))),
+            Option("`replay_max_age=None`", Given("replay_max_age", (None,))),
+            Option("`replay_max_uses=None`", Given("replay_max_uses", (None,))),
+            Option('`replay_unfilled="mask"`', Given("replay_unfilled", ("keep",), one_of=False)),
+        ),
     ),
     Rule(
         "no correction",
@@ -183,13 +264,16 @@ RULES = (
     ),
     Rule(
         "stale buffer",
-        (Given("replay_correction", ("none", "topr", "imitation"), one_of=False),),
-        "The policy has left what is stored. Halve `learning_rate`; then "
-        '`replay_correction="topr"`; then newer groups: `replay_max_age=30`.',
+        (Given("replay_correction", ("none", "topr", "imitation"), one_of=False), Bound(ALL_RIGHT, most=0.5)),
+        "The policy has left what is stored. Halve `learning_rate`; if that is not enough, change what is replayed.",
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5; an "
         "age limit never helped by more than 0.03, and age alone is no sign.",
         "evidence-methods.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
+        options=(
+            Option('`replay_correction="topr"`', Given("replay_correction", ("topr",))),
+            Option("`replay_max_age=30`", Given("replay_max_age", (None,), one_of=False)),
+        ),
     ),
     Rule(
         "masked rows",
@@ -217,21 +301,63 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     entries = [entry for entry in log if DEAD in entry and is_number(entry.get("step"))]
     if len(entries) < FEWEST:
         return [], {}
-    last = [{**_without_replay(entry), **entry} for entry in entries[-max(int(LAST_PART * len(entries)), LEAST) :]]
-    names = {name for entry in last for name in entry if name.startswith("replay/")}
+    labeled = pays_0_or_1(entries)
+    last = [
+        {**_without_replay(entry, labeled), **entry} for entry in entries[-max(int(LAST_PART * len(entries)), LEAST) :]
+    ]
+    names = {name for entry in last for name in entry if name.startswith("replay/")} | {CLIPPED}
     means = {name: mean(last, name) for name in names}
     attached = any(DEAD_EXACT in entry for entry in entries)
-    return [entry["step"] for entry in last], {**settings, **means, "use_replay": attached}
+    known = {UNTRAINED: 0.0, NO_REWARD: 0.0, ALL_RIGHT: 0.0, **means, **_derived(entries, last, settings, attached)}
+    return [entry["step"] for entry in last], {**settings, **known, "use_replay": attached}
 
 
-def _without_replay(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Derive what replay would have logged, at least, where TRL alone logged an entry."""
+def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: bool) -> dict[str, Any]:
+    """Facts that no single metric tells."""
+    found: dict[str, Any] = {
+        FUNCTIONS: sum(name.endswith("/mean") for name in last[-1] if name.startswith("rewards/"))
+    }
+    shares = {
+        name[len(OF_FUNCTION) - len(NAME) :]: mean(last, name)
+        for name in last[-1]
+        if name.startswith(OF_FUNCTION[:-4])
+    }
+    apart = {name: share for name, share in shares.items() if share is not None and 0.5 <= share < 1}
+    if attached or found[FUNCTIONS] < 2:
+        found[OF_FUNCTION] = 0.0
+    if apart and settings.get("replay_reward") is None:
+        found |= {OF_FUNCTION: max(apart.values()), NAME: " or ".join(map(repr, apart))}
+    stored = sum(entry.get("replay/stored", 0) for entry in last)
+    if stored:
+        found[CHURN] = sum(entry.get("replay/evicted", 0) for entry in last) / stored
+    rollouts = [count for entry in last if is_number(count := entry.get("replay/rollouts"))]
+    failed = [entry.get("replay/failed_rows", 0) for entry in last]
+    if len(rollouts) > 1 and rollouts[-1] > rollouts[0]:
+        found[NO_REWARD] = sum(failed[1:]) / (rollouts[-1] - rollouts[0])
+    now, highest = mean(last, "entropy"), max(_windows(entries, "entropy"), default=0.0)
+    if now is not None and highest > 0:
+        found[ENTROPY] = now / highest
+    least = min(_windows(entries, LOWEST), default=None)
+    return found if least is None else {**found, BEFORE: least}
+
+
+def _windows(entries: Log, name: str) -> list[float]:
+    """Means of each `LEAST` entries, one after the other."""
+    parts = [entries[at : at + LEAST] for at in range(0, len(entries) - LEAST + 1, LEAST)]
+    return [value for part in parts if (value := mean(part, name)) is not None]
+
+
+def _without_replay(entry: Mapping[str, Any], labeled: bool) -> dict[str, float]:
+    """Derive what replay would have logged, at least, where TRL alone logged an entry: `labeled` ones have rewards
+    of 0 and 1."""
     dead = entry[DEAD]
     if DEAD_EXACT in entry or not is_number(dead):
         return {}
-    unknown = (0.0, dead)
-    all_wrong, all_right = dead_bounds(dead, entry.get("reward")) or (unknown, unknown)
-    return {DEAD_EXACT: dead, ALL_WRONG: all_wrong[0], ALL_RIGHT: all_right[0], SIZE: 0.0}
+    found = {DEAD_EXACT: dead, SIZE: 0.0}
+    if not labeled:
+        return found
+    (wrong, _), (right, _) = dead_bounds(dead, entry["reward"])
+    return {**found, ALL_WRONG: wrong, ALL_RIGHT: right, HIGHEST: right}
 
 
 def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
@@ -251,7 +377,7 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
 def remedy_for_masks(settings: Mapping[str, Any]) -> str:
     """Return what to change where all that is replayed is masked; nothing where the correction means to."""
     found = [rule for rule in RULES if rule.applies({**settings, GATED: 1.0})]
-    return found[0].change.replace("`", "") if found else ""
+    return found[0].told(settings).replace("`", "") if found else ""
 
 
 def what_to_change(log: Log, settings: Mapping[str, Any]) -> list[str]:

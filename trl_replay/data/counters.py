@@ -31,6 +31,7 @@ class Tally:
         all_wrong, all_right (`float`): Groups generated for it in which no row passes, and in which all do; none while
             it is not known what passes.
         at_lowest, at_highest (`float`): Dead groups generated for it at the lowest and the highest reward seen so far.
+        untrained (`float`): Groups generated for it that are dead for want of trained tokens alone.
         failed (`float`): Rows generated for it that no reward function scored.
         refilled, surplus (`float`): Groups of further rounds that took a slot, and those that did not.
         stored, evicted, refused (`float`): Newcomers that stayed; old entries that lost by rank; groups never
@@ -55,6 +56,7 @@ class Tally:
     all_right: float = 0
     at_lowest: float = 0
     at_highest: float = 0
+    untrained: float = 0
     failed: float = 0
     dead_after: float = 0
     replaced: float = 0
@@ -125,6 +127,7 @@ def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[
         "replay/dead_fraction": total["dead"] / total["generated"],
         "replay/lowest_fraction": total["at_lowest"] / total["generated"],
         "replay/highest_fraction": total["at_highest"] / total["generated"],
+        "replay/untrained_fraction": total["untrained"] / total["generated"],
         "replay/failed_rows": total["failed"],
         "replay/dead_fraction_after": total["dead_after"] / total["groups"],
         "replay/replaced_fraction": total["replaced"] / total["groups"],

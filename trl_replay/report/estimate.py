@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..advice.logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead_bounds, is_number
+from ..advice.logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead_bounds, is_number, pays_0_or_1
 from ..advice.rules import Advice, advise
 from ..errors import ReplayError
 from ..setup.config import ReplayConfig
@@ -32,8 +32,8 @@ class Estimate:
         source (`str`): Where it was read from.
         dead (`float`): Share of dead groups over the whole run.
         all_wrong, all_right (`tuple[float, float]`, *optional*): Least and greatest shares of groups without and with
-            nothing but passing completions. TRL's log gives bounds, which hold if every reward is 0 or 1, and none
-            where it can't be.
+            nothing but passing completions. TRL's log gives bounds where it shows that every reward was 0 or 1
+            (one function, `logging_steps=1`), and none elsewhere.
         bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
             1 / (1 − dead). None if all were dead.
         had_replay (`bool`): Replay was attached to the run.
@@ -62,7 +62,8 @@ def estimate(source: str | Path) -> Estimate:
     """
     path = Path(source)
     log = read_log(path)
-    steps = [step for entry in log if (step := _logged(entry))]
+    labeled = pays_0_or_1([entry for entry in log if DEAD in entry])
+    steps = [step for entry in log if (step := _logged(entry, labeled))]
     if not steps:
         raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
     dead = float(np.mean([step.dead for step in steps]))
@@ -79,18 +80,18 @@ def estimate(source: str | Path) -> Estimate:
     )
 
 
-def _logged(entry: Mapping[str, Any]) -> Step | None:
-    """The shares of an entry of a trainer's log; None if it is not of a step."""
+def _logged(entry: Mapping[str, Any], labeled: bool) -> Step | None:
+    """The shares of an entry of a trainer's log; None if it is not of a step. Only of `labeled` entries does TRL's log
+    bound them."""
     dead = entry.get(DEAD_EXACT, entry.get(DEAD))
     if not is_number(entry.get("step")) or not is_number(dead):
         return None
     wrong, right = entry.get(ALL_WRONG), entry.get(ALL_RIGHT)
     if is_number(wrong) and is_number(right):
         return Step(dead, (wrong, wrong), (right, right))
-    if DEAD_EXACT in entry:  # it was not known what passes
+    if DEAD_EXACT in entry or not labeled:
         return Step(dead, None, None)
-    bounds = dead_bounds(dead, entry.get("reward"))
-    return Step(dead, *(bounds or (None, None)))
+    return Step(dead, *dead_bounds(dead, entry["reward"]))
 
 
 def _mean_known(bounds: Sequence[Bounds | None]) -> Bounds | None:

@@ -146,8 +146,8 @@ class Decisions:
             tally.all_wrong += int((~passed.any(axis=1) & ~unscored.all(axis=1)).sum())
             tally.all_right += int((passed.any(axis=1) & (passed | unscored).all(axis=1)).sum())
             untrained = _untrained(fresh)
-            if untrained:
-                tally.reasons[UNTRAINED] += untrained
+            tally.untrained += untrained
+            tally.note(untrained, UNTRAINED)
             alone = int((fresh.prompt < 0).sum())
             if alone:
                 tally.reasons[OF_NO_TASK] += alone
@@ -352,8 +352,9 @@ class Decisions:
         self._hooks.plan(plan, groups, table, context, fresh.rule.of_tokens, beside_the_tap=not self._masks_rows)
         items = np.where(plan.masked, 0, plan.column(table.row_items, groups.items))
         tally.items_delta = float(items.sum() - groups.items.sum())
-        tally.dead_after -= int(plan.copied.any(axis=1).sum())
         whole = plan.masked.all(axis=1)
+        nothing = (groups.dead & plan.unfilled & ~plan.copied.any(axis=1)) | (plan.masked | plan.silent).all(axis=1)
+        tally.dead_after = int(nothing.sum())
         tally.excluded = int(whole.sum())
         tally.masked = int(plan.masked[~whole].sum())
 
