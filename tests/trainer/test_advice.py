@@ -154,6 +154,24 @@ def units(low: float, high: float) -> Any:
     return letters
 
 
+def test_a_collapse_is_said_once_while_it_happens_with_the_checkpoint_to_go_back_to(tmp_path: Path) -> None:
+    def three_digits(completions: list[str], **_: Any) -> list[float]:
+        return [float(len({one for one in text if one.isdigit()}) == 3) for text in completions]
+
+    prompts = [f"{one}+{other}=" for one in range(6) for other in range(6)]
+    saving = {"save_strategy": "steps", "save_steps": 4, "save_only_model": True}
+    trainer = make_trainer(tmp_path, three_digits, prompts, max_steps=40, learning_rate=0.1, **saving)
+    session = trl_replay.attach(trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    (told,) = [str(one.message) for one in caught if "The policy has collapsed" in str(one.message)]
+    healthy, checkpoint = map(int, re.findall(r"since step (\d+):.*go back to checkpoint-(\d+),", told)[0])
+    assert checkpoint == healthy // 4 * 4
+    assert logged(trainer, "replay/lowest_fraction")[healthy - 1] < 0.95
+    assert "collapse" in rules_in(session.explain())
+
+
 SOLVED, SEVEN = units(0.0, 1.0), says("7")
 FAST: dict[str, Any] = {"learning_rate": 2e-3}
 SLOW: dict[str, Any] = {"learning_rate": 1e-4}

@@ -386,6 +386,18 @@ def test_of_three_weighted_rewards_in_a_yaml_the_one_that_counts_is_named(projec
     assert "'replay/replaced_fraction': '1'" in done.stdout
 
 
+def test_settings_after_the_dashes_are_told_where_they_belong(project: Path, capsys: Any) -> None:
+    (project / "swallowed.yaml").write_text("replay_max_age: 3\nmax_steps: 2\n")
+    for command in (["grpo", "--replay_max_age", "3"], ["grpo", "--config", str(project / "swallowed.yaml")]):
+        assert main(["run", "--", "trl", *command]) != 0
+        assert "replay_max_age: trl has no such settings. Put them before --" in " ".join(
+            capsys.readouterr().err.split()
+        )
+    done = trl_replay_run("--", "python", "train.py", "--replay_max_age=3", cwd=project)
+    assert done.returncode == 0
+    assert "replay_max_age after -- went to the script, which does not attach with them" in done.stderr
+
+
 def test_every_kind_of_command_is_documented() -> None:
     assert len(DOCUMENTED) == len(EXPECTED)
     for words in EXPECTED:

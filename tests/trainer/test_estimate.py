@@ -102,6 +102,25 @@ def test_the_advice_goes_by_the_dead_share_and_the_reward(
     assert advice.change.startswith(words)
 
 
+@pytest.mark.parametrize("ending", ["json", "jsonl", "csv"])
+def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path: Path, ending: str) -> None:
+    entries = [{"train/global_step": step, "train/frac_reward_zero_std": 0.5, "other": ""} for step in range(1, 9)]
+    lines = [",".join(entries[0]), *[",".join(map(str, entry.values())) for entry in entries]]
+    texts = {"json": json.dumps(entries), "jsonl": "\n".join(map(json.dumps, entries)), "csv": "\n".join(lines)}
+    path = tmp_path / f"log.{ending}"
+    path.write_text(texts[ending])
+    found = estimate(path)
+    assert found.dead == 0.5
+    assert [advice.change[:12] for advice in found.advice] == ["Replay could"]
+
+
+def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("loss\n1\n")
+    for path in (tmp_path, tmp_path / "log.csv"):
+        with pytest.raises(ReplayError, match=r"json\.dump\(trainer\.state\.log_history"):
+            estimate(path)
+
+
 def test_where_all_groups_are_dead_there_is_no_bound(tmp_path: Path) -> None:
     log = {"log_history": [{"step": 1, "frac_reward_zero_std": 1.0}]}
     (tmp_path / "trainer_state.json").write_text(json.dumps(log))
@@ -113,7 +132,7 @@ def test_where_all_groups_are_dead_there_is_no_bound(tmp_path: Path) -> None:
     [
         (None, "holds neither trainer_state.json"),
         ("{", "holds no log of a trainer"),
-        ("[]", "holds no log of a trainer"),
+        ("[]", "says nothing about dead groups"),
         ('{"log_history": [{"loss": 1.0, "step": 1}]}', "was never logged"),
         ('{"log_history": [{"frac_reward_zero_std": "x", "step": 1}]}', "was never logged"),
     ],

@@ -128,7 +128,8 @@ ENTROPY, BEFORE = "entropy (share of its highest)", "replay/lowest_fraction at i
 SAME = Given("replay_iterations", ("same",))
 KEEP = Given("replay_unfilled", ("keep",))
 PRESET = '`replay_preset="sample_efficient"`, with `num_iterations=5` and `beta=2` (2 and 0.1 on a pretrained model)'
-COLLAPSED = (Bound(LOWEST, least=0.95), Bound(ENTROPY, most=0.1), Bound(BEFORE, most=0.8))
+LEAST_DEAD = 0.95
+COLLAPSED = (Bound(LOWEST, least=LEAST_DEAD), Bound(ENTROPY, most=0.1), Bound(BEFORE, most=0.8))
 RULES = (
     Rule(
         "collapse",
@@ -339,6 +340,20 @@ def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: boo
         found[ENTROPY] = now / highest
     least = min(_windows(entries, LOWEST), default=None)
     return found if least is None else {**found, BEFORE: least}
+
+
+def healthy_before(log: Log) -> float | None:
+    """Return the last logged step before a collapse that goes on at the end of a log; None if there is none."""
+    entries = [entry for entry in log if is_number(entry.get(LOWEST))]
+    if len(entries) < 2 * FEWEST or entries[-1][LOWEST] < LEAST_DEAD:
+        return None
+    recent, earlier = entries[-FEWEST:], entries[:-FEWEST]
+    facts = {LOWEST: mean(recent, LOWEST), BEFORE: min(_windows(earlier, LOWEST), default=1.0)}
+    now, highest = mean(recent, "entropy"), max(_windows(entries, "entropy"), default=0.0)
+    facts[ENTROPY] = None if now is None or highest <= 0 else now / highest
+    if not all(bound.holds(facts) for bound in COLLAPSED):
+        return None
+    return float(max(entry["step"] for entry in earlier if entry[LOWEST] < LEAST_DEAD))
 
 
 def _windows(entries: Log, name: str) -> list[float]:

@@ -237,7 +237,10 @@ def rewards_of_batch(
         SeamError: There are none, or it can't be told which they are.
     """
     if not calls:
-        raise SeamError(f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known.")
+        raise SeamError(
+            f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known. "
+            "Call it with super() in an override of scoring."
+        )
     if len(calls) == 1:
         return calls[0]
     fitting: list[torch.Tensor] = []

@@ -45,6 +45,8 @@ SHARD_BYTES = 64 << 20
 SHARD_GROUPS = 1024
 VIEWS = (*OF_GROUPS, "reward_weights")
 
+REMEDY = "Resume from another checkpoint: trl_replay.last_complete_checkpoint(output_dir) finds the newest whole one."
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -192,7 +194,7 @@ def read(folder: Path, rank: int) -> RankState:
         content = _content(mine / STATE)
         for name, checksum in content["files"].items():
             if _checksum(mine / name) != checksum:
-                raise CheckpointError(f"{mine / name} is not what was saved: its checksum differs.")
+                raise CheckpointError(f"{mine / name} is not what was saved: its checksum differs. {REMEDY}")
         payload_rank = content["payload_rank"]
         payload = [mine / name for name in content["files"] if name.startswith("payload-")]
         return RankState(
@@ -249,7 +251,7 @@ def _blaming(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # of safetensors, json, NumPy or ours: a damaged file may say anything
         reason = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{path} can't be read: {reason}") from error
+        raise CheckpointError(f"{path} can't be read: {reason}. {REMEDY}") from error
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def _content(path: Path) -> dict[str, Any]:
     if version != FORMAT:
         raise MismatchError(f"{path} has the format version {version!r}; this release reads version {FORMAT}.")
     if _digest(text["content"]) != text["checksum"]:
-        raise CheckpointError(f"{path} is not what was saved: its checksum differs.")
+        raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
     content: dict[str, Any] = text["content"]
     return content
 

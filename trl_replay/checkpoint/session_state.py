@@ -172,7 +172,7 @@ def read(session: Session, folder: Path) -> list[RankState]:
     rank = _rank(session)
     ranks = files.ranks_in(folder)
     if not ranks:
-        raise CheckpointError(f"{folder} holds no rank's files.")
+        raise CheckpointError(f"{folder} holds no rank's files. {files.REMEDY}")
     found = files.read(folder, rank if rank in ranks else ranks[0])
     now = identity(session)
     _refuse_differences(found.identity, now, session)
@@ -197,7 +197,9 @@ def apply(session: Session, states: list[RankState], folder: Path) -> None:
         _apply(session, states, folder)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".removesuffix(".")
-        raise CheckpointError(f"{folder.parent} can't be resumed from: {reason}. Mend that.") from error
+        raise CheckpointError(
+            f"{folder.parent} can't be resumed from: {reason}. Mend that, or resume from another checkpoint."
+        ) from error
 
 
 def _apply(session: Session, states: list[RankState], folder: Path) -> None:
@@ -324,7 +326,7 @@ def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> Non
         if not isinstance(update, int) or update < max(latest, 0):
             raise CheckpointError(
                 f"{files.rank_folder(folder, state.rank)} says that it was saved at update {update!r}, with entries "
-                f"of updates up to {latest}: that can't be."
+                f"of updates up to {latest}: that can't be. Resume from another checkpoint."
             )
 
 

@@ -48,12 +48,13 @@ def read(folder: Path) -> list[Report]:
     return reports
 
 
-def judge(reports: Sequence[Report], status: int) -> Verdict:
+def judge(reports: Sequence[Report], status: int, misplaced: Sequence[str] = ()) -> Verdict:
     """Judge a command that ended with `status`.
 
     Args:
         reports: Of all its processes.
         status: 0 if it succeeded.
+        misplaced: Settings of replay among its arguments.
     """
     refused = [report for report in reports if report.event == "refused"]
     if refused:
@@ -67,6 +68,11 @@ def judge(reports: Sequence[Report], status: int) -> Verdict:
         return _nothing_attached(reports, status)
     if any(report.own for report in attached):
         return Verdict(status, "the script attaches replay by itself; its own settings were used, not the given ones.")
+    if misplaced:
+        names = ", ".join(misplaced)
+        return Verdict(
+            status, f"{names} after -- went to the script, which does not attach with them: put them before --."
+        )
     return Verdict(status)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -20,12 +21,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from .. import bootstrap
 from ..bootstrap.sitecustomize import VARIABLE
 from ..errors import ConfigurationError
 from .command import Command
 from .receipts import judge, read
-from .settings import add_settings, given_settings
+from .settings import HINTS, add_settings, given_settings
 
 NAME = "trl-replay run"
 EXAMPLE = f"{NAME} -- python train.py"
@@ -47,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
     # a process that outlives the command may still write there while it is removed
     with tempfile.TemporaryDirectory(prefix="trl-replay-", ignore_cleanup_errors=True) as reports:
         status = _call(command, _environment(settings, reports))
-        verdict = judge(read(Path(reports)), status)
+        verdict = judge(read(Path(reports)), status, _misplaced(command))
         _pass_on(Path(reports))
     if verdict.message:
         print(f"{NAME}: {verdict.message}", file=sys.stderr)
@@ -59,7 +62,23 @@ def _command(options: argparse.Namespace) -> list[str]:
         raise ConfigurationError(f"{' '.join(options.unknown)}: put -- before the command, as in {EXAMPLE}")
     if not options.command:
         raise ConfigurationError(f"Give a command after --, as in {EXAMPLE}")
+    if Path(options.command[0]).name == "trl" and (misplaced := _misplaced(options.command)):
+        raise ConfigurationError(
+            f"{', '.join(misplaced)}: trl has no such settings. Put them before --, or into a YAML file that {NAME} "
+            "--config names."
+        )
     return list(options.command)
+
+
+def _misplaced(command: Sequence[str]) -> list[str]:
+    """Settings of replay among a command's arguments and in its YAML file."""
+    words = [word.partition("=")[0] for word in command if word.startswith("--")]
+    names = [word[2:].replace("-", "_") for word in words]
+    for flag, path in itertools.pairwise(command):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            if flag == "--config" and isinstance(found := yaml.safe_load(Path(path).read_text()), dict):
+                names += map(str, found)
+    return [name for name in names if name in HINTS]
 
 
 def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:

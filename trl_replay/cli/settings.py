@@ -12,12 +12,14 @@ from typing import Any, get_args, get_type_hints
 from ..errors import ConfigurationError
 from ..setup.config import ReplayConfig
 
+HINTS = get_type_hints(ReplayConfig)
+"""The types of all settings."""
+
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add `--config` and a flag for each setting, spelled with underscores or dashes."""
     parser.add_argument("--config", dest="file", type=Path, help="YAML file with settings; flags win over it")
     group = parser.add_argument_group("settings")
-    hints = get_type_hints(ReplayConfig)
     for field in fields(ReplayConfig):
         dashed = field.name.replace("_", "-")
         group.add_argument(
@@ -27,7 +29,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             metavar="VALUE",
             help=field.metadata["help"],
-            **_values_taken(_kinds(hints[field.name])),
+            **_values_taken(_kinds(HINTS[field.name])),
         )
 
 
@@ -50,8 +52,7 @@ def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
         ConfigurationError: In the words of [`ReplayConfig`].
     """
     settings = _from_file(options.file) if options.file else {}
-    hints = get_type_hints(ReplayConfig)
-    for name, hint in hints.items():
+    for name, hint in HINTS.items():
         if hasattr(options, name):
             settings[name] = _typed(getattr(options, name), hint)
     for word in options.unknown:
@@ -73,11 +74,10 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is no YAML: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(f"{path} holds no settings: give lines such as 'replay_buffer_size: 64'.")
-    hints = get_type_hints(ReplayConfig)
-    unknown = {name: value for name, value in found.items() if name not in hints}
+    unknown = {name: value for name, value in found.items() if name not in HINTS}
     if unknown:
         ReplayConfig().with_settings(unknown, str(path))  # raises, and says what there is
-    return {name: _typed(value, hints[name]) for name, value in found.items()}
+    return {name: _typed(value, HINTS[name]) for name, value in found.items()}
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

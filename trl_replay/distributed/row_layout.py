@@ -81,7 +81,9 @@ class RowLayout:
         if scored != self.count * processes:
             raise SeamError(
                 f"The batch holds {self.count} rows a process, and rewards of {scored} rows on {processes} "
-                "process(es) are known: a trainer that drops or adds rows after scoring them can't be replayed for."
+                "process(es) are known: a trainer that drops or adds rows after scoring them can't be "
+                "replayed for. Mask rows instead: a plugin's trl_replay_advantages gives NaN to those that train "
+                "nothing."
             )
         rows: Ints = self.columns["row"]
         if not self._are_whole_groups(rows):

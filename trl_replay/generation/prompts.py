@@ -125,7 +125,8 @@ class Prompts:
             if any(prompt != prompts[0] for prompt in prompts):
                 raise SeamError(
                     f"The trainer's rows {part.start} to {part.stop - 1} on rank {self._layout.rank} are of one group "
-                    "and have different prompts: its sampler does not repeat each prompt num_generations times."
+                    "and have different prompts: its sampler does not repeat each prompt num_generations times. "
+                    "Use TRL's RepeatSampler."
                 )
             raw.append(copy.deepcopy(inputs[part.start]))
         return raw

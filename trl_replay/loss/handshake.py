@@ -6,6 +6,8 @@ from ..compat import LOGPS, LOSS, OLD_LOGPS
 from ..errors import SeamError
 from .micro_batch import MicroBatch
 
+REMEDY = " Call the trainer's own loss with super() in an override, or train without replay: use_replay=False."
+
 
 class Handshake:
     """Watches one trainer's losses.
@@ -29,11 +31,12 @@ class Handshake:
         """
         if not micro.tapped and not self._beside:
             raise SeamError(
-                f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1."
+                f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1." + REMEDY
             )
         if not micro.read:
             raise SeamError(
                 f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
+                + REMEDY
             )
         self.verified = True
 
@@ -50,6 +53,6 @@ class Handshake:
         if not self.verified and collected_at is not None and update > collected_at:
             raise SeamError(
                 f"The model was updated, but {LOSS} and {LOGPS} were not seen to run: the loss of this trainer goes "
-                "around the seam, so that replayed rows could not be corrected."
+                "around the seam, so that replayed rows could not be corrected." + REMEDY
             )
         return self.verified

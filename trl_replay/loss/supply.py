@@ -142,7 +142,8 @@ class Supply:
         numbers = [-1 - row - first for row in ids]
         if not all(number in range(len(rows)) for number in numbers):
             raise SeamError(
-                "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone."
+                "A micro-batch holds replayed rows of an earlier generation batch, whose log-probs are gone. Train "
+                "on each batch before the next one is generated."
             )
         return [rows[number] for number in numbers]
 

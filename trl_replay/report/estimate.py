@@ -13,7 +13,7 @@ from ..advice.logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead
 from ..advice.rules import Advice, advise
 from ..errors import ReplayError
 from ..setup.config import ReplayConfig
-from .log import read_log
+from .log import HOW_TO_MAKE_ONE, read_log
 
 
 class Step(NamedTuple):
@@ -65,7 +65,9 @@ def estimate(source: str | Path) -> Estimate:
     labeled = pays_0_or_1([entry for entry in log if DEAD in entry])
     steps = [step for entry in log if (step := _logged(entry, labeled))]
     if not steps:
-        raise ReplayError(f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO?")
+        raise ReplayError(
+            f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO? To make a log: {HOW_TO_MAKE_ONE}."
+        )
     dead = float(np.mean([step.dead for step in steps]))
     about, advice = advise(log, ReplayConfig().to_dict())
     return Estimate(

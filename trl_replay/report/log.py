@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 from ..checkpoint.discovery import last_complete_checkpoint
 from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
+
+HOW_TO_MAKE_ONE = "json.dump(trainer.state.log_history, open('log.json', 'w')) after training"
+STEPS = ("step", "train/global_step", "global_step", "_step", "Step")
+"""Names of the step in trainers' and trackers' logs."""
 
 
 def newest(path: Path) -> Path:
@@ -30,7 +35,8 @@ def _require(path: Path) -> None:
 
 
 def read_log(path: Path) -> list[Mapping[str, Any]]:
-    """The entries of the log in a trainer's state, or in that of a run's folder or its newest complete checkpoint.
+    """The entries of the log in a trainer's state, or in that of a run's folder or its newest complete checkpoint; or
+    in a file of metrics by step: a JSON list, JSONL, or CSV, as trackers export them.
 
     Raises:
         ReplayError: There is none, or it can't be read.
@@ -44,10 +50,37 @@ def read_log(path: Path) -> list[Mapping[str, Any]]:
     if not state.is_file():
         raise ReplayError(
             f"{path} holds neither {TRAINER_STATE} nor a complete checkpoint: there is no log to read. Give a run's "
-            "output_dir or one of its checkpoints."
+            f"output_dir, one of its checkpoints, or a file of its metrics: {HOW_TO_MAKE_ONE}."
         )
     try:
-        history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-        return [entry for entry in history if isinstance(entry, Mapping)]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ReplayError(f"{state} holds no log of a trainer: {type(error).__name__}: {error}") from error
+        return [_plain(entry) for entry in _entries(state) if isinstance(entry, Mapping)]
+    except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
+        raise ReplayError(
+            f"{state} holds no log of a trainer: {type(error).__name__}: {error}. To make one: {HOW_TO_MAKE_ONE}."
+        ) from error
+
+
+def _entries(path: Path) -> list[Any]:
+    """The entries of a file, by its ending."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(text.splitlines())]
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    found = json.loads(text)
+    return found if isinstance(found, list) else found["log_history"]
+
+
+def _number(text: str | None) -> float | None:
+    """A cell as a number; None if it is none."""
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
+
+
+def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with the names that the trainer logs."""
+    steps = [entry[name] for name in STEPS if entry.get(name) is not None]
+    plain = {str(name).removeprefix("train/"): value for name, value in entry.items()}
+    return {**plain, "step": steps[0]} if steps else plain

@@ -179,6 +179,11 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
 def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
     """Yield the limits under which nothing would be replayed."""
     config = settings.config
+    if trainer.beta and compat.syncs_reference(trainer) and trainer.args.ref_model_sync_steps == 1:
+        yield (
+            "sync_ref_model=True with ref_model_sync_steps=1 changes the reference model at every update, and entries "
+            "with its old log-probs leave: nothing would be replayed. Raise ref_model_sync_steps, or set beta=0."
+        )
     start, steps = config.replay_start, trainer.args.max_steps
     if isinstance(start, int) and 0 < steps <= start:
         yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."

@@ -3,12 +3,15 @@ summary."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import compat
+from ..advice.rules import healthy_before
+from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
 from ..offline.prefill import begin
 from ..session import Session
@@ -27,6 +30,7 @@ class ReplayCallback(TrainerCallback):
         self.session = session
         self._take_off = take_off
         self._trackers_told = False
+        self._collapse_told = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -72,6 +76,21 @@ class ReplayCallback(TrainerCallback):
         self.session.log_ratios()
         if compat.reference_synced(self.session.trainer, state):
             self.session.reference_synced()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Warns once where the policy collapses."""
+        healthy = None if self._collapse_told else healthy_before(state.log_history)
+        if healthy is None or not state.is_world_process_zero:
+            return
+        self._collapse_told = True
+        folders = numbered_checkpoints(args.output_dir or "")
+        saved = [step for folder in folders if (step := int(folder.name.rpartition("-")[2])) <= healthy]
+        remedy = f"go back to checkpoint-{max(saved)}" if saved else "start again (no checkpoint is as old)"
+        warnings.warn(
+            f"The policy has collapsed since step {healthy:g}: every group is dead at the lowest reward, and "
+            f"completions hardly vary. Replay can't bring it back: {remedy}, with half the learning_rate.",
+            stacklevel=2,
+        )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
