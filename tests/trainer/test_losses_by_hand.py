@@ -143,7 +143,8 @@ def test_a_candidate_of_a_window_with_a_sync_is_refused_and_counted(tmp_path: An
     trainer = checked(
         tmp_path, Rewards([LIVE, DEAD, HALF]), beta=0.1, sync_ref_model=True, ref_model_sync_steps=1, max_steps=3
     )
-    session = trl_replay.attach(trainer)
+    with pytest.warns(UserWarning, match="nothing would be replayed"):
+        session = trl_replay.attach(trainer)
     trainer.train()
     assert session.totals.counters["replaced"] == 0
     assert session.totals.counters["refused"] == 6

@@ -157,7 +157,7 @@ def test_a_number_that_no_axis_can_show_costs_no_more_than_its_point(number: flo
 
 
 def test_a_log_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
-    for content in ("[]", "{}", "{", '{"log_history": 5}', "[" * 100_000):
+    for content in ("{}", "{", '{"log_history": 5}', "[" * 100_000):
         (tmp_path / "trainer_state.json").write_text(content)
         with pytest.raises(ReplayError, match="holds no log of a trainer"):
             write_report(tmp_path)
