@@ -52,7 +52,7 @@ ALSO = {
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/fresh_batch.py": ("trainer/test_mixing.py",),
     "generation/generated.py": ("trainer/test_generation_rounds.py",),
-    "distributed/row_layout.py": ("trainer/test_capacity.py", "unit/test_mixing.py"),
+    "distributed/row_layout.py": ("trainer/test_buffer_limits.py", "unit/test_mixing.py"),
     "step/training_batch.py": ("trainer/test_mixing.py",),
     "loss/handshake.py": ("trainer/test_idle.py",),
     "loss/supply.py": ("trainer/test_loss_tap.py", "trainer/test_loss_corrections.py"),

@@ -10,6 +10,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, record, replayed
 
 import trl_replay
+from trl_replay.serialization.wire import packed_size
 from trl_replay.testing import make_trainer
 
 
@@ -96,3 +97,25 @@ def test_numpy_numbers_and_a_huge_capacity_are_fine(tmp_path: Any) -> None:
     trainer.train()
     assert session.buffer.capacity == 10**14
     assert len(session.buffer) == 2
+
+
+def test_what_a_group_weighs_and_what_ranks_tell_are_the_documented_bytes(tmp_path: Path) -> None:
+    """docs/evidence-processes.md"""
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_scope="gathered")
+    told: dict[str, set[int]] = {"share": set(), "agree": set()}
+    collectives = session.scope._collectives
+    all_gather = collectives.all_gather
+
+    def watched(verb: str, mine: Any) -> Any:
+        told[verb].add(mine.nbytes)
+        return all_gather(verb, mine)
+
+    collectives.all_gather = watched
+    trainer.train()
+    table = session.buffer.table
+    for serial, nbytes in zip(table.serial.tolist(), table.nbytes.tolist(), strict=True):
+        assert nbytes == packed_size(session.buffer.load(serial)) + 2 * 8 * 4, "and two lengths a row"
+    rows = 12
+    assert told["share"] == {80 * rows}
+    assert 272 + 8 * -(-rows // 48) in told["agree"]

@@ -84,7 +84,9 @@ class Settings:
             return {"use_replay": self.config.use_replay, "replay_buffer_size": self.config.replay_buffer_size}
         equal = {name: value for name, value in self.config.to_dict().items() if RULES[name].ranks == "equal"}
         equal |= {f"replay_{kind}": strategy.origin for kind, strategy in self.strategies.items()}
-        equal["replay_plugins"] = [f"{plugin.name} ({plugin.distribution})" for plugin in self.plugins]
+        equal["replay_plugins"] = [
+            f"{plugin.name} ({plugin.distribution}: {', '.join(sorted(plugin.hooks))})" for plugin in self.plugins
+        ]
         equal["replay_warm_start"] = "a file" if self.config.replay_warm_start else None
         equal["batch keys of plugins"] = [repr(field) for field in self.fields]
         equal["trl_replay"] = import_module("trl_replay").__version__

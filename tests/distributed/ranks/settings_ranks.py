@@ -38,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replay_plugins": ({}, {"replay_plugins": ["shaping"]}),
     "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
     "replay_plugins, another release": ({"replay_plugins": ["released"]}, {"replay_plugins": ["released"]}),
+    "replay_plugins, another hook": ({"replay_plugins": ["hooks"]}, {"replay_plugins": ["hooks"]}),
     "replay_plugins_kwargs": tuple(
         {"replay_plugins": ["shaping"], "replay_plugins_kwargs": {"shaping": {"by": by}}} for by in (1.0, 2.0)
     ),
@@ -108,9 +109,22 @@ class Released:
         pass
 
 
+class Detached:
+    @trl_replay.hookimpl
+    def trl_replay_detached(self, session: Any) -> None:
+        pass
+
+
+class Eligible:
+    @trl_replay.hookimpl
+    def trl_replay_eligible(self, table: Any, context: Any) -> Any:
+        return {}
+
+
 def register() -> None:
-    """The same plugins on both ranks, one of them in two releases."""
+    """The same plugins on both ranks, one of them in two releases, one with another hook on each."""
     plugins = {"shaping": Shaping(), "prompts": Prompts(), "keys": Keys(), "tuned": Tuned()}
+    plugins["hooks"] = (Detached(), Eligible())[rank()]
     for name, plugin in plugins.items():
         trl_replay.register(plugin, name)
     registry().add(Released(), "released", f"released {rank() + 1}.0")
