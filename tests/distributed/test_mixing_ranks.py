@@ -68,6 +68,7 @@ def test_an_owner_sends_no_row_that_is_not_taken(launches: Launches) -> None:
     joint = launches(2, "joint sharded whole")
     assert sum(rank["received"]["fetch"] for rank in joint) > 0
     for rank in joint:
+        assert set(rank["loaded rows"]) == {2}, "of four"
         for step in rank["steps"]:
             assert sum(step["replayed"]) <= 2 * 2, "two rows a slot, two slots a process"
 

@@ -116,7 +116,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
     steps = record(session)
     hashes, owners, marked = [], [], []
     leave_owners = replay.get("replay_scope") != "sharded"
-    step, fetch, drawn = session.step, session.scope.fetch, []
+    step, fetch, drawn, loaded = session.step, session.scope.fetch, [], []
 
     def watched(*batch: Any) -> Any:
         out = step(*batch)
@@ -127,7 +127,13 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
 
     def fetching(requests: Any, load: Any) -> Any:
         drawn.append([request.serial for request in requests])
-        return fetch(requests, load)
+
+        def loading(serial: int) -> Any:
+            group = load(serial)
+            loaded.append(len(group.completion_lengths))
+            return group
+
+        return fetch(requests, loading)
 
     session.step, session.scope.fetch = watched, fetching
     with warnings.catch_warnings():
@@ -152,6 +158,7 @@ def run(trainer: Any, compared: bool = False, resume: str | None = None, **repla
         "logged": {name: len(column) for name, column in columns(trainer).items()},
         "logged marks": list(trainer._logs["extra"]["replay/replaced"]),
         "hashes": hashes,
+        "loaded rows": loaded,
         "values": session.components.success.values,
         "owners": owners,
         "drawn": drawn[: len(steps)],

@@ -109,6 +109,19 @@ def test_74_slots_that_stay_fresh_count_once_in_the_deviation_of_the_batch(
     watched(trainer, mode, **rule, **settings)
 
 
+def test_a_slot_whose_mixed_group_would_be_dead_stays_fresh(tmp_path: Any) -> None:
+    def failures_only(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+        return np.tile([-1, 1, 2, -1], (len(drawn), 1))
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, LIVE, LIVE], [DEAD, DEAD, DEAD]), max_steps=2)
+    settings = {**MIXED, "replay_mixer": failures_only, "replay_mixer_kwargs": None, "replay_advantages": "joint"}
+    session = trl_replay.attach(trainer, **settings)
+    trainer.train()
+    assert len(session.buffer) == 3
+    assert session.totals.reasons["a mixed group would have been dead"] == 3
+    assert session.totals.counters["rows"] == session.totals.counters["replaced"] == 0
+
+
 def test_rows_of_several_entries_and_rows_of_any_prompt_meet_in_one_group(tmp_path: Any) -> None:
     def several(table: Any, count: int, context: Any) -> Any:
         drawn = np.full((count, 2), -1)

@@ -82,3 +82,14 @@ def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
     assert resumed.state_dict() == state
     for groups in (1, 4, 8, 32):
         assert resumed.slots_allowed(groups, 9) == limits.slots_allowed(groups, 9)
+
+
+@pytest.mark.parametrize("begun", ["drawn", "prefilled"])
+def test_a_resumed_adaptive_start_that_has_begun_does_not_wait_again(begun: str) -> None:
+    limits, resumed = limiter(replay_start="adaptive"), limiter(replay_start="adaptive")
+    seen(limits, ONE_OF_16)
+    limits.inserted += 1
+    assert limits.slots_allowed(16, 99)[0] == 0
+    setattr(limits, begun, 1)
+    resumed.load_state_dict(json.loads(json.dumps(limits.state_dict())))
+    assert limits.slots_allowed(16, 99)[0] == resumed.slots_allowed(16, 99)[0] == 16
