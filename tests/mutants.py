@@ -49,8 +49,10 @@ ALSO = {
     "strategies/treatments.py": ("trainer/test_loss_denominator.py", "trainer/test_plan_hook.py"),
     "data/plan.py": ("unit/test_mixing.py", "trainer/test_plan_hook.py", "trainer/test_mixing.py"),
     "step/decisions.py": (
-        "trainer/test_step_decisions.py", "trainer/test_silent_rows.py", "trainer/test_buffer_limits.py",
-    ),
+        "trainer/test_step_decisions.py",
+        "trainer/test_silent_rows.py",
+        "trainer/test_buffer_limits.py",
+    ),  # fmt: skip
     "distributed/communicator.py": ("unit/test_wire.py", "distributed/test_mixing_ranks.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/fresh_batch.py": ("trainer/test_mixing.py",),
