@@ -52,7 +52,7 @@ ALSO = {
         "trainer/test_step_decisions.py",
         "trainer/test_silent_rows.py",
         "trainer/test_buffer_limits.py",
-    ),  # fmt: skip
+    ),
     "distributed/communicator.py": ("unit/test_wire.py", "distributed/test_mixing_ranks.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/fresh_batch.py": ("trainer/test_mixing.py",),

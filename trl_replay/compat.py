@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,9 +255,15 @@ def advantages(
     return (torch.nan_to_num(result, nan=0.0) if leaves_out_unscored else result).flatten()
 
 
+@cache
+def _installed() -> Version:
+    """The installed release of TRL, read from its metadata once: that takes a millisecond."""
+    return Version(version("trl"))
+
+
 def counts_unscored() -> bool:
     """Return whether rows that no function scored count with a reward of 0 (before TRL 1.6)."""
-    return Version(version("trl")) < Version("1.6")
+    return _installed() < Version("1.6")
 
 
 def _summed(rewards: torch.Tensor, setup: RewardSetup, size: int, leaves_out_unscored: bool) -> torch.Tensor:
@@ -348,7 +355,7 @@ def denominator(trainer: Any) -> str:
 
 def bonus_over_items(trainer: Any) -> bool:
     """Return whether `num_items_in_batch` divides the entropy bonus, too (TRL 1.8 and 1.9)."""
-    return denominator(trainer) == "items" and Version(version("trl")) < Version("1.10")
+    return denominator(trainer) == "items" and _installed() < Version("1.10")
 
 
 def has_other_loss_path(trainer: Any) -> bool:
@@ -402,7 +409,7 @@ def counted_items(batch: dict[str, Any], lengths: torch.Tensor, trainable: torch
     (With both a tool mask and truncated rows, the batch does not say which of these rows' tokens came from tools: all
     of them count here.)
     """
-    if Version(version("trl")) >= Version("1.9"):
+    if _installed() >= Version("1.9"):
         return trainable
     if "tool_mask" not in batch:
         return lengths

@@ -149,6 +149,16 @@ def test_43_groups_that_are_added_on_both_are_added(of: Results) -> None:
         assert rank["returned"] == [1]
 
 
+def test_90_ranks_with_buffers_of_their_own_compute_the_log_probs_of_all_groups_that_stay(of: Results) -> None:
+    ranks = of("add too many")
+    for rank in ranks:
+        assert rank["type"] == "", rank["text"]
+        (logps,) = rank["returned"]
+        assert len(logps) == 4
+        assert all(logp < 0 for logp in logps)
+    assert ranks[0]["forwards"] == ranks[1]["forwards"] <= 2
+
+
 def test_43_export_on_one_rank_needs_no_other(of: Results) -> None:
     ranks = of("export on one")
     assert [rank["type"] for rank in ranks] == ["", ""]

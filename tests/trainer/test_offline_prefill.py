@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from resuming import build, digits
@@ -13,8 +15,9 @@ from support import DEAD, LIVE, Rewards, Spy, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
 
 import trl_replay
-from trl_replay import ConfigurationError
+from trl_replay import ConfigurationError, compat
 from trl_replay.batch.compose import loss_mask
+from trl_replay.buffer.candidates import trainable_sums
 from trl_replay.loss.micro_batch import ROWS
 from trl_replay.testing import make_tokenizer, make_trainer
 
@@ -233,3 +236,61 @@ def test_70_tokens_that_a_file_masks_are_not_trained_on_where_the_run_has_no_too
     assert loss_mask(after)[:, :3].tolist() == [[1, 0, 1]] * 12
     assert int(after["num_items_in_batch"]) == 24
     assert loss_mask(trainer.losses[1]["inputs"]).sum() == 24
+
+
+def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    computed: list[int] = []
+    stock = compat.with_old_logps
+
+    def counted(trainer: Any, batch: Any) -> Any:
+        computed.append(len(batch["advantages"]))
+        return stock(trainer, batch)
+
+    monkeypatch.setattr(compat, "with_old_logps", counted)
+    trainer = make_trainer(tmp_path, digits, max_steps=2, max_completion_length=3, disable_tqdm=False)
+    session = trl_replay.attach(trainer, replay_buffer_size=3)
+    file = [row for task in range(40) for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])]
+    assert session.buffer.add(file) == 3
+    assert computed == [4, 4, 4], "rows of forwards"
+    assert "3/3" in capfd.readouterr().err, "a progress bar"
+    assert np.isfinite(session.buffer.table.row_logp).all()
+    for serial in session.buffer.held():
+        group = session.buffer.load(serial)
+        row = session.buffer.table.rows_of([serial])[0]
+        means = trainable_sums(group).numpy() / group.completion_lengths
+        np.testing.assert_allclose(session.buffer.table.row_logp[row], means, rtol=1e-6)
+
+
+def test_90_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def watching(groups: Any, context: Any) -> Any:
+        seen.append(groups.behavior_logps)
+        return groups.reward_std
+
+    trainer = make_trainer(tmp_path, digits, max_completion_length=3)
+    session = trl_replay.attach(trainer, replay_scorer=watching)
+    assert session.buffer.add(TEACHER) == 2
+    assert session.buffer.add(rows(**IDS)) == 1
+    assert np.isnan(seen[-2]).all()
+    assert seen[-1].tolist() == [[-3.0] * 4]
+
+
+def test_90_groups_whose_log_probs_turn_out_not_finite_are_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, digits, max_completion_length=3)
+    session = trl_replay.attach(trainer)
+    with torch.no_grad():
+        trainer.model.get_output_embeddings().weight.fill_(float("nan"))
+    assert session.buffer.add(TEACHER) == 0
+    assert len(session.buffer) == len(session.buffer.held()) == 0
+    assert session.totals.reasons["a group was refused: a trainable token's log-prob is not finite"] == 2
+    assert session.totals.counters["stored"] == 0
+
+
+def test_90_a_forward_that_fails_leaves_no_group_behind(tmp_path: Path, monkeypatch: Any) -> None:
+    trainer = make_trainer(tmp_path, digits, max_completion_length=3)
+    session = trl_replay.attach(trainer)
+    monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
+    with pytest.raises(trl_replay.ReplayError, match="no room"):
+        session.buffer.add(TEACHER)
+    assert len(session.buffer) == len(session.buffer.held()) == 0

@@ -45,7 +45,8 @@ class Groups:
         update (`(n,)` int64): Optimizer updates done when the group was generated.
         prompt (`(n,)` int64): A hash of the group's prompt tokens.
         behavior_logps (`(n, G)` float64, *optional*): Summed log-probs of the trainable tokens under the policy that
-            generated them. None until they are known (a selector sees fresh groups).
+            generated them. None until they are known (a selector sees fresh groups). NaN where a file has none: they
+            are computed only for groups that stay in the buffer.
         items (`(n, G)` int64): What each row adds to `num_items_in_batch` unless it is masked. Its `trainable` tokens,
             where it is not given.
         masked (`(n, G)` bool): Rows that train nothing and count nowhere, because a plugin's advantage for them was

@@ -1,15 +1,16 @@
-"""Fills the buffer with groups made elsewhere: read, grouped, tokenised, given log-probs, and offered."""
+"""Fills the buffer with groups made elsewhere: read, grouped, tokenised, offered, and given log-probs if they stay."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast
+from accelerate.utils import broadcast, tqdm
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
@@ -34,19 +35,24 @@ from .reader import OfflineGroup, read_groups, source_name
 
 FROM_FILE, FROM_POLICY = 1, 2
 """Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
+NOT_FINITE = "a trainable token's log-prob is not finite"
 
 
 @dataclass(slots=True)
 class Newcomer:
-    """A group as the buffer takes it.
+    """A group as it is offered to the buffer.
 
     Attributes:
-        group ([`Group`]): The payload.
-        view ([`Groups`]): What the scorer sees.
+        offline ([`OfflineGroup`]): As it was read.
+        advantages (`(G,)`): Of its rows.
+        group ([`Group`]): The payload, with zeros for log-probs that are computed only if it stays.
+        view ([`Groups`]): What the scorer sees; NaN for these log-probs.
         origin (`int`): Whose log-probs it has.
         rewards (`(G, functions)`): Of the trainer's functions; NaN where the file does not name them.
     """
 
+    offline: OfflineGroup
+    advantages: Floats
     group: Group
     view: Groups
     origin: int
@@ -72,25 +78,24 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     session.roll_call("add", "adding groups to its buffer")
     groups, advantages = _read(session, source, incomplete, tally)
     newcomers: list[Newcomer] = []
-    for start in range(0, len(groups), PORTION):
-        portion = slice(start, start + PORTION)
-        newcomers += _prepare(session, groups[portion], advantages[portion])
+    run_on_all_ranks(lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)), ReplayError)
     trainable = [newcomer for newcomer in newcomers if newcomer.view.trainable.any()]
     tally.refuse(len(newcomers) - len(trainable), "it has no trainable token")
     scored = [newcomer for newcomer in trainable if _has_finite_logps(newcomer.group)]
-    tally.refuse(len(trainable) - len(scored), "a trainable token's log-prob is not finite")
+    tally.refuse(len(trainable) - len(scored), NOT_FINITE)
     table = session.buffer.table
     before = set(table.serial.tolist())
     try:
-        run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
+        stayed = run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
+        _complete(session, scored, stayed, tally)
     except Exception:
         session.buffer.withdraw(sorted(set(table.serial.tolist()) - before))
         raise
     session.totals.add(tally, batches=0)
-    stayed = set(table.serial.tolist()) - before
-    if stayed:
+    added = set(table.serial.tolist()) - before
+    if added:
         session.components.rate_limiter.prefilled = True
-    return len(stayed)
+    return len(added)
 
 
 def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
@@ -103,6 +108,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     """
     groups: list[OfflineGroup] = []
     advantages: list[Floats] = []
+    awaits_its_engine = compat.awaits_its_engine(session.trainer)
     may_be_alike = session.components.mixes_rows and session.settings.config.replay_advantages != "stored"
 
     def read() -> int:
@@ -123,6 +129,12 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
                     group = replace(group, task=own(session.carry.serial, len(groups)))
                 groups.append(group)
                 advantages.append(of_group)
+        if awaits_its_engine and any(compat.OLD_LOGPS not in group.tokens for group in groups):
+            raise ReplayError(
+                "The groups have no log-probs, and with DeepSpeed's ZeRO 3 the model can compute none before training "
+                "begins: give their file as replay_warm_start, which is read then, or add them in a callback's "
+                "on_train_begin."
+            )
         return _digest(groups)
 
     digests = run_on_all_ranks(read, ReplayError)
@@ -151,37 +163,72 @@ def _has_finite_logps(group: Group) -> bool:
     return True
 
 
-def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, tally: Tally) -> None:
-    """Offer groups to the buffer; this process keeps the payload of its own among those that stay."""
-    rank = int(session.trainer.accelerator.process_index)
+def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, tally: Tally) -> dict[int, int]:
+    """Offer groups to the buffer, or this process's share of them to its own; return the serials of those that
+    stayed, by their numbers among the newcomers."""
+    rank = session.communicator.rank
     ranks = session.components.processes
-    if not division.one_buffer:
-        newcomers = newcomers[rank::ranks]
-    if not newcomers:
-        return
-    buffer = session.buffer
-    buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
-    buffer.table.counting = session.components.counting
-    serials = session.carry.take_serials(len(newcomers))
-    views = [newcomer.view for newcomer in newcomers]
+    numbers = range(len(newcomers)) if division.one_buffer else range(rank, len(newcomers), ranks)
+    if not numbers:
+        return {}
+    offered = [newcomers[number] for number in numbers]
+    table = session.buffer.table
+    table.reward_weights = compat.reward_setup(session.trainer).weights
+    table.counting = session.components.counting
+    serials = session.carry.take_serials(len(offered))
     kept = session.decisions.offer(
-        Groups.concatenate(_alike(views)),
+        Groups.concatenate(_alike([newcomer.view for newcomer in offered])),
         serials,
-        [newcomer.group.nbytes for newcomer in newcomers],
-        [newcomer.group.keys for newcomer in newcomers],
+        [newcomer.group.nbytes for newcomer in offered],
+        [newcomer.group.keys for newcomer in offered],
         tally,
-        np.stack([newcomer.rewards for newcomer in newcomers]),
+        np.stack([newcomer.rewards for newcomer in offered]),
     )
     dealt = division.one_buffer and not division.replicated
-    for number, (serial, newcomer) in enumerate(zip(serials, newcomers, strict=True)):
-        if serial not in kept:
-            continue
-        row = buffer.table.serial == serial
-        owner = number % ranks if dealt else rank
-        buffer.table.writable("origin")[row] = newcomer.origin
-        buffer.table.writable("owner")[row] = owner
-        if owner == rank:
-            buffer.receive({serial: newcomer.group})
+    stayed = {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
+    for number, serial in stayed.items():
+        row = table.serial == serial
+        table.writable("origin")[row] = newcomers[number].origin
+        table.writable("owner")[row] = number % ranks if dealt else rank
+    return stayed
+
+
+def _complete(
+    session: Session, newcomers: Sequence[Newcomer], stayed: Sequence[dict[int, int] | None], tally: Tally
+) -> None:
+    """Compute the log-probs of the groups that stayed on any process, on all of them alike, and put away the payload
+    of those that live on this one."""
+    own = stayed[session.communicator.rank] or {}
+    needed = sorted({number for of_rank in stayed for number in of_rank or ()})
+    quiet = not needed or session.trainer.args.disable_tqdm
+    with tqdm(total=len(needed), desc="Log-probs of a file's groups", unit="group", disable=quiet) as bar:
+        for start in range(0, len(needed), PORTION):
+            numbers = needed[start : start + PORTION]
+            batches = _computed(session, [newcomers[number] for number in numbers], bar)
+
+            def receive(numbers: Sequence[int] = numbers, batches: Sequence[Batch] = batches) -> None:
+                for number, batch in zip(numbers, batches, strict=True):
+                    if number in own:
+                        _receive(session, newcomers[number], own[number], batch, tally)
+
+            run_on_all_ranks(receive, ReplayError)
+
+
+def _receive(session: Session, newcomer: Newcomer, serial: int, batch: Batch, tally: Tally) -> None:
+    """Put away a group that stayed, now with its log-probs; take it back if one of them is not finite."""
+    buffer = session.buffer
+    table = buffer.table
+    group = _payload(session, newcomer.offline, batch)
+    if not _has_finite_logps(group):
+        tally.stored -= buffer.withdraw([serial])
+        tally.refuse(1, NOT_FINITE)
+        return
+    (row,) = table.rows_of([serial])
+    tokens = newcomer.view.trainable[0]
+    sums = trainable_sums(group).cpu().numpy()
+    table.writable("row_logp")[row] = np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
+    if table.owner[row] == session.communicator.rank:
+        buffer.receive({serial: group})
 
 
 def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
@@ -196,37 +243,24 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     return totals
 
 
-def _prepare(session: Session, groups: Sequence[OfflineGroup], advantages: Sequence[Floats]) -> list[Newcomer]:
-    """Groups as the buffer takes them: with log-probs, and the same bits on all processes."""
+def _computed(session: Session, newcomers: Sequence[Newcomer], bar: Any) -> list[Batch]:
+    """A batch of each group, with log-probs, and the same bits on all processes."""
     batches: list[Batch] = []
 
     def compute() -> None:
-        for group, of_group in zip(groups, advantages, strict=True):
-            batch = _batch(session, group, of_group)
+        for newcomer in newcomers:
+            batch = _batch(session, newcomer.offline, newcomer.advantages)
             batches.append(_with_logps(session.trainer, batch))
+            bar.update()
 
     run_on_all_ranks(compute, ReplayError)
     if session.components.processes > 1:
         _broadcast(batches)
-    newcomers = []
-    for group, batch in zip(groups, batches, strict=True):
-        origin = FROM_FILE if compat.OLD_LOGPS in group.tokens else FROM_POLICY
-        newcomers.append(_cut(session, group, batch, origin))
-    return newcomers
+    return batches
 
 
 def _with_logps(trainer: Any, batch: Batch) -> Batch:
-    """The batch with the policy's log-probs where the file has none, and the reference model's.
-
-    Raises:
-        ReplayError: The policy can't compute any yet.
-    """
-    if compat.OLD_LOGPS not in batch and compat.awaits_its_engine(trainer):
-        raise ReplayError(
-            "The groups have no log-probs, and with DeepSpeed's ZeRO 3 the model can compute none before training "
-            "begins: give their file as replay_warm_start, which is read then, or add them in a callback's "
-            "on_train_begin."
-        )
+    """The batch with the policy's log-probs where the file has none, and the reference model's."""
     training = trainer.model.training
     trainer.model.eval()
     try:
@@ -244,16 +278,16 @@ def _broadcast(batches: Sequence[Batch]) -> None:
                 batch[key] = broadcast(batch[key].contiguous())
 
 
-def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> Newcomer:
-    """One group, through the same cutting as a batch of TRL's."""
-    fields = session.components.fields
+def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> Newcomer:
+    """A group as it is offered, before any log-prob is computed."""
     size = session.components.num_generations
-    batch = _as_sampled(session.trainer, batch, fields)
-    (group,) = cut(batch, fields, [slice(0, size)])
-    fill_missing(group.tensors)
-    if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
-        group = replace(group, keys=group.keys | {"tool_mask"})
+    fields = session.components.fields
+    batch = _with_blank_logps(session.trainer, _batch(session, offline, advantages))
+    group = _payload(session, offline, batch)
     columns = describe(batch, 0, np.full(size, offline.task), fields)
+    has_logps = compat.OLD_LOGPS in offline.tokens
+    origin = FROM_FILE if has_logps else FROM_POLICY
+    logps = trainable_sums(group).cpu().numpy() if has_logps else np.full(size, np.nan)
     view = Groups(
         rewards=offline.rewards[None],
         reward_weights=offline.weights,
@@ -264,18 +298,38 @@ def _cut(session: Session, offline: OfflineGroup, batch: Batch, origin: int) -> 
         dead=np.zeros(1, bool),
         update=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
-        behavior_logps=trainable_sums(group).cpu().numpy()[None],
+        behavior_logps=logps[None],
         masked=_masked(session, offline)[None],
         origin=np.array([origin]),
         counting=session.components.counting if offline.named else None,
     )
     functions = len(session.trainer.reward_func_names)
     rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)
+    return Newcomer(offline, advantages, group, view, origin, rewards)
+
+
+def _with_blank_logps(trainer: Any, batch: Batch) -> Batch:
+    """The batch with zeros for the log-probs that [`_with_logps`] would compute."""
+    blank = torch.zeros(batch["completion_ids"].shape, device=batch["completion_ids"].device)
+    blanks = {compat.OLD_LOGPS: batch.get(compat.OLD_LOGPS, blank)}
+    if trainer.beta:
+        blanks[compat.REF_LOGPS] = blank
+    others = {key: value for key, value in batch.items() if key != compat.REF_LOGPS}
+    return others | blanks
+
+
+def _payload(session: Session, offline: OfflineGroup, batch: Batch) -> Group:
+    """What the buffer keeps of one group: through the same cutting as a batch of TRL's."""
+    fields = session.components.fields
+    size = session.components.num_generations
+    (group,) = cut(_as_sampled(session.trainer, batch, fields), fields, [slice(0, size)])
+    fill_missing(group.tensors)
+    if "tool_mask" not in batch:  # a mask of ones takes no room, and lets runs with tools take the group
+        group = replace(group, keys=group.keys | {"tool_mask"})
     if offline.named:
-        group = with_rewards(group, offline.rewards, STORED_REWARDS)
-    else:
-        group = with_rewards(group, view.reward[0], STORED_REWARD)
-    return Newcomer(group, view, origin, rewards)
+        return with_rewards(group, offline.rewards, STORED_REWARDS)
+    total = weighted_rewards(offline.rewards, offline.weights)
+    return with_rewards(group, total, STORED_REWARD)
 
 
 def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:

@@ -435,6 +435,8 @@ def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
     """
     summed = groups.behavior_logps
     logps = np.full(groups.advantages.shape, np.nan) if summed is None else summed
+    computed_later = np.isnan(logps) & (groups.origin != 0)[:, None]  # those of a file's groups, if these stay
+    logps = np.where(computed_later, 0.0, logps)
     unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~groups.failed
     return {
         "row_rewards": rewards,

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from one_rank import perform_apart
@@ -19,6 +20,7 @@ from scripted import build
 from transformers import TrainerCallback
 
 import trl_replay
+from trl_replay import compat
 
 RANK = int(os.environ["RANK"])
 BRIEF = 6
@@ -139,6 +141,10 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "off for want of a buffer on one", lambda: case(replay_buffer_size=8 * RANK).train()
     yield "add on one", lambda: adding(case(brief=True, replay_scope="gathered"))
     yield "add on both", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1))
+    yield (
+        "add too many",
+        lambda: adding_too_many(case(replay_scope="process", replay_buffer_size=1, replay_evictor="reservoir")),
+    )
     yield "add other rows", lambda: adding(case(replay_scope="gathered"), ranks=(0, 1), differ=True)
     yield "add fails on one", lambda: failing(case())
     for iterations in ("same", "replay"):
@@ -186,6 +192,21 @@ def adding(case: Case, ranks: tuple[int, ...] = (0,), differ: bool = False) -> d
     if differ and RANK == 1:
         rows = [*TEACHER, *({**row, "prompt": "3-1="} for row in TEACHER)]
     return case.at(2, lambda: case.session.buffer.add(rows), ranks).train()
+
+
+def adding_too_many(case: Case) -> dict[str, Any]:
+    """Each buffer keeps another group of a file. `forwards` is the number of those that compute log-probs."""
+    forwards: list[Any] = []
+    rows = [{**row, "prompt": f"{number}-1="} for number in range(6) for row in TEACHER]
+
+    def add() -> list[float]:
+        with mock.patch.object(compat, "with_old_logps", side_effect=compat.with_old_logps) as computed:
+            case.session.buffer.add(rows)
+        forwards.append(computed.call_count)
+        return case.session.buffer.table.row_logp.ravel().tolist()  # type: ignore[no-any-return]
+
+    result = case.at(2, add, (0, 1)).train()
+    return {**result, "forwards": forwards[0]}
 
 
 def failing(case: Case) -> dict[str, Any]:
