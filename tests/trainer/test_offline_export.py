@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def exported(tmp_path_factory: Any) -> tuple[Any, Any, list[dict[str, Any]], Pat
     trainer, session = train(folder, trainer=trainer)
     path = session.export(folder / "out.parquet")
     return trainer, session, loaded(path, folder / "cache"), path
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
 
 
 def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_for(exported: Any) -> None:
@@ -121,6 +126,7 @@ def test_masks_and_sampling_log_probs_make_the_round_trip_too(tmp_path: Path) ->
     assert "tool_mask" in one.load(one.held()[0]).tensors
 
 
+@pytest.mark.filterwarnings("ignore:The advantages in")  # the function here has another name
 def test_a_warm_started_run_replays_from_its_second_batch_on(exported: Any, tmp_path: Path) -> None:
     *_, path = exported
     trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=3)
@@ -262,3 +268,19 @@ def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tm
     other = trl_replay.attach(again)
     assert other.buffer.add(path) == len(session.buffer) > 0
     assert other.buffer.table.reward_mean.tolist() == session.buffer.table.reward_mean.tolist()
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [([digits], "with reward/second"), ([digits, second, length], "without reward/length"), ([digits, second], "")],
+    ids=["one less", "one more", "the same"],
+)
+def test_91_advantages_of_other_reward_functions_are_told_with_the_remedy(
+    exported: Any, tmp_path: Path, functions: Any, words: str
+) -> None:
+    _, session, _, path = exported
+    trainer = make_trainer(tmp_path, functions)
+    here = trl_replay.attach(trainer)
+    told = pytest.warns(UserWarning, match=f"{words}.*drop the column `advantage`") if words else nullcontext()
+    with told:
+        assert here.buffer.add(path) == len(session.buffer)

@@ -91,7 +91,25 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
             "number the groups in a column `group`.",
             stacklevel=2,
         )
+    if trainer.accelerator.is_main_process and any(group.advantages is not None for group in groups):
+        _warn_of_other_functions(trainer, gathered, name)
     return _fitting(trainer, groups, name, tally)
+
+
+def _warn_of_other_functions(trainer: Any, gathered: Sequence[Sequence[Row]], source: str) -> None:
+    """Warn of advantages that were made from rewards of other functions than the trainer has."""
+    trained = set(reward_columns(trainer.reward_func_names))
+    scored = {name for rows in gathered for row in rows for name, value in row.items() if value is not None}
+    counted_in = {name for name in scored if name.startswith("reward/")}
+    others = sorted(counted_in - trained)
+    lacking = sorted(trained - {name for rows in gathered for row in rows for name in row})
+    if counted_in and (others or lacking):
+        words = [f"with {name}" for name in others] + [f"without {name}" for name in lacking]
+        warnings.warn(
+            f"The advantages in {source} are of other reward functions than the trainer's ({', '.join(words)}), and "
+            "are used as they are. To have them computed from its functions, drop the column `advantage`.",
+            stacklevel=2,
+        )
 
 
 def _is_sorted(groups: Sequence[OfflineGroup]) -> bool:
