@@ -99,6 +99,16 @@ def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(
     assert len(trainer.gradient_errors) == len(trainer.compared) > 6
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_every_iterations_entries_have_the_weights_of_their_own_draw(tmp_path: Path, level: str) -> None:
+    settings = {"loss_type": "grpo", "importance_sampling_level": level, "learning_rate": 2e-2}
+    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, **settings)
+    trainer.gradients, trainer.correction = True, "per"
+    weighed = {"replay_correction": "per", "replay_correction_kwargs": {"beta": 0.5, "final_beta": 0.5}}
+    session, _ = replay(trainer, replay_sampler="proportional", **weighed, **REPLAY)
+    assert session.totals.counters["iterated"] > 4
+
+
 @since("1.8.0", "the entropy bonus")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
