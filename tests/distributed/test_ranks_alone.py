@@ -149,7 +149,7 @@ def test_43_groups_that_are_added_on_both_are_added(of: Results) -> None:
         assert rank["returned"] == [1]
 
 
-def test_90_ranks_with_buffers_of_their_own_compute_the_log_probs_of_all_groups_that_stay(of: Results) -> None:
+def test_ranks_with_buffers_of_their_own_compute_the_log_probs_of_all_groups_that_stay(of: Results) -> None:
     ranks = of("add too many")
     for rank in ranks:
         assert rank["type"] == "", rank["text"]

@@ -261,7 +261,7 @@ def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path: Path, mo
         np.testing.assert_allclose(session.buffer.table.row_logp[row], means, rtol=1e-6)
 
 
-def test_90_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_path: Path) -> None:
+def test_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def watching(groups: Any, context: Any) -> Any:
@@ -276,7 +276,7 @@ def test_90_a_scorer_is_told_that_the_log_probs_of_a_file_are_not_known_yet(tmp_
     assert seen[-1].tolist() == [[-3.0] * 4]
 
 
-def test_90_groups_whose_log_probs_turn_out_not_finite_are_refused(tmp_path: Path) -> None:
+def test_groups_whose_log_probs_turn_out_not_finite_are_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, digits, max_completion_length=3)
     session = trl_replay.attach(trainer)
     with torch.no_grad():
@@ -287,7 +287,7 @@ def test_90_groups_whose_log_probs_turn_out_not_finite_are_refused(tmp_path: Pat
     assert session.totals.counters["stored"] == 0
 
 
-def test_90_a_forward_that_fails_leaves_no_group_behind(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_forward_that_fails_leaves_no_group_behind(tmp_path: Path, monkeypatch: Any) -> None:
     trainer = make_trainer(tmp_path, digits, max_completion_length=3)
     session = trl_replay.attach(trainer)
     monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
