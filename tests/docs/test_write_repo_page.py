@@ -104,7 +104,7 @@ def test_what_the_page_looks_at_is_there(repo: str, tmp_path: Path, capsys: Any)
         exec(block, namespace)
     printed = capsys.readouterr().out
     for words in (
-        "replaced;",
+        " replaced",
         "x the mixer took no stored row for a slot",
         "x no group of a slot's prompt can be replayed",
     ):

@@ -260,11 +260,14 @@ class Totals:
         """
         if not self.batches:
             return "replay: no generation batch was scored since attach (was trainer.train() called?)"
-        own = _facts(self.counters, dry_run)
         who = "replay" if ranks == 1 else f"replay on rank {rank} of {ranks}"
-        lines = [f"{who}: {self.batches} generation batches, {own}; {size} in the buffer"]
+        lines = [
+            f"{who}: {self.batches} generation batches, {_replaced(self.counters, dry_run)}",
+            f"buffer: {_stored(self.counters)}, {size} held",
+        ]
         if ranks > 1:
-            lines.append(f"all ranks together: {_facts(self.of_all_ranks, dry_run)}")
+            count = self.of_all_ranks
+            lines.append(f"all ranks together: {_replaced(count, dry_run)}; {_stored(count)}")
         if not (self.counters["replaced"] or self.counters["iterated"]):
             cause = ":" if self.reasons else ": the buffer has just begun"
             lines.append(f"nothing was replayed{cause}")
@@ -283,11 +286,13 @@ def _generated(count: Mapping[str, float]) -> str:
     return f"{groups} groups{rounds}, {count['dead']:.0f} dead ({dead_share:.0%})"
 
 
-def _facts(count: Mapping[str, float], dry_run: bool) -> str:
-    """Counters in words."""
+def _replaced(count: Mapping[str, float], dry_run: bool) -> str:
+    """Counters of what was generated and replaced, in words."""
     replacing = "would have been replaced (dry run)" if dry_run else "replaced"
-    drawn_anew = f"; {count['iterated']:.0f} drawn in further iterations" if count["iterated"] else ""
-    return (
-        f"{_generated(count)}, {count['replaced']:.0f} {replacing}{drawn_anew}; {count['stored']:.0f} stored, "
-        f"{count['evicted']:.0f} evicted, {count['refused']:.0f} refused"
-    )
+    drawn_anew = f", {count['iterated']:.0f} drawn in further iterations" if count["iterated"] else ""
+    return f"{_generated(count)}, {count['replaced']:.0f} {replacing}{drawn_anew}"
+
+
+def _stored(count: Mapping[str, float]) -> str:
+    """Counters of the buffer, in words."""
+    return f"{count['stored']:.0f} stored, {count['evicted']:.0f} evicted, {count['refused']:.0f} refused"
