@@ -13,7 +13,7 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards, logged
 
 import trl_replay
-from trl_replay.advice.rules import RULES
+from trl_replay.advice.rules import RULES, advise
 from trl_replay.report.page import write_report
 from trl_replay.testing import make_trainer
 
@@ -212,3 +212,24 @@ def test_each_disease_gets_its_advice_and_no_other(tmp_path: Path, disease: str)
     for name, value in settings.items():
         assert f"{name}={value!r}" not in advice
         assert f"{name} to" not in advice
+
+
+RIGHT = [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "expected"),
+    [
+        ([DEAD] * 3, [DEAD] * 3, {"nothing live"}),
+        ([LIVE] * 3, [RIGHT] * 3, {"all right"}),  # something to store there was
+        ([LIVE] * 3, [DEAD] * 3, set()),
+    ],
+    ids=["never live", "solved", "live once"],
+)
+def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
+    tmp_path: Path, begins: Any, ends: Any, expected: set[str]
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*[begins] * 12, *[ends] * 12), max_steps=24)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
+    assert rules_in(" ".join(each.change for each in advice).replace("`", "")) == expected

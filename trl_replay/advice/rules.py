@@ -144,6 +144,7 @@ RULES = (
         (
             Bound(DEAD_EXACT, least=0.99),
             Bound(SIZE, most=0.0),
+            Bound(ALL_RIGHT, most=0.5),
             Bound(UNTRAINED, most=0.1),
             Bound(NO_REWARD, most=0.25),
         ),
@@ -303,8 +304,10 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     if len(entries) < FEWEST:
         return [], {}
     labeled = pays_0_or_1(entries)
+    never_live = all(entry[DEAD] == 1 for entry in entries)
     last = [
-        {**_without_replay(entry, labeled), **entry} for entry in entries[-max(int(LAST_PART * len(entries)), LEAST) :]
+        {**_without_replay(entry, labeled, never_live), **entry}
+        for entry in entries[-max(int(LAST_PART * len(entries)), LEAST) :]
     ]
     names = {name for entry in last for name in entry if name.startswith("replay/")} | {CLIPPED}
     means = {name: mean(last, name) for name in names}
@@ -362,13 +365,18 @@ def _windows(entries: Log, name: str) -> list[float]:
     return [value for part in parts if (value := mean(part, name)) is not None]
 
 
-def _without_replay(entry: Mapping[str, Any], labeled: bool) -> dict[str, float]:
-    """Derive what replay would have logged, at least, where TRL alone logged an entry: `labeled` ones have rewards
-    of 0 and 1."""
+def _without_replay(entry: Mapping[str, Any], labeled: bool, never_live: bool) -> dict[str, float]:
+    """Derive what replay would have logged, at least, where TRL alone logged an entry.
+
+    Args:
+        entry (`Mapping[str, Any]`): One of TRL's.
+        labeled (`bool`): Its rewards are 0 and 1.
+        never_live (`bool`): No group of the whole log was live, so that nothing would have been stored.
+    """
     dead = entry[DEAD]
     if DEAD_EXACT in entry or not is_number(dead):
         return {}
-    found = {DEAD_EXACT: dead, SIZE: 0.0}
+    found = {DEAD_EXACT: dead, SIZE: 0.0} if never_live else {DEAD_EXACT: dead}
     if not labeled:
         return found
     (wrong, _), (right, _) = dead_bounds(dead, entry["reward"])
