@@ -217,7 +217,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
-        """Newcomers stand at `rows` of the table, not ranked yet. The place to fill a plugin's own columns.
+        """Fill a plugin's own columns for newcomers, which stand at `rows` of the table and are not ranked yet.
 
         >>> class Plugin:
         ...     @hookimpl

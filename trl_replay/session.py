@@ -176,7 +176,7 @@ class Session:
         self.carry.collected_at = None  # the updates to come need not go through the seam
 
     def resume(self) -> None:
-        """Takes back `pause`. Call it on every process."""
+        """Take back `pause`. Call it on every process."""
         self.paused = False
 
     @property
@@ -226,7 +226,7 @@ class Session:
         self.judge.rewards = None
 
     def explain(self) -> str:
-        """Describes what was replayed so far, why not more was, and what to change."""
+        """Describe what was replayed so far, why not more was, and what to change."""
         if not self.enabled:
             return "replay: off (use_replay=False or replay_buffer_size=0); the trainer is as TRL made it"
         lines = [self._explain_replay()]
@@ -264,7 +264,7 @@ class Session:
         return f"plugins that take part{origin}: {', '.join(told)}"
 
     def _explain_scope(self, ranks: int) -> str:
-        """Describes which processes share a buffer, why, and how much it holds."""
+        """Describe which processes share a buffer, why, and how much it holds."""
         label = self.settings.label("scope")
         why = f", chosen by replay_scope='auto': {self.settings.chosen_scope}" if self.settings.chosen_scope else ""
         room = _room(self.scope, self.settings.config.replay_buffer_size, ranks)
@@ -277,7 +277,7 @@ class Session:
         return self.note_tasks(inputs)
 
     def note_tasks(self, inputs: Sequence[Row]) -> Sequence[Row]:
-        """Notes what tasks the rows are of that the trainer is about to generate for; returns them."""
+        """Note what tasks the rows are of that the trainer is about to generate for; return them."""
         first = self.communicator.rank * len(inputs)
         size = self.components.num_generations
         with self.components.errors.keeping():
@@ -309,7 +309,7 @@ class Session:
 
     @property
     def iterates(self) -> bool:
-        """Tells whether iterations 2 … `num_iterations` draw groups of their own."""
+        """Tell whether iterations 2 … `num_iterations` draw groups of their own."""
         return self.enabled and self.settings.iterates
 
     def iterate(self, template: IterationTemplate) -> Batch | None:
@@ -366,7 +366,7 @@ class Session:
         self.totals.add(agreed.decision.tally, batches=0, of_all_ranks=agreed.total)
 
     def _settle(self, rows: RowLayout, pending: PendingGroups | None) -> Decision:
-        """Decides what is left at the end of training."""
+        """Decide what is left at the end of training."""
         tally = Tally()
         return Decision(tally, self.decisions.settle(pending, rows, [], tally))
 
@@ -452,7 +452,7 @@ class Session:
         return with_reference({**counted, ROWS: ids}, reference_of(fresh, plan))
 
     def export(self, path: str | Path) -> Path:
-        """Writes what this process holds to a Parquet file, one row a completion: docs/files.md. Returns its path.
+        """Write what this process holds to a Parquet file, one row a completion: docs/files.md. Return its path.
 
         Raises:
             ReplayError: The path does not end in `.parquet`.
@@ -461,7 +461,7 @@ class Session:
         return self.exporter(path, self.trainer, self.components)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
+        """Return what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         return {
             "update": self.update,
             "verified": self.handshake.verified,
@@ -475,7 +475,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = False) -> None:
-        """Takes what `state_dict` gave, but for what belongs to the last generation batch and the totals.
+        """Take what `state_dict` gave, but for what belongs to the last generation batch and the totals.
 
         Args:
             state (`Mapping`): As read.
@@ -491,7 +491,7 @@ class Session:
     def load_rounds(
         self, states: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, NDArray[Any]] | None]
     ) -> None:
-        """Takes what is known about generating, of this rank or of several that it follows; runs that generated
+        """Take what is known about generating, of this rank or of several that it follows; runs that generated
         nothing again have left nothing.
 
         Args:
@@ -508,7 +508,7 @@ class Session:
             self.rounds.table.load_state_dict(*seen)
 
     def log_ratios(self) -> None:
-        """Adds the importance ratios seen in the loss to the metrics."""
+        """Add the importance ratios seen in the loss to the metrics."""
         measured = self.supply.stats.metrics()
         self.mask_watch(measured)
         self._record(measured)
@@ -530,7 +530,7 @@ class Session:
             self.carry.pending = self.carry.pending.outdated(compat.REF_LOGPS)
 
     def notify(self, hook: str) -> None:
-        """Calls the plugins' `trl_replay_attached` or `trl_replay_detached`."""
+        """Call the plugins' `trl_replay_attached` or `trl_replay_detached`."""
         self.components.hooks.call(hook, self.update, session=self)
 
     def _log(self, batch: Batch, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
@@ -557,7 +557,7 @@ class Session:
         self._record({"replay/seconds": time.perf_counter() - started - generating})
 
     def _record(self, values: dict[str, float]) -> None:
-        """Puts values into `metrics`, and those that are to be logged where the trainer's log averages them."""
+        """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self.components.metrics = {**self.metrics, **values}
         log(values, compat.training_metrics(self.trainer))
 
@@ -572,7 +572,7 @@ def _what_masks(settings: Settings) -> str:
 
 
 def _room(scope: Scope, size: int, ranks: int) -> str:
-    """Describes how many groups there is room for."""
+    """Describe how many groups there is room for."""
     each = counted(size, "group")
     if scope.division.replicated:
         return f"{each} in all, on every process"

@@ -167,7 +167,7 @@ class ScorerContract:
             np.testing.assert_allclose(self._score(groups.take([row])), [expected], rtol=1e-12)
 
     def test_leaves_its_input_alone(self) -> None:
-        """Rewards and advantages are as before."""
+        """Check that the strategy changed no reward and no advantage."""
         groups = make_groups(REWARDS)
         self._score(groups)
         before = make_groups(REWARDS)
@@ -248,7 +248,7 @@ class SelectorContract:
     strategy: Selector
 
     def test_selects_distinct_groups(self) -> None:
-        """Indices lie in the batch and none comes twice."""
+        """Check that indices lie in the batch, none twice."""
         for rewards in ([[0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]], [[0, 1, 0, 0]]):
             _called("selector", self.strategy).select(make_groups(rewards), make_context())
 
@@ -358,7 +358,7 @@ class PluginContract:
         assert first == second, "the second session began with what the first had left"
 
     def _train(self, folder: Path, plugin: Any, checkpoint: Path | None = None) -> Mapping[str, bytes]:
-        """Trains two updates, or none from their checkpoint on; returns what the plugin saves when it begins."""
+        """Train two updates, or none from their checkpoint on; return what the plugin saves when it begins."""
         from .trainer.attachment import attach
 
         trainer = make_trainer(folder, _every_third_is_dead, max_steps=2, save_strategy="steps", save_steps=2)

@@ -444,7 +444,7 @@ def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad:
 
 
 def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths, pad: float) -> None:
-    """Writes one field of a placement into its rows of `out`, which is padded to `widths`."""
+    """Write one field of a placement into its rows of `out`, which is padded to `widths`."""
     group = placed.group
     if spec.name not in group.keys and spec.name not in TOKEN_TYPES:
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")

@@ -139,7 +139,7 @@ def image_bytes(batch: Mapping[str, Any], fields: FieldTable) -> list[bytes]:
 
 
 def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
-    """Refuses image fields whose sections can't be told.
+    """Refuse image fields whose sections can't be told.
 
     Raises:
         BatchError: Names the key.

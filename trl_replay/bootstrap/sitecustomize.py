@@ -81,7 +81,7 @@ def start() -> None:
 
 
 def install(module: ModuleType) -> None:
-    """Has every GRPOTrainer of this process attach when it trains. What goes wrong is told to the parent."""
+    """Have every GRPOTrainer of this process attach when it trains. What goes wrong is told to the parent."""
     import importlib
     import json
 

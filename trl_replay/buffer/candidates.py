@@ -113,7 +113,7 @@ class PendingGroups:
     stale: bool = False
 
     def outdated(self, key: str) -> PendingGroups:
-        """The same, where what `key` was computed with has changed: candidates that hold it can't be stored."""
+        """These, marked as stale if one holds `key`: what its values were computed with has changed since."""
         held = any(key in candidate.keys for candidate in self.candidates)
         return replace(self, stale=self.stale or held)
 
@@ -213,13 +213,13 @@ class StepCarry:
         return pending
 
     def collected(self, pending: PendingGroups, update: int) -> None:
-        """A batch leaves candidates, after so many updates."""
+        """Keep a batch's candidates until the next batch settles them, with the number of updates done."""
         self.serial += len(pending.candidates)
         self.pending = pending
         self.collected_at = update
 
     def take_serials(self, count: int) -> range:
-        """Numbers for so many groups, which no other group gets."""
+        """Take serial numbers for `count` groups, which no other group gets."""
         first = self.serial
         self.serial += count
         return range(first, self.serial)

@@ -72,7 +72,7 @@ class Resharded:
 
 
 def reshard(states: Sequence[RankState], shard: RankShard, fields: FieldTable) -> Resharded:
-    """Deals entries in the order of their generation to the ranks in turn, the same way on every rank."""
+    """Deal entries in the order of their generation to the ranks in turn, the same way on every rank."""
     if shard.division.one_buffer:
         return _reshard_one_buffer(states, shard, fields)
     return _reshard_private_buffers(states, shard, fields)

@@ -32,7 +32,7 @@ class SaveId:
 
 
 def put_save_id(state: Any, save_id: str, folders: Sequence[str]) -> None:
-    """Has the trainer save an identity with its `state`."""
+    """Have the trainer save an identity with its `state`."""
     told = SaveId(save_id, state.global_step, folders)
     state.stateful_callbacks[FOLDER] = {"args": {}, "attributes": asdict(told)}
 

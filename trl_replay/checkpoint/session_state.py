@@ -310,7 +310,8 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
 
 
 def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
-    """Ours must have been saved together, and with the rest: a run without replay leaves them where they were."""
+    """Refuse files that were not saved together, and with the trainer's: a run without replay leaves older ones
+    where they were."""
     told = read_save_id(folder.parent)
     if told is None or {state.save_id for state in states} != {told.save_id}:
         raise MismatchError(
@@ -319,7 +320,7 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
 
 
 def _refuse_impossible_updates(states: Sequence[RankState], folder: Path) -> None:
-    """Updates are counted from 0, and no entry is of one to come: its age would be negative."""
+    """Refuse entries of updates to come, whose age would be negative, and negative counts of updates."""
     for state in states:
         update = state.session["update"]
         latest = max(state.columns["update"], default=0)

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def run_on_all_ranks(action: Callable[[], Result], failure: type[ReplayError]) -> list[Result | None]:
-    """Runs `action` on every process and waits for all; where it fails on one, all raise: our own errors, or
+    """Run `action` on every process and wait for all; where it fails on one, all raise: our own errors, or
     `failure`.
 
     Returns:

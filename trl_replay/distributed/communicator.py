@@ -128,7 +128,7 @@ class Communicator:
         return describe(batch, self.rank * count, of_rows, fields)
 
     def _share(self, local: Columns) -> RowLayout:
-        """Shares columns: the layout of the rows of all processes, each with its group's task."""
+        """Share columns; return the layout of the rows of all processes, each with its group's task."""
         size = self._components.num_generations
         update = self._components.clock.update
         shared: Columns = self._components.scope.share(local)
@@ -139,7 +139,7 @@ class Communicator:
     def agree(
         self, rows: RowLayout, decide: Callable[[], Decided], due: Sequence[int] = (), mode: int = RUNS
     ) -> Agreed[Decided]:
-        """Decides, and hears whether all processes did: counters are summed; an error on any, different decisions and
+        """Decide, and hear whether all processes did: counters are summed; an error on any, different decisions and
         different modes are raised on all.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
@@ -185,7 +185,7 @@ class Communicator:
         )
 
     def tell(self, make: Callable[[], tuple[Made, Floats]], blank: Floats, mode: int = RUNS) -> tuple[Made, Floats]:
-        """Makes something, and tells the other processes some numbers about it.
+        """Make something, and tell the other processes some numbers about it.
 
         Args:
             make (`Callable`): Gives it with its numbers, as many on each process; without communication.
@@ -216,7 +216,7 @@ class Communicator:
         return made, agreement.vectors[:, 1:]
 
     def move(self, rows: RowLayout, decision: Decision) -> dict[int, Group]:
-        """Moves admitted payload to where it lives, and drawn payload to its slots; returns what came here."""
+        """Move admitted payload to where it lives, and drawn payload to its slots; return what came here."""
         components = self._components
         buffer = components.buffer
         parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)

@@ -66,7 +66,7 @@ class RollCall:
         self._calls: Counter[str] = Counter()
 
     def __call__(self, call: str, doing: str, timeout: float | None = None) -> None:
-        """Waits until every process has come to this call as often as this one. The first time, whatever is called,
+        """Wait until every process has come to this call as often as this one. The first time, whatever is called,
         they compare what must be equal.
 
         Args:
@@ -88,7 +88,7 @@ class RollCall:
         self._calls[call] += 1
 
     def leave_word(self) -> None:
-        """Tells the others, without waiting, of a session that does nothing and will come to no call."""
+        """Tell the others, without waiting, of a session that does nothing and will come to no call."""
         store = store_of_all() if self._processes > 1 else None
         if store is None:
             return
@@ -99,7 +99,7 @@ class RollCall:
         RollCall._met += 1
 
     def _compare(self, store: Store, doing: str, timeout: float) -> None:
-        """Compares digests; only where these differ, processes tell each other what is behind them."""
+        """Compare digests; only where these differ, processes tell each other what is behind them."""
         key = self._announce(store)
         self._enter(store, key, doing, timeout)
         self._number = RollCall._met
@@ -117,7 +117,7 @@ class RollCall:
         )
 
     def _announce(self, store: Store) -> str:
-        """Puts the digest down, or that it is another than the first one's; returns where."""
+        """Put the digest down, or that it is another than the first one's; return where."""
         key = f"trl_replay/{RollCall._met}/settings"
         digest = hashlib.sha256(self._equal.encode()).hexdigest()
         if store.compare_set(f"{key}/digest", "", digest).decode() != digest:

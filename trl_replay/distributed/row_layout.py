@@ -65,11 +65,11 @@ class RowLayout:
 
     @property
     def leads(self) -> bool:
-        """Tells whether this process is the first of those that share a buffer."""
+        """Tell whether this process is the first of those that share a buffer."""
         return self.first == int(self.columns["row"][0])
 
     def check(self, scored: int, processes: int) -> None:
-        """Groups must be whole and in order, and every row that was scored must be there.
+        """Check that groups are whole and in order, and that every row that was scored is there.
 
         Args:
             scored (`int`): Rows of all processes whose rewards are known.
@@ -118,12 +118,12 @@ class RowLayout:
         return int.from_bytes(hashed.digest(), "little")
 
     def takes(self, keys: frozenset[str]) -> frozenset[str]:
-        """`keys`, and that of images if the batches of all processes hold some."""
+        """Batch keys that a group needs to fill any slot: `keys`, and that of images if all batches have some."""
         fewest = int(self.columns["images"].min())
         return keys | {PIXELS} if fewest >= 0 else keys
 
     def holds(self, keys: frozenset[str], slot: int) -> frozenset[str]:
-        """`keys`, and that of images if the slot's group has one."""
+        """Batch keys that the slot's group can restore: `keys`, and that of images if it has one."""
         images = self.columns["images"][slot * self.size : (slot + 1) * self.size]
         return keys | {PIXELS} if int(images.max()) > 0 else keys
 
@@ -187,7 +187,7 @@ class RowLayout:
         return sizes
 
     def requests(self, plan: Plan, table: Table) -> list[Request]:
-        """Lists which ranks need the rows of which entry."""
+        """List which ranks need the rows of which entry."""
         requests = []
         for entry, rows in plan.drawn():
             ranks = np.unique(self.columns["row"][rows] // self.count)
@@ -195,7 +195,7 @@ class RowLayout:
         return requests
 
     def replayed(self, plan: Plan) -> Bools:
-        """Marks rows of this process that a stored row takes, `(count,)`."""
+        """Mark rows of this process that a stored row takes, `(count,)`."""
         return self.of_here(plan.stored) if len(plan) else np.zeros(self.count, bool)
 
     def of_here(self, values: NDArray[_Value]) -> NDArray[_Value]:
@@ -210,7 +210,7 @@ class RowLayout:
     def placements(
         self, decision: Decision, table: Table, update: int, groups: Mapping[int, Group]
     ) -> list[Placement]:
-        """Places stored rows on this process, in runs of adjacent ones.
+        """Place stored rows on this process, in runs of adjacent ones.
 
         Args:
             decision ([`Decision`]): With the plan.

@@ -183,7 +183,7 @@ class PromptSource:
         return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on there; with another number of ranks or rows, at the beginning of the next order."""
+        """Continue at a saved position; with another number of ranks or rows, at the beginning of the next order."""
         self._size = -1
         same_rows = state["size"] == -1 or state["size"] == self._dataset.size
         if same_rows and state["parts"] == self._parts:

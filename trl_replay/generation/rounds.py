@@ -120,7 +120,7 @@ class Rounds:
         return inputs
 
     def _lay_out(self, rows: int) -> None:
-        """The trainer's batches have another size than at attach: it was changed between two trainings."""
+        """Lay groups out for another number of rows a batch, which was changed between two trainings."""
         before = self._layout
         self._layout = GroupLayout(rows, before.size, before.rank, before.ranks)
         self._reports = Reports(self._layout)
@@ -153,7 +153,7 @@ class Rounds:
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
     def abstain(self, mode: int) -> None:
-        """A batch that replay leaves as it is: the other processes must hear of it, or they would wait.
+        """Tell the other processes of a batch that replay leaves as it is: they would wait.
 
         Args:
             mode (`int`): `PAUSED` or `DETACHED`.
@@ -193,7 +193,7 @@ class Rounds:
         return self._merge(state, current, latest, told), told
 
     def _inputs(self, current: Generated, count: int) -> list[Row]:
-        """This process's inputs of the next round, `count` groups; what fails is kept."""
+        """This process's inputs of the next round, `count` groups; an error is kept for all ranks to hear."""
         dead = np.flatnonzero(current.dead_here)
         with self._errors.keeping():
             return self._prompts.further(self.done, count, dead)

@@ -48,7 +48,7 @@ class Bounds:
     means: Means = field(default_factory=Means)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
-        """Moves old log-probs near enough to the new ones; those that are near stay unchanged."""
+        """Move old log-probs near enough to the new ones; those that are near stay unchanged."""
         logs = _log_ratios(rows, corrected.old_logps)
         limit = _log_limit(rows.logps.dtype)
         if self.form.sums_ratios:

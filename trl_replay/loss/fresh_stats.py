@@ -27,7 +27,7 @@ class FreshStats:
         self.means = Means()
 
     def add(self, micro: MicroBatch, logps: torch.Tensor, entropies: Any, mask: torch.Tensor) -> None:
-        """Notes one micro-batch, as TRL made it.
+        """Note one micro-batch, as TRL made it.
 
         Args:
             micro ([`MicroBatch`]): With the old and the reference log-probs of its fresh rows, where there are any.
@@ -58,7 +58,7 @@ class FreshStats:
             self.means.add("replay/fresh_clip_ratio", clipped, counted)
 
     def _clipped(self, ratios: torch.Tensor, advantages: torch.Tensor, high: float) -> torch.Tensor:
-        """Marks ratios that the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b,
+        """Mark ratios that the loss clips; `(b, 1)` where both these and the advantages are a row's, else `(b,
         C)`."""
         advantages = advantages.view(len(ratios), -1)
         clipped = (ratios > high) & (advantages > 0)

@@ -31,7 +31,7 @@ class Gates:
     means: Means = field(default_factory=Means)
 
     def __call__(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
-        """Applies the gates to what the correction decided."""
+        """Apply the gates to what the correction decided."""
         weights = corrected.weights
         if self.weight != 1.0:
             given = rows.advantages.new_ones(len(rows.ages)) if weights is None else weights

@@ -24,7 +24,7 @@ class Handshake:
         self.verified = False
 
     def check(self, micro: MicroBatch) -> None:
-        """Looks at what a loss has done with its micro-batch.
+        """Look at what a loss has done with its micro-batch.
 
         Raises:
             SeamError: It did not call the log-prob method with gradients, or did not read the old log-probs after it.
@@ -41,7 +41,7 @@ class Handshake:
         self.verified = True
 
     def has_run(self, update: int, collected_at: int | None) -> bool:
-        """Tells whether replayed rows would be corrected.
+        """Tell whether replayed rows would be corrected.
 
         Args:
             update (`int`): Updates done.

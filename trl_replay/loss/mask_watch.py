@@ -25,7 +25,7 @@ class MaskWatch:
         self._has_warned = not told
 
     def __call__(self, measured: Mapping[str, float]) -> None:
-        """Takes note of an update's metrics; those without replayed rows tell nothing."""
+        """Take note of an update's metrics; those without replayed rows tell nothing."""
         if self._has_warned or GATED not in measured:
             return
         self._shares.append(measured[GATED])

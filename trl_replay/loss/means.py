@@ -14,7 +14,7 @@ class Means:
         self._sums: dict[str, list[torch.Tensor]] = {}
 
     def add(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        """Notes values, of a number type or bool, where `mask`, bool of the same shape, is set."""
+        """Note values, of a number type or bool, where `mask`, bool of the same shape, is set."""
         total = torch.where(mask, values.float(), 0.0).sum()
         sums = self._sums.setdefault(name, [])
         sums.append(torch.stack([total, mask.sum().float()]))

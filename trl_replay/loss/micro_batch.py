@@ -57,13 +57,13 @@ class MicroBatch(dict[str, Any]):
         return super().get(key)
 
     def keep(self, key: str, kept: torch.Tensor, logps: torch.Tensor) -> None:
-        """Keeps log-probs where `kept`, `(b, C)` bool, and puts `logps` elsewhere; nothing if it has no such key."""
+        """Keep log-probs where `kept`, `(b, C)` bool, and put `logps` elsewhere; nothing if it has no such key."""
         value = self.peek(key)
         if value is not None:
             self[key] = torch.where(kept, value, logps.to(value.dtype))
 
     def silence(self, rows: torch.Tensor, logps: torch.Tensor) -> None:
-        """Takes rows, `(b,)` bool, out of the policy and the KL term, in value and gradient; `logps` are the
+        """Take rows, `(b,)` bool, out of the policy and the KL term, in value and gradient; `logps` are the
         policy's, `(b, C)`."""
         tokens = rows.unsqueeze(1)
         advantages = self["advantages"]

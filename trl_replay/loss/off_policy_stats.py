@@ -17,7 +17,7 @@ class OffPolicyStats:
         self._since_log: list[torch.Tensor] = []
 
     def add(self, rows: ReplayedRows, weights: torch.Tensor | None) -> None:
-        """Notes one micro-batch.
+        """Note one micro-batch.
 
         Args:
             rows ([`ReplayedRows`]): What the tap saw.

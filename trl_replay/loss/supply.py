@@ -47,7 +47,7 @@ class Supply:
         self.placed = Placed([], 0)
 
     def place(self, placements: Sequence[Placement], ids: torch.Tensor) -> None:
-        """Begins a generation batch.
+        """Begin a generation batch.
 
         Args:
             placements (`Sequence[Placement]`): What was replayed on this process.
@@ -66,7 +66,7 @@ class Supply:
         self.placed = placed
 
     def put_into(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor:
-        """Gives a composed micro-batch the replayed rows' log-probs and weights, and the policy's own log-probs where
+        """Give a composed micro-batch the replayed rows' log-probs and weights, and the policy's own log-probs where
         the loss must not see stored ones.
 
         Stored values are padded with 0, which against a very unlikely pad token gives inf * 0 in the loss; so would
@@ -90,7 +90,7 @@ class Supply:
         return weightless
 
     def _replace(self, micro: MicroBatch, logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Asks the correction about the replayed rows, and does as it says; returns the tokens without weight."""
+        """Ask the correction about the replayed rows, and do as it says; return the tokens without weight."""
         places = micro.replayed.nonzero().flatten()  # (R,)
         index = places.to(logps.device)
         stored = self._stored(micro.ids[places].tolist())
@@ -116,7 +116,7 @@ class Supply:
         old_logps: torch.Tensor,
         weightless: torch.Tensor,
     ) -> None:
-        """Writes the old, sampling and reference log-probs of the rows `index`.
+        """Write the old, sampling and reference log-probs of the rows `index`.
 
         Args:
             micro ([`MicroBatch`]): Changes.
@@ -181,7 +181,7 @@ class Supply:
 def _replayed_rows(
     stored: Sequence[PlacedRow], logps: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor
 ) -> ReplayedRows:
-    """Returns what a correction sees.
+    """Return what a correction sees.
 
     Args:
         stored (`Sequence[PlacedRow]`): The `R` replayed rows of a micro-batch.

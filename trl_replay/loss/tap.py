@@ -112,7 +112,7 @@ class Tap:
         self._candidates = {}
 
     def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
-        """Runs the stock loss on a shallow copy of `inputs`, with the tap open.
+        """Run the stock loss on a shallow copy of `inputs`, with the tap open.
 
         Raises:
             SeamError: The loss did not call the log-prob method with gradients, or did not read the old log-probs
@@ -132,7 +132,7 @@ class Tap:
         return loss if scale is None else loss * scale
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Looks at what the wrapped log-prob method returned, log-probs `(b, C)`, entropies `(b, C)` and more, once
+        """Look at what the wrapped log-prob method returned, log-probs `(b, C)`, entropies `(b, C)` and more, once
         in each training loss.
 
         Returns:
@@ -160,13 +160,13 @@ class Tap:
         return self._denominator.returned(result, micro, micro.flags, masked, scale)
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
-        """Takes rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""
+        """Take rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""
         rows = (micro.flags & WITHOUT_KL).bool()
         if bool(rows.any()):
             micro.keep(REF_LOGPS, ~rows.to(logps.device).unsqueeze(1), logps)
 
     def forget(self) -> None:
-        """Records nothing more of the present generation batch, as after an update; what is recorded already stays."""
+        """Record nothing more of the present generation batch, as after an update; what is recorded already stays."""
         self._candidates = {}
 
     def _record(self, ids: list[int], logps: torch.Tensor) -> None:
@@ -177,7 +177,7 @@ class Tap:
                 del self._candidates[serial]  # a row may come again before the update: its first forward counts
 
     def _note_fresh(self, micro: MicroBatch, result: tuple[Any, ...]) -> None:
-        """Keeps apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
+        """Keep apart what the loss computes of fresh rows, before anything is changed for replayed ones."""
         logps = result[0].detach()
         others = [value for value in result[1:] if torch.is_tensor(value)]
         entropies = next((value for value in others if value.shape == logps.shape), None)

@@ -52,7 +52,7 @@ class Estimate:
 
 
 def estimate(source: str | Path) -> Estimate:
-    """Estimates what replay could do for a run.
+    """Estimate what replay could do for a run.
 
     Args:
         source (`str` or `Path`): A run's `output_dir`, one of its checkpoints, or a `trainer_state.json`.

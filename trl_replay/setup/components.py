@@ -148,7 +148,7 @@ class Components:
 
 
 def _load(component: Stateful, kind: str, state: Mapping[str, Any]) -> None:
-    """Has a strategy take its saved state.
+    """Have a strategy take its saved state.
 
     Raises:
         CheckpointError: It can't; names it.

@@ -71,7 +71,7 @@ class Decisions:
     def settle(
         self, pending: PendingGroups | None, rows: RowLayout, generations: Sequence[Groups], tally: Tally
     ) -> Admitted:
-        """Settles the last generation batch's candidates.
+        """Settle the last generation batch's candidates.
 
         Args:
             pending ([`PendingGroups`], *optional*): These, if there are any.
@@ -86,7 +86,7 @@ class Decisions:
         return self._settle(pending, rows, solved, tally)
 
     def fill_batch(self, fresh: FreshBatch, pending: PendingGroups | None, collected_at: int | None) -> Decision:
-        """Chooses what is replayed in the fresh batch, and which of its groups become candidates.
+        """Choose what is replayed in the fresh batch, and which of its groups become candidates.
 
         Args:
             fresh ([`FreshBatch`]): The batch.
@@ -132,7 +132,7 @@ class Decisions:
         return Decision(tally, admitted, plan, priorities)
 
     def solve(self, generated: Sequence[Groups], tally: Tally) -> Ints:
-        """Takes note of how all generated groups went; returns the prompts that are solved, whose entries leave."""
+        """Take note of how all generated groups went; return the prompts that are solved, whose entries leave."""
         prompts = NO_PROMPTS
         for fresh in generated:
             passed = self._success.passed(fresh)
@@ -164,7 +164,7 @@ class Decisions:
         return np.asarray(passed.sum(axis=1) >= needed)
 
     def _settle(self, pending: PendingGroups, rows: RowLayout, solved: Ints, tally: Tally) -> Admitted:
-        """The candidates have their log-probs now: scores them and offers them to the buffer."""
+        """Score candidates, whose log-probs are known now, and offer them to the buffer."""
         usable, groups = pending.admissible(rows.columns, tally)
         if groups is None:
             return Admitted()
@@ -201,7 +201,7 @@ class Decisions:
         tally: Tally,
         rewards: Floats | None = None,
     ) -> set[int]:
-        """Scores groups and offers them to the buffer; returns the serials of those that stayed, whose payload is due.
+        """Score groups and offer them to the buffer; return the serials of those that stayed, whose payload is due.
 
         Args:
             groups ([`Groups`]): With their behavior log-probs.
@@ -250,11 +250,11 @@ class Decisions:
         return set(stored)
 
     def trim(self) -> int:
-        """Evicts what a smaller capacity than the saved one has no room for; returns its number."""
+        """Evict what a smaller capacity than the saved one has no room for; return its number."""
         return self._buffer.trim(self._rank)
 
     def _rank(self, table: Table) -> NDArray[Any]:
-        """Keep ranks."""
+        """The evictor's keep rank of each entry."""
         return self._hooks.rank(table, self._context())
 
     def select(self, fresh: Groups, tally: Tally) -> tuple[Ints, int]:
@@ -331,7 +331,7 @@ class Decisions:
         return self._buffer.eligible(self._clock.update, fresh.keys, held)
 
     def _book(self, fresh: Groups, plan: Plan, tally: Tally) -> None:
-        """Counts what is replayed, in the table too."""
+        """Count what is replayed, in the table too."""
         table = self._buffer.table
         entries = np.array([entry for entry, _ in plan.drawn()], np.int64)
         self._rate_limiter.drawn += len(entries)
@@ -345,7 +345,7 @@ class Decisions:
         tally.dead_after = int((fresh.dead & plan.unfilled).sum())
 
     def _treat(self, fresh: FreshBatch, plan: Plan, iteration: int, tally: Tally) -> None:
-        """Lets plugins and settings edit the plan, and counts what it trains on."""
+        """Let plugins and settings edit the plan, and count what it trains on."""
         groups = fresh.groups
         table = self._buffer.table
         context = replace(self._context(), iteration=iteration, home=fresh.rows.homes)
@@ -359,7 +359,7 @@ class Decisions:
         tally.masked = int(plan.masked[~whole].sum())
 
     def _note_empty(self, prompts: Ints, table: Table, tally: Tally) -> None:
-        """Counts the slots, of these prompts, for which the sampler drew nothing."""
+        """Count the slots, of these prompts, for which the sampler drew nothing."""
         if not self._draws_same_prompt:
             tally.note(len(prompts), f"the sampler {self._settings.label('sampler')} drew nothing for a slot")
             return
@@ -377,7 +377,7 @@ class Decisions:
         return {"its file does not name its reward functions": unnamed}
 
     def _shortage(self, held_back: Sequence[str]) -> str:
-        """Describes why fewer entries were drawn than there were slots."""
+        """Describe why fewer entries were drawn than there were slots."""
         if len(self._buffer):
             reason = "the buffer held fewer eligible groups than slots"
         elif self._rate_limiter.inserted:
@@ -389,7 +389,7 @@ class Decisions:
         return f"{reason} (held back: {', '.join(sorted(held_back))})"
 
     def _priorities(self, eligible: Ints, table: Table, plan: Plan) -> dict[int, float]:
-        """Of each entry of the plan, the chance to be drawn first relative to that of the least likely eligible one.
+        """By entry of the plan, its chance of being drawn first, relative to the least likely eligible entry's.
 
         Args:
             eligible (`(m,)`): Rows of the buffer's table.
@@ -427,7 +427,7 @@ def _untrained(fresh: Groups) -> int:
 
 
 def _row_columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
-    """Returns the table's columns of each row.
+    """Return the table's columns of each row.
 
     Args:
         groups ([`Groups`]): With their behavior log-probs.

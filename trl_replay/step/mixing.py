@@ -153,7 +153,7 @@ class Mixing:
         self._settings = settings
 
     def shape(self, groups: Groups) -> Groups:
-        """Lets a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
+        """Let a plugin shape the advantages of fresh rows, before anything is decided by them, and of those that
         were computed for mixed groups."""
         given = None if self._settings.config.replay_dry_run else self._hooks.advantages(groups, self._context())
         if given is not None:
@@ -169,7 +169,7 @@ class Mixing:
     def mix(
         self, fresh: FreshBatch, slots: Ints, table: Table, drawn: Ints, most: int, tally: Tally
     ) -> tuple[Ints, Mixed]:
-        """Decides which stored rows take which rows of the slots, and what all of their rows train with.
+        """Decide which stored rows take which rows of the slots, and what all of their rows train with.
 
         Args:
             fresh ([`FreshBatch`]): The batch.
@@ -199,7 +199,7 @@ class Mixing:
         return slots[kept], mixed
 
     def _keep_fresh(self, mixed: Mixed, rule: AdvantageRule, tally: Tally) -> None:
-        """Puts fresh rows back in the places of stored ones that can't stand beside others."""
+        """Put fresh rows back in the places of stored ones that can't stand beside others."""
         table = mixed.table
         anew = mixed.computed[:, None]
         unknown = np.asarray(np.isnan(table.row_total).all(axis=1))  # scored by functions of another run
@@ -223,7 +223,7 @@ class Mixing:
             mixed.plan.keep_fresh(rows)
 
     def _set_advantages(self, fresh: FreshBatch, mixed: Mixed) -> Bools:
-        """Writes what the rows train with: their own advantages, or new ones where these are computed. Returns which
+        """Write what the rows train with: their own advantages, or new ones where these are computed. Return which
         groups are dead then, `(n,)`.
 
         A group that is replayed whole is dead if no row trains: a file's groups may be all right. Others are judged
@@ -244,9 +244,9 @@ class Mixing:
         return dead
 
     def _compute_advantages(self, rule: AdvantageRule, mixed: Mixed) -> Bools:
-        """Writes advantages that are computed anew: over all rows of a group, or over stored and fresh ones apart,
+        """Write advantages that are computed anew: over all rows of a group, or over stored and fresh ones apart,
         where a group is dead if its stored part is. Stored rows that are masked do not count; on fresh rows the hook
-        decides again. Returns which groups are dead then.
+        decides again. Return which groups are dead then.
 
         Raises:
             SeamError: Those of the batch are not what TRL's rules make of its rewards.

@@ -163,7 +163,7 @@ class ProcessScope(_Scope):
         return columns
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """This process's payload stays here."""
+        """Keep this process's payload here."""
         table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
 
@@ -223,7 +223,7 @@ class GatheredScope(_CommonScope):
     division = Division(one_buffer=True, replicated=True)
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """Every process sends its rows of what was admitted to every other."""
+        """Send this process's rows of what was admitted to every other."""
         table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         everybody = range(self.ranks)
         return self._send(arrivals, [everybody] * len(arrivals), mine)
@@ -263,7 +263,7 @@ class ShardedScope(_CommonScope):
         return self._send(arrivals, [[owner] for owner in owners], mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Owners send drawn groups to the ranks whose slots they fill; a slot that straddles ranks, to each of them.
+        """Send drawn groups from their owners to the ranks whose slots they fill: to each that has rows of the slot.
 
         Only the owner knows which bytes it gives out, so sizes go before payload.
         """

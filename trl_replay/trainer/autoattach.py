@@ -156,7 +156,7 @@ def _attach_once(trainer: Any) -> None:
 
 
 def _warn_of_unseen(trainer: Any) -> None:
-    """Says that a trainer of GRPO trains to which replay can't attach: Unsloth's class is a copy of TRL's."""
+    """Say that a trainer of GRPO trains to which replay can't attach: Unsloth's class is a copy of TRL's."""
     if not _in_force or trainer in _handled:
         return
     _handled.add(trainer)

@@ -78,7 +78,7 @@ class ReplayCallback(TrainerCallback):
             self.session.reference_synced()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Warns once where the policy collapses."""
+        """Warn once where the policy collapses."""
         healthy = None if self._collapse_told else healthy_before(state.log_history)
         if healthy is None or not state.is_world_process_zero:
             return

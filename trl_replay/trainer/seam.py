@@ -30,7 +30,7 @@ class SeamFunction:
         self.session = session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the trainer's own method, with the session around it."""
+        """Call the trainer's own method, with the session around it."""
         trainer = self._trainer()
         if trainer is None:
             raise AttachError(f"{self.name} was called through a trainer that no longer exists.")
@@ -49,7 +49,7 @@ def _refuse_copies() -> NoReturn:
 
 
 def put_on(trainer: Any, session: Session) -> None:
-    """Puts the seam on: wrapped methods, a callback, and a column in the table of completions."""
+    """Put the seam on: wrapped methods, a callback, and a column in the table of completions."""
     for name in compat.seam(trainer, session.iterates):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.__dict__[COPIED] = _refuse_copies
@@ -58,7 +58,7 @@ def put_on(trainer: Any, session: Session) -> None:
 
 
 def leave(trainer: Any, session: Session) -> None:
-    """Takes the seam off, or, in the midst of training on several processes, lets it do so itself.
+    """Take the seam off, or, in the midst of training on several processes, let it do so itself.
 
     There the others may go on with replay, and would wait for this process at their next batch. So what is left of
     the present generation batch is trained on as it was composed, and at the next one, or at the end of training, the
@@ -71,7 +71,7 @@ def leave(trainer: Any, session: Session) -> None:
 
 
 def take_off(trainer: Any, session: Session) -> None:
-    """Takes the seam off: the trainer's methods are its class's."""
+    """Take the seam off: the trainer's methods are its class's."""
     session.template = None  # not before: where other ranks go on, this one comes to their iterations
     _forget_buffered(trainer, session.components.processes > 1)
     for name in compat.seam(trainer, session.iterates):
@@ -87,7 +87,7 @@ def take_off(trainer: Any, session: Session) -> None:
 
 
 def refuse_foreign_overrides(trainer: Any, iterates: bool) -> None:
-    """Refuses a trainer on which something else stands in the place of a method. A seam that would have left at the
+    """Refuse a trainer on which something else stands in the place of a method. A seam that would have left at the
     next batch is taken off.
 
     Args:
@@ -110,7 +110,7 @@ def refuse_foreign_overrides(trainer: Any, iterates: bool) -> None:
 
 
 def refuse_patches_on_top(trainer: Any, session: Session) -> None:
-    """Refuses to take the seam off where something else stands in its place by now.
+    """Refuse to take the seam off where something else stands in its place by now.
 
     Raises:
         AttachError: Names the method, and what replaced it.
@@ -185,7 +185,7 @@ def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any
 
 
 def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
-    """Gives a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
+    """Give a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
     template = session.template
     if template is not None and compat.begins_iteration(trainer) and template.step != compat.step(trainer):
         template.step = compat.step(trainer)
