@@ -118,9 +118,11 @@ def _counting(trainer: Any, name: str | None) -> int | None:
         return None
     known = list(trainer.reward_func_names)
     if known.count(name) != 1:
+        single = [repr(one) for one in known if known.count(one) == 1]
+        remedy = f"give one of {', '.join(single)}" if single else "give each a `__name__` of its own"
         raise ConfigurationError(
-            f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: give one "
-            f"of {', '.join(map(repr, known))}, or leave it out for their weighted sum."
+            f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: {remedy}, or "
+            "leave it out for their weighted sum."
         )
     return known.index(name)
 

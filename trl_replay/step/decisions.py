@@ -29,6 +29,7 @@ from .mixing import Mixing
 UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
 SOLVED = "its prompt is solved (replay_retire_passes)"
 OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
+BY_THE_SUM = "a group was judged by the weighted sum: the function that replay_reward names did not score it"
 ALL_LIVE = "no group was dead: nothing to replace"
 NONE_CHOSEN = "no group of the batch was replaceable (the selector chose none)"
 KEPT_WRONG = "all-wrong groups stay: replay_kl='all_wrong' trains their KL term, and no other group was replaceable"
@@ -148,6 +149,8 @@ class Decisions:
             untrained = _untrained(fresh)
             tally.untrained += untrained
             tally.note(untrained, UNTRAINED)
+            by_the_sum = unscored.all(axis=1) & ~np.isnan(fresh.total).all(axis=1)
+            tally.note(int(by_the_sum.sum()), BY_THE_SUM)
             alone = int((fresh.prompt < 0).sum())
             if alone:
                 tally.reasons[OF_NO_TASK] += alone
