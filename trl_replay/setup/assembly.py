@@ -121,8 +121,8 @@ def _counting(trainer: Any, name: str | None) -> int | None:
         single = [repr(one) for one in known if known.count(one) == 1]
         remedy = f"give one of {', '.join(single)}" if single else "give each a `__name__` of its own"
         raise ConfigurationError(
-            f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: {remedy}, or "
-            "leave it out for their weighted sum."
+            f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: "
+            f"{remedy}, or leave it out for their weighted sum."
         )
     return known.index(name)
 
