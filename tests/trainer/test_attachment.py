@@ -462,6 +462,7 @@ def test_52_detach_inside_a_hook_trains_on_the_trainers_own_batch(tmp_path: Path
         assert ROWS not in loss["inputs"]
     scored, trained = trainer.scored[2], trainer.losses[2]["inputs"]
     assert sorted(scored["advantages"].tolist()) == sorted(trained["advantages"].tolist()), "no row was exchanged"
+    assert not any(trainer._logs["extra"]["replay/replaced"]), "nor is one marked in the table of completions"
 
 
 def test_52_detach_inside_a_reward_function_ends_in_peace(tmp_path: Path) -> None:

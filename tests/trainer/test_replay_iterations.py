@@ -231,6 +231,18 @@ def test_82_a_pause_leaves_the_counts_of_rollouts_and_updates_right(tmp_path: Pa
     assert session.template is None, "no batch is kept"
 
 
+def test_a_composed_batch_that_is_trained_on_again_in_a_pause_has_its_correction(tmp_path: Path) -> None:
+    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=6, learning_rate=2e-2)
+    trainer.gradients, trainer.correction = True, "ratio"
+    session = trl_replay.attach(trainer, **REPLAY)
+    watch = follow(trainer, session)
+    trainer.add_callback(Act(5, session.pause))  # after the second iteration of a batch, on groups drawn anew
+    trainer.train()
+    check_losses(trainer)
+    assert len(watch.steps) > 1
+    assert trainer.compared[5][2] > 0, "the third iteration trains on the replayed rows of the first"
+
+
 def batches_drawn(session: Any) -> list[Any]:
     """From now on, the batch of each further iteration."""
     drawn: list[Any] = []
