@@ -7,6 +7,7 @@
     python benchmarks/when_it_pays.py --pilots    # one seed of each arm at three rates: days of a core
     python benchmarks/when_it_pays.py             # the reported runs, at the rates that the pilots chose
     python benchmarks/when_it_pays.py --table     # only prints what there is, as in docs/evidence-when.md
+    python benchmarks/when_it_pays.py --pilots --tasks topics french    # these tasks alone
 
 docs/evidence-plan.md says which tasks, arms, rates, and seeds, in which order, and what is expected. Runs append to
 when_it_pays.jsonl in --out, a line a measurement. A run that was cut off begins anew; one that is whole, there or in
@@ -31,7 +32,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -492,25 +493,25 @@ def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:
     return all(task in TASKS and is_behind(task) for task in ("topics", "french"))
 
 
-def queue(path: Path, pilots: bool) -> Iterator[Run]:
+def queue(path: Path, pilots: bool, tasks: Iterable[str]) -> Iterator[Run]:
     """The runs in the order of the plan: seed by seed, task by task, all arms."""
     if pilots:
-        for task, settings in TASKS.items():
-            for rate in sorted(settings.rates, key=lambda rate: abs(rate - settings.rates[1])):
+        for task in tasks:
+            rates = TASKS[task].rates
+            for rate in sorted(rates, key=lambda rate: abs(rate - rates[1])):
                 yield from (Run(task, arm, rate, PILOT) for arm in ARMS)
-        for task, arm in itertools.product(TASKS, ARMS):
+        for task, arm in itertools.product(tasks, ARMS):
             before = None  # which another process may have taken
             while (run := further_pilot(finished(path), task, arm)) not in (None, before):
                 before = run
                 yield run
         return
     for number in range(max(map(len, SEEDS.values()))):
-        for task, seeds in SEEDS.items():
-            for arm in ARMS:
-                done = finished(path)
-                rate = chosen_rates(done).get((task, arm))
-                if rate is not None and number < len(seeds) and not (number >= 2 and is_stopped(done, arm)):
-                    yield Run(task, arm, rate, seeds[number])
+        for task, arm in itertools.product(tasks, ARMS):
+            seeds, done = SEEDS[task], finished(path)
+            rate = chosen_rates(done).get((task, arm))
+            if rate is not None and number < len(seeds) and not (number >= 2 and is_stopped(done, arm)):
+                yield Run(task, arm, rate, seeds[number])
 
 
 def screen(out: Path) -> None:
@@ -611,6 +612,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--screen", action="store_true", help="only measure the tasks before training")
     parser.add_argument("--pilots", action="store_true", help="the pilots, and no reported run")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="which tasks to run")
     parser.add_argument("--table", action="store_true", help="only print what there is")
     parser.add_argument(
         "--out", type=Path, default=Path("out/when_it_pays"), help="folder of model, claims, and ledger"
@@ -625,7 +627,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if not options.table:
         os.nice(19)
-        for run in queue(path, options.pilots):
+        for run in queue(path, options.pilots, options.tasks):
             with (options.out / f"{run.name}.claim").open("w") as claim:
                 try:
                     fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -279,7 +279,7 @@ def test_a_run_of_the_study_that_another_process_holds_is_left_to_it(
 ) -> None:
     runs = [study.Run("topics", arm, 1e-5, 0) for arm in ("stock", "topr")]
     performed: list[Any] = []
-    monkeypatch.setattr(study, "queue", lambda path, pilots: iter(runs))
+    monkeypatch.setattr(study, "queue", lambda path, pilots, tasks: iter(runs))
     monkeypatch.setattr(study, "perform", lambda run, out: performed.append(run))
     monkeypatch.setattr(study.os, "nice", lambda more: 19)
     with (tmp_path / f"{runs[0].name}.claim").open("w") as claim:
