@@ -15,7 +15,7 @@ from replaying import Checked, build, check_losses, replay
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay.testing import make_trainer
+from trl_replay.testing import make_tokenizer, make_trainer
 
 SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 
@@ -163,3 +163,17 @@ def test_check_losses_sees_a_wrong_loss(tmp_path: Any) -> None:
     trainer.compared[-1] = (trainer.compared[-1][0] + 1e-3, *trainer.compared[-1][1:])
     with pytest.raises(AssertionError, match="by hand"):
         check_losses(trainer)
+
+
+@pytest.mark.parametrize("eos", ["several", "pad"])
+def test_losses_are_those_by_hand_where_an_answer_has_other_ends(tmp_path: Path, eos: str) -> None:
+    """Several tokens end an answer, or the token that ends it is the one that pads."""
+    tokenizer = make_tokenizer()
+    if eos == "pad":
+        tokenizer.pad_token = tokenizer.eos_token
+    ends = [tokenizer.eos_token_id, *tokenizer("79")["input_ids"]] if eos == "several" else tokenizer.eos_token_id
+    settings = {"generation_kwargs": {"eos_token_id": ends}, "mask_truncated_completions": eos == "pad"}
+    trainer = build(tmp_path, Rewards([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD]), tokenizer=tokenizer,
+                    max_steps=8, **settings)  # fmt: skip
+    session, _ = replay(trainer, replay_start=0)
+    assert session.totals.counters["replaced"]
