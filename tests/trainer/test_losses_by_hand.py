@@ -166,7 +166,7 @@ def test_check_losses_sees_a_wrong_loss(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("eos", ["several", "pad"])
-def test_losses_are_those_by_hand_where_an_answer_has_other_ends(tmp_path: Path, eos: str) -> None:
+def test_losses_are_those_by_hand_where_an_answer_has_other_ends(tmp_path: Any, eos: str) -> None:
     """Several tokens end an answer, or the token that ends it is the one that pads."""
     tokenizer = make_tokenizer()
     if eos == "pad":
