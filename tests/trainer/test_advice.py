@@ -181,6 +181,7 @@ DISEASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any], set[str]]] = {
     "nearly all is right": (SOLVED, SLOW, {}, {"all right"}),
     "solved at a high rate": (SEVEN, {"learning_rate": 0.1, "max_steps": 80}, {}, {"all right"}),
     "a sum that always differs": ([constant(1.0), spread, begins], SLOW, {}, {"dead function"}),
+    "a function that never pays": ([spread, says("zzz")], SLOW, {}, {"silent function"}),
     "the same with the name": (
         [constant(1.0), spread, begins], SLOW, {"replay_reward": "begins"}, {"sparse rewards"}),
     "format alone": ([constant(1.0), says("zzz")], {}, {}, {"nothing live"}),
@@ -222,7 +223,7 @@ RIGHT = [1.0, 1.0, 1.0, 1.0]
     [
         ([DEAD] * 3, [DEAD] * 3, {"nothing live"}),
         ([LIVE] * 3, [RIGHT] * 3, {"all right"}),  # something to store there was
-        ([LIVE] * 3, [DEAD] * 3, set()),
+        ([LIVE] * 3, [DEAD] * 3, {"dead groups"}),
     ],
     ids=["never live", "solved", "live once"],
 )
@@ -233,3 +234,28 @@ def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
     trainer.train()
     _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
     assert rules_in(" ".join(each.change for each in advice).replace("`", "")) == expected
+
+
+def test_a_stock_run_that_collapsed_is_told_so_and_nothing_else(tmp_path: Path) -> None:
+    def three_digits(completions: list[str], **_: Any) -> list[float]:
+        return [float(len({one for one in text if one.isdigit()}) == 3) for text in completions]
+
+    prompts = [f"{one}+{other}=" for one in range(6) for other in range(6)]
+    trainer = make_trainer(tmp_path, three_digits, prompts, max_steps=40, learning_rate=0.1)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
+    assert [each.change for each in advice] == [RULES[0].change.replace("`", "")]
+
+
+def test_a_stock_log_without_rewards_is_not_told_that_replay_could_fill_its_dead_groups(tmp_path: Path) -> None:
+    def sometimes(completions: list[str], **_: Any) -> list[float | None]:
+        return [float(text < "5") if sum(map(ord, text)) % 7 == 0 else None for text in completions]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(tmp_path, sometimes, max_steps=12)
+        trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
+    found = rules_in(" ".join(each.change for each in advice).replace("`", ""))
+    assert "steps without a reward" in found
+    assert "dead groups" not in found

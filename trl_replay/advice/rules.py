@@ -5,12 +5,12 @@ Every bound is taken from our own measurements (docs/evidence.md): it lies beyon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Log, dead_bounds, is_number, mean, pays_0_or_1
+from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, TINY, Log, dead_bounds, is_number, mean, pays_0_or_1
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
@@ -106,7 +106,7 @@ class Rule:
     def words(self, facts: Facts) -> Advice:
         """Describe what was seen, what to change, and why."""
         signs = [sign for sign in self.signs or self.when[:1] if isinstance(sign, Bound) and sign.holds(facts)]
-        seen = ", ".join(sign.measured(facts) for sign in signs)
+        seen = ", ".join(sign.measured(facts) for sign in signs).replace(NAME, facts.get(NAME, NAME).replace("'", ""))
         evidence = f"Measured: {self.evidence} (docs/{self.section})"
         return Advice(seen, self.told(facts).replace("`", ""), evidence.replace("`", ""))
 
@@ -122,6 +122,9 @@ NAME = "NAME"
 OF_FUNCTION = f"replay/dead_fraction/{NAME}"
 """The largest share of groups in which one function that is not constant does not differ. 0 with one function, and
 where one of them counts; not known of a log of several functions without replay."""
+WAS_LIVE = "steps with a live group"
+SILENT = "reward functions that never paid"
+UNSCORED = "steps without a reward"
 FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "completions without a reward"
 UNTRAINED, CLIPPED, LOWEST = "replay/untrained_fraction", "completions/clipped_ratio", "replay/lowest_fraction"
 ENTROPY, BEFORE = "entropy (share of its highest)", "replay/lowest_fraction at its least"
@@ -152,8 +155,8 @@ RULES = (
         "If completions fail, take easier prompts first, or explore more: a higher `temperature`, a larger "
         "`num_generations`. If they succeed, take harder prompts. If they are cut off and masked "
         "(`mask_truncated_completions`), raise `max_completion_length`.",
-        "all 17 stock runs with at least 97.5 % dead groups ended at reward 0.00; ten rounds of dynamic sampling did "
-        "not help.",
+        "in the table of all tasks, all 17 stock runs with at least 97.5 % dead groups, all failures, ended at reward "
+        "0.00; ten rounds of dynamic sampling did not help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
     ),
     Rule(
@@ -200,6 +203,22 @@ RULES = (
         "howto/several-rewards.md#what-was-measured",
     ),
     Rule(
+        "silent function",
+        (Bound(SILENT, least=1.0), Bound(DEAD_EXACT, most=0.95)),
+        "In no group did NAME pay anything, so it trains nothing. If that is the function that you train for, take "
+        "easier prompts or a teacher's completions first, then give its name: `replay_reward`.",
+        "on a lock with format and length terms, the defaults ended at an accuracy of 0.00.",
+        "howto/several-rewards.md#what-was-measured",
+    ),
+    Rule(
+        "steps without a reward",
+        (Bound(UNSCORED, least=0.1), Given("use_replay", (False,))),
+        "The log has no reward for these steps: no function scored some rows, and TRL's share of dead groups leaves "
+        "theirs out. Look at why; `replay_dry_run=True` counts these groups.",
+        "such rows count in no pass rate and are never replayed.",
+        "compatibility.md#rollouts-that-failed",
+    ),
+    Rule(
         "sum alone",
         (Bound(FUNCTIONS, least=2.0), Bound(DEAD_EXACT, most=0.5), Given("use_replay", (False,))),
         "This log has dead groups by the sum of the rewards: a function may be dead where the sum differs. "
@@ -209,15 +228,22 @@ RULES = (
     ),
     Rule(
         "few dead",
-        (Bound(DEAD_EXACT, most=0.2), Bound(OF_FUNCTION, most=0.5), SAME, KEEP),
+        (Bound(DEAD_EXACT, most=0.2), Bound(OF_FUNCTION, most=0.5), Bound(SILENT, most=0.0), SAME, KEEP),
         f"There is little to replace, so replay changes little. If a completion costs more than an update: {PRESET}.",
         "on grades (16 to 27 % dead), 0.25 with the defaults, 0.21 without replay, 0.61 with the preset.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
         "dead groups",
-        (Bound(DEAD_EXACT, least=0.2, most=0.98), Bound(ALL_RIGHT, most=0.5), Given("use_replay", (False,))),
-        "Replay could fill these, unless they are solved: `replay_dry_run=True` measures it first.",
+        (
+            Bound(DEAD_EXACT, least=0.2),
+            Bound(WAS_LIVE, least=1.0),
+            Bound(ALL_RIGHT, most=0.5),
+            Bound(UNSCORED, most=0.1),
+            Given("use_replay", (False,)),
+        ),
+        "Replay could fill these, unless they are solved: `replay_dry_run=True` measures it first, and counts those "
+        "too that are dead because completions are cut off and masked (`mask_truncated_completions`).",
         "the lock reached reward 0.25 after 12,928 completions instead of 96,000; addition gained 0.042.",
         "evidence.md#learning",
     ),
@@ -266,7 +292,11 @@ RULES = (
     ),
     Rule(
         "stale buffer",
-        (Given("replay_correction", ("none", "topr", "imitation"), one_of=False), Bound(ALL_RIGHT, most=0.5)),
+        (
+            Given("replay_correction", ("none", "topr", "imitation"), one_of=False),
+            Bound(ALL_RIGHT, most=0.5),
+            Bound(UNTRAINED, most=0.1),
+        ),
         "The policy has left what is stored. Halve `learning_rate`; if that is not enough, change what is replayed.",
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5; an "
         "age limit never helped by more than 0.03, and age alone is no sign.",
@@ -304,33 +334,32 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     if len(entries) < FEWEST:
         return [], {}
     labeled = pays_0_or_1(entries)
+    attached = any(DEAD_EXACT in entry for entry in entries)
     never_live = all(entry[DEAD] == 1 for entry in entries)
-    last = [
-        {**_without_replay(entry, labeled, never_live), **entry}
-        for entry in entries[-max(int(LAST_PART * len(entries)), LEAST) :]
-    ]
+    entries = [{**_without_replay(entry, labeled, never_live), **entry} for entry in entries]
+    last = entries[-max(int(LAST_PART * len(entries)), LEAST) :]
     names = {name for entry in last for name in entry if name.startswith("replay/")} | {CLIPPED}
     means = {name: mean(last, name) for name in names}
-    attached = any(DEAD_EXACT in entry for entry in entries)
-    known = {UNTRAINED: 0.0, NO_REWARD: 0.0, ALL_RIGHT: 0.0, **means, **_derived(entries, last, settings, attached)}
+    known = {
+        UNTRAINED: 0.0,
+        NO_REWARD: 0.0,
+        ALL_RIGHT: 0.0,
+        SILENT: 0.0,
+        **means,
+        **_derived(entries, last, settings, attached),
+    }
     return [entry["step"] for entry in last], {**settings, **known, "use_replay": attached}
 
 
 def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: bool) -> dict[str, Any]:
     """Facts that no single metric tells."""
-    found: dict[str, Any] = {
-        FUNCTIONS: sum(name.endswith("/mean") for name in last[-1] if name.startswith("rewards/"))
-    }
-    shares = {
-        name[len(OF_FUNCTION) - len(NAME) :]: mean(last, name)
-        for name in last[-1]
-        if name.startswith(OF_FUNCTION[:-4])
-    }
-    apart = {name: share for name, share in shares.items() if share is not None and 0.5 <= share < 1}
-    if attached or found[FUNCTIONS] < 2:
+    functions = [name[8:-5] for name in last[-1] if name.startswith("rewards/") and name.endswith("/mean")]
+    found: dict[str, Any] = {FUNCTIONS: len(functions), UNSCORED: _unscored(last)}
+    found[WAS_LIVE] = sum(entry[DEAD_EXACT] < 1 for entry in entries if is_number(entry.get(DEAD_EXACT)))
+    if attached or len(functions) < 2:
         found[OF_FUNCTION] = 0.0
-    if apart and settings.get("replay_reward") is None:
-        found |= {OF_FUNCTION: max(apart.values()), NAME: " or ".join(map(repr, apart))}
+    if settings.get("replay_reward") is None:
+        found |= _of_functions(functions, entries, last)
     stored = sum(entry.get("replay/stored", 0) for entry in last)
     if stored:
         found[CHURN] = sum(entry.get("replay/evicted", 0) for entry in last) / stored
@@ -343,6 +372,31 @@ def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: boo
         found[ENTROPY] = now / highest
     least = min(_windows(entries, LOWEST), default=None)
     return found if least is None else {**found, BEFORE: least}
+
+
+def _of_functions(functions: Sequence[str], entries: Log, last: Log) -> dict[str, Any]:
+    """Facts about reward functions that did not differ over groups where their sum did: those that do so at times, or
+    else those that never paid. One that is constant and pays may be a term that was learned."""
+    apart, silent = {}, []
+    for name in functions:
+        metric = OF_FUNCTION.replace(NAME, name)
+        share, of_all, paid = mean(last, metric), mean(entries, metric), mean(last, f"rewards/{name}/mean")
+        if share is None or of_all is None or share < 0.5:
+            continue
+        pays = paid is None or paid > TINY
+        if share < 1 or (of_all < 1 and not pays):
+            apart[name] = share
+        elif of_all == 1 and not pays:
+            silent.append(name)
+    if apart:
+        return {OF_FUNCTION: max(apart.values()), NAME: " or ".join(map(repr, apart))}
+    return {SILENT: len(silent), NAME: " or ".join(map(repr, silent))} if silent else {}
+
+
+def _unscored(last: Log) -> float:
+    """Return the share of a log's steps whose mean reward or its deviation is no number; 0 where none is logged."""
+    told = [is_number(entry.get("reward")) and is_number(entry.get("reward_std")) for entry in last]
+    return 1 - sum(told) / len(told) if any("reward_std" in entry for entry in last) else 0.0
 
 
 def healthy_before(log: Log) -> float | None:
@@ -380,7 +434,7 @@ def _without_replay(entry: Mapping[str, Any], labeled: bool, never_live: bool) -
     if not labeled:
         return found
     (wrong, _), (right, _) = dead_bounds(dead, entry["reward"])
-    return {**found, ALL_WRONG: wrong, ALL_RIGHT: right, HIGHEST: right}
+    return {**found, ALL_WRONG: wrong, LOWEST: wrong, ALL_RIGHT: right, HIGHEST: right}
 
 
 def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
@@ -394,7 +448,10 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
     if not steps:
         return f"fewer than {FEWEST} steps were logged: too little for advice", []
     about = f"means of logged steps {steps[0]:g} to {steps[-1]:g}"
-    return about, [rule.words(facts) for rule in RULES if rule.applies(facts)]
+    applying = [rule for rule in RULES if rule.applies(facts)]
+    if applying and applying[0].name == "collapse":
+        applying = applying[:1]  # nothing else helps before
+    return about, [rule.words(facts) for rule in applying]
 
 
 def remedy_for_masks(settings: Mapping[str, Any]) -> str:

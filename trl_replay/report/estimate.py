@@ -13,6 +13,7 @@ from ..advice.logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead
 from ..advice.rules import Advice, advise
 from ..errors import ReplayError
 from ..setup.config import ReplayConfig
+from .inspection import settings_of
 from .log import HOW_TO_MAKE_ONE, read_log
 
 
@@ -70,7 +71,7 @@ def estimate(source: str | Path) -> Estimate:
             f"{HOW_TO_MAKE_ONE}."
         )
     dead = float(np.mean([step.dead for step in steps]))
-    about, advice = advise(log, ReplayConfig().to_dict())
+    about, advice = advise(log, {**ReplayConfig().to_dict(), **settings_of(path)})
     return Estimate(
         source=str(path),
         dead=dead,

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import format as saved
+from ..checkpoint.save_id import FOLDER
 from ..data.types import Floats
 from ..offline.export import Source, StoredEntry, of_checkpoint, rows_of
+from .log import buffer_in
 
 SUMMARIZED = {
     "age": "age in updates",
@@ -66,6 +68,15 @@ def inspect(checkpoint: str | Path, shown: int = GROUPS_SHOWN) -> dict[str, Any]
         **{name: summary(column) for name, column in summarized.items()},
         "top": _highest(of_checkpoint(checkpoint), update, shown),
     }
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return the settings of the run whose checkpoint this is, or whose newest complete one is in this folder; none
+    where no buffer was saved."""
+    checkpoint = buffer_in(run)
+    if not (checkpoint / FOLDER).is_dir():
+        return {}
+    return dict(saved.read_all(checkpoint)[0].session["settings"])
 
 
 def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:
