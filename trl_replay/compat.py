@@ -7,11 +7,11 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from .errors import ContractError
 
 if TYPE_CHECKING:
     import torch
+
+    from .base.left_packed import LeftPacked
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
@@ -65,12 +67,29 @@ ATTRIBUTES: dict[str, str] = {
 BUFFERED = "_buffered_inputs"
 """The trainer's micro-batches of the present generation batch; None makes it generate."""
 REFUSED: dict[str, str] = {
-    "Unsloth": f"its compiled loss computes log-probs without {LOGPS}, so that replayed rows would train with a ratio "
-    "of 1",
     "GRPOWithReplayBufferTrainer": "it replays by itself, from a buffer of its own",
     "RLOOTrainer": "its loss reads one old log-prob a sequence, and takes the KL term into the reward",
 }
 """Trainers that keep the methods of `SEAM` but can't be replayed for, by a part of their qualified names."""
+
+UNSLOTH = "UnslothGRPOTrainer"
+"""The class that Unsloth generates from TRL's source and puts in its place; it is no subclass."""
+UNSLOTH_TESTED = {"unsloth": SpecifierSet("==2026.10.9"), "unsloth_zoo": SpecifierSet("==2026.10.9")}
+UNSLOTH_TESTED_TRL = SpecifierSet(">=1.14.2,<1.16")
+UNSLOTH_LOSS = "compute_loss"  # is its loss: LOSS is never called, and LOGPS returns nothing there
+UNSLOTH_APPLIED = "UnslothEfficientGRPO"  # its apply gets the policy's log-probs, and all that stands next to them
+UNSLOTH_FORWARD = "grpo_accumulated_loss"  # looks UNSLOTH_APPLIED up in its module, and calls it
+UNSLOTH_PARAMETERS = (
+    "_new_logps", "_old_logps", "_ref_logps", "_sampling_per_token_logps", "lm_head", "_input_ids", "_mask",
+    "_advantages",
+)  # fmt: skip
+"""First parameters of UNSLOTH_APPLIED."""
+UNSLOTH_LEFT_PAD = "max_left_pad"
+"""Batch key of Unsloth's, `(B, 1)`: the most padding of a prompt."""
+UNSLOTH_SWITCHES = ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGGREGATION",
+                    "UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD", "UNSLOTH_GRPO_ROLLOUT_RS",
+                    "UNSLOTH_GRPO_TRUNCATED_SUPPORT")  # fmt: skip
+"""Environment variables with which Unsloth's loss is another one."""
 
 OTHER_LOSS = (
     "compute_liger_loss"  # TRL up to 1.13: the loss with use_liger_kernel=True, which goes around LOSS and LOGPS
@@ -159,8 +178,9 @@ def accepts(named: tuple[str, ...], passes_on: bool, expected: tuple[str, ...]) 
 
 def contract_problems(trainer_class: type) -> list[str]:
     """Return what a trainer class lacks of the methods and parameters in `SEAM`; nothing if all is there."""
+    seam = SEAM | {UNSLOTH_LOSS: SEAM[LOSS]} if made_by_unsloth(trainer_class) else SEAM
     problems = []
-    for name, expected in SEAM.items():
+    for name, expected in seam.items():
         method = inspect.getattr_static(trainer_class, name, None)
         if not inspect.isfunction(method):
             problems.append(f"{trainer_class.__name__}.{name} is not a method")
@@ -189,7 +209,7 @@ def check_contract(trainer: Any) -> None:
         for name, reason in REFUSED.items()
         if name in f"{base.__module__}.{base.__qualname__}"
     ][:1]
-    problems = problems or contract_problems(type(trainer))
+    problems = problems or contract_problems(type(trainer)) + unsloth_problems(type(trainer))
     problems += [
         f"the trainer has no attribute {name!r} ({reason})"
         for name, reason in ATTRIBUTES.items()
@@ -200,6 +220,49 @@ def check_contract(trainer: Any) -> None:
             f"{type(trainer).__name__} (TRL {version('trl')}) can't be attached to: {'; '.join(problems)}. "
             "Attach to trl.GRPOTrainer or to a subclass that keeps its scoring step and loss."
         )
+
+
+def made_by_unsloth(trainer_class: type) -> bool:
+    """Return whether Unsloth has generated this class, or one that it is a subclass of."""
+    return any(base.__name__ == UNSLOTH for base in trainer_class.__mro__)
+
+
+def is_unsloth(trainer: Any) -> bool:
+    """Return whether Unsloth has generated this trainer's class."""
+    return made_by_unsloth(type(trainer))
+
+
+def unsloth_names(trainer_class: type) -> dict[str, Any]:
+    """The global names of the module that Unsloth generated: its loss looks up there what it calls."""
+    names: dict[str, Any] = inspect.unwrap(getattr(trainer_class, UNSLOTH_LOSS)).__globals__
+    return names
+
+
+def unsloth_problems(trainer_class: type) -> list[str]:
+    """Return why replay has not been tested with a class that Unsloth generated; nothing for other classes."""
+    if not made_by_unsloth(trainer_class):
+        return []
+    problems = []
+    for name, tested in {**UNSLOTH_TESTED, "trl": UNSLOTH_TESTED_TRL}.items():
+        installed = _release_of(name)
+        if not tested.contains(installed, prereleases=True) and os.environ.get(UNTESTED_VARIABLE) != "1":
+            problems.append(f"replay was tested with {name} {tested} and Unsloth's trainer, not with {installed}")
+    names = unsloth_names(trainer_class)
+    forward = getattr(names.get(UNSLOTH_FORWARD), "__globals__", None)
+    if forward is not names or UNSLOTH_APPLIED not in names:
+        problems.append(f"Unsloth's loss does not call {UNSLOTH_FORWARD} and {UNSLOTH_APPLIED} of its own module")
+        return problems
+    parameters = tuple(inspect.signature(names[UNSLOTH_APPLIED].forward).parameters)[1:]
+    if parameters[: len(UNSLOTH_PARAMETERS)] != UNSLOTH_PARAMETERS:
+        problems.append(f"{UNSLOTH_APPLIED} takes {parameters}, not {UNSLOTH_PARAMETERS} first")
+    return problems
+
+
+def _release_of(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "0"
 
 
 def tag_model(trainer: Any, tag: str) -> None:
@@ -365,6 +428,8 @@ def has_other_loss_path(trainer: Any) -> bool:
 
 def seam(trainer: Any, iterates: bool) -> list[str]:
     """The methods to wrap on this trainer; `iterates`: with `replay_iterations="replay"`."""
+    if is_unsloth(trainer):
+        return [SCORE, REWARDS, UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
     other = [OTHER_LOSS] if has_other_loss_path(trainer) else []
     return [*SEAM, *other, *([PREPARE] if iterates else [])]
 
@@ -489,7 +554,16 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
     images = {key: batch[key] for key in inspect.signature(method).parameters if batch.get(key) is not None}
     with torch.no_grad():
         logps: torch.Tensor = method(trainer, model, ids, mask, width, batch_size=rows, **images)[0]
+    if is_unsloth(trainer):  # its values are of inference mode: a loss could not save them for its gradient
+        return left_packed(trainer, batch).unpack(logps.clone())
     return logps
+
+
+def left_packed(trainer: Any, batch: Mapping[str, Any]) -> LeftPacked:
+    """Where Unsloth has the log-probs of this batch's completions."""
+    from .base.left_packed import LeftPacked
+
+    return LeftPacked(batch["prompt_ids"], batch["completion_ids"], tokenizer(trainer).pad_token_id)
 
 
 def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:

@@ -128,8 +128,12 @@ class Tap:
         finally:
             self._current = None
         self.handshake.check(micro)
-        scale = self._denominator.scale(micro, micro.rows[:, 1])
+        scale = self.scale(micro)
         return loss if scale is None else loss * scale
+
+    def scale(self, micro: MicroBatch) -> torch.Tensor | float | None:
+        """Factor on a micro-batch's loss; None if there is none."""
+        return self._denominator.scale(micro, micro.flags)
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """Look at what the wrapped log-prob method returned, log-probs `(b, C)`, entropies `(b, C)` and more, once
@@ -156,8 +160,7 @@ class Tap:
             micro.silence(dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
-        scale = self._denominator.scale(micro, micro.flags)
-        return self._denominator.returned(result, micro, micro.flags, masked, scale)
+        return self._denominator.returned(result, micro, micro.flags, masked, self.scale(micro))
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Take rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""

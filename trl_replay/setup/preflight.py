@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
         reasons += _without_iterations(trainer, settings, components)
     if components.beside_the_tap:
         reasons += _beside_the_tap(settings)
+    if compat.is_unsloth(trainer):
+        reasons += _untested_with_unsloth(trainer)
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
         reasons += [str(reason) for reason in result]
     if reasons:
@@ -146,6 +149,30 @@ def _beside_the_tap(settings: Settings) -> Iterator[str]:
             f"replay_correction={correction!r} needs the loss to call {compat.LOGPS}, which "
             "use_liger_kernel=True goes around: use replay_correction='ratio' or use_liger_kernel=False"
         )
+
+
+def _untested_with_unsloth(trainer: Any) -> Iterator[str]:
+    """Yield what replay was not tested with in Unsloth's trainer."""
+    args = trainer.args
+    tokenizer = compat.tokenizer(trainer)
+    known = getattr(trainer.train_dataset, "column_names", None) or []
+    untested = {
+        "use_vllm=True": trainer.use_vllm,
+        f"{trainer.accelerator.num_processes} processes": trainer.accelerator.num_processes > 1,
+        "DeepSpeed": trainer.is_deepspeed_enabled,
+        "FSDP": trainer.is_fsdp_enabled,
+        "a processor, or images": trainer.processing_class is not tokenizer or {"image", "images"} & set(known),
+        "a rollout function, tools or environments": trainer.rollout_func is not None
+        or bool(trainer.tools)
+        or compat.has_environments(trainer),
+        f"entropy_coef={getattr(args, 'entropy_coef', 0)}": bool(getattr(args, "entropy_coef", 0)),
+        "use_adaptive_entropy=True": bool(getattr(args, "use_adaptive_entropy", False)),
+        f"top_entropy_quantile={args.top_entropy_quantile}": args.top_entropy_quantile < 1.0,
+        **{f"the environment variable {name}": name in os.environ for name in compat.UNSLOTH_SWITCHES},
+    }
+    for name, given in untested.items():
+        if given:
+            yield f"replay was not tested with Unsloth's trainer and {name}: leave it out, or use_replay=False"
 
 
 def misgivings(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:

@@ -18,6 +18,7 @@ from ..setup.assembly import assemble, idle_components
 from ..setup.config import ReplayConfig
 from ..setup.preflight import misgivings, preflight
 from ..setup.settings import choose_scope_of, resolve
+from .layout_probe import check_layout
 from .seam import leave, put_on, refuse_foreign_overrides, refuse_patches_on_top, take_off
 
 _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
@@ -71,6 +72,7 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         refuse_foreign_overrides(trainer, in_force.iterates)
         components = assemble(trainer, in_force)
         preflight(trainer, in_force, components)
+        check_layout(trainer)
         for text in misgivings(trainer, in_force, components):
             warnings.warn(text, stacklevel=2)
     session = Session(trainer, in_force, components)

@@ -109,8 +109,10 @@ class _Watch:
             self._put_back = None
 
     def _wrap_train(self, module: Any) -> None:
-        """However a subclass of TRL's trainer trains, it comes to the `train` of transformers' trainer."""
+        """However a subclass of TRL's trainer trains, or Unsloth's copy, it comes to the `train` of transformers'."""
         from transformers import Trainer
+
+        from .. import compat
 
         if self._put_back is not None:
             return
@@ -119,7 +121,7 @@ class _Watch:
 
         @functools.wraps(stock)
         def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(trainer, trainer_class):
+            if isinstance(trainer, trainer_class) or compat.is_unsloth(trainer):
                 _attach_once(trainer)
             elif any("GRPO" in base.__name__ for base in type(trainer).__mro__):
                 _warn_of_unseen(trainer)

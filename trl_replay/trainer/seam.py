@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from .. import compat
 from ..checkpoint import saving
 from ..errors import AttachError
+from ..loss import unsloth
 from ..loss.micro_batch import ROWS
 from ..session import Session
 from . import completions_table
@@ -142,20 +143,21 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
         if paused or session.paused:
             session.abstain(len(inputs))
             return batch
-        composed = session.step(batch, lambda rows: _score_again(session, stock, rows))
+        scored = unsloth.as_trl(trainer, batch)
+        composed = session.step(scored, lambda rows: _score_again(session, trainer, stock, rows))
         if session.detached:  # by a hook: without the seam replayed rows would train as if they were fresh
             session.replaced = [False] * len(session.replaced)
             return batch
-        return composed
+        return unsloth.as_unsloth(trainer, composed)
     finally:
         session.judge.rewards = None
         completions_table.mark(trainer, session.replaced)
 
 
-def _score_again(session: Session, stock: Callable[..., Any], inputs: Any) -> Any:
+def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """A further round of the batch at hand, with rewards of its own."""
     session.judge.rewards = []
-    return stock(session.note_tasks(inputs))
+    return unsloth.as_trl(trainer, stock(session.note_tasks(inputs)))
 
 
 def _score_last(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
@@ -178,6 +180,15 @@ def _rewards(session: Session, trainer: Any, stock: Callable[..., Any], *args: A
 
 def _loss(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any) -> Any:
     return session.tap.loss(lambda micro: stock(model, micro), inputs)
+
+
+def _unsloth_loss(
+    session: Session, trainer: Any, stock: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    def plain(micro: Any) -> Any:
+        return stock(model, micro, *args, **kwargs)
+
+    return session.tap.loss(unsloth.tapped(session.tap, trainer, plain) if ROWS in inputs else plain, inputs)
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -204,6 +215,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.LOGPS: _logps,
     compat.PREPARE: _prepare,
     compat.OTHER_LOSS: _loss,
+    compat.UNSLOTH_LOSS: _unsloth_loss,
     compat.SAVE: saving.save,
     compat.LOAD: saving.load,
 }
@@ -222,6 +234,7 @@ def _forget_buffered(trainer: Any, several: bool) -> None:
         setattr(trainer, compat.BUFFERED, None)  # stock's own sign that it must generate
     for micro in ours:
         del micro[ROWS]
+        micro.update(unsloth.packed(trainer, micro))
 
 
 def _origin(found: Any) -> str:
