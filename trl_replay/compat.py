@@ -234,7 +234,8 @@ def is_unsloth(trainer: Any) -> bool:
 
 def unsloth_names(trainer_class: type) -> dict[str, Any]:
     """The global names of the module that Unsloth generated: its loss looks up there what it calls."""
-    names: dict[str, Any] = inspect.unwrap(getattr(trainer_class, UNSLOTH_LOSS)).__globals__
+    generated = next(base for base in trainer_class.__mro__ if base.__name__ == UNSLOTH)
+    names: dict[str, Any] = inspect.unwrap(getattr(generated, UNSLOTH_LOSS)).__globals__
     return names
 
 

@@ -51,6 +51,11 @@ class Checked(Spy):
         asleep = setting(self, "use_adaptive_entropy") and self._last_world_entropy > self.args.entropy_target
         self.applied_entropy_coef = 0.0 if asleep else setting(self, "entropy_coef")
         loss = super()._compute_loss(model, inputs)
+        self.follow(inputs, loss)
+        return loss
+
+    def follow(self, inputs: Any, loss: torch.Tensor) -> None:
+        """Computes a training loss by hand, and notes both."""
         if self.watch is not None and self.model.training:
             rows = self.watch.rows(inputs, self.losses[-1]["logps"])
             self.complete(rows, inputs)
@@ -67,7 +72,6 @@ class Checked(Spy):
             replayed = int((inputs.rows[:, 0] < 0).sum())
             self.compared.append((float(loss.detach()), float(self.expected.detach()), replayed))
             self.by_hand.append(by_hand)
-        return loss
 
     def forward_by_hand(self, rows: list[dict[str, Any]], inputs: Any) -> tuple[list[Any], list[Any], Any]:
         """Log-probs and entropies of the rows' completions, and the routers' auxiliary loss."""

@@ -92,10 +92,11 @@ def _made_up(trainer: Any) -> dict[str, Any]:
         "completion_mask": mask,
         "advantages": torch.tensor([1.0, -1.0, 0.5]),
         "num_items_in_batch": mask.sum(),
-        OLD_LOGPS: -torch.arange(1.0, rows * longest + 1).view(rows, longest),
-        REF_LOGPS: -torch.arange(2.0, rows * longest + 2).view(rows, longest),
     }
-    return {key: value.to(device) for key, value in batch.items()}
+    batch = {key: value.to(device) for key, value in batch.items()}
+    own = _alone(trainer, batch)
+    apart = torch.arange(own.numel(), device=device).view_as(own) / 100
+    return {**batch, OLD_LOGPS: own - apart, REF_LOGPS: own + apart}
 
 
 def _differences(trainer: Any, batch: dict[str, Any], seen: dict[str, Any]) -> Iterator[str]:
@@ -127,7 +128,7 @@ def _in_single_precision(trainer: Any, values: torch.Tensor) -> bool:
 
 def _alone(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     """`(b, C)`: log-probs of each row's completion by the model, without any padding."""
-    logps = torch.zeros_like(batch[OLD_LOGPS])
+    logps = torch.zeros(batch["completion_ids"].shape, device=trainer.model.device)
     for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
         ids = torch.cat([batch["prompt_ids"][row, -prompt:], batch["completion_ids"][row, :completion]])
         with torch.no_grad(), trainer.compute_loss_context_manager():

@@ -1,0 +1,73 @@
+"""Unsloth's own generated trainer, on a CPU: import this before trl and transformers.
+
+What stands in for a GPU: Unsloth's switch for its CI, and the line that it then leaves out; what its loader puts on a
+model; its compilers are off.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from typing import Any
+
+os.environ |= {
+    "UNSLOTH_ALLOW_CPU": "1",
+    "UNSLOTH_COMPILE_DISABLE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "UNSLOTH_DISABLE_STATISTICS": "1",
+    "UNSLOTH_GRPO_SEQ_PACKING": "0",  # whose self-check a tiny random model always passes
+}
+os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", tempfile.mkdtemp())
+
+import unsloth  # noqa: F401
+from unsloth.models import rl
+from unsloth.models.vision import FastBaseModel
+
+rl._patch_trl_rl_trainers("grpo_trainer")
+
+import torch
+from replaying import Checked, build
+
+from trl_replay.testing import make_model, make_tokenizer
+
+PLAIN = {
+    "optim": "adamw_torch", "gradient_accumulation_steps": 1, "beta": 0.0, "mask_truncated_completions": False,
+    "epsilon_high": 0.2, "generation_kwargs": {"suppress_tokens": [make_tokenizer().pad_token_id]},
+}  # fmt: skip
+"""What Unsloth's configuration has other defaults for, and completions without pad tokens."""
+
+
+def dressed(model: Any) -> Any:
+    """The model with what Unsloth's loader would have put on it."""
+    model.for_training = functools.partial(FastBaseModel.for_training, model)
+    model.for_inference = functools.partial(FastBaseModel.for_inference, model)
+    model._unsloth_user_float32 = True
+    return model
+
+
+class Followed(Checked):
+    """Unsloth's trainer, which computes every training loss and its gradient a second time by hand."""
+
+    gradients = True
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self.watch is not None and self.model.training:
+            logps = self.forward_by_hand([self.row(inputs, number) for number in range(len(inputs.rows))], inputs)[0]
+            padded = torch.nn.utils.rnn.pad_sequence([of_row.detach() for of_row in logps], batch_first=True)
+            self.losses.append({"inputs": inputs, "logps": padded})
+            self.follow(inputs, loss)
+        return loss
+
+    def row(self, inputs: Any, number: int) -> dict[str, Any]:
+        from replaying import original
+
+        return original(inputs, number, self._tokenizer.pad_token_id)
+
+
+def trainer_of(folder: Any, rewards: Any, **settings: Any) -> Any:
+    """As `build`, of Unsloth's trainer."""
+    model = settings.pop("model", None)
+    model = dressed(make_model(make_tokenizer()) if model is None else model)
+    return build(folder, rewards, model=model, **{"trainer_class": Followed, **PLAIN, **settings})
