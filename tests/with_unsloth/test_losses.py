@@ -1,14 +1,14 @@
+"""Loss and gradient of every training step against those written down by hand, in Unsloth's trainer."""
+
 from __future__ import annotations
+
 from typing import Any
+
 import pytest
-import trl_replay
+from combinations import COMBINATIONS, follow
 from real_unsloth import trainer_of
-from replaying import replay
-from support import DEAD, HALF, LIVE, Rewards
 
-SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD])
 
-def test_one(tmp_path: Any) -> None:
-    trainer = trainer_of(tmp_path, Rewards(*SCRIPT), learning_rate=2e-2)
-    session, watch = replay(trainer)
-    print(trainer.compared, trainer.gradient_errors)
+@pytest.mark.parametrize("name", list(COMBINATIONS))
+def test_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+    follow(tmp_path, name, trainer_of)
