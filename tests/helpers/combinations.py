@@ -147,15 +147,17 @@ def made(folder: Any, settings: dict[str, Any], rewards: Any, make: Callable[...
     return make(folder, rewards, arguments=arguments, **settings)
 
 
-def follow(folder: Any, name: str, make: Callable[..., Any] = build) -> tuple[Any, Any]:
+def follow(folder: Any, name: str, make: Callable[..., Any] = build, **settings: Any) -> tuple[Any, Any]:
     """Trains a combination, and compares every batch, loss and gradient; returns the trainer and the session.
 
     Args:
         folder: For the trainer's files.
         name: Of the combination.
         make: Makes the trainer: `build`, or as it.
+        settings: Of the trainer, on top of the combination's.
     """
     training, replay = COMBINATIONS[name]
+    training = {**training, **settings}
     mixes = replay.get("replay_mixer") == "inject"
     rewards: Any = Rewards(*(LIVELY if mixes else SCRIPT))
     if "replay_refill_rounds" in replay:
@@ -167,7 +169,7 @@ def follow(folder: Any, name: str, make: Callable[..., Any] = build) -> tuple[An
     session = trl_replay.attach(trainer, **{"replay_start": 0, **replay})
     watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
     if mixes:
-        mode, scale = replay["replay_advantages"], training.get("scale_rewards", "group")
+        mode, scale = replay["replay_advantages"], trainer.scale_rewards
         watch.advantages = lambda step: mixed_advantages(watch, step, mode, (1.0,), scale, "sum_then_normalize")
     trainer.watch, trainer.compared = watch, []
     trainer.train()

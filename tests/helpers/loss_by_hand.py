@@ -154,6 +154,7 @@ def row_loss(trainer: Any, kind: str, row: Row, keep: torch.Tensor) -> torch.Ten
         gap = row.ref.double() - new
         kl = gap.exp() - gap - 1
         kl = kl * ratio if setting(args, "use_bias_correction_kl") else kl
+        kl = kl.clamp(max=getattr(trainer, "most_kl", math.inf))
         loss = loss + trainer.beta * torch.where(weights != 0, kl, 0.0)
     return loss.sum()
 

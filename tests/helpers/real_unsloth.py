@@ -27,7 +27,8 @@ from unsloth.models.vision import FastBaseModel
 rl._patch_trl_rl_trainers("grpo_trainer")
 
 import torch
-from replaying import Checked, build
+from peft import get_peft_model
+from replaying import Checked, build, original
 
 from trl_replay.testing import make_model, make_tokenizer
 
@@ -50,6 +51,7 @@ class Followed(Checked):
     """Unsloth's trainer, which computes every training loss and its gradient a second time by hand."""
 
     gradients = True
+    most_kl = 10.0  # of a token, Unsloth's own
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -61,13 +63,13 @@ class Followed(Checked):
         return loss
 
     def row(self, inputs: Any, number: int) -> dict[str, Any]:
-        from replaying import original
-
         return original(inputs, number, self._tokenizer.pad_token_id)
 
 
 def trainer_of(folder: Any, rewards: Any, **settings: Any) -> Any:
-    """As `build`, of Unsloth's trainer."""
+    """As `build`, of Unsloth's trainer, which gets a model with its adapter on it."""
     model = settings.pop("model", None)
-    model = dressed(make_model(make_tokenizer()) if model is None else model)
+    model = make_model(make_tokenizer()) if model is None else model
+    adapter = settings.get("arguments", {}).pop("peft_config", None)
+    model = dressed(model if adapter is None else get_peft_model(model, adapter))
     return build(folder, rewards, model=model, **{"trainer_class": Followed, **PLAIN, **settings})

@@ -5,10 +5,74 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from combinations import COMBINATIONS, follow
-from real_unsloth import trainer_of
+import replaying
+import torch
+from combinations import COMBINATIONS, SCRIPT, follow
+from real_unsloth import Followed, trainer_of
+from replaying import replay
+from support import Rewards
+
+ALL_TOKENS = {"top_entropy_quantile": 1.0}
+CHANGED: dict[str, dict[str, Any]] = {
+    "sapo, high-entropy tokens": ALL_TOKENS,
+    "token weights: icepop, grpo, high-entropy tokens": ALL_TOKENS,
+    "truncated completions masked, beta": {"max_completion_length": 40, "max_steps": 8},
+}
+"""What Unsloth's trainer is run with instead: entropy terms are refused, and its few completions end late."""
+REFUSED = {"entropy bonus", "rows: joint, truncated completions masked"}
 
 
-@pytest.mark.parametrize("name", list(COMBINATIONS))
+@pytest.mark.parametrize("name", [name for name in COMBINATIONS if name not in REFUSED])
 def test_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
-    follow(tmp_path, name, trainer_of)
+    follow(tmp_path, name, trainer_of, **CHANGED.get(name, {}))
+
+
+@pytest.mark.parametrize("name", ["dapo", "excluded, grpo, accumulation", "LoRA, beta"])
+def test_the_packed_forward_has_the_same_gradient_with(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Unsloth's default, which puts all rows of a micro-batch into one."""
+    monkeypatch.setenv("UNSLOTH_GRPO_SEQ_PACKING", "1")
+    trainer, _ = follow(tmp_path, name, trainer_of)
+    assert trainer.gradient_errors
+
+
+class Scaled(Followed):
+    """Gradients are those by hand times the scale of single-precision gradients of a loss in half precision."""
+
+    def compare_gradients(self, loss: torch.Tensor) -> None:
+        self.expected = self.expected * self.accelerator.scaler.get_scale()
+        super().compare_gradients(loss)
+
+
+@pytest.mark.parametrize("name", ["dapo", "excluded, grpo, accumulation"])
+def test_a_scaler_of_gradients_multiplies_ours_too(tmp_path: Any, name: str) -> None:
+    def scaled(*args: Any, **settings: Any) -> Any:
+        trainer = trainer_of(*args, trainer_class=Scaled, **settings)
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        return trainer
+
+    follow(tmp_path, name, scaled)
+
+
+def without_pads(batch: Any, row: int, pad: int, original: Any = replaying.original) -> dict[str, Any]:
+    """A row of which Unsloth's loss drops the pad tokens, as if they had not been generated."""
+    found: dict[str, Any] = original(batch, row, pad)
+    kept = found["ids"] != pad
+    return {
+        key: value[kept] if torch.is_tensor(value) and value.shape == kept.shape and key != "prompt" else value
+        for key, value in found.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["grpo", "bnpo"])
+def test_pad_tokens_in_completions_are_left_out_as_by_unsloth(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(replaying, "original", without_pads)
+    monkeypatch.setattr("real_unsloth.original", without_pads)
+    settings = {"generation_kwargs": {}, "max_completion_length": 12, "importance_sampling_level": "sequence"}
+    trainer = trainer_of(tmp_path, Rewards(*SCRIPT), loss_type=kind, **settings)
+    replay(trainer)
+    ids = torch.cat([batch["completion_ids"][batch["completion_mask"].bool()] for batch in trainer.scored])
+    assert bool((ids == trainer._tokenizer.pad_token_id).any()), "no pad token was generated"
