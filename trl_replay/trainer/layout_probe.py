@@ -23,7 +23,7 @@ NEAR, NEAR_IN_HALF_PRECISION = 1e-2, 0.5
 def check_layout(trainer: Any) -> None:
     """Refuse a trainer of Unsloth's whose loss has another layout than the releases that were tested.
 
-    The trainer's metrics, its model's modes and the global generators are as before.
+    The trainer, its model and the global generators are as before.
 
     Raises:
         ContractError: Names what is otherwise.
@@ -44,18 +44,18 @@ def check_layout(trainer: Any) -> None:
 
 @contextmanager
 def _aside(trainer: Any) -> Iterator[None]:
-    """What the loss notes on the trainer, and draws, leaves no trace; nothing drops out."""
-    metrics, modes = trainer._metrics, [(module, module.training) for module in trainer.model.modules()]
-    device = trainer.model.device
+    """What the loss notes on the trainer and its model, and draws, leaves no trace; nothing drops out."""
+    noted = [(vars(owner), dict(vars(owner))) for owner in (trainer, *trainer.model.modules())]
     trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
     trainer.model.eval()
+    device = trainer.model.device
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
             yield
     finally:
-        trainer._metrics = metrics
-        for module, mode in modes:
-            module.training = mode
+        for now, before in noted:
+            now.clear()
+            now.update(before)
 
 
 def _try(trainer: Any) -> tuple[dict[str, Any], Any, dict[str, Any]]:
