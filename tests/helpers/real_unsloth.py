@@ -27,9 +27,13 @@ from unsloth.models.vision import FastBaseModel
 rl._patch_trl_rl_trainers("grpo_trainer")
 
 import torch
+from combinations import SCRIPT
+from loss_by_hand import forward, forward_alone
 from peft import get_peft_model
-from replaying import Checked, build, original
+from replaying import Checked, build, loadable_model, original
+from support import Rewards
 
+import trl_replay
 from trl_replay.testing import make_model, make_tokenizer
 
 PLAIN = {
@@ -73,3 +77,29 @@ def trainer_of(folder: Any, rewards: Any, **settings: Any) -> Any:
     adapter = settings.get("arguments", {}).pop("peft_config", None)
     model = dressed(model if adapter is None else get_peft_model(model, adapter))
     return build(folder, rewards, model=model, **{"trainer_class": Followed, **PLAIN, **settings})
+
+
+def follow_scored(folder: Any, **settings: Any) -> None:
+    """Compares what Unsloth scored, once it is laid out as TRL's, with the models' log-probs of each row alone."""
+    settings = {"num_iterations": 2, "beta": 0.1, "learning_rate": 2e-2, **settings}
+    trainer = trainer_of(folder, Rewards(*SCRIPT), model=loadable_model(folder), **settings)
+    session = trl_replay.attach(trainer, replay_start=0)
+    step, far = session.step, []
+
+    def followed(batch: Any, score: Any = None) -> Any:
+        rows = [original(batch, row, trainer._tokenizer.pad_token_id) for row in range(len(batch["advantages"]))]
+        own = forward_alone(trainer, rows)[0]
+        ref = [
+            forward(trainer, [row], {"prompt_ids": row["prompt"][None], "completion_ids": row["ids"][None]},
+                    trainer.ref_model)[0][0]
+            for row in rows
+        ]  # fmt: skip
+        for row, by_policy, by_reference in zip(rows, own, ref, strict=True):
+            torch.testing.assert_close(row["old_per_token_logps"], by_policy, rtol=0, atol=1e-5)
+            torch.testing.assert_close(row["ref_per_token_logps"], by_reference, rtol=0, atol=1e-5)
+            far.append(float((by_policy - by_reference).abs().max()))
+        return step(batch, score)
+
+    session.step = followed  # type: ignore[method-assign]
+    trainer.train()
+    assert max(far) > 1e-2, "the policy hardly changed: the test says little"

@@ -8,7 +8,7 @@ import pytest
 import replaying
 import torch
 from combinations import COMBINATIONS, SCRIPT, follow
-from real_unsloth import Followed, trainer_of
+from real_unsloth import Followed, follow_scored, trainer_of
 from replaying import replay
 from support import Rewards
 
@@ -35,6 +35,11 @@ def test_the_packed_forward_has_the_same_gradient_with(
     monkeypatch.setenv("UNSLOTH_GRPO_SEQ_PACKING", "1")
     trainer, _ = follow(tmp_path, name, trainer_of)
     assert trainer.gradient_errors
+
+
+@pytest.mark.parametrize("settings", [{}, {"per_device_train_batch_size": 6, "steps_per_generation": 2}])
+def test_what_unsloth_scored_are_the_models_log_probs(tmp_path: Any, settings: dict[str, Any]) -> None:
+    follow_scored(tmp_path, **settings)
 
 
 class Scaled(Followed):

@@ -1,0 +1,134 @@
+"""Damages what lies between Unsloth's loss and the tap, one change at a time: the comparison by hand must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from combinations import follow
+from real_unsloth import follow_scored, trainer_of
+
+import trl_replay
+from trl_replay.base.left_packed import LeftPacked
+from trl_replay.compat import OLD_LOGPS, UNSLOTH_LEFT_PAD
+from trl_replay.loss import unsloth
+from trl_replay.loss.tap import Tap
+from trl_replay.trainer import attachment, seam
+
+Patch = pytest.MonkeyPatch
+EXCLUDED, ITERATED = "excluded, grpo, accumulation", "dr_grpo, two iterations"
+
+
+def shift(patch: Patch, name: str) -> None:
+    stock = getattr(LeftPacked, name)
+    patch.setattr(LeftPacked, name, lambda self, *given: stock(self, *given).roll(1, dims=1))
+
+
+def packs_off_by_one(patch: Patch) -> None:
+    shift(patch, "pack")
+
+
+def unpacks_off_by_one(patch: Patch) -> None:
+    shift(patch, "unpack")
+
+
+def as_trl_has_them(patch: Patch) -> None:
+    """Old log-probs are given as in TRL, `(b, C)`: Unsloth's loss then takes M for 0."""
+    patch.setattr(LeftPacked, "pack", lambda self, values, width: values)
+
+
+def completions_first(patch: Patch) -> None:
+    """What is packed begins where the completion of the row with the most padding does."""
+
+    def pack(self: Any, values: Any, width: int) -> Any:
+        return torch.nn.functional.pad(values, (0, width - values.size(1)))
+
+    patch.setattr(LeftPacked, "pack", pack)
+
+
+def gradients_are_not_scaled(patch: Patch) -> None:
+    patch.setattr(unsloth.ScaledGradient, "apply", lambda values, factor: values)
+
+
+def gradients_are_scaled_twice(patch: Patch) -> None:
+    scale = unsloth.ScaledGradient.apply
+    patch.setattr(unsloth.ScaledGradient, "apply", lambda values, factor: scale(values, factor * factor))
+
+
+def stored_log_probs_are_ignored(patch: Patch) -> None:
+    patch.setattr("trl_replay.loss.supply.Supply.put_into", lambda self, micro, logps: torch.zeros_like(logps).bool())
+
+
+def advantages_are_not_weighed(patch: Patch) -> None:
+    """The correction's weights do not reach the loss."""
+    patch.setattr("trl_replay.loss.supply.Supply._weighted", lambda self, advantages, *others: advantages)
+
+
+def silent_rows_train(patch: Patch) -> None:
+    patch.setattr("trl_replay.loss.micro_batch.MicroBatch.silence", lambda self, rows, logps: None)
+
+
+def references_stay_packed(patch: Patch) -> None:
+    """What Unsloth scored goes on with its columns cut off at the completions' width."""
+
+    def as_trl(trainer: Any, batch: Any) -> Any:
+        width = batch["completion_ids"].size(1)
+        cut = {key: value[:, :width].clone() for key, value in unsloth._packable(batch).items()}
+        return {key: value for key, value in {**batch, **cut}.items() if key != UNSLOTH_LEFT_PAD}
+
+    patch.setattr(seam.unsloth, "as_trl", as_trl)
+
+
+def old_ones_of_the_batch_are_lost(patch: Patch) -> None:
+    """Of rows with old log-probs in the batch, the loss gets the present ones."""
+    logps = Tap.logps
+
+    def tapped(self: Tap, result: Any) -> Any:
+        if self._current is not None:
+            self._current.pop(OLD_LOGPS, None)
+        return logps(self, result)
+
+    patch.setattr(Tap, "logps", tapped)
+
+
+SCORED = "what Unsloth scored"
+MUTANTS: dict[str, tuple[Callable[[Patch], None], str]] = {
+    "packs off by one": (packs_off_by_one, "dapo"),
+    "unpacks off by one": (unpacks_off_by_one, "dapo"),
+    "as TRL has them": (as_trl_has_them, ITERATED),
+    "completions first": (completions_first, "dapo"),
+    "gradients are not scaled": (gradients_are_not_scaled, EXCLUDED),
+    "gradients are scaled twice": (gradients_are_scaled_twice, EXCLUDED),
+    "stored log-probs are ignored": (stored_log_probs_are_ignored, "dapo"),
+    "weights are lost": (advantages_are_not_weighed, "half of token weights: truncated, beta"),
+    "silent rows train": (silent_rows_train, "excluded, dapo, beta"),
+    "references stay packed": (references_stay_packed, SCORED),
+    "old log-probs of the batch are lost": (old_ones_of_the_batch_are_lost, ITERATED),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_noticed(tmp_path: Any, monkeypatch: Patch, name: str) -> None:
+    """By the comparison alone: the probe at attach is left out."""
+    damage, combination = MUTANTS[name]
+    monkeypatch.setattr(attachment, "check_layout", lambda trainer: None)
+    damage(monkeypatch)
+    with pytest.raises((AssertionError, RuntimeError, KeyError)) as noticed:
+        if combination == SCORED:
+            follow_scored(tmp_path)
+        else:
+            follow(tmp_path, combination, trainer_of)
+    print(f"{name}: {type(noticed.value).__name__}: {str(noticed.value)[:160]}")
+
+
+PROBED = ["packs off by one", "unpacks off by one", "as TRL has them", "completions first"]
+
+
+@pytest.mark.parametrize("name", PROBED)
+def test_the_probe_alone_notices_a_wrong_layout(tmp_path: Any, monkeypatch: Patch, name: str) -> None:
+    trainer = trainer_of(tmp_path, lambda completions, **columns: [0.0] * len(completions))
+    MUTANTS[name][0](monkeypatch)
+    with pytest.raises((trl_replay.ContractError, RuntimeError), match="not laid out as|size of tensor"):
+        trl_replay.attach(trainer)
