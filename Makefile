@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 VLLM := .venv-vllm/bin
+UNSLOTH := .venv-unsloth/bin
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the package and the tests anew
 
-.PHONY: demo real check unit test vllm lint mutants compat canary docs site-check dist dist-all clean
+.PHONY: demo real check unit test vllm unsloth lint mutants compat canary docs site-check dist dist-all clean
 
 .venv/.installed: pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml)
 	$(PYTHON) -m venv .venv
@@ -27,6 +28,13 @@ unexport PYTHONDONTWRITEBYTECODE # each process of the tests would compile the p
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/with_vllm/vllm.txt
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_vllm/requirements.txt -e .
+	touch $@
+
+# Unsloth has an environment of its own, too: it allows neither the transformers nor the TRL of constraints.txt.
+# --no-deps, or it brings kernels for GPUs that fail to import next to torch for CPUs.
+.venv-unsloth/.installed: pyproject.toml tests/with_unsloth/requirements.txt
+	$(PYTHON) -m venv .venv-unsloth
+	$(UNSLOTH)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_unsloth/requirements.txt -e .
 	touch $@
 
 demo: .venv/.installed
@@ -50,6 +58,9 @@ test: .venv/.installed .venv/.engines # everything
 
 vllm: .venv-vllm/.installed # generates with vLLM, on a CPU; needs Python 3.11, a package index, and 3 GB of disk
 	$(VLLM)/python -m pytest -W ignore tests/with_vllm
+
+unsloth: .venv-unsloth/.installed # trains with Unsloth's trainer, on a CPU; needs a package index and 2 GB of disk
+	$(UNSLOTH)/python -m pytest -W ignore tests/with_unsloth
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
@@ -85,4 +96,4 @@ dist-all: .venv/.installed # the same beside seven TRL releases
 	$(BIN)/python tests/compat/dist.py --all
 
 clean:
-	rm -rf .venv .venv-vllm build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-unsloth build dist out .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
