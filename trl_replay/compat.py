@@ -36,6 +36,7 @@ LOSS = "_compute_loss"  # gets the micro-batch that the log-prob tap writes old 
 LOGPS = "_get_per_token_logps_and_entropies"  # returns the new policy's log-probs, before the loss reads the old ones
 SAVE = "_save_checkpoint"  # writes a checkpoint: on_save is too late, since rotation and upload come before it
 LOAD = "_load_optimizer_and_scheduler"  # gets the resolved checkpoint on every rank: TRL's own way to restore state
+TRAIN = ("train", "_inner_training_loop")  # of transformers' trainer: Unsloth's class has kept an earlier `train`
 PREPARE = "_prepare_inputs"  # gives out micro-batches: where a further iteration gets a batch of its own
 
 SEAM: dict[str, tuple[str, ...]] = {
@@ -224,7 +225,7 @@ def check_contract(trainer: Any) -> None:
 
 def made_by_unsloth(trainer_class: type) -> bool:
     """Return whether Unsloth has generated this class, or one that it is a subclass of."""
-    return any(base.__name__ == UNSLOTH for base in trainer_class.__mro__)
+    return any(base.__name__ in (UNSLOTH, f"_{UNSLOTH}") for base in trainer_class.__mro__)
 
 
 def is_unsloth(trainer: Any) -> bool:
@@ -234,7 +235,7 @@ def is_unsloth(trainer: Any) -> bool:
 
 def unsloth_names(trainer_class: type) -> dict[str, Any]:
     """The global names of the module that Unsloth generated: its loss looks up there what it calls."""
-    generated = next(base for base in trainer_class.__mro__ if base.__name__ == UNSLOTH)
+    generated = next(base for base in trainer_class.__mro__ if base.__name__ in (UNSLOTH, f"_{UNSLOTH}"))
     names: dict[str, Any] = inspect.unwrap(getattr(generated, UNSLOTH_LOSS)).__globals__
     return names
 

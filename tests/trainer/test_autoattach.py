@@ -145,20 +145,18 @@ def test_somebody_elses_patch_of_train_outlives_ours(make: Any) -> None:
 
 
 def test_88_a_trainer_that_is_a_copy_of_trls_is_told_by_name(tmp_path: Any) -> None:
-    """Unsloth's class has TRL's source, and is no subclass."""
+    """As Unsloth does it: its class has TRL's source, and is no subclass."""
     from transformers import Trainer, TrainingArguments
 
-    class UnslothGRPOTrainer(Trainer):
+    class CopiedGRPOTrainer(Trainer):
         def _inner_training_loop(self, *args: Any, **kwargs: Any) -> str:
             return "trained"
 
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    trainer = UnslothGRPOTrainer(model=make_model(make_tokenizer()), args=arguments)
+    trainer = CopiedGRPOTrainer(model=make_model(make_tokenizer()), args=arguments)
     undo = trl_replay.autoattach()
     try:
-        with pytest.warns(
-            UserWarning, match="a UnslothGRPOTrainer trained, which is no subclass of TRL's GRPOTrainer"
-        ):
+        with pytest.warns(UserWarning, match="a CopiedGRPOTrainer trained, which is no subclass of TRL's GRPOTrainer"):
             assert trainer.train() == "trained"
     finally:
         undo()

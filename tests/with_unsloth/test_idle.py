@@ -1,4 +1,4 @@
-"""With nothing to replay, Unsloth's trainer trains bit for bit as without; after `detach`, and when it resumes, too."""
+"""With nothing to replay Unsloth's trainer trains bit for bit as without, and so it does once replay is taken off."""
 
 from __future__ import annotations
 

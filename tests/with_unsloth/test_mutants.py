@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -115,11 +116,13 @@ def test_a_mutant_is_noticed(tmp_path: Any, monkeypatch: Patch, name: str) -> No
     damage, combination = MUTANTS[name]
     monkeypatch.setattr(attachment, "check_layout", lambda trainer: None)
     damage(monkeypatch)
+    check = (
+        partial(follow_scored, tmp_path)
+        if combination == SCORED
+        else partial(follow, tmp_path, combination, trainer_of)
+    )
     with pytest.raises((AssertionError, RuntimeError, KeyError)) as noticed:
-        if combination == SCORED:
-            follow_scored(tmp_path)
-        else:
-            follow(tmp_path, combination, trainer_of)
+        check()
     print(f"{name}: {type(noticed.value).__name__}: {str(noticed.value)[:160]}")
 
 
@@ -130,5 +133,5 @@ PROBED = ["packs off by one", "unpacks off by one", "as TRL has them", "completi
 def test_the_probe_alone_notices_a_wrong_layout(tmp_path: Any, monkeypatch: Patch, name: str) -> None:
     trainer = trainer_of(tmp_path, lambda completions, **columns: [0.0] * len(completions))
     MUTANTS[name][0](monkeypatch)
-    with pytest.raises((trl_replay.ContractError, RuntimeError), match="not laid out as|size of tensor"):
+    with pytest.raises((trl_replay.ContractError, RuntimeError), match=r"not laid out as|size of tensor"):
         trl_replay.attach(trainer)

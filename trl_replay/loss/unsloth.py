@@ -36,7 +36,7 @@ class ScaledGradient(torch.autograd.Function):
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Multiply the gradient."""
         return gradient * ctx.factor, None
 

@@ -117,21 +117,28 @@ class _Watch:
         if self._put_back is not None:
             return
         trainer_class = module.GRPOTrainer
-        stock = Trainer.train
+        stock = {name: getattr(Trainer, name) for name in compat.TRAIN}
 
-        @functools.wraps(stock)
-        def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(trainer, trainer_class) or compat.is_unsloth(trainer):
-                _attach_once(trainer)
-            elif any("GRPO" in base.__name__ for base in type(trainer).__mro__):
-                _warn_of_unseen(trainer)
-            return stock(trainer, *args, **kwargs)
+        def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+                if isinstance(trainer, trainer_class) or compat.is_unsloth(trainer):
+                    _attach_once(trainer)
+                elif any("GRPO" in base.__name__ for base in type(trainer).__mro__):
+                    _warn_of_unseen(trainer)
+                return function(trainer, *args, **kwargs)
+
+            return train
+
+        ours = {name: wrapped(function) for name, function in stock.items()}
 
         def put_back() -> None:
-            if Trainer.train is train:  # else somebody has replaced ours, which does nothing more
-                Trainer.train = stock
+            for name, function in stock.items():
+                if getattr(Trainer, name) is ours[name]:  # else somebody has replaced ours, which does nothing more
+                    setattr(Trainer, name, function)
 
-        Trainer.train = train
+        for name, function in ours.items():
+            setattr(Trainer, name, function)
         self._put_back = put_back
 
 
