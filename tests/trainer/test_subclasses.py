@@ -183,7 +183,7 @@ def test_rloo_is_refused_by_name(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("name", ["UnslothGRPOTrainer", "_UnslothGRPOTrainer", "GRPOWithReplayBufferTrainer"])
 def test_trainers_that_go_around_the_tap_are_refused_by_name(tmp_path: Any, name: str) -> None:
-    """Unsloth puts a compiled class in the place of TRL's; here a class of that name."""
+    """Here a class of that name, which Unsloth has not generated."""
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=type(name, (Checked,), {}))
     with pytest.raises(trl_replay.ContractError, match=r"it replays by itself|Unsloth's loss does not call"):
         trl_replay.attach(trainer)
