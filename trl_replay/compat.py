@@ -201,8 +201,8 @@ def check_contract(trainer: Any) -> None:
     """
     if not hasattr(trainer, SCORE):
         raise ContractError(
-            f"Attach to a trl.GRPOTrainer: a {type(trainer).__name__} has no {SCORE}, which replay wraps. There is no "
-            "replay for trainers that generate elsewhere (AsyncGRPOTrainer) or do not train by GRPO: train without it."
+            f"Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a {type(trainer).__name__} has no {SCORE}, "
+            "which replay wraps. There is no replay for trainers that do not train by GRPO: train without it."
         )
     problems = [
         f"{base.__name__}: {reason}"
@@ -432,6 +432,8 @@ def seam(trainer: Any, iterates: bool) -> list[str]:
     """The methods to wrap on this trainer; `iterates`: with `replay_iterations="replay"`."""
     if is_unsloth(trainer):
         return [SCORE, REWARDS, UNSLOTH_LOSS, SAVE, LOAD, *([PREPARE] if iterates else [])]
+    if is_asynchronous(trainer):
+        return [SAVE, LOAD]
     other = [OTHER_LOSS] if has_other_loss_path(trainer) else []
     return [*SEAM, *other, *([PREPARE] if iterates else [])]
 
@@ -663,7 +665,7 @@ def completions_table(trainer: Any) -> dict[str, Any]:
 
 def tokenizer(trainer: Any) -> Any:
     """Return the tokenizer; of a processor, its own."""
-    return trainer._tokenizer
+    return getattr(trainer, "_tokenizer", None) or trainer.processing_class
 
 
 def checkpoint_folder(trainer: Any, trial: Any) -> Path:
@@ -695,5 +697,98 @@ def positions(trainer: Any) -> int | None:
 
 def tokenizer_fingerprint(trainer: Any) -> str:
     """A hash of what each token id stands for."""
-    tokens = sorted(trainer._tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    tokens = sorted(tokenizer(trainer).get_vocab().items(), key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+
+
+QUEUE = "rollout_queue"
+"""The asynchronous trainer's queue of samples, which its dataset reads on the main process."""
+OF_ASYNCHRONOUS: dict[str, str] = {
+    QUEUE: "where samples are read",
+    "rollout_worker": "its health",
+    "model_version": "how old samples are",
+    "_trained_groups": "groups that count in epochs",
+    "_step_samples": "samples trained on in this update",
+    "_metrics": "lists that log() reduces",
+    "accelerator": "ranks and device",
+    "callback_handler": "updates are counted by a callback",
+    "processing_class": "pad token id and vocabulary",
+}
+"""Attributes of an asynchronous trainer that are read, and what for."""
+OF_SAMPLE = (
+    "input_ids",
+    "completion_mask",
+    "old_log_probs",
+    "advantage",
+    "model_version",
+    "group_id",
+    "metrics",
+)
+"""Fields of its samples."""
+OF_ARGS = ("max_staleness", "weight_sync_steps", "token_budget", "heartbeat_stale_after_s", "num_generations")
+"""Settings of it that are read."""
+
+
+def is_asynchronous(trainer: Any) -> bool:
+    """Return whether this is TRL's AsyncGRPOTrainer, or a subclass."""
+    return any(base.__name__ == "AsyncGRPOTrainer" for base in type(trainer).__mro__)
+
+
+def check_asynchronous(trainer: Any) -> None:
+    """Refuse an AsyncGRPOTrainer of another shape than the one known.
+
+    Raises:
+        ContractError: Names the release, and everything that is missing.
+    """
+    problems = [
+        f"the trainer has no attribute {name!r} ({reason})"
+        for name, reason in OF_ASYNCHRONOUS.items()
+        if not hasattr(trainer, name)
+    ]
+    problems += [f"its args have no {name!r}" for name in OF_ARGS if not hasattr(trainer.args, name)]
+    problems += [f"the trainer has no method {name}" for name in (SAVE, LOAD) if not hasattr(trainer, name)]
+    try:
+        fields = rollout_sample().__dataclass_fields__
+    except ImportError as error:
+        problems.append(f"its samples can't be imported ({error})")
+    else:
+        problems += [f"its samples have no {name!r}" for name in OF_SAMPLE if name not in fields]
+    if problems:
+        raise ContractError(
+            f"The {type(trainer).__name__} of TRL {version('trl')} can't be attached to: {'; '.join(problems)}. Use a "
+            "release that docs/compatibility.md names for it, or train without replay."
+        )
+
+
+def rollout_sample() -> Any:
+    """Return the class of an asynchronous trainer's samples."""
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    return RolloutSample
+
+
+def trained_groups(trainer: Any) -> set[int]:
+    """Return the ids of the groups that count in epochs: the trainer's own set."""
+    groups: set[int] = trainer._trained_groups
+    return groups
+
+
+def step_samples(trainer: Any) -> int:
+    """Return the samples that all ranks have trained on since the last update ended."""
+    return round(trainer._step_samples)
+
+
+def restarts_worker(trainer: Any) -> bool:
+    """Return whether the worker is TRL's own, which resumes at the first group that has not been trained on."""
+    return any(base.__name__ == "AsyncRolloutWorker" for base in type(trainer.rollout_worker).__mro__)
+
+
+def worker_rewards(trainer: Any) -> list[str]:
+    """Return the names under which the worker's samples tell their rewards; of a worker that names none, `reward`."""
+    worker = trainer.rollout_worker
+    given = getattr(worker, "reward_func_names", None)
+    if given is None and restarts_worker(trainer):
+        from trl.trainer.utils import get_callable_name
+
+        given = [get_callable_name(function) for function in worker._loop_kwargs["reward_funcs"]]
+    return list(given or ["reward"])

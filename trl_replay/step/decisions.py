@@ -308,16 +308,16 @@ class Decisions:
         if not wanted or not self._buffer.capacity:
             return plan, {}
         if not self._handshake.has_run(self._clock.update, collected_at):
-            tally.note(1, TOO_EARLY if len(self._buffer) else self._shortage([]))
+            tally.note(1, TOO_EARLY if len(self._buffer) else self.shortage([]))
             return plan, {}
         eligible, reasons = self._eligible(fresh)
         if not len(eligible):
-            tally.note(1, self._shortage(reasons))
+            tally.note(1, self.shortage(reasons))
             return plan, {}
         table = self._buffer.table.take(eligible) if len(eligible) < len(self._buffer) else self._buffer.table
         drawn = self._hooks.sample(table, len(slots), self._context(fresh.groups.take(slots)))
         if len(drawn) < wanted:
-            tally.note(1, self._shortage(reasons))
+            tally.note(1, self.shortage(reasons))
         some = (drawn >= 0).any(axis=1)
         left = max(min(len(drawn), wanted) - int(some.sum()), 0)
         self._note_empty(fresh.groups.prompt[slots[np.flatnonzero(~some)[:left]]], table, tally)
@@ -379,7 +379,7 @@ class Decisions:
         unnamed = ~np.isnan(self._buffer.table.row_other_reward).all(axis=1)
         return {"its file does not name its reward functions": unnamed}
 
-    def _shortage(self, held_back: Sequence[str]) -> str:
+    def shortage(self, held_back: Sequence[str]) -> str:
         """Describe why fewer entries were drawn than there were slots."""
         if len(self._buffer):
             reason = "the buffer held fewer eligible groups than slots"
@@ -401,15 +401,31 @@ class Decisions:
         """
         if self._weigh is None:
             return {}
+        chances = self.chances(table)
+        entries = [entry for entry, _ in plan.drawn()]
+        return dict(zip(entries, chances[np.searchsorted(eligible, entries)].tolist(), strict=True))
+
+    @property
+    def draws_for_any(self) -> bool:
+        """Tell whether entries are drawn without a slot of their prompt."""
+        return not self._draws_same_prompt
+
+    def chances(self, table: Table) -> Floats:
+        """Each entry's chance of being drawn first, relative to the least likely one's; 1 where no correction asks.
+
+        Args:
+            table ([`Table`]): The eligible entries alone.
+        """
+        if self._weigh is None:
+            return np.ones(len(table))
         weights = np.asarray(self._weigh(table, self._context()), np.float64)
         least = weights.min(initial=np.inf)
         if not 0 < least < np.inf:
             usable = weights[np.isfinite(weights) & (weights > 0)]
             least = usable.min(initial=np.inf)
-        entries = [entry for entry, _ in plan.drawn()]
-        relative = weights[np.searchsorted(eligible, entries)] / least
+        relative = weights / least
         relative[~np.isfinite(relative)] = 1.0  # entries without weight are drawn when no others are left
-        return dict(zip(entries, np.maximum(relative, 1.0).tolist(), strict=True))
+        return np.maximum(relative, 1.0)
 
     def _candidate_slots(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""

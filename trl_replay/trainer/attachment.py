@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from .. import compat
+from ..asynchronous.session import make_session
 from ..errors import AttachError, ConfigurationError
 from ..offline import prefill
 from ..offline.export import export, read_entry
@@ -25,7 +26,7 @@ _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
 def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Session:
-    """Attach a replay buffer to a stock `trl.GRPOTrainer`. The trainer then replays in every `train()` until
+    """Attach a replay buffer to a stock `trl.GRPOTrainer`, or to TRL's `AsyncGRPOTrainer`. The trainer then replays in every `train()` until
     `detach`.
 
     Everything is checked and built before the trainer is touched: after an error it is as it was.
@@ -64,6 +65,9 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     if present is not None and present.enabled:
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     in_force = resolve(config)
+    if in_force.acts and compat.is_asynchronous(trainer):
+        compat.check_release()
+        return _begin_queue(trainer, make_session(trainer, in_force))
     components = idle_components()
     if in_force.acts:
         compat.check_release()
@@ -85,9 +89,23 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
     return session
 
 
+def _begin_queue(trainer: Any, session: Session) -> Session:
+    """Begin a session of an asynchronous trainer, whose dataset takes its queue when training begins.
+
+    Raises:
+        AttachError: It is training already, or something has replaced a method of the seam.
+    """
+    if trainer.is_in_train:
+        raise AttachError("Attach to an AsyncGRPOTrainer before train(): its dataset has taken its queue by now.")
+    refuse_foreign_overrides(trainer, False)
+    session.exporter = export
+    _begin(trainer, session)
+    return session
+
+
 def _begin(trainer: Any, session: Session) -> None:
     """Put the seam on, and tell the plugins; after an error the trainer is as it was."""
-    session.buffer.adder = partial(prefill.add, session)
+    session.buffer.adder = session.buffer.adder or partial(prefill.add, session)
     session.buffer.reader = lambda serial: read_entry(serial, session.buffer, session.trainer)
     put_on(trainer, session)
     _sessions[trainer] = session

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from .. import compat
+from ..asynchronous.session import AsyncSession
 from ..checkpoint import saving
 from ..errors import AttachError
 from ..loss import unsloth
@@ -54,7 +56,11 @@ def put_on(trainer: Any, session: Session) -> None:
     for name in compat.seam(trainer, session.iterates):
         trainer.__dict__[name] = SeamFunction(trainer, name, session, _AROUND[name])
     trainer.__dict__[COPIED] = _refuse_copies
-    completions_table.begin(trainer)
+    if isinstance(session, AsyncSession):
+        if session.queue is not None:
+            setattr(trainer, compat.QUEUE, session.queue)
+    else:
+        completions_table.begin(trainer)
     trainer.add_callback(ReplayCallback(session, take_off))
 
 
@@ -74,12 +80,16 @@ def leave(trainer: Any, session: Session) -> None:
 def take_off(trainer: Any, session: Session) -> None:
     """Take the seam off: the trainer's methods are its class's."""
     session.template = None  # not before: where other ranks go on, this one comes to their iterations
-    _forget_buffered(trainer, session.components.processes > 1)
+    if isinstance(session, AsyncSession):
+        if session.queue is not None:
+            setattr(trainer, compat.QUEUE, session.queue.inner)
+    else:
+        _forget_buffered(trainer, session.components.processes > 1)
+        completions_table.end(trainer)
     for name in compat.seam(trainer, session.iterates):
         if _is_ours(trainer.__dict__.get(name), session):
             del trainer.__dict__[name]
     trainer.__dict__.pop(COPIED, None)
-    completions_table.end(trainer)
     handler = trainer.callback_handler
     # a new list: a callback may be detaching while the old one is walked
     handler.callbacks = [
@@ -208,6 +218,11 @@ def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: 
     return stock(inputs)
 
 
+def _save(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with session.saving() if isinstance(session, AsyncSession) else nullcontext():
+        return saving.save(session, trainer, stock, *args, **kwargs)
+
+
 _AROUND: dict[str, Callable[..., Any]] = {
     compat.SCORE: _score,
     compat.REWARDS: _rewards,
@@ -216,7 +231,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.PREPARE: _prepare,
     compat.OTHER_LOSS: _loss,
     compat.UNSLOTH_LOSS: _unsloth_loss,
-    compat.SAVE: saving.save,
+    compat.SAVE: _save,
     compat.LOAD: saving.load,
 }
 

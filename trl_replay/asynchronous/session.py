@@ -1,0 +1,154 @@
+"""The session of an asynchronous trainer: the same buffer, strategies and metrics, fed by its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from .. import compat
+from ..base.progress import KeptErrors
+from ..base.sizes import counted
+from ..buffer.candidates import logps_dtype
+from ..data.counters import COUNTERS, Tally, metrics, own_metrics
+from ..distributed.roll_call import roll_call_of
+from ..errors import RefusedError, ReplayError
+from ..session import TAG, Session
+from ..setup.assembly import assemble
+from ..setup.components import Components
+from ..setup.settings import Settings
+from .groups import Reading
+from .queue import ReplayQueue
+from .refusals import reasons
+from .view import TrainerView
+
+
+class AsyncSession(Session):
+    """One attachment to an AsyncGRPOTrainer. Made by `attach`.
+
+    Attributes:
+        view ([`TrainerView`]): The trainer, with the names of a GRPOTrainer.
+        queue ([`ReplayQueue`], *optional*): In the place of the trainer's; on the main process only.
+    """
+
+    def __init__(self, view: TrainerView, settings: Settings, components: Components) -> None:
+        super().__init__(view, settings, components)
+        self.view = view
+        alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
+        self.roll_call = roll_call_of(alone, settings, components.scope)
+        self.queue: ReplayQueue | None = None
+        inner = getattr(view, compat.QUEUE)
+        if view.accelerator.is_main_process:
+            reading = Reading(
+                view.reward_func_names,
+                components.counting,
+                components.num_generations,
+                components.tasks,
+                logps_dtype(components.fields),
+            )
+            self.queue = ReplayQueue(
+                inner, view, settings, components, self.decisions, reading, lambda: self.carry.take_serials(1)[0]
+            )
+            self.queue.decides = lambda: not (self.paused or self.detached)
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer, with the names of a GRPOTrainer. Held weakly.
+
+        Raises:
+            ReplayError: It no longer exists.
+        """
+        assert self.view.own is not None
+        return self.view
+
+    def updated(self) -> None:
+        """The optimizer has made an update: the samples that it trained on are done."""
+        super().updated()
+        if self.queue is not None:
+            self.queue.trained()
+
+    def log_ratios(self) -> None:
+        """At the end of an update: the metrics of the groups that came since the last."""
+        if self.queue is None:
+            return
+        self.queue.note_version()
+        window = self.queue.window
+        if not window.generated:
+            return
+        self.queue.window = Tally()
+        self.totals.batches += 1
+        buffer = self.buffer
+        window.size, window.tasks, window.bytes = len(buffer), buffer.table.tasks, buffer.nbytes
+        total = {name: float(getattr(window, name)) for name in COUNTERS}
+        size = self.components.num_generations
+        values = metrics(total, size, self.components.success.least is not None)
+        values["replay/rollouts"] = self.totals.counters["generated"] * size
+        self.components.metrics = {}
+        self._record(values)
+        context = replace(self.components.local_context())
+        for result in self.components.hooks.call("metrics", self.update, context=context):
+            self._record(own_metrics(result, self.metrics))
+        if total["replaced"] and not self.config.replay_dry_run:
+            compat.tag_model(self.view.own, TAG)
+
+    def finish(self) -> None:
+        """The end of training: samples that the trainer has fetched are not trained on."""
+        if self.queue is not None:
+            self.queue.end()
+
+    def pause(self) -> None:
+        """From the next sample on, all pass as they come; what is stored stays."""
+        self.paused = True
+
+    def saving(self) -> Any:
+        """Hold while a checkpoint is written."""
+        return nullcontext() if self.queue is None else self.queue.counted_as_trained()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, with the samples that are not trained on yet."""
+        return {**super().state_dict(), "queue": None if self.queue is None else self.queue.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = False) -> None:
+        """Take what `state_dict` gave."""
+        super().load_state_dict(state, own, shared)
+        if self.queue is not None and state.get("queue"):
+            self.queue.load_state_dict(state["queue"])
+
+    def _explain_replay(self) -> str:
+        if self.queue is None:
+            return "replay: the main process reads the queue; ask its session"
+        told = super()._explain_replay()
+        dropped, waited = counted(self.queue.dropped, "dead group"), counted(self.queue.waited, "group")
+        return f"{told}\nqueue: {dropped} dropped, {waited} replayed while the worker was waited for"
+
+
+def make_session(trainer: Any, settings: Settings) -> AsyncSession:
+    """Build the session of an asynchronous trainer, which is only read.
+
+    Raises:
+        ReplayError: The settings can't be used with it.
+    """
+    compat.check_asynchronous(trainer)
+    if settings.config.replay_scope == "auto":
+        settings = settings.with_scope("process", "the main process reads the queue")
+    main = trainer.accelerator.is_main_process
+    names = compat.worker_rewards(trainer) if main else [settings.config.replay_reward or "reward"]
+    view = TrainerView(trainer, names)
+    components = assemble(view, settings)
+    components.processes = 1  # no process decides with another
+    components.errors = KeptErrors(alone=True)
+    refused = list(reasons(view, settings, components))
+    for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
+        refused += [str(reason) for reason in result]
+    if refused:
+        raise RefusedError(refused)
+    session = AsyncSession(view, settings, components)
+    session.buffer.adder = _refuse_adding
+    return session
+
+
+def _refuse_adding(source: Any, incomplete: str) -> int:
+    raise ReplayError(
+        "buffer.add is not done for the asynchronous trainer yet: its groups come from its queue, or from a checkpoint."
+    )
