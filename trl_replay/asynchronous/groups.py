@@ -36,14 +36,12 @@ class Arriving:
         serial (`int`): Its serial number here.
         rows (`list`): Its samples so far.
         live (`bool`): Whether a sample has shown that the group is live; its samples pass from then on.
-        ignored (`bool`): Nothing is decided or stored: replay is paused.
     """
 
     id: int
     serial: int
     rows: list[Any] = field(default_factory=list)
     live: bool = False
-    ignored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

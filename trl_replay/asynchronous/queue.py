@@ -188,6 +188,7 @@ class ReplayQueue:
         self._arrived_at = self._version
         number = int(sample.group_id)
         if not self.decides():
+            self._let_pass()
             self._line.append(Handed(sample))
             return
         if number in self._known:
@@ -205,6 +206,13 @@ class ReplayQueue:
         for other in whole:
             if other.id in self._open:
                 self._judge(other)
+
+    def _let_pass(self) -> None:
+        """Decide nothing about groups whose samples are coming: what comes later of them passes, too."""
+        self._known |= dict.fromkeys(self._open, False)
+        self._open.clear()
+        for handed in self._line:
+            handed.group = None
 
     def _arrive_late(self, sample: Any) -> None:
         """A further sample of a group that was taken for complete: it passes, unless the group was dropped and it has

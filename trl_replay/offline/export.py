@@ -230,6 +230,9 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
     of_dataset = source.dataset.of(entry.columns["prompt"])
+    masked = entry.columns["row_masked"]
+    if size > len(masked):  # a completion in several rows, of which none is masked
+        masked = [False] * size
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=False))
         yield {
@@ -240,7 +243,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
             **{column: None if np.isnan(value) else value for column, value in named.items()},
             "reward": None if reward is None else float(reward[row]),
             "advantage": None if ADVANTAGES in tokens else float(group.advantages[row]),
-            "masked": entry.columns["row_masked"][row],
+            "masked": masked[row],
             "update": entry.columns["update"],
             "uses": entry.columns["uses"],
             "score": entry.columns["score"],

@@ -1,0 +1,92 @@
+"""Settings that can't be used with AsyncGRPOTrainer, and trainers of another shape: refused before training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from queued import Script, make_async_trainer, make_policy, samples_of, stand_in
+
+import trl_replay
+from trl_replay import compat
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: Any) -> Any:
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def trainer(policy: Any, tmp_path: Any, monkeypatch: Any) -> Any:
+    stand_in(monkeypatch)
+    return make_async_trainer(tmp_path, policy, Script(lambda number, _: samples_of(number, (1.0, 0.0, 0.0, 0.0))))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"replay_mixer": "inject", "replay_sampler": "same_prompt"}, r"replay_mixer='inject'.*replay_mixer='whole'"),
+        ({"replay_advantages": "joint"}, r"replay_advantages='joint'.*'stored'"),
+        ({"replay_advantages": "split"}, r"replay_advantages='split'.*'stored'"),
+        ({"replay_refill_rounds": 2}, r"replay_refill_rounds=2.*use 0"),
+        ({"replay_iterations": "replay"}, r"replay_iterations='replay'.*'same'"),
+        ({"replay_kl": "fresh"}, r"replay_kl='fresh'.*'all'"),
+        ({"replay_record": "forward"}, r"replay_record='forward'.*'auto'"),
+        ({"replay_unfilled": "intra_batch"}, r"replay_unfilled='intra_batch'.*'exclude'"),
+        ({"replay_unfilled": "mask"}, r"replay_unfilled='mask'.*'exclude'"),
+        ({"replay_max_weight": 2.0}, r"replay_max_weight=2.0.*leave it out"),
+        ({"replay_task_columns": ["level"]}, r"replay_task_columns=\['level'\].*use \[\]"),
+        ({"replay_correction": "truncated"}, r"replay_correction='truncated'.*replay_correction='ratio'"),
+        ({"replay_correction": "none"}, r"replay_correction='none'.*replay_correction='ratio'"),
+        ({"replay_selector": "all"}, r"replay_selector='all'.*'zero_std'"),
+        ({"replay_scope": "gathered"}, r"replay_scope='gathered'.*'auto'"),
+        ({"replay_scope": "sharded"}, r"replay_scope='sharded'.*'auto'"),
+        ({"replay_retire_passes": 9}, r"replay_retire_passes=9.*lower it"),
+        ({"replay_reward": "nobody"}, r"replay_reward='nobody' names none"),
+    ],
+)
+def test_a_setting_that_a_queue_can_not_do_is_refused(trainer: Any, settings: Any, says: str) -> None:
+    before = trainer.rollout_queue
+    with pytest.raises(trl_replay.ReplayError, match=says):
+        trl_replay.attach(trainer, **settings)
+    assert trainer.rollout_queue is before
+    trl_replay.attach(trainer)  # nothing is left of it
+
+
+def test_a_warm_start_is_refused_and_so_is_adding(trainer: Any, tmp_path: Any) -> None:
+    path = tmp_path / "groups.jsonl"
+    path.write_text("{}\n")
+    with pytest.raises(trl_replay.ReplayError, match="replay_warm_start=.*resume from a checkpoint"):
+        trl_replay.attach(trainer, replay_warm_start=str(path))
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.ReplayError, match=r"buffer\.add"):
+        session.buffer.add([])
+
+
+@pytest.mark.parametrize("hook", ["inputs", "advantages", "select", "mix", "correct", "plan"])
+def test_a_plugin_whose_hook_nothing_would_call_is_refused_by_name(trainer: Any, hook: str) -> None:
+    plugin = type("Plugin", (), {f"trl_replay_{hook}": trl_replay.hookimpl(lambda self: None)})()
+    trl_replay.register(plugin, f"hook_{hook}")
+    with pytest.raises(trl_replay.ReplayError, match=f"the plugin 'hook_{hook}' has trl_replay_{hook}.*leave it out"):
+        trl_replay.attach(trainer, replay_plugins=[f"hook_{hook}"])
+
+
+def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer: Any, monkeypatch: Any) -> None:
+    monkeypatch.delattr(trainer, "_trained_groups")
+    with pytest.raises(trl_replay.ContractError, match=r"of TRL .* can't be attached to: .*_trained_groups"):
+        trl_replay.attach(trainer)
+    monkeypatch.undo()
+    sample = type("Sample", (), {"__dataclass_fields__": {name: None for name in compat.OF_SAMPLE[:-1]}})
+    monkeypatch.setattr(compat, "rollout_sample", lambda: sample)
+    with pytest.raises(trl_replay.ContractError, match="its samples have no 'metrics'"):
+        trl_replay.attach(trainer)
+
+
+def test_attaching_twice_and_in_the_midst_of_training_are_refused(trainer: Any) -> None:
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.AttachError, match="attached to this trainer already"):
+        trl_replay.attach(trainer)
+    trl_replay.detach(trainer)
+    trainer.is_in_train = True
+    with pytest.raises(trl_replay.AttachError, match="before train"):
+        trl_replay.attach(trainer)
