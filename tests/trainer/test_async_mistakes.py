@@ -38,7 +38,7 @@ def trainer(policy: Any, tmp_path: Any, monkeypatch: Any) -> Any:
         ({"replay_task_columns": ["level"]}, r"replay_task_columns=\['level'\].*use \[\]"),
         ({"replay_correction": "truncated"}, r"replay_correction='truncated'.*replay_correction='ratio'"),
         ({"replay_correction": "none"}, r"replay_correction='none'.*replay_correction='ratio'"),
-        ({"replay_selector": "all"}, r"replay_selector='all'.*'zero_std'"),
+        ({"replay_selector": "always"}, r"replay_selector='always'.*'zero_std'"),
         ({"replay_scope": "gathered"}, r"replay_scope='gathered'.*'auto'"),
         ({"replay_scope": "sharded"}, r"replay_scope='sharded'.*'auto'"),
         ({"replay_retire_passes": 9}, r"replay_retire_passes=9.*lower it"),

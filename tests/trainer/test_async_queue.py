@@ -146,7 +146,7 @@ def test_the_loss_of_replayed_samples_by_hand_value_and_gradient(policy: Any, tm
             grads = {name: parameter.grad for name, parameter in plain.named_parameters()}
             for name, parameter in model.named_parameters():
                 torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-3, atol=1e-5)
-            losses.append((float(loss), any(sample.group_id < 0 for sample in samples)))
+            losses.append((float(loss.detach()), any(sample.group_id < 0 for sample in samples)))
 
     trainer.add_callback(Compare())
     seen = watch(trainer)
