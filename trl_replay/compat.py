@@ -715,15 +715,7 @@ OF_ASYNCHRONOUS: dict[str, str] = {
     "processing_class": "pad token id and vocabulary",
 }
 """Attributes of an asynchronous trainer that are read, and what for."""
-OF_SAMPLE = (
-    "input_ids",
-    "completion_mask",
-    "old_log_probs",
-    "advantage",
-    "model_version",
-    "group_id",
-    "metrics",
-)
+OF_SAMPLE = ("input_ids", "completion_mask", "old_log_probs", "advantage", "model_version", "group_id", "metrics")
 """Fields of its samples."""
 OF_ARGS = ("max_staleness", "weight_sync_steps", "token_budget", "heartbeat_stale_after_s", "num_generations")
 """Settings of it that are read."""

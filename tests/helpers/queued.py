@@ -31,7 +31,8 @@ def dense(
 ) -> torch.Tensor:  # fmt: skip
     """Attention of packed segments, each to the end of its own path."""
     heads = query.size(1) // key.size(1)
-    bounds = zip(starts_q[:-1].tolist(), starts_q[1:].tolist(), starts_k[:-1].tolist(), starts_k[1:].tolist())
+    own_ends, path_ends = starts_q.tolist(), starts_k.tolist()
+    bounds = zip(own_ends[:-1], own_ends[1:], path_ends[:-1], path_ends[1:], strict=True)
     parts = []
     for first, last, begin, end in bounds:
         asks = query[first:last].transpose(0, 1)
@@ -169,7 +170,8 @@ def make_async_trainer(folder: Path, policy: Policy, worker: Any, **settings: An
         "disable_tqdm": True,
     }  # fmt: skip
     known = async_grpo.AsyncGRPOConfig.__dataclass_fields__
-    args = async_grpo.AsyncGRPOConfig(**{name: value for name, value in {**given, **settings}.items() if name in known})
+    taken = {name: value for name, value in {**given, **settings}.items() if name in known}
+    args = async_grpo.AsyncGRPOConfig(**taken)
     dataset = Dataset.from_list([{"prompt": str(number)} for number in range(8)])
     return async_grpo.AsyncGRPOTrainer(
         model=policy.path, reward_funcs=right, args=args, train_dataset=dataset, processing_class=policy.tokenizer,

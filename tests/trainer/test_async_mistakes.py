@@ -56,7 +56,7 @@ def test_a_setting_that_a_queue_can_not_do_is_refused(trainer: Any, settings: An
 def test_a_warm_start_is_refused_and_so_is_adding(trainer: Any, tmp_path: Any) -> None:
     path = tmp_path / "groups.jsonl"
     path.write_text("{}\n")
-    with pytest.raises(trl_replay.ReplayError, match="replay_warm_start=.*resume from a checkpoint"):
+    with pytest.raises(trl_replay.ReplayError, match=r"replay_warm_start=.*resume from a checkpoint"):
         trl_replay.attach(trainer, replay_warm_start=str(path))
     session = trl_replay.attach(trainer)
     with pytest.raises(trl_replay.ReplayError, match=r"buffer\.add"):
@@ -67,7 +67,7 @@ def test_a_warm_start_is_refused_and_so_is_adding(trainer: Any, tmp_path: Any) -
 def test_a_plugin_whose_hook_nothing_would_call_is_refused_by_name(trainer: Any, hook: str) -> None:
     plugin = type("Plugin", (), {f"trl_replay_{hook}": trl_replay.hookimpl(lambda self: None)})()
     trl_replay.register(plugin, f"hook_{hook}")
-    with pytest.raises(trl_replay.ReplayError, match=f"the plugin 'hook_{hook}' has trl_replay_{hook}.*leave it out"):
+    with pytest.raises(trl_replay.ReplayError, match=rf"the plugin 'hook_{hook}' has trl_replay_{hook}.*leave it out"):
         trl_replay.attach(trainer, replay_plugins=[f"hook_{hook}"])
 
 
@@ -76,7 +76,7 @@ def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer: Any, mo
     with pytest.raises(trl_replay.ContractError, match=r"of TRL .* can't be attached to: .*_trained_groups"):
         trl_replay.attach(trainer)
     monkeypatch.undo()
-    sample = type("Sample", (), {"__dataclass_fields__": {name: None for name in compat.OF_SAMPLE[:-1]}})
+    sample = type("Sample", (), {"__dataclass_fields__": dict.fromkeys(compat.OF_SAMPLE[:-1])})
     monkeypatch.setattr(compat, "rollout_sample", lambda: sample)
     with pytest.raises(trl_replay.ContractError, match="its samples have no 'metrics'"):
         trl_replay.attach(trainer)

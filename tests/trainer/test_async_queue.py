@@ -72,7 +72,8 @@ def test_with_nothing_to_replay_training_is_stock_bit_for_bit(
             trl_replay.attach(trainer, **settings)
         runs.append(watch(trainer))
         trainer.train()
-    assert len(runs[0]) == 6 and same(*runs)
+    assert len(runs[0]) == 6
+    assert same(*runs)
 
 
 def test_dead_groups_are_dropped_told_as_done_and_replaced_by_stored_ones(policy: Any, tmp_path: Any) -> None:
@@ -87,7 +88,8 @@ def test_dead_groups_are_dropped_told_as_done_and_replaced_by_stored_ones(policy
     assert [sample.group_id for sample in fresh] == sorted(sample.group_id for sample in fresh)
     counts = np.unique([sample.group_id for sample in fresh], return_counts=True)[1]
     assert set(counts[:-1]) == {4}, "none is lost, none comes twice"
-    assert replayed and len({sample.group_id for sample in replayed}) * 4 - len(replayed) < 4
+    assert replayed
+    assert len({sample.group_id for sample in replayed}) * 4 - len(replayed) < 4
     assert {1, 3, 5} <= compat.trained_groups(trainer), "dropped groups are done"
     assert min(compat.trained_groups(trainer)) >= 0, "replayed ones count in no epoch"
     assert session.totals.counters["dead"] == session.queue.dropped
@@ -193,7 +195,8 @@ def test_limits_on_age_uses_and_fraction_hold(policy: Any, tmp_path: Any) -> Non
         counters = session.totals.counters
         assert counters["replaced"] > 0
         assert session.buffer.table.uses.max(initial=0) <= settings.get("replay_max_uses", 99)
-        assert max(ages) <= settings.get("replay_max_age", 99) and min(ages) >= 1
+        assert max(ages) <= settings.get("replay_max_age", 99)
+        assert min(ages) >= 1
         assert counters["replaced"] <= (most or 1.0) * counters["generated"]
 
 
@@ -363,7 +366,8 @@ def test_per_weighs_advantages_by_the_chance_of_being_drawn(policy: Any, tmp_pat
     trainer.train()
     stored = {tuple(sample.input_ids.tolist()): sample.advantage for sample in given if sample.group_id >= 0}
     shares = [one.advantage / stored[tuple(one.input_ids.tolist())] for one in given if one.group_id < 0]
-    assert max(shares) <= 1.0 + 1e-6 and min(shares) < 0.999
+    assert max(shares) <= 1.0 + 1e-6
+    assert min(shares) < 0.999
 
 
 def test_a_paused_session_lets_all_pass_and_detach_gives_the_queue_back(policy: Any, tmp_path: Any) -> None:
@@ -421,5 +425,6 @@ def test_hooks_of_plugins_are_called(policy: Any, tmp_path: Any) -> None:
     session = trl_replay.attach(trainer, replay_start=None, replay_plugins=["async_test"])
     trainer.train()
     assert {"admitted", "eligible"} <= set(called)
-    assert session.totals.counters["replaced"] == 0 and "never" in session.explain()
+    assert session.totals.counters["replaced"] == 0
+    assert "never" in session.explain()
     assert session.metrics["replay/mine"] == 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,8 @@ from ..data.tasks import Tasks, encoded, hashed
 from ..data.types import Floats, Group, Groups, Ints
 
 ADVANTAGE_NOISE, LARGEST_NOISE = 1e-6, 0.5
-"""Advantages of the first size or less, times the largest reward if that is above 1, are 0: rounding errors of rewards,
-which TRL divides by 1e-8, are a tenth of it. Half a standard deviation never is an error."""
+"""Advantages of the first size or less, times the largest reward if that is above 1, are 0: rounding errors of
+rewards, which TRL divides by 1e-8, are a tenth of it. Half a standard deviation never is an error."""
 REPLAYED = [{"role": "assistant", "content": "(a replayed sample)"}]
 """In the place of a replayed sample's messages, which only traces show."""
 HELD = frozenset({"prompt_ids", "completion_ids", "completion_mask", "tool_mask", ADVANTAGES, OLD_LOGPS})
@@ -158,7 +159,7 @@ def conversations(samples: Sequence[Any], size: int) -> Ints:
     if len(samples) <= size:
         return np.arange(len(samples))
     numbers = [0]
-    for before, sample in zip(samples, samples[1:], strict=False):
+    for before, sample in itertools.pairwise(samples):
         forked = sample.completion == before.completion and sample.advantage == before.advantage
         numbers.append(numbers[-1] + (not forked))
     return np.minimum(numbers, size - 1)
@@ -179,7 +180,9 @@ def samples_of(group: Group, weights: Floats) -> list[Any]:
     """
     make = compat.rollout_sample()
     lengths = group.completion_lengths.tolist()
-    parts = {key: tensor.split(lengths) for key, tensor in group.tensors.items() if key in ("completion_ids", OLD_LOGPS)}
+    parts = {
+        key: tensor.split(lengths) for key, tensor in group.tensors.items() if key in ("completion_ids", OLD_LOGPS)
+    }
     masks = group.tensors.get("tool_mask")
     prompts = group.tensors["prompt_ids"].split(group.prompt_lengths.tolist())
     prompts = prompts * len(lengths) if len(prompts) == 1 else prompts

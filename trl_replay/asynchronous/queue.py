@@ -6,8 +6,6 @@ samples of groups that may still turn out to be dead are held up, with those beh
 
 from __future__ import annotations
 
-import base64
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +21,7 @@ from .. import compat
 from ..data.counters import COUNTERS, Tally
 from ..data.types import Groups, Ints, ReplayedRows
 from ..setup.components import Components
+from ..serialization.samples import decoded, encoded
 from ..setup.settings import Settings
 from ..step.decisions import SOLVED, Decisions
 from .groups import HELD, Arriving, Reading, samples_of
@@ -200,7 +199,9 @@ class ReplayQueue:
         group.rows.append(sample)
         self._line.append(Handed(sample, group.serial, group))
         group.live = group.live or self._reading.are_live(group.rows)
-        whole = [other for other in self._open.values() if other is not group and len(other.rows) >= self._reading.size]
+        whole = [
+            other for other in self._open.values() if other is not group and len(other.rows) >= self._reading.size
+        ]
         if len(self._open) > OPEN_GROUPS:
             whole.append(next(iter(self._open.values())))
         for other in whole:
@@ -414,7 +415,7 @@ class ReplayQueue:
         def place(sample: Any) -> int:
             if id(sample) not in places:
                 places[id(sample)] = len(samples)
-                samples.append(_encoded(sample, self._version))
+                samples.append(encoded(sample, self._version))
             return places[id(sample)]
 
         handed = [one for one in (*self._given, *self._line) if not (restarts and one.group in self._open.values())]
@@ -434,7 +435,7 @@ class ReplayQueue:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave: samples that the trainer had fetched come first again."""
-        samples = [_decoded(one) for one in state["samples"]]
+        samples = [decoded(one) for one in state["samples"]]
         self._open = {
             number: Arriving(number, serial, [samples[row] for row in rows], live)
             for number, serial, live, rows in state["open"]
@@ -444,7 +445,7 @@ class ReplayQueue:
             for row, serial, number, replayed in state["handed"]
         )
         self._given.clear()
-        self._known = {number: dropped for number, dropped in state["known"]}
+        self._known = dict(state["known"])
         self.dropped, self.waited = state["dropped"], state["waited"]
         self._in_a_row, self._next_id = state["in_a_row"], state["next_id"]
         self._synced_at = self._components.clock.update - state["since_sync"]
@@ -471,36 +472,3 @@ def _once(reason: str) -> Any:
 
 def _id(group: Arriving | None) -> int | None:
     return None if group is None else group.id
-
-
-def _encoded(sample: Any, version: int) -> dict[str, Any]:
-    """A sample as JSON holds it; its version counts from the present one."""
-    arrays = {}
-    for name in ("input_ids", "completion_mask", "old_log_probs"):
-        array = np.ascontiguousarray(getattr(sample, name))
-        arrays[name] = [str(array.dtype), base64.b64encode(array.tobytes()).decode()]
-    return {
-        "arrays": arrays,
-        "prompt": _messages(sample.prompt),
-        "completion": _messages(sample.completion),
-        "advantage": float(sample.advantage),
-        "model_version": int(sample.model_version) - version,
-        "group_id": int(sample.group_id),
-        "metrics": {name: float(value) for name, value in sample.metrics.items()},
-    }
-
-
-def _messages(messages: Any) -> Any:
-    """Messages that JSON can hold; none of others, which only traces show."""
-    try:
-        return json.loads(json.dumps(messages))
-    except (TypeError, ValueError):
-        return []
-
-
-def _decoded(saved: Mapping[str, Any]) -> Any:
-    arrays = {
-        name: np.frombuffer(base64.b64decode(text), dtype).copy() for name, (dtype, text) in saved["arrays"].items()
-    }
-    fields = {name: value for name, value in saved.items() if name != "arrays"}
-    return compat.rollout_sample()(**arrays, **fields)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from .. import compat
@@ -17,10 +16,10 @@ from ..errors import RefusedError, ReplayError
 from ..session import TAG, Session
 from ..setup.assembly import assemble
 from ..setup.components import Components
+from ..setup.queue_preflight import reasons
 from ..setup.settings import Settings
 from .groups import Reading
 from .queue import ReplayQueue
-from .refusals import reasons
 from .view import TrainerView
 
 
@@ -86,7 +85,7 @@ class AsyncSession(Session):
         values["replay/rollouts"] = self.totals.counters["generated"] * size
         self.components.metrics = {}
         self._record(values)
-        context = replace(self.components.local_context())
+        context = self.components.local_context()
         for result in self.components.hooks.call("metrics", self.update, context=context):
             self._record(own_metrics(result, self.metrics))
         if total["replaced"] and not self.config.replay_dry_run:
@@ -150,5 +149,5 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession:
 
 def _refuse_adding(source: Any, incomplete: str) -> int:
     raise ReplayError(
-        "buffer.add is not done for the asynchronous trainer yet: its groups come from its queue, or from a checkpoint."
+        "buffer.add is not done for the asynchronous trainer: its groups come from its queue, or from a checkpoint."
     )

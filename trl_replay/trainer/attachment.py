@@ -26,8 +26,8 @@ _sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
 def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) -> Session:
-    """Attach a replay buffer to a stock `trl.GRPOTrainer`, or to TRL's `AsyncGRPOTrainer`. The trainer then replays in every `train()` until
-    `detach`.
+    """Attach a replay buffer to a stock `trl.GRPOTrainer`, or to TRL's `AsyncGRPOTrainer`. The trainer then replays
+    in every `train()` until `detach`.
 
     Everything is checked and built before the trainer is touched: after an error it is as it was.
 

@@ -1,15 +1,15 @@
-"""Settings that a queue can't do, each with its reason and remedy."""
+"""Checks that a session fits an asynchronous trainer: settings that a queue can't do, with reason and remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..setup.components import Components
-from ..setup.settings import Settings
 from ..strategies.scope_choice import SCOPES
+from .components import Components
+from .settings import Settings
 
-WITHIN_THE_LOSS = "reads log-probs of the policy that is trained, which nothing knows where the queue hands samples out"
+WITHIN_THE_LOSS = "reads log-probs of the policy that is trained, which are not known where samples are handed out"
 CORRECTIONS = ("ratio", "per")
 """Corrections that need no log-probs of the present policy: the loss's own ratio, and weights of rows by priority."""
 HOOKS = {
@@ -50,8 +50,10 @@ def _of_settings(settings: Settings) -> Iterator[str]:
         "replay_refill_rounds": (
             config.replay_refill_rounds,
             (0,),
-            "generates again, and the rollout worker goes on by itself: dropping dead groups is dynamic sampling here; "
-            "use 0",
+            (
+                "generates again, and the rollout worker goes on by itself: dropping dead groups is dynamic sampling "
+                "here; use 0"
+            ),
         ),
         "replay_iterations": (
             config.replay_iterations,
@@ -77,14 +79,18 @@ def _of_settings(settings: Settings) -> Iterator[str]:
         "replay_task_columns": (
             config.replay_task_columns,
             (None, []),
-            "tells tasks apart by columns of the dataset, and samples carry their prompt alone: use [], or leave it "
-            "out",
+            (
+                "tells tasks apart by columns of the dataset, and samples carry their prompt alone: use [], or leave it "
+                "out"
+            ),
         ),
         "replay_warm_start": (
             config.replay_warm_start,
             (None,),
-            "fills the buffer before training, which is not done for this trainer yet: leave it out, or resume from a "
-            "checkpoint",
+            (
+                "fills the buffer before training, which is not done for this trainer: leave it out, or resume "
+                "from a checkpoint"
+            ),
         ),
     }
     for name, (value, usable, reason) in known.items():

@@ -1,0 +1,51 @@
+"""AsyncGRPOTrainer on two processes: the main one decides, and both train on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from launches import Launches
+
+pytest.importorskip("trl.experimental.async_grpo", reason="this release does not ship the trainer")
+
+Results = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: Any) -> Results:
+    """The results of both ranks in a case."""
+    return partial(Launches("async_ranks.py", tmp_path_factory.mktemp("async_ranks")), 2)
+
+
+def test_with_nothing_to_replay_two_processes_train_as_in_stock(ranks: Results) -> None:
+    for stock, idle in zip(ranks("stock"), ranks("idle"), strict=True):
+        assert stock["text"] == idle["text"] == ""
+        assert len(stock["losses"]) == 6
+        assert (stock["losses"], stock["weights"]) == (idle["losses"], idle["weights"])
+
+
+def test_the_main_process_decides_and_both_train_on_it(ranks: Results) -> None:
+    main, other = ranks("replay")
+    assert main["text"] == other["text"] == ""
+    assert main["weights"] == other["weights"]
+    assert main["counters"]["replaced"] > 0
+    assert main["size"] > 0
+    assert (other["size"], other["update"]) == (0, 6)
+    assert "the main process reads the queue" in other["explains"]
+
+
+def test_both_write_and_read_checkpoints(ranks: Results) -> None:
+    saved, resumed = ranks("saves"), ranks("resumes")
+    assert [rank["text"] for rank in (*saved, *resumed)] == [""] * 4
+    assert [rank["update"] for rank in resumed] == [8, 8]
+    assert resumed[0]["weights"] == resumed[1]["weights"]
+    assert resumed[0]["counters"]["generated"] > saved[0]["counters"]["generated"]
+
+
+def test_settings_that_differ_are_told_on_both(ranks: Results) -> None:
+    for rank in ranks("differs"):
+        assert rank["type"] == "ConfigurationError"
+        assert "replay_max_age is 3 on rank 0 and 4 on rank 1" in rank["text"]
