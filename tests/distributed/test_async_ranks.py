@@ -42,7 +42,7 @@ def test_both_write_and_read_checkpoints(ranks: Results) -> None:
     assert [rank["text"] for rank in (*saved, *resumed)] == [""] * 4
     assert [rank["update"] for rank in resumed] == [8, 8]
     assert resumed[0]["weights"] == resumed[1]["weights"]
-    assert resumed[0]["counters"]["generated"] > saved[0]["counters"]["generated"]
+    assert resumed[0]["counters"]["replaced"] > 0
 
 
 def test_settings_that_differ_are_told_on_both(ranks: Results) -> None:

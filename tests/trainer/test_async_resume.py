@@ -106,7 +106,7 @@ def test_groups_in_a_checkpoint_are_told_to_trls_own_worker_as_done(policy: Any,
     before = set(compat.trained_groups(trainer))
     worker.waiting += mixed(90, 1) + mixed(93, 1)[:1]
     while session.queue.get(timeout=0.01).group_id != 90:  # what the trainer has not fetched comes first
-        pass
+        session.queue.end()
     for _ in range(3):
         session.queue.get(timeout=0.01)
     session.queue._receive(0.0)
@@ -119,7 +119,8 @@ def test_groups_in_a_checkpoint_are_told_to_trls_own_worker_as_done(policy: Any,
     assert not state["open"]
     session.load_state_dict({**session.state_dict(), "queue": state})
     ids = {session.queue.get(timeout=0.01).group_id for _ in range(len(state["samples"]))}
-    assert len(ids) == 1 and min(ids) < 0, "its numbers begin anew: the saved group must not count as another"
+    assert len(ids) == 1
+    assert min(ids) < 0, "its numbers begin anew: the saved group must not count as another"
 
 
 def test_a_checkpoint_of_another_trainer_kind_or_without_replay_is_told(policy: Any, tmp_path: Any) -> None:

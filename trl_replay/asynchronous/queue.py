@@ -20,8 +20,8 @@ import torch
 from .. import compat
 from ..data.counters import COUNTERS, Tally
 from ..data.types import Groups, Ints, ReplayedRows
-from ..setup.components import Components
 from ..serialization.samples import decoded, encoded
+from ..setup.components import Components
 from ..setup.settings import Settings
 from ..step.decisions import SOLVED, Decisions
 from .groups import HELD, Arriving, Reading, samples_of

@@ -80,8 +80,8 @@ def _of_settings(settings: Settings) -> Iterator[str]:
             config.replay_task_columns,
             (None, []),
             (
-                "tells tasks apart by columns of the dataset, and samples carry their prompt alone: use [], or leave it "
-                "out"
+                "tells tasks apart by columns of the dataset, and samples carry their prompt alone: use [], or leave "
+                "it out"
             ),
         ),
         "replay_warm_start": (

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from one_rank import perform_apart
 from queued import DEAD, LIVE, Policy, Script, make_async_trainer, make_policy, samples_of, stand_in, watch
 
 import trl_replay
+from trl_replay.testing import make_tokenizer
 
 RANK = int(os.environ["RANK"])
 TIMEOUT = 120
@@ -25,16 +27,12 @@ def every_second_dead(number: int, version: int) -> list[Any]:
 
 
 def trained(folder: Path, replay: dict[str, Any] | None, resume: int = 0, **settings: Any) -> dict[str, Any]:
-    from accelerate import PartialState
-
     patch = pytest.MonkeyPatch()
     stand_in(patch)
     model = folder / "model"
     if RANK == 0 and not model.exists():
         make_policy(model)
-    PartialState().wait_for_everyone()
-    from trl_replay.testing import make_tokenizer
-
+    dist.barrier()
     policy = Policy(str(model), make_tokenizer())
     trainer = make_async_trainer(folder / "run", policy, Script(every_second_dead), **settings)
     session = None if replay is None else trl_replay.attach(trainer, **replay)
