@@ -767,7 +767,8 @@ def trained_groups(trainer: Any) -> set[int]:
 
 def step_samples(trainer: Any) -> int:
     """Return the samples that all ranks have trained on since the last update ended."""
-    return round(trainer._step_samples)
+    trained: float = trainer._step_samples
+    return round(trained)
 
 
 def restarts_worker(trainer: Any) -> bool:

@@ -181,12 +181,14 @@ def samples_of(group: Group, weights: Floats) -> list[Any]:
     make = compat.rollout_sample()
     lengths = group.completion_lengths.tolist()
     parts = {
-        key: tensor.split(lengths) for key, tensor in group.tensors.items() if key in ("completion_ids", OLD_LOGPS)
+        key: torch.split(tensor, lengths)
+        for key, tensor in group.tensors.items()
+        if key in ("completion_ids", OLD_LOGPS)
     }
     masks = group.tensors.get("tool_mask")
-    prompts = group.tensors["prompt_ids"].split(group.prompt_lengths.tolist())
+    prompts = torch.split(group.tensors["prompt_ids"], group.prompt_lengths.tolist())
     prompts = prompts * len(lengths) if len(prompts) == 1 else prompts
-    split = [torch.ones(length) for length in lengths] if masks is None else masks.split(lengths)
+    split = [torch.ones(length) for length in lengths] if masks is None else torch.split(masks, lengths)
     samples = []
     for row, (prompt, mask) in enumerate(zip(prompts, split, strict=True)):
         nothing = np.zeros(len(prompt))

@@ -425,7 +425,7 @@ class Decisions:
             least = usable.min(initial=np.inf)
         relative = weights / least
         relative[~np.isfinite(relative)] = 1.0  # entries without weight are drawn when no others are left
-        return np.maximum(relative, 1.0)
+        return np.asarray(np.maximum(relative, 1.0))
 
     def _candidate_slots(self, fresh: FreshBatch, plan: Plan, tally: Tally) -> list[int]:
         """Slots of the live groups whose log-probs will be known: stock's, or those of the loss that will see them."""
