@@ -1,11 +1,11 @@
 """AsyncGRPOTrainer on the combination lock: stock, dropping dead groups alone, and replay.
 
-    python benchmarks/asynchronous.py        # 3 minutes on nine cores; writes benchmarks/results/asynchronous.json
+    python benchmarks/asynchronous.py        # minutes on two cores; writes benchmarks/results/asynchronous.json
 
-TRL's own trainer on a CPU, with one kernel written densely. A scripted worker generates from the trainer's own weights,
-a group for each key at a time; the times between them are drawn from the seed (exponential, 60 ms on average). A run
-ends when the mean reward of the last 400 generated groups is 0.25, or after 64,000 completions. All arms have the same
-learning rate, the demo's.
+TRL's own trainer on a CPU, with one kernel written densely. A scripted worker generates from the trainer's own
+weights, a group for each key at a time; the times between them are drawn from the seed (exponential, 60 ms on
+average). A run ends when the mean reward of the last 400 generated groups is 0.25, or after 48,000 completions. All
+arms have the same learning rate, the demo's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "replay": {},
 }
 SEEDS = (0, 1, 2)
-BUDGET, WINDOW, THRESHOLD = 64_000, 400, 0.25
+BUDGET, WINDOW, THRESHOLD = 48_000, 400, 0.25
 BETWEEN = 0.06
 """Mean seconds between two arrivals of a group for each key."""
 LEARNING_RATE = 5e-4
@@ -111,12 +111,9 @@ def run(arm: str, seed: int) -> dict[str, Any]:
                     told = [{"role": "assistant", "content": tokenizer.decode(tokens[2:])}]
                     asked = [{"role": "user", "content": str(key)}]
                     metrics = {"reward": reward, "rewards/right": reward}
-                    old = logps[row, :length].numpy()
-                    self.waiting.append(
-                        RolloutSample(
-                            asked, told, tokens, mask, old, float(advantage), self.version, self.next, metrics, time.time()
-                        )
-                    )
+                    old, now = logps[row, :length].numpy(), time.time()
+                    told_of = (float(advantage), self.version, self.next, metrics, now)
+                    self.waiting.append(RolloutSample(asked, told, tokens, mask, old, *told_of))
                 self.next += 1
 
     worker = Worker()
@@ -191,7 +188,7 @@ def table(results: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Run all arms on all seeds, each in a process of its own, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--processes", type=int, default=len(ARMS) * len(SEEDS))
+    parser.add_argument("--processes", type=int, default=len(ARMS))
     arguments = parser.parse_args()
     jobs = [(arm, seed) for seed in SEEDS for arm in ARMS]
     with multiprocessing.get_context("spawn").Pool(arguments.processes, maxtasksperchild=1) as pool:

@@ -172,11 +172,19 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path: Any) -> Non
 
 
 def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks() -> None:
-    class AsyncGRPOTrainer:
-        """As TRL's: it has a queue of rollouts, and no such method."""
+    class OnlineTrainer:
+        """It has no such method."""
 
-    with pytest.raises(trl_replay.ContractError, match="AsyncGRPOTrainer has no _generate_and_score_completions"):
-        compat.check_contract(AsyncGRPOTrainer())
+    with pytest.raises(trl_replay.ContractError, match="OnlineTrainer has no _generate_and_score_completions"):
+        compat.check_contract(OnlineTrainer())
+
+    class AsyncGRPOTrainer:
+        """Of the name of TRL's, as a release without its queue has it."""
+
+        args = None
+
+    with pytest.raises(trl_replay.ContractError, match="AsyncGRPOTrainer of TRL .* has no attribute 'rollout_queue'"):
+        compat.check_asynchronous(AsyncGRPOTrainer())
 
 
 def test_a_config_object_and_keywords_mean_the_same(trainer: Any) -> None:
