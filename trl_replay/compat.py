@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -633,6 +634,11 @@ def training_metrics(trainer: Any) -> dict[str, list[float]]:
     """Return the values that the trainer's log averages over training steps: a list a key."""
     metrics: dict[str, list[float]] = trainer._metrics["train"]
     return metrics
+
+
+def start_metrics_anew(trainer: Any) -> None:
+    """Give the trainer empty metrics of its own; those it had so far are not written to."""
+    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
 
 
 def reward_metrics(trainer: Any, rewards: torch.Tensor) -> dict[str, float]:

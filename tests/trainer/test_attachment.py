@@ -183,7 +183,7 @@ def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks() -> 
 
         args = None
 
-    with pytest.raises(trl_replay.ContractError, match="AsyncGRPOTrainer of TRL .* has no attribute 'rollout_queue'"):
+    with pytest.raises(trl_replay.ContractError, match=r"AsyncGRPOTrainer of TRL .* has no attribute 'rollout_queue'"):
         compat.check_asynchronous(AsyncGRPOTrainer())
 
 

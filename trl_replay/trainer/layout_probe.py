@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +45,7 @@ def check_layout(trainer: Any) -> None:
 def _aside(trainer: Any) -> Iterator[None]:
     """What the loss notes on the trainer and its model, and draws, leaves no trace; nothing drops out."""
     noted = [(vars(owner), dict(vars(owner))) for owner in (trainer, *trainer.model.modules())]
-    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+    compat.start_metrics_anew(trainer)
     trainer.model.eval()
     device = trainer.model.device
     try:
