@@ -6,7 +6,7 @@
     python benchmarks/real_model.py                                    # all arms and seeds: hours
     python benchmarks/real_model.py --arms stock --seeds 0             # one run
     python benchmarks/real_model.py --arms stock --seeds 100 --rate 3e-5    # a pilot
-    python benchmarks/real_model.py --table                            # only prints what there is
+    python benchmarks/real_model.py --table               # only prints what there is, or the reported runs
 
 Every run generates the same number of completions: 150 batches of 4 groups of 8, of at most 16 tokens. A batch takes
 about 10 s on one core, and 6 s more for every further update on it. Accuracy is that of greedy answers to 200
@@ -232,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from real_model_report import draw, finished, table
 
-    arms = finished(records_of(path))
+    arms = finished(records_of(path if path.exists() else Path(__file__).parent / "results" / "real_model.jsonl"))
     draw(arms, options.out / "real_model.png")
     print("\n".join(table(arms)))
     return 0

@@ -43,7 +43,6 @@ def train(model, tokenizer, output_dir, **settings):
     trainer = GRPOTrainer(model, is_right, args, train_dataset=sums(2000), processing_class=tokenizer)
     session = trl_replay.attach(trainer, replay_buffer_size=64)
     trainer.train()
-    print(session.explain())
     return session
 
 

@@ -522,6 +522,11 @@ def awaits_its_engine(trainer: Any) -> bool:
     return sharded and getattr(trainer, "deepspeed", None) is None
 
 
+def computes_logps(trainer: Any) -> bool:
+    """Tell whether the trainer computes log-probs outside its loss: the asynchronous one does not."""
+    return hasattr(trainer, LOGPS)
+
+
 def forward_logps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor | None:
     """Log-probs of a fresh batch under the policy that generated it, `(B, C)`, by one forward as TRL's own old
     log-probs are made: without gradients and without activation checkpointing. None where the batch holds them."""

@@ -53,14 +53,12 @@ def test_a_setting_that_a_queue_can_not_do_is_refused(trainer: Any, settings: An
     trl_replay.attach(trainer)  # nothing is left of it
 
 
-def test_a_warm_start_is_refused_and_so_is_adding(trainer: Any, tmp_path: Any) -> None:
-    path = tmp_path / "groups.jsonl"
-    path.write_text("{}\n")
-    with pytest.raises(trl_replay.ReplayError, match=r"replay_warm_start=.*resume from a checkpoint"):
-        trl_replay.attach(trainer, replay_warm_start=str(path))
+def test_groups_without_log_probs_are_refused_before_training(trainer: Any) -> None:
+    rows = [{"prompt": "1=", "completion": text, "reward": float(text == "2")} for text in "2345"]
     session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.ReplayError, match=r"buffer\.add"):
-        session.buffer.add([])
+    with pytest.raises(trl_replay.ReplayError, match=r"have no log-probs.*session\.export\(\)"):
+        session.buffer.add(rows)
+    assert len(session.buffer) == 0
 
 
 @pytest.mark.parametrize("hook", ["inputs", "advantages", "select", "mix", "correct", "plan"])

@@ -128,6 +128,32 @@ def by_hand(model: Any, samples: list[Any], low: float, high: float) -> torch.Te
     return total / tokens
 
 
+def test_a_warm_start_replays_the_groups_of_another_run_as_they_were(policy: Any, tmp_path: Any) -> None:
+    """In its first step already."""
+    before = make_async_trainer(tmp_path / "a", policy, Script(every_second_dead))
+    stored = trl_replay.attach(before, replay_start=None)
+    given = handed_out(stored)
+    before.train()
+    path = stored.export(tmp_path / "groups.parquet")
+    originals = {tuple(sample.input_ids.tolist()): sample for sample in given}
+
+    trainer = make_async_trainer(
+        tmp_path / "b", policy, Script(lambda number, version: samples_of(100 + number, DEAD, version)), max_steps=3
+    )
+    session = trl_replay.attach(trainer, replay_warm_start=str(path))
+    again = handed_out(session)
+    trainer.train()
+    assert len(session.buffer) == len(stored.buffer) > 0
+    replayed = [sample for sample in again if sample.group_id < 0]
+    assert len(replayed) >= 12, "no group of its own was live"
+    for sample in replayed:
+        original = originals[tuple(sample.input_ids.tolist())]
+        assert np.array_equal(sample.old_log_probs, original.old_log_probs)
+        assert np.array_equal(sample.completion_mask, original.completion_mask)
+        assert sample.advantage == pytest.approx(original.advantage)
+    assert session.buffer.add(path) == len(stored.buffer)
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.25])
 def test_the_loss_of_replayed_samples_by_hand_value_and_gradient(policy: Any, tmp_path: Any, weight: float) -> None:
     trainer = make_async_trainer(tmp_path, policy, Script(every_second_dead), max_grad_norm=0.0, max_steps=5)

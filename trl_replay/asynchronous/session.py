@@ -12,7 +12,7 @@ from ..base.sizes import counted
 from ..buffer.candidates import logps_dtype
 from ..data.counters import COUNTERS, Tally, metrics, own_metrics
 from ..distributed.roll_call import roll_call_of
-from ..errors import RefusedError, ReplayError
+from ..errors import RefusedError
 from ..session import TAG, Session
 from ..setup.assembly import assemble
 from ..setup.components import Components
@@ -50,6 +50,9 @@ class AsyncSession(Session):
                 inner, view, settings, components, self.decisions, reading, lambda: self.carry.take_serials(1)[0]
             )
             self.queue.decides = lambda: not (self.paused or self.detached)
+        else:  # nothing fills its buffer
+            self.carry.warmed = True
+            self.buffer.adder = lambda source, incomplete: 0
 
     @property
     def trainer(self) -> Any:
@@ -142,12 +145,4 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession:
         refused += [str(reason) for reason in result]
     if refused:
         raise RefusedError(refused)
-    session = AsyncSession(view, settings, components)
-    session.buffer.adder = _refuse_adding
-    return session
-
-
-def _refuse_adding(source: Any, incomplete: str) -> int:
-    raise ReplayError(
-        "buffer.add is not done for the asynchronous trainer: its groups come from its queue, or from a checkpoint."
-    )
+    return AsyncSession(view, settings, components)

@@ -41,6 +41,8 @@ class TrainerView:
     multi_objective_aggregation = "sum_then_normalize"
     pad_to_multiple_of = None
     num_iterations = 1
+    use_vllm = False  # its worker generates
+    rollout_func = None
     beta = 0.0
 
     def __init__(self, trainer: Any, rewards: Sequence[str]) -> None:
@@ -49,6 +51,8 @@ class TrainerView:
         self.reward_weights = torch.ones(len(self.reward_func_names))
         self.args = Arguments(trainer.args)
         self.num_generations = int(trainer.args.num_generations)
+        self.max_completion_length = trainer.args.max_completion_length
+        self.chat_template_kwargs = trainer.args.chat_template_kwargs or {}
 
     @property
     def own(self) -> Any:

@@ -12,9 +12,16 @@ from ..errors import ReplayError
 Result = TypeVar("Result")
 
 
-def run_on_all_ranks(action: Callable[[], Result], failure: type[ReplayError]) -> list[Result | None]:
+def run_on_all_ranks(
+    action: Callable[[], Result], failure: type[ReplayError], alone: bool = False
+) -> list[Result | None]:
     """Run `action` on every process and wait for all; where it fails on one, all raise: our own errors, or
     `failure`.
+
+    Args:
+        action (`Callable`): What to do.
+        failure (`type`): What other errors become.
+        alone (`bool`, *optional*): This process does it and waits for no other.
 
     Returns:
         What it gave on each process, in the order of ranks.
@@ -26,7 +33,7 @@ def run_on_all_ranks(action: Callable[[], Result], failure: type[ReplayError]) -
     except Exception as caught:
         error = caught
     text = f"{type(error).__name__}: {error}" if error else ""
-    gathered = gather_object([(text, result)])
+    gathered = [(text, result)] if alone else gather_object([(text, result)])
     errors = [text for text, _ in gathered]
     if isinstance(error, ReplayError):
         raise error

@@ -61,10 +61,10 @@ def export(path: str | Path, trainer: Any, components: Components) -> Path:
     path = Path(path)
     rank = int(trainer.accelerator.process_index)
     ranks = components.processes
-    copies = components.scope.division.replicated
-    if ranks > 1 and not copies:
+    of_each = ranks > 1 and not components.scope.division.replicated
+    if of_each:
         path = path.with_stem(f"{path.stem}-{rank:05d}-of-{ranks:05d}")
-    if rank == 0 or not copies:
+    if rank == 0 or of_each:
         write(path, of_buffer(components.buffer, components.tasks, trainer))
     return path
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from ..session import Session
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, read_groups, source_name
+
+Result = TypeVar("Result")
 
 FROM_FILE, FROM_POLICY = 1, 2
 """Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
@@ -75,10 +77,11 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     require("incomplete", incomplete, choice("refuse", "resample"))
     division = session.scope.division
     tally = Tally()
-    session.roll_call("add", "adding groups to its buffer")
+    if session.components.processes > 1:
+        session.roll_call("add", "adding groups to its buffer")
     groups, advantages = _read(session, source, incomplete, tally)
     newcomers: list[Newcomer] = []
-    run_on_all_ranks(lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)), ReplayError)
+    _run(session, lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)))
     trainable = [newcomer for newcomer in newcomers if newcomer.view.trainable.any()]
     tally.refuse(len(newcomers) - len(trainable), "it has no trainable token")
     scored = [newcomer for newcomer in trainable if _has_finite_logps(newcomer.group)]
@@ -86,7 +89,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     table = session.buffer.table
     before = set(table.serial.tolist())
     try:
-        stayed = run_on_all_ranks(lambda: _offer(session, scored, division, tally), ReplayError)
+        stayed = _run(session, lambda: _offer(session, scored, division, tally))
         _complete(session, scored, stayed, tally)
     except Exception:
         session.buffer.withdraw(sorted(set(table.serial.tolist()) - before))
@@ -96,6 +99,11 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     if added:
         session.components.rate_limiter.prefilled = True
     return len(added)
+
+
+def _run(session: Session, action: Callable[[], Result]) -> list[Result | None]:
+    """Do it on all processes that decide together."""
+    return run_on_all_ranks(action, ReplayError, alone=session.components.processes == 1)
 
 
 def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
@@ -129,7 +137,13 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
                     group = replace(group, task=own(session.carry.serial, len(groups)))
                 groups.append(group)
                 advantages.append(of_group)
-        if awaits_its_engine and any(compat.OLD_LOGPS not in group.tokens for group in groups):
+        lack_logps = any(compat.OLD_LOGPS not in group.tokens for group in groups)
+        if lack_logps and not compat.computes_logps(session.trainer):
+            raise ReplayError(
+                f"Groups of {source_name(source)} have no log-probs, and an asynchronous trainer computes none "
+                "outside its loss: give a file that session.export() wrote of a run with this tokenizer."
+            )
+        if lack_logps and awaits_its_engine:
             raise ReplayError(
                 "The groups have no log-probs, and with DeepSpeed's ZeRO 3 the model can compute none before training "
                 "begins: give their file as replay_warm_start, which is read then, or add them in a callback's "
@@ -137,7 +151,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
             )
         return _digest(groups)
 
-    digests = run_on_all_ranks(read, ReplayError)
+    digests = _run(session, read)
     if len(set(digests)) > 1:
         raise ReplayError(
             f"The processes read different groups from {source_name(source)}: give all of them the same file or rows. "
@@ -211,7 +225,7 @@ def _complete(
                     if number in own:
                         _receive(session, newcomers[number], own[number], batch, tally)
 
-            run_on_all_ranks(receive, ReplayError)
+            _run(session, receive)
 
 
 def _receive(session: Session, newcomer: Newcomer, serial: int, batch: Batch, tally: Tally) -> None:
@@ -253,7 +267,7 @@ def _computed(session: Session, newcomers: Sequence[Newcomer], bar: Any) -> list
             batches.append(_with_logps(session.trainer, batch))
             bar.update()
 
-    run_on_all_ranks(compute, ReplayError)
+    _run(session, compute)
     if session.components.processes > 1:
         _broadcast(batches)
     return batches

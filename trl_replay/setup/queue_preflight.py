@@ -84,14 +84,6 @@ def _of_settings(settings: Settings) -> Iterator[str]:
                 "it out"
             ),
         ),
-        "replay_warm_start": (
-            config.replay_warm_start,
-            (None,),
-            (
-                "fills the buffer before training, which is not done for this trainer: leave it out, or resume "
-                "from a checkpoint"
-            ),
-        ),
     }
     for name, (value, usable, reason) in known.items():
         if value not in usable:

@@ -26,6 +26,10 @@ def every_second_dead(number: int, version: int) -> list[Any]:
     return samples_of(number, DEAD if number % 2 else LIVE, version)
 
 
+def all_dead(number: int, version: int) -> list[Any]:
+    return samples_of(100 + number, DEAD, version)
+
+
 def trained(folder: Path, replay: dict[str, Any] | None, resume: int = 0, **settings: Any) -> dict[str, Any]:
     patch = pytest.MonkeyPatch()
     stand_in(patch)
@@ -34,13 +38,15 @@ def trained(folder: Path, replay: dict[str, Any] | None, resume: int = 0, **sett
         make_policy(model)
     dist.barrier()
     policy = Policy(str(model), make_tokenizer())
-    trainer = make_async_trainer(folder / "run", policy, Script(every_second_dead), **settings)
+    script = Script(all_dead if replay and "replay_warm_start" in replay else every_second_dead)
+    trainer = make_async_trainer(folder / "run", policy, script, **settings)
     session = None if replay is None else trl_replay.attach(trainer, **replay)
     seen = watch(trainer)
     trainer.train(resume_from_checkpoint=str(folder / "run" / f"checkpoint-{resume}") if resume else None)
     weights = [float(parameter.detach().double().sum()) for parameter in trainer.model.parameters()]
     result: dict[str, Any] = {"losses": [loss for _, loss in seen], "weights": weights}
     if session is not None:
+        session.export(folder / "groups.parquet")
         result |= {
             "update": session.update,
             "size": len(session.buffer),
@@ -58,6 +64,8 @@ def cases(folder: Path) -> Iterator[tuple[str, int, Callable[[], Any]]]:
     saves = {"save_strategy": "steps", "save_steps": 3}
     yield "saves", TIMEOUT, partial(trained, folder / "saves", replays, **saves)
     yield "resumes", TIMEOUT, partial(trained, folder / "saves", replays, 3, max_steps=8)
+    warm = {"replay_warm_start": str(folder / "replay" / "groups.parquet")}
+    yield "warms", TIMEOUT, partial(trained, folder / "warms", warm)
     yield "differs", TIMEOUT, partial(trained, folder / "differs", {"replay_max_age": 3 + RANK})
 
 
