@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 
 from . import compat
@@ -21,7 +22,7 @@ from .batch.group_view import AdvantageRule, dead_by_function
 from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
 from .data.counters import SETTLED, Tally, log, metrics, own_metrics
 from .data.prompt_table import PromptTable
-from .data.types import Batch, Group, Placement, Row
+from .data.types import Batch, Context, Group, Placement, Row
 from .distributed.communicator import Agreed, Communicator
 from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
@@ -534,29 +535,42 @@ class Session:
         self.components.hooks.call(hook, self.update, session=self)
 
     def _log(self, batch: Batch, total: dict[str, float], fresh: FreshBatch, started: float) -> None:
-        size = self.components.num_generations
         since = {name: total[name] + count for name, count in self.carry.settled.items()}
         self.carry.settled = {}
-        values = metrics({**total, **since}, size, self.components.success.least is not None)
-        values["replay/padding"] = padding(batch)
-        so_far = self.totals.of_all_ranks
-        batches = self.totals.batches + so_far["paused_batches"]
-        values["replay/rollouts"] = so_far["generated"] * size + so_far["paused_rows"]
+        values = {"replay/padding": padding(batch)}
+        batches = self.totals.batches + self.totals.of_all_ranks["paused_batches"]
         if self.iterates and batches > 1:
             values["replay/replay_ratio"] = self.update / (batches - 1)
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
-        self.components.metrics = {}
-        self._record(values)
-        self._record(dead_by_function(fresh.rule.scored, self.trainer.reward_func_names, size))
         context = replace(self.components.local_context(), fresh=fresh.groups)
-        for result in self.components.hooks.call("metrics", self.update, context=context):
-            self._record(own_metrics(result, self.metrics))
+        self._log_groups({**total, **since}, fresh.rule.scored, context, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._record({"replay/seconds": time.perf_counter() - started - generating})
 
-    def _record(self, values: dict[str, float]) -> None:
+    def _log_groups(
+        self, total: Mapping[str, float], scored: torch.Tensor, context: Context, further: Mapping[str, float]
+    ) -> None:
+        """Begin the metrics of a batch anew: those of its groups, and those of plugins.
+
+        Args:
+            total (`Mapping[str, float]`): Its counters, summed over ranks.
+            scored (`(rows of all processes, functions)`): Raw rewards, NaN where None.
+            context ([`Context`]): What plugins see.
+            further (`Mapping[str, float]`): Further metrics, by key.
+        """
+        size = self.components.num_generations
+        so_far = self.totals.of_all_ranks
+        rollouts = so_far["generated"] * size + so_far["paused_rows"]
+        self.components.metrics = {}
+        self._record(metrics(total, size, self.components.success.least is not None))
+        self._record({"replay/rollouts": rollouts, **further})
+        self._record(dead_by_function(scored, self.trainer.reward_func_names, size))
+        for result in self.components.hooks.call("metrics", self.update, context=context):
+            self._record(own_metrics(result, self.metrics))
+
+    def _record(self, values: Mapping[str, float]) -> None:
         """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
         self.components.metrics = {**self.metrics, **values}
         log(values, compat.training_metrics(self.trainer))

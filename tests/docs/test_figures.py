@@ -39,6 +39,7 @@ TABLES: list[tuple[str, str, str, Any]] = [
         "overhead",
         lambda overhead, found: [overhead.size_table(found["checks"])],
     ),
+    ("docs/asynchronous.md", "asynchronous", "asynchronous", lambda bench, found: [bench.table(found)]),
     ("docs/evidence-cost.md", "long", "long", lambda long, found: [long.table(found)]),
 ]
 

@@ -213,7 +213,7 @@ def test_limits_on_age_uses_and_fraction_hold(policy: Any, tmp_path: Any) -> Non
         draw = session.queue._take
 
         def take(entry: Any, *args: Any, session: Any = session, ages: Any = ages, draw: Any = draw) -> Any:
-            ages.append(int(session.update - session.buffer.table.update[entry][0]))
+            ages.append(int(session.update - session.buffer.table.update[entry]))
             return draw(entry, *args)
 
         session.queue._take = take

@@ -216,7 +216,10 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         ["replay_kl='all_wrong'", "replay_unfilled='mask'", "use replay_unfilled='keep'"],
     ),
     "a trainer's class": (lambda desk: trl_replay.attach(GRPOTrainer), ["not a type", "make the trainer first"]),
-    "a plain trainer": (lambda desk: trl_replay.attach(desk.plain()), ["Attach to a trl.GRPOTrainer: a Trainer"]),
+    "a plain trainer": (
+        lambda desk: trl_replay.attach(desk.plain()),
+        ["Attach to a trl.GRPOTrainer or to TRL's AsyncGRPOTrainer: a Trainer"],
+    ),
     "a mapping as the configuration": (
         lambda desk: trl_replay.attach(desk.trainer(), {"replay_seed": 3}),  # type: ignore[arg-type]
         ["not a dict", "attach(trainer, replay_buffer_size=64)"],

@@ -11,21 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import compat
+from ..batch.samples import cut_samples, first_trained
 from ..buffer.candidates import trainable_sums, with_rewards
-from ..compat import OLD_LOGPS
-from ..data.fields import ADVANTAGES
-from ..data.rewards import NOISE
+from ..data.rewards import have_equal_rewards, is_rounding_error
 from ..data.tasks import Tasks, encoded, hashed
 from ..data.types import Floats, Group, Groups, Ints
-
-ADVANTAGE_NOISE, LARGEST_NOISE = 1e-6, 0.5
-"""Advantages of the first size or less, times the largest reward if that is above 1, are 0: rounding errors of
-rewards, which TRL divides by 1e-8, are a tenth of it. Half a standard deviation never is an error."""
-REPLAYED = [{"role": "assistant", "content": "(a replayed sample)"}]
-"""In the place of a replayed sample's messages, which only traces show."""
-HELD = frozenset({"prompt_ids", "completion_ids", "completion_mask", "tool_mask", ADVANTAGES, OLD_LOGPS})
-"""Batch keys that a stored group can restore."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,22 +64,18 @@ class Reading:
     def are_live(self, samples: Sequence[Any]) -> bool:
         """Tell whether a group of these samples, and of any further ones, is live: one with a trained token has an
         advantage and, where one reward counts, its values differ."""
-        if not any(_has_advantage(sample) and sample.completion_mask.any() for sample in samples):
-            return False
-        if self.counting is None:
-            return True
-        values = np.array([self.rewards_of(sample)[self.counting] for sample in samples])
-        seen = values[np.isfinite(values)]
-        return len(seen) > 1 and bool(np.ptp(seen) > NOISE * np.abs(seen).max())
+        alike = self.counting is not None and have_equal_rewards(self._column(samples, self.counting), np.ones(1))[0]
+        return _train(samples) and not alike
 
     def is_dead(self, samples: Sequence[Any]) -> bool:
         """Tell whether a group is dead, all of whose samples are there: one that the reward that counts does not score
         is judged by its advantages."""
-        if self.are_live(samples):
-            return False
-        if self.counting is not None and all(np.isnan(self.rewards_of(one)[self.counting]) for one in samples):
-            return not any(_has_advantage(sample) and sample.completion_mask.any() for sample in samples)
-        return True
+        unscored = self.counting is not None and np.isnan(self._column(samples, self.counting)).all()
+        return not (_train(samples) if unscored else self.are_live(samples))
+
+    def _column(self, samples: Sequence[Any], function: int) -> Floats:
+        """`(1, samples, 1)`: the rewards of one function."""
+        return np.array([[[self.rewards_of(sample)[function]] for sample in samples]])
 
     def view(self, samples: Sequence[Any], update: int, group: Group) -> Groups:
         """The group as decisions see it: a row a completion, whose samples are added up.
@@ -132,25 +118,8 @@ class Reading:
 
     def payload(self, samples: Sequence[Any]) -> Group:
         """The group as it is stored: a row a sample."""
-        starts = [first_trained(sample) for sample in samples]
-        prompts = [sample.input_ids[:start] for sample, start in zip(samples, starts, strict=True)]
-        if all(np.array_equal(prompt, prompts[0]) for prompt in prompts):
-            prompts = prompts[:1]
-        rest = [slice(start, None) for start in starts]
-        ids = [sample.input_ids[part] for sample, part in zip(samples, rest, strict=True)]
-        masks = [sample.completion_mask[part] for sample, part in zip(samples, rest, strict=True)]
-        logps = [sample.old_log_probs[part] for sample, part in zip(samples, rest, strict=True)]
-        tensors = {
-            "prompt_ids": _flat(prompts, torch.int32),
-            "completion_ids": _flat(ids, torch.int32),
-            ADVANTAGES: torch.tensor([float(sample.advantage) for sample in samples], dtype=torch.float64),
-            OLD_LOGPS: _flat(logps, self.logps_dtype),
-        }
-        if not all(np.all(mask) for mask in masks):
-            tensors["tool_mask"] = _flat(masks, torch.int8)
-        lengths = [np.array([len(part) for part in parts], np.int64) for parts in (prompts, ids)]
-        group = Group(tensors, HELD, *lengths)
-        return with_rewards(group, np.array([self.rewards_of(sample) for sample in samples]))
+        rewards = [self.rewards_of(sample) for sample in samples]
+        return with_rewards(cut_samples(samples, self.logps_dtype), np.array(rewards))
 
 
 def conversations(samples: Sequence[Any], size: int) -> Ints:
@@ -165,55 +134,12 @@ def conversations(samples: Sequence[Any], size: int) -> Ints:
     return np.minimum(numbers, size - 1)
 
 
-def first_trained(sample: Any) -> int:
-    """Tokens before the first one that is trained on; without any, all but the last."""
-    trained = np.flatnonzero(sample.completion_mask)
-    return int(trained[0]) if len(trained) else len(sample.input_ids) - 1
-
-
-def samples_of(group: Group, weights: Floats) -> list[Any]:
-    """A stored group's samples as the queue gives them, without version and id.
-
-    Args:
-        group ([`Group`]): As stored.
-        weights (`(rows,)`): Of its rows in the loss, by which their advantages are multiplied.
-    """
-    make = compat.rollout_sample()
-    lengths = group.completion_lengths.tolist()
-    parts = {
-        key: torch.split(tensor, lengths)
-        for key, tensor in group.tensors.items()
-        if key in ("completion_ids", OLD_LOGPS)
-    }
-    masks = group.tensors.get("tool_mask")
-    prompts = torch.split(group.tensors["prompt_ids"], group.prompt_lengths.tolist())
-    prompts = prompts * len(lengths) if len(prompts) == 1 else prompts
-    split = [torch.ones(length) for length in lengths] if masks is None else torch.split(masks, lengths)
-    samples = []
-    for row, (prompt, mask) in enumerate(zip(prompts, split, strict=True)):
-        nothing = np.zeros(len(prompt))
-        samples.append(
-            make(
-                prompt=[],
-                completion=REPLAYED,
-                input_ids=torch.cat([prompt, parts["completion_ids"][row]]).numpy().astype(np.int64),
-                completion_mask=np.concatenate([nothing, mask.numpy()]).astype(np.int64),
-                old_log_probs=np.concatenate([nothing, parts[OLD_LOGPS][row].float().numpy()]).astype(np.float32),
-                advantage=float(group.tensors[ADVANTAGES][row]) * float(weights[row]),
-                model_version=0,
-                group_id=-1,
-                metrics={},
-            )
+def _train(samples: Sequence[Any]) -> bool:
+    """Tell whether a sample with a trained token has an advantage."""
+    return any(
+        not is_rounding_error(
+            sample.advantage, (value for name, value in sample.metrics.items() if name.startswith("reward"))
         )
-    return samples
-
-
-def _has_advantage(sample: Any) -> bool:
-    """Tell whether a sample's advantage is more than a rounding error of its rewards."""
-    rewards = [abs(value) for name, value in sample.metrics.items() if name.startswith("reward") and value == value]
-    noise = min(ADVANTAGE_NOISE * max(1.0, *rewards), LARGEST_NOISE)
-    return bool(abs(sample.advantage) > noise)
-
-
-def _flat(parts: Sequence[NDArray[Any]], dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([np.asarray(part) for part in parts])).to(dtype)
+        for sample in samples
+        if sample.completion_mask.any()
+    )

@@ -7,24 +7,23 @@ samples of groups that may still turn out to be dead are held up, with those beh
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty
 from typing import Any
 
 import numpy as np
-import torch
 
 from .. import compat
+from ..batch.samples import HELD, samples_of
 from ..data.counters import COUNTERS, Tally
-from ..data.types import Groups, Ints, ReplayedRows
+from ..data.types import Floats, Groups
 from ..serialization.samples import decoded, encoded
-from ..setup.components import Components
-from ..setup.settings import Settings
-from ..step.decisions import SOLVED, Decisions
-from .groups import HELD, Arriving, Reading, samples_of
+from ..session import Session
+from ..step.decisions import SOLVED
+from .groups import Arriving, Reading
 from .view import TrainerView
 
 GRACE = 0.05
@@ -35,10 +34,10 @@ REMEMBERED = 256
 """Complete groups that late samples are recognised of."""
 DROUGHT = 64
 """Dead groups dropped in a row; the next one passes, so that training goes on where nothing is live."""
-WAITED = "the worker was waited for"
-SPENT = "half of max_staleness is spent on waiting: samples on their way must not get stale"
 PASSED = f"a dead group passed: {DROUGHT} before it were dropped, and nothing was live"
 UNTRAINED = "not trained yet"
+COUNTS = ("dropped", "waited", "in_a_row", "next_id")
+"""Attributes of the queue that a checkpoint keeps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,48 +63,37 @@ class ReplayQueue:
     Args:
         inner (`Any`): The worker's queue.
         view ([`TrainerView`]): The trainer.
-        settings ([`Settings`]): Limits.
-        components ([`Components`]): Buffer, hooks and counters.
-        decisions ([`Decisions`]): What all trainers' groups go through.
+        session ([`Session`]): Its session.
         reading ([`Reading`]): How samples are read.
-        serials (`Callable`): Gives the next group's serial number.
 
     Attributes:
         dropped (`int`): Dead groups that were dropped.
         waited (`int`): Groups that were replayed because nothing else was there.
-        window ([`Tally`]): Counters since the last metrics.
-        mode (`Callable`): Tells whether the queue decides: not while replay is paused, nor after `detach`.
+        in_a_row (`int`): Dead groups dropped since the last one that was live.
+        next_id (`int`): Of the next replayed group; below 0.
+        window (`Counter`): Counters since the last metrics.
+        scored (`list`): Of each group since then, its rewards `(G, functions)`.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        view: TrainerView,
-        settings: Settings,
-        components: Components,
-        decisions: Decisions,
-        reading: Reading,
-        serials: Callable[[], int],
-    ) -> None:
+    def __init__(self, inner: Any, view: TrainerView, session: Session, reading: Reading) -> None:
         self.inner = inner
-        self.decides: Callable[[], bool] = lambda: True
-        self.window = Tally()
+        self.window: Counter[str] = Counter()
+        self.scored: list[Floats] = []
         self.dropped = 0
         self.waited = 0
         self._view = view
-        self._dry = settings.config.replay_dry_run
-        self._weight = settings.config.replay_weight
-        self._retires = settings.config.replay_retire_passes
-        self._components = components
-        self._decisions = decisions
+        self._session = session
         self._reading = reading
-        self._serials = serials
+        self._components = session.components
+        self._buffer = session.buffer
+        self._clock = session.components.clock
+        self._dry = session.config.replay_dry_run
         self._line: deque[Handed] = deque()
         self._given: deque[Handed] = deque()
         self._open: dict[int, Arriving] = {}
         self._known: dict[int, bool] = {}  # by id: whether the group was dropped
-        self._in_a_row = 0
-        self._next_id = -1
+        self.in_a_row = 0
+        self.next_id = -1
         self._version = -1
         self._synced_at = 0
         self._arrived_at = 0  # the version at which a sample came last
@@ -115,6 +103,11 @@ class ReplayQueue:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.inner, name)
+
+    @property
+    def _decides(self) -> bool:
+        """Whether groups are judged."""
+        return not (self._session.paused or self._session.detached)
 
     def qsize(self) -> int:
         """Count samples that wait here and in the worker's queue."""
@@ -132,12 +125,12 @@ class ReplayQueue:
             given = self._pass_on()
             if given is not None:
                 return given
-            if self._receive(0.0) or self._close(lambda group: len(group.rows) >= self._reading.size):
+            if self._receive(0.0) or self._close(self._reading.size):
                 continue
             may_replay = self._may_replay_waiting()
             if (self._open or may_replay) and self._receive(GRACE):
                 continue
-            if self._close(lambda group: True) or (may_replay and self._replay_waiting()):
+            if self._close(0) or (may_replay and self._replay_waiting()):
                 continue
             left = None if ends is None else ends - time.monotonic()
             if not block or (left is not None and left <= 0):
@@ -151,11 +144,11 @@ class ReplayQueue:
             self._restored = False
             self._version = version
             self._arrived_at += version
-            for sample in self._held():
+            for sample in _each_once((*self._given, *self._line), self._open.values()).values():
                 sample.model_version += version
         if version != self._version:
             self._version = version
-            self._synced_at = self._components.clock.update
+            self._synced_at = self._clock.update
 
     def trained(self) -> None:
         """Forget the samples of an update that is done, and that replayed ones would count in an epoch."""
@@ -168,25 +161,17 @@ class ReplayQueue:
         """Forget the samples that the trainer has fetched and will not train on."""
         self._given.clear()
 
-    def _held(self) -> Iterator[Any]:
-        """All samples that are here, each once."""
-        seen = {id(handed.sample): handed.sample for handed in (*self._given, *self._line)}
-        for group in self._open.values():
-            seen |= {id(sample): sample for sample in group.rows}
-        yield from seen.values()
-
     def _receive(self, timeout: float) -> bool:
         try:
-            sample = self.inner.get(timeout=timeout)
+            self._arrive(self.inner.get(timeout=timeout))
         except Empty:
             return False
-        self._arrive(sample)
         return True
 
     def _arrive(self, sample: Any) -> None:
         self._arrived_at = self._version
         number = int(sample.group_id)
-        if not self.decides():
+        if not self._decides:
             self._let_pass()
             self._line.append(Handed(sample))
             return
@@ -195,18 +180,13 @@ class ReplayQueue:
             return
         group = self._open.get(number)
         if group is None:
-            group = self._open[number] = Arriving(number, self._serials())
+            group = self._open[number] = Arriving(number, self._session.carry.take_serials(1)[0])
         group.rows.append(sample)
         self._line.append(Handed(sample, group.serial, group))
         group.live = group.live or self._reading.are_live(group.rows)
-        whole = [
-            other for other in self._open.values() if other is not group and len(other.rows) >= self._reading.size
-        ]
+        self._close(self._reading.size, but=group)
         if len(self._open) > OPEN_GROUPS:
-            whole.append(next(iter(self._open.values())))
-        for other in whole:
-            if other.id in self._open:
-                self._judge(other)
+            self._judge(next(iter(self._open.values())))
 
     def _let_pass(self) -> None:
         """Decide nothing about groups whose samples are coming: what comes later of them passes, too."""
@@ -222,9 +202,9 @@ class ReplayQueue:
             return
         self._line.append(Handed(sample))
 
-    def _close(self, chosen: Callable[[Arriving], bool]) -> bool:
-        """Take groups for complete: nothing else is there. Tell whether there were any."""
-        closing = [group for group in self._open.values() if chosen(group)]
+    def _close(self, rows: int, but: Arriving | None = None) -> bool:
+        """Take groups of at least so many rows for complete. Tell whether there were any."""
+        closing = [group for group in self._open.values() if group is not but and len(group.rows) >= rows]
         for group in closing:
             self._judge(group)
         return bool(closing)
@@ -235,29 +215,26 @@ class ReplayQueue:
         payload = self._reading.payload(group.rows)
         view = self._reading.view(group.rows, self._born(group.rows[0]), payload)
         tally = Tally(groups=1)
-        solved = self._decisions.solve([view], tally)
-        self._components.buffer.retire(self._components.clock.update)
-        self._count(tally)
+        solved = self._session.decisions.solve([view], tally)
+        self.scored.append(view.rewards[0])
+        self._buffer.retire(self._clock.update)
         dead = bool(view.dead[0]) and not group.live
-        drops = dead and not self._dry and self._in_a_row < DROUGHT
+        drops = dead and not self._dry and self.in_a_row < DROUGHT
+        self.in_a_row = self.in_a_row + 1 if drops else 0
         self._known[group.id] = drops
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
         if not dead:
-            self._in_a_row = 0
-            self._store(group, view, payload, len(solved) > 0)
-        elif self._dry:
-            self._draw(view)
-        elif not drops:
-            self._in_a_row = 0
-            self._count(Tally(dead_after=1, reasons=_once(PASSED)))
+            self._store(group, view, payload, len(solved) > 0, tally)
+        elif not (drops or self._dry):
+            tally.dead_after = 1
+            tally.note(1, PASSED)
+        self._count(tally)
+        drawn = self._draw(view) if drops or (dead and self._dry) else None
         if drops:
-            self._in_a_row += 1
             self.dropped += 1
             self._view.trained.add(group.id)
-            self._replace(group, [] if (drawn := self._draw(view)) is None else drawn)
-        else:
-            self._replace(group, None)
+        self._replace(group, drawn or [] if drops else None)
 
     def _replace(self, group: Arriving, by: list[Handed] | None) -> None:
         """Let a group's samples pass, or put others in their place."""
@@ -273,94 +250,53 @@ class ReplayQueue:
                 by = []
         self._line = line
 
-    def _store(self, group: Arriving, view: Groups, payload: Any, solved: bool) -> None:
-        if not self._components.buffer.capacity:
+    def _store(self, group: Arriving, view: Groups, payload: Any, solved: bool, tally: Tally) -> None:
+        if not self._buffer.capacity:
             return
-        tally = Tally()
         if solved:
             tally.refuse(1, SOLVED)
         elif not np.isfinite(view.behavior_logps).all():  # type: ignore[arg-type]  # a view has them
             tally.refuse(1, "a trainable token's log-prob is not finite")
-        elif self._decisions.offer(view, [group.serial], [payload.nbytes], [HELD], tally):
-            self._components.buffer.receive({group.serial: payload})
-        self._count(tally)
+        elif self._session.decisions.offer(view, [group.serial], [payload.nbytes], [HELD], tally):
+            self._buffer.receive({group.serial: payload})
 
     def _born(self, sample: Any) -> int:
         """Updates done when a sample's policy was synced."""
         behind = max(self._version - int(sample.model_version), 0) * int(self._view.args.weight_sync_steps)
-        return max(min(self._synced_at, self._components.clock.update) - behind, 0)
+        return max(self._synced_at - behind, 0)
 
     def _draw(self, slot: Groups | None) -> list[Handed] | None:
         """A stored group's samples; None where nothing may be replayed. Of a dry run it is only counted."""
-        components, buffer = self._components, self._components.buffer
-        update = components.clock.update
+        if not self._buffer.capacity:
+            return None
+        counters = self._components.totals.counters
         tally = Tally()
-        limiter = components.rate_limiter
-        most, limit = limiter.slots_allowed(int(components.totals.counters["generated"]), update)
+        most, limit = self._components.rate_limiter.slots_allowed(int(counters["generated"]), self._clock.update)
         try:
-            if not buffer.capacity:
-                return None
-            if components.totals.counters["replaced"] >= most:
+            if counters["replaced"] >= most:
                 tally.note(1, f"{limit} allows no further group")
                 return None
-            buffer.retire(update)
-            context = components.context(slot)
-            waiting = {handed.serial for handed in (*self._line, *self._given)}
-            held = components.hooks.eligible(buffer.table, context)
-            held |= {UNTRAINED: np.isin(buffer.table.serial, list(waiting))}
-            eligible, reasons = buffer.eligible(update, frozenset(), held)
-            if not len(eligible):
-                tally.note(1, self._decisions.shortage(reasons))
-                return None
-            table = buffer.table.take(eligible)
-            drawn = components.hooks.sample(table, 1, context).ravel()
-            drawn = drawn[drawn >= 0]
-            if not len(drawn):
-                tally.note(1, "the sampler drew nothing for a group")
-                return None
-            chance = float(self._decisions.chances(table)[drawn[0]])
-            return self._take(eligible[drawn[:1]], chance, tally)
+            waiting = [handed.serial for handed in (*self._line, *self._given)]
+            held = {UNTRAINED: np.isin(self._buffer.table.serial, waiting)}
+            drawn = self._session.decisions.draw_one(slot, held, tally)
+            return None if drawn is None else self._take(*drawn)
         finally:
             self._count(tally)
 
-    def _take(self, entry: Ints, chance: float, tally: Tally) -> list[Handed]:
-        """Replay an entry, and count it."""
-        components, buffer = self._components, self._components.buffer
-        table, update = buffer.table, components.clock.update
-        age = int(update - table.update[entry][0])
-        group = buffer.load(int(table.serial[entry][0]))
-        rows = len(group.completion_lengths)
-        components.rate_limiter.drawn += 1
-        buffer.use(entry)
-        tally.replaced = tally.entries = 1
-        tally.rows = self._reading.size
-        tally.age, tally.uses = float(age), float(table.uses[entry][0])
-        tally.score = float(table.score[entry][0])
-        zeros = torch.zeros(rows, 1)
-        given = components.hooks.correct(
-            ReplayedRows(
-                logps=zeros,
-                behavior_logps=zeros,
-                proximal_logps=zeros,
-                mask=torch.ones(rows, 1, dtype=torch.bool),
-                advantages=torch.tensor(group.tensors["advantages"].tolist()),
-                ages=torch.full((rows,), age),
-                priorities=torch.full((rows,), chance),
-            ),
-            components.local_context(),
-        )
-        weights = np.ones(rows) if given.weights is None else given.weights.double().numpy()
-        number, self._next_id = self._next_id, self._next_id - 1
-        samples = [replace(one, group_id=number) for one in samples_of(group, weights * self._weight)]
-        return [Handed(sample, replayed=True) for sample in samples]
+    def _take(self, entry: int, chance: float) -> list[Handed]:
+        """The samples of an entry, weighed."""
+        table = self._buffer.table
+        group = self._buffer.load(int(table.serial[entry]))
+        age = int(self._clock.update - table.update[entry])
+        weight = self._session.config.replay_weight * self._components.weight_before_the_loss(age, chance)
+        self.next_id -= 1
+        return [Handed(replace(one, group_id=self.next_id + 1), replayed=True) for one in samples_of(group, weight)]
 
     def _may_replay_waiting(self) -> bool:
         """Tell whether a stored group may be handed out because nothing else is there."""
-        if self._line or self._dry or not self.decides() or not len(self._components.buffer):
-            return False
-        if 2 * (self._version - self._arrived_at + 1) > self._view.args.max_staleness:
-            return False
-        return self._decisions.draws_for_any
+        may_wait = self._decides and not self._dry and self._session.decisions.draws_for_any
+        spent = 2 * (self._version - self._arrived_at + 1) > self._view.args.max_staleness
+        return may_wait and not spent and not self._line and len(self._buffer) > 0
 
     def _replay_waiting(self) -> bool:
         """Hand out a stored group, if the worker is well. Tell whether there was one."""
@@ -372,15 +308,14 @@ class ReplayQueue:
 
     def _pass_on(self) -> Any:
         """Return the first sample that nothing holds up; None if there is none."""
-        if not self._line or not (self._line[0].group is None or self._line[0].group.live or not self.decides()):
+        if not self._line or not (self._line[0].group is None or self._line[0].group.live or not self._decides):
             return None
         handed = self._line.popleft()
         sample = handed.sample
         if handed.replayed:
             sample.model_version = self._version
         staleness = self._version - int(sample.model_version)
-        budget = int(self._view.args.token_budget or 0)
-        oversize = 0 < budget < len(sample.input_ids)
+        oversize = len(sample.input_ids) > (self._view.args.token_budget or np.inf)
         if staleness <= self._view.args.max_staleness and not oversize:  # else the trainer drops it at once
             self._given.append(handed)
         return sample
@@ -388,8 +323,7 @@ class ReplayQueue:
     def _count(self, tally: Tally) -> None:
         """Add counters to those of the run and to those since the last metrics."""
         counted = {name: getattr(tally, name) for name in COUNTERS}
-        for name, value in counted.items():
-            setattr(self.window, name, getattr(self.window, name) + value)
+        self.window.update(counted)
         self._components.totals.add(tally, batches=0, of_all_ranks=counted)
 
     @contextmanager
@@ -408,29 +342,23 @@ class ReplayQueue:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: samples that are not trained on yet, and where counting stands."""
         restarts = compat.restarts_worker(self._view)  # and generates incomplete groups again
-        places: dict[int, int] = {}
         groups = [] if restarts else list(self._open.values())
-        samples: list[Any] = []
-
-        def place(sample: Any) -> int:
-            if id(sample) not in places:
-                places[id(sample)] = len(samples)
-                samples.append(encoded(sample, self._version))
-            return places[id(sample)]
-
-        handed = [one for one in (*self._given, *self._line) if not (restarts and one.group in self._open.values())]
+        again = self._open.values() if restarts else ()
+        handed = [one for one in (*self._given, *self._line) if one.group not in again]
+        samples = _each_once(handed, groups)
+        place = {key: number for number, key in enumerate(samples)}
         return {
-            "handed": [[place(one.sample), one.serial, _id(one.group), one.replayed] for one in handed],
-            "open": [[group.id, group.serial, group.live, [place(row) for row in group.rows]] for group in groups],
-            "samples": samples,
-            "known": [] if restarts else [[number, dropped] for number, dropped in self._known.items()],
-            "dropped": self.dropped,
-            "waited": self.waited,
-            "in_a_row": self._in_a_row,
-            "next_id": self._next_id,
-            "since_sync": self._components.clock.update - self._synced_at,
+            "handed": [
+                [place[id(one.sample)], one.serial, one.group and one.group.id, one.replayed] for one in handed
+            ],
+            "open": [[group.id, group.serial, group.live, [place[id(row)] for row in group.rows]] for group in groups],
+            "samples": [encoded(sample, self._version) for sample in samples.values()],
+            "known": [] if restarts else list(self._known.items()),
+            "counts": {name: getattr(self, name) for name in COUNTS},
+            "since_sync": self._clock.update - self._synced_at,
             "since_arrival": self._version - self._arrived_at,
-            "window": {name: float(getattr(self.window, name)) for name in COUNTERS},
+            "window": {name: float(count) for name, count in self.window.items()},
+            "scored": [rewards.tolist() for rewards in self.scored],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -446,11 +374,11 @@ class ReplayQueue:
         )
         self._given.clear()
         self._known = dict(state["known"])
-        self.dropped, self.waited = state["dropped"], state["waited"]
-        self._in_a_row, self._next_id = state["in_a_row"], state["next_id"]
-        self._synced_at = self._components.clock.update - state["since_sync"]
+        vars(self).update(state["counts"])
+        self._synced_at = self._clock.update - state["since_sync"]
         self._arrived_at = -state["since_arrival"]
-        self.window = Tally(**state["window"])
+        self.window = Counter(state["window"])
+        self.scored = [np.array(rewards) for rewards in state["scored"]]
         self._restored = True
         if compat.restarts_worker(self._view):  # which counts from 0 again
             self._renumber()
@@ -460,15 +388,11 @@ class ReplayQueue:
         for handed in self._line:
             number = int(handed.sample.group_id)
             if number >= 0 and number not in numbers:
-                numbers[number], self._next_id = self._next_id, self._next_id - 1
+                numbers[number], self.next_id = self.next_id, self.next_id - 1
             handed.sample.group_id = numbers.get(number, number)
 
 
-def _once(reason: str) -> Any:
-    tally = Tally()
-    tally.note(1, reason)
-    return tally.reasons
-
-
-def _id(group: Arriving | None) -> int | None:
-    return None if group is None else group.id
+def _each_once(handed: Iterable[Handed], groups: Iterable[Arriving]) -> dict[int, Any]:
+    """All of these samples, by `id`."""
+    samples = {id(one.sample): one.sample for one in handed}
+    return samples | {id(row): row for group in groups for row in group.rows}

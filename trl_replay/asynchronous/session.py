@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
+
+import numpy as np
+import torch
 
 from .. import compat
 from ..base.progress import KeptErrors
 from ..base.sizes import counted
 from ..buffer.candidates import logps_dtype
-from ..data.counters import COUNTERS, Tally, metrics, own_metrics
 from ..distributed.roll_call import roll_call_of
-from ..errors import RefusedError
 from ..session import TAG, Session
 from ..setup.assembly import assemble
 from ..setup.components import Components
-from ..setup.queue_preflight import reasons
+from ..setup.queue_preflight import queue_preflight
 from ..setup.settings import Settings
 from .groups import Reading
 from .queue import ReplayQueue
@@ -37,7 +39,6 @@ class AsyncSession(Session):
         alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
         self.roll_call = roll_call_of(alone, settings, components.scope)
         self.queue: ReplayQueue | None = None
-        inner = getattr(view, compat.QUEUE)
         if view.accelerator.is_main_process:
             reading = Reading(
                 view.reward_func_names,
@@ -46,10 +47,7 @@ class AsyncSession(Session):
                 components.tasks,
                 logps_dtype(components.fields),
             )
-            self.queue = ReplayQueue(
-                inner, view, settings, components, self.decisions, reading, lambda: self.carry.take_serials(1)[0]
-            )
-            self.queue.decides = lambda: not (self.paused or self.detached)
+            self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, self, reading)
         else:  # nothing fills its buffer
             self.carry.warmed = True
             self.buffer.adder = lambda source, incomplete: 0
@@ -75,23 +73,15 @@ class AsyncSession(Session):
         if self.queue is None:
             return
         self.queue.note_version()
-        window = self.queue.window
-        if not window.generated:
+        window, scored = self.queue.window, self.queue.scored
+        if not scored:
             return
-        self.queue.window = Tally()
+        self.queue.window, self.queue.scored = Counter(), []
         self.totals.batches += 1
-        buffer = self.buffer
-        window.size, window.tasks, window.bytes = len(buffer), buffer.table.tasks, buffer.nbytes
-        total = {name: float(getattr(window, name)) for name in COUNTERS}
-        size = self.components.num_generations
-        values = metrics(total, size, self.components.success.least is not None)
-        values["replay/rollouts"] = self.totals.counters["generated"] * size
-        self.components.metrics = {}
-        self._record(values)
-        context = self.components.local_context()
-        for result in self.components.hooks.call("metrics", self.update, context=context):
-            self._record(own_metrics(result, self.metrics))
-        if total["replaced"] and not self.config.replay_dry_run:
+        held = {"size": len(self.buffer), "tasks": self.buffer.table.tasks, "bytes": self.buffer.nbytes}
+        rewards = torch.from_numpy(np.concatenate(scored))
+        self._log_groups({**window, **held}, rewards, self.components.local_context(), {})
+        if window["replaced"] and not self.config.replay_dry_run:
             compat.tag_model(self.view.own, TAG)
 
     def finish(self) -> None:
@@ -140,9 +130,5 @@ def make_session(trainer: Any, settings: Settings) -> AsyncSession:
     components = assemble(view, settings)
     components.processes = 1  # no process decides with another
     components.errors = KeptErrors(alone=True)
-    refused = list(reasons(view, settings, components))
-    for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
-        refused += [str(reason) for reason in result]
-    if refused:
-        raise RefusedError(refused)
+    queue_preflight(trainer, settings, components)
     return AsyncSession(view, settings, components)

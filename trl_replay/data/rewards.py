@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,9 @@ Bools = NDArray[np.bool_]
 NOISE = 8 * float(np.finfo(np.float32).eps)
 """Relative float32 error allowed for a group's mean and differences; 8 eps covers the sums of TRL's usual group
 sizes."""
+ADVANTAGE_NOISE, LARGEST_NOISE = 1e-6, 0.5
+"""Advantages of the first size or less, times the largest reward if that is above 1, are 0: rounding errors of
+rewards, which TRL divides by 1e-8, are a tenth of it. Half a standard deviation never is an error."""
 
 
 def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
@@ -80,3 +85,14 @@ def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
     highest = np.where(scored, sums, -np.inf).max(axis=1)
     lowest = np.where(scored, sums, np.inf).min(axis=1)
     return np.asarray(~scored.any(axis=1) | (highest - lowest <= reward_noise(rewards, weights)))
+
+
+def is_rounding_error(advantage: float, rewards: Iterable[float]) -> bool:
+    """Tell whether an advantage is no more than what rounding these rewards leaves of 0; NaN is.
+
+    Args:
+        advantage (`float`): Rewards divided by their deviation.
+        rewards (`Iterable[float]`): All that went into it; NaN does not count.
+    """
+    largest = max((abs(value) for value in rewards if value == value), default=0.0)
+    return not abs(advantage) > min(ADVANTAGE_NOISE * max(1.0, largest), LARGEST_NOISE)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..base.progress import Clock, KeptErrors
@@ -117,6 +118,18 @@ class Components:
         """Return what the correction gives replayed rows, within bounds and gates."""
         corrected = self.hooks.correct(rows, self.local_context())
         return self.gates(rows, self.bounds(rows, corrected))
+
+    def weight_before_the_loss(self, age: int, chance: float) -> float:
+        """Return the loss weight that the correction gives a row of which no log-probs are known yet.
+
+        Args:
+            age (`int`): Updates since generation.
+            chance (`float`): Of being drawn first, relative to the least likely eligible entry.
+        """
+        none, one = torch.zeros(1, 1), torch.ones(1)
+        rows = ReplayedRows(none, none, none, one[:, None].bool(), one, torch.tensor([age]), one * chance)
+        weights = self.hooks.correct(rows, self.local_context()).weights
+        return 1.0 if weights is None else float(weights.flatten()[0])
 
     def seed(self, seed: int) -> None:
         """Begin both generators anew."""

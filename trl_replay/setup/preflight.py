@@ -32,10 +32,29 @@ def preflight(trainer: Any, settings: Settings, components: Components) -> None:
         reasons += _beside_the_tap(settings)
     if compat.is_unsloth(trainer):
         reasons += _untested_with_unsloth(trainer)
+    refuse(reasons, trainer, settings, components)
+
+
+def refuse(reasons: list[str], trainer: Any, settings: Settings, components: Components) -> None:
+    """Refuse with these reasons and those of the plugins that take part.
+
+    Raises:
+        RefusedError: There is at least one reason.
+    """
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
         reasons += [str(reason) for reason in result]
     if reasons:
         raise RefusedError(reasons)
+
+
+def retires_never(settings: Settings, size: int) -> Iterator[str]:
+    """Yield why `replay_retire_passes` can't be used with groups of this size."""
+    passes = settings.config.replay_retire_passes or 0
+    if passes > size:
+        yield (
+            f"replay_retire_passes={passes} is more than a group has completions (num_generations={size}), so that no "
+            "prompt would ever count as solved: lower it"
+        )
 
 
 def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
@@ -70,11 +89,7 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
             f"replay_max_age={max_age} is less than the {window:g} updates between two generations, "
             "so that every entry is too old when it is first offered: raise it, or generate more often"
         )
-    if (config.replay_retire_passes or 0) > size:
-        yield (
-            f"replay_retire_passes={config.replay_retire_passes} is more than a group has rows (num_generations="
-            f"{size}), so that no prompt would ever count as solved: lower it"
-        )
+    yield from retires_never(settings, size)
 
 
 def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:

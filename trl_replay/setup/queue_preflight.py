@@ -7,6 +7,7 @@ from typing import Any
 
 from ..strategies.scope_choice import SCOPES
 from .components import Components
+from .preflight import refuse, retires_never
 from .settings import Settings
 
 WITHIN_THE_LOSS = "reads log-probs of the policy that is trained, which are not known where samples are handed out"
@@ -23,20 +24,22 @@ HOOKS = {
 """Hooks that nothing would call."""
 
 
-def reasons(view: Any, settings: Settings, components: Components) -> Iterator[str]:
-    """Yield why these settings can't be used with an asynchronous trainer."""
-    yield from _of_settings(settings)
-    yield from _of_strategies(settings, components)
+def queue_preflight(trainer: Any, settings: Settings, components: Components) -> None:
+    """Refuse with all reasons at once: our own and those of the plugins that take part.
+
+    Raises:
+        RefusedError: There is at least one reason.
+    """
+    reasons = [*_of_settings(settings), *_of_strategies(settings, components), *_of_plugins(settings)]
+    reasons += retires_never(settings, components.num_generations)
+    refuse(reasons, trainer, settings, components)
+
+
+def _of_plugins(settings: Settings) -> Iterator[str]:
     for plugin in settings.plugins:
         for hook, reason in HOOKS.items():
             if hook in plugin.hooks:
                 yield f"the plugin {plugin.name!r} has {hook}, and {reason}: leave it out of replay_plugins"
-    size = view.num_generations
-    if (settings.config.replay_retire_passes or 0) > size:
-        yield (
-            f"replay_retire_passes={settings.config.replay_retire_passes} is more than a group has completions "
-            f"(num_generations={size}), so that no prompt would ever count as solved: lower it"
-        )
 
 
 def _of_settings(settings: Settings) -> Iterator[str]:

@@ -5,7 +5,7 @@ On processes that share a buffer the columns and the private generator are the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -335,17 +335,20 @@ class Decisions:
 
     def _book(self, fresh: Groups, plan: Plan, tally: Tally) -> None:
         """Count what is replayed, in the table too."""
+        self._use(np.array([entry for entry, _ in plan.drawn()], np.int64), tally)
+        tally.replaced = int(plan.stored.any(axis=1).sum())
+        tally.rows = int(plan.stored.sum())
+        tally.dead_after = int((fresh.dead & plan.unfilled).sum())
+
+    def _use(self, entries: Ints, tally: Tally) -> None:
+        """Count that these rows of the table are replayed."""
         table = self._buffer.table
-        entries = np.array([entry for entry, _ in plan.drawn()], np.int64)
         self._rate_limiter.drawn += len(entries)
         self._buffer.use(entries)
-        tally.replaced = int(plan.stored.any(axis=1).sum())
         tally.entries = len(entries)
-        tally.rows = int(plan.stored.sum())
         tally.age = float((self._clock.update - table.update[entries]).sum())
         tally.score = float(table.score[entries].sum())
         tally.uses = float(table.uses[entries].sum())
-        tally.dead_after = int((fresh.dead & plan.unfilled).sum())
 
     def _treat(self, fresh: FreshBatch, plan: Plan, iteration: int, tally: Tally) -> None:
         """Let plugins and settings edit the plan, and count what it trains on."""
@@ -404,6 +407,36 @@ class Decisions:
         chances = self.chances(table)
         entries = [entry for entry, _ in plan.drawn()]
         return dict(zip(entries, chances[np.searchsorted(eligible, entries)].tolist(), strict=True))
+
+    def draw_one(self, slot: Groups | None, held: Mapping[str, Bools], tally: Tally) -> tuple[int, float] | None:
+        """Draw and count an entry by itself, outside of any batch.
+
+        Args:
+            slot ([`Groups`], *optional*): The group whose place it takes.
+            held (`Mapping[str, Bools]`): Entries that can't be replayed, by reason, beside those that plugins name.
+            tally ([`Tally`]): Counts it, or what keeps it from being replayed.
+
+        Returns:
+            Its row of the table, and its chance to be drawn relative to the least likely eligible entry's; None where
+            nothing can be replayed.
+        """
+        buffer, update, context = self._buffer, self._clock.update, self._context(slot)
+        buffer.retire(update)
+        held = self._hooks.eligible(buffer.table, context) | dict(held)
+        eligible, reasons = buffer.eligible(update, frozenset(), held)
+        if not len(eligible):
+            tally.note(1, self.shortage(reasons))
+            return None
+        table = buffer.table.take(eligible)
+        drawn = self._hooks.sample(table, 1, context).ravel()
+        drawn = drawn[drawn >= 0]
+        if not len(drawn):
+            tally.note(1, "the sampler drew nothing for a group")
+            return None
+        chance = float(self.chances(table)[drawn[0]])
+        self._use(eligible[drawn[:1]], tally)
+        tally.replaced, tally.rows = 1, context.num_generations
+        return int(eligible[drawn[0]]), chance
 
     @property
     def draws_for_any(self) -> bool:

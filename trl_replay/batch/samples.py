@@ -1,0 +1,94 @@
+"""Cuts stored groups out of an asynchronous trainer's samples, and makes samples of stored groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import compat
+from ..compat import OLD_LOGPS
+from ..data.fields import ADVANTAGES
+from ..data.types import Group
+
+REPLAYED = [{"role": "assistant", "content": "(a replayed sample)"}]
+"""In the place of a replayed sample's messages, which only traces show."""
+HELD = frozenset({"prompt_ids", "completion_ids", "completion_mask", "tool_mask", ADVANTAGES, OLD_LOGPS})
+"""Batch keys that a stored group can restore."""
+
+
+def cut_samples(samples: Sequence[Any], logps_dtype: torch.dtype) -> Group:
+    """The group of these samples as it is stored: a row a sample.
+
+    Args:
+        samples (`Sequence`): TRL's samples of one group.
+        logps_dtype (`torch.dtype`): How log-probs are stored.
+    """
+    starts = [first_trained(sample) for sample in samples]
+    prompts = [sample.input_ids[:start] for sample, start in zip(samples, starts, strict=True)]
+    if all(np.array_equal(prompt, prompts[0]) for prompt in prompts):
+        prompts = prompts[:1]
+    rest = [slice(start, None) for start in starts]
+    ids = [sample.input_ids[part] for sample, part in zip(samples, rest, strict=True)]
+    masks = [sample.completion_mask[part] for sample, part in zip(samples, rest, strict=True)]
+    logps = [sample.old_log_probs[part] for sample, part in zip(samples, rest, strict=True)]
+    tensors = {
+        "prompt_ids": _flat(prompts, torch.int32),
+        "completion_ids": _flat(ids, torch.int32),
+        ADVANTAGES: torch.tensor([float(sample.advantage) for sample in samples], dtype=torch.float64),
+        OLD_LOGPS: _flat(logps, logps_dtype),
+    }
+    if not all(np.all(mask) for mask in masks):
+        tensors["tool_mask"] = _flat(masks, torch.int8)
+    lengths = [np.array([len(part) for part in parts], np.int64) for parts in (prompts, ids)]
+    return Group(tensors, HELD, *lengths)
+
+
+def first_trained(sample: Any) -> int:
+    """Tokens before the first one that is trained on; without any, all but the last."""
+    trained = np.flatnonzero(sample.completion_mask)
+    return int(trained[0]) if len(trained) else len(sample.input_ids) - 1
+
+
+def samples_of(group: Group, weight: float) -> list[Any]:
+    """A stored group's samples as the queue gives them, without version and id.
+
+    Args:
+        group ([`Group`]): As stored.
+        weight (`float`): In the loss, by which advantages are multiplied.
+    """
+    make = compat.rollout_sample()
+    lengths = group.completion_lengths.tolist()
+    parts = {
+        key: torch.split(tensor, lengths)
+        for key, tensor in group.tensors.items()
+        if key in ("completion_ids", OLD_LOGPS)
+    }
+    masks = group.tensors.get("tool_mask")
+    prompts = torch.split(group.tensors["prompt_ids"], group.prompt_lengths.tolist())
+    prompts = prompts * len(lengths) if len(prompts) == 1 else prompts
+    split = [torch.ones(length) for length in lengths] if masks is None else torch.split(masks, lengths)
+    samples = []
+    for row, (prompt, mask) in enumerate(zip(prompts, split, strict=True)):
+        nothing = np.zeros(len(prompt))
+        samples.append(
+            make(
+                prompt=[],
+                completion=REPLAYED,
+                input_ids=torch.cat([prompt, parts["completion_ids"][row]]).numpy().astype(np.int64),
+                completion_mask=np.concatenate([nothing, mask.numpy()]).astype(np.int64),
+                old_log_probs=np.concatenate([nothing, parts[OLD_LOGPS][row].float().numpy()]).astype(np.float32),
+                advantage=float(group.tensors[ADVANTAGES][row]) * weight,
+                model_version=0,
+                group_id=-1,
+                metrics={},
+            )
+        )
+    return samples
+
+
+def _flat(parts: Sequence[NDArray[Any]], dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.asarray(part) for part in parts])).to(dtype)
