@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .base.left_packed import LeftPacked
 
 TESTED = SpecifierSet(">=1.5.1,<1.17")
+TESTED_ASYNCHRONOUS = SpecifierSet(">=1.16,<1.17")
 UNTESTED_VARIABLE = "TRL_REPLAY_ALLOW_UNTESTED_TRL"
 
 SCORE = "_generate_and_score_completions"  # returns one generation batch: where groups are read and exchanged
@@ -158,18 +159,18 @@ class LossForm:
     clip_high: float | None = None
 
 
-def check_release() -> None:
-    """Refuse a TRL release outside `TESTED`.
+def check_release(tested: SpecifierSet = TESTED, trainer: str = "GRPOTrainer") -> None:
+    """Refuse a TRL release outside those that were tested with this trainer.
 
     Raises:
         ContractError: Unless the environment variable `UNTESTED_VARIABLE` is 1.
     """
     installed = version("trl")
-    if not TESTED.contains(installed, prereleases=True) and os.environ.get(UNTESTED_VARIABLE) != "1":
+    if not tested.contains(installed, prereleases=True) and os.environ.get(UNTESTED_VARIABLE) != "1":
         raise ContractError(
-            f"TRL {installed} is outside the releases that trl_replay was tested with ({TESTED}). Install one of "
-            f"these, or "
-            f"set {UNTESTED_VARIABLE}=1 to try it all the same: the contract check and the run-time checks stay on."
+            f"TRL {installed} is outside the releases whose {trainer} trl_replay was tested with ({tested}). Install "
+            f"one of these, or set {UNTESTED_VARIABLE}=1 to try it all the same: the contract check and the run-time "
+            "checks stay on."
         )
 
 
@@ -738,11 +739,12 @@ def is_asynchronous(trainer: Any) -> bool:
 
 
 def check_asynchronous(trainer: Any) -> None:
-    """Refuse an AsyncGRPOTrainer of another shape than the one known.
+    """Refuse an AsyncGRPOTrainer of a release that was not tested, or of another shape.
 
     Raises:
         ContractError: Names the release, and everything that is missing.
     """
+    check_release(TESTED_ASYNCHRONOUS, "AsyncGRPOTrainer")
     problems = [
         f"the trainer has no attribute {name!r} ({reason})"
         for name, reason in OF_ASYNCHRONOUS.items()

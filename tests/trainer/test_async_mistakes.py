@@ -80,6 +80,14 @@ def test_a_trainer_of_another_shape_is_refused_with_its_release(trainer: Any, mo
         trl_replay.attach(trainer)
 
 
+def test_a_release_that_was_not_tested_is_refused(trainer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(compat, "version", lambda _: "1.15.0")
+    with pytest.raises(trl_replay.ContractError, match=r"TRL 1\.15\.0 .* whose AsyncGRPOTrainer .*>=1\.16"):
+        trl_replay.attach(trainer)
+    monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
+    trl_replay.attach(trainer)
+
+
 def test_attaching_twice_and_in_the_midst_of_training_are_refused(trainer: Any) -> None:
     trl_replay.attach(trainer)
     with pytest.raises(trl_replay.AttachError, match="attached to this trainer already"):

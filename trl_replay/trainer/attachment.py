@@ -66,7 +66,6 @@ def attach(trainer: Any, config: ReplayConfig | None = None, **settings: Any) ->
         raise AttachError("Replay is attached to this trainer already. Call trl_replay.detach(trainer) first.")
     in_force = resolve(config)
     if in_force.acts and compat.is_asynchronous(trainer):
-        compat.check_release()
         return _begin_queue(trainer, make_session(trainer, in_force))
     components = idle_components()
     if in_force.acts:
