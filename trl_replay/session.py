@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from . import compat
 from .advice.rules import remedy_for_masks, what_to_change
+from .base.living import living
 from .base.sizes import counted
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, dead_by_function
@@ -27,7 +28,7 @@ from .distributed.communicator import Agreed, Communicator
 from .distributed.decision import DETACHED, PAUSED, RUNS, Decision
 from .distributed.roll_call import roll_call_of
 from .distributed.row_layout import RowLayout
-from .errors import ReplayError, SeamError
+from .errors import SeamError
 from .generation.generated import Generated
 from .generation.judge import Judge
 from .generation.rounds import Rounds, Score
@@ -142,13 +143,7 @@ class Session:
         Raises:
             ReplayError: It no longer exists.
         """
-        trainer = self._trainer()
-        if trainer is None:
-            raise ReplayError(
-                "The trainer of this session no longer exists. Keep a reference to it as long as you read entries or "
-                "export them."
-            )
-        return trainer
+        return living(self._trainer)
 
     @property
     def update(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import compat
-from ..errors import ReplayError
+from ..base.living import living
 
 
 class Arguments:
@@ -61,13 +61,7 @@ class TrainerView:
         Raises:
             ReplayError: It no longer exists.
         """
-        trainer = self._trainer()
-        if trainer is None:
-            raise ReplayError(
-                "The trainer of this session no longer exists. Keep a reference to it as long as you read entries or "
-                "export them."
-            )
-        return trainer
+        return living(self._trainer)
 
     @property
     def trained(self) -> set[int]:
