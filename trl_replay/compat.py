@@ -571,7 +571,7 @@ def _forward(trainer: Any, model: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def left_packed(trainer: Any, batch: Mapping[str, Any]) -> LeftPacked:
-    """Where Unsloth has the log-probs of this batch's completions."""
+    """Return where Unsloth has the log-probs of this batch's completions."""
     from .base.left_packed import LeftPacked
 
     return LeftPacked(batch["prompt_ids"], batch["completion_ids"], tokenizer(trainer).pad_token_id)

@@ -106,7 +106,7 @@ class ReplayQueue:
 
     @property
     def _decides(self) -> bool:
-        """Whether groups are judged."""
+        """Tell whether groups are judged."""
         return not (self._session.paused or self._session.detached)
 
     def qsize(self) -> int:

@@ -78,7 +78,7 @@ class Success:
         return np.asarray(groups.dead & (rows | unscored).all(axis=1) & ~unscored.all(axis=1))
 
     def doubt(self) -> str:
-        """Why it is not known what a success is; nothing where it is."""
+        """Return why it is not known what a success is; nothing where it is."""
         if self.least is not None:
             return ""
         *others, last = [f"{value:.4g}" for value in self.values] or ["none yet"]

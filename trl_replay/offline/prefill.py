@@ -333,7 +333,7 @@ def _with_blank_logps(trainer: Any, batch: Batch) -> Batch:
 
 
 def _payload(session: Session, offline: OfflineGroup, batch: Batch) -> Group:
-    """What the buffer keeps of one group: through the same cutting as a batch of TRL's."""
+    """Return what the buffer keeps of one group: through the same cutting as a batch of TRL's."""
     fields = session.components.fields
     size = session.components.num_generations
     (group,) = cut(_as_sampled(session.trainer, batch, fields), fields, [slice(0, size)])

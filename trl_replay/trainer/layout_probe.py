@@ -43,7 +43,7 @@ def check_layout(trainer: Any) -> None:
 
 @contextmanager
 def _aside(trainer: Any) -> Iterator[None]:
-    """What the loss notes on the trainer and its model, and draws, leaves no trace; nothing drops out."""
+    """Leave no trace of what the loss notes on the trainer and its model, and draws; drop nothing out."""
     noted = [(vars(owner), dict(vars(owner))) for owner in (trainer, *trainer.model.modules())]
     compat.start_metrics_anew(trainer)
     trainer.model.eval()
@@ -58,8 +58,8 @@ def _aside(trainer: Any) -> Iterator[None]:
 
 
 def _try(trainer: Any) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-    """What Unsloth's loss passed on of a made-up micro-batch, what it returned, and the micro-batch as TRL lays it
-    out."""
+    """Return what Unsloth's loss passed on of a made-up micro-batch, what it returned, and the micro-batch as TRL lays
+    it out."""
     batch = _made_up(trainer)
     seen: dict[str, Any] = {}
 
