@@ -248,6 +248,21 @@ TRAIN = """
         os._exit(0)  # gloo's threads can abort a process whose interpreter is being torn down
 """
 
+ASYNCHRONOUS = """
+    from pathlib import Path
+
+    import pytest
+    from queued import DEAD, LIVE, Script, make_async_trainer, make_policy, samples_of, stand_in
+
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        worker = Script(lambda number, version: samples_of(number, DEAD if number % 2 else LIVE, version))
+        trainer = make_async_trainer(Path("out"), make_policy(Path("model")), worker)
+        trainer.train()
+        session = trainer.rollout_queue._session
+        print(f"max_age {session.config.replay_max_age}, a queue")
+"""
+
 GRPO = """
     model_name_or_path: model
     dtype: float32
@@ -403,11 +418,22 @@ def test_every_kind_of_command_is_documented() -> None:
     assert "trl-replay run --replay_buffer_size 64 -- accelerate launch train.py" in README
 
 
+def test_a_command_that_trains_asynchronously_is_attached_to(tmp_path: Path) -> None:
+    """Its trainer's module imports nothing of the synchronous one's."""
+    pytest.importorskip("trl.experimental.async_grpo", reason="this release does not ship the trainer")
+    (tmp_path / "train.py").write_text(textwrap.dedent(ASYNCHRONOUS))
+    helpers = os.pathsep.join([str(ROOT / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")])
+    command = ["--replay_max_age", "7", "--", "python", "train.py"]
+    done = trl_replay_run(*command, cwd=tmp_path, PYTHONPATH=helpers)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "max_age 7, a queue" in done.stdout
+
+
 def test_a_refusal_is_told_once_with_a_status_of_its_own(project: Path) -> None:
     done = trl_replay_run("--replay_retire_passes", "9", "--", "python", "train.py", cwd=project)
     assert done.returncode == REFUSED
     message = done.stderr.rpartition("trl-replay run: ")[2]
-    assert "replay_retire_passes=9 is more than a group has rows" in message
+    assert "replay_retire_passes=9 is more than a group has completions" in message
     assert "Traceback" not in message
     assert trained(done) == []
 

@@ -1,4 +1,4 @@
-"""Runs at the start of every Python of a command under `trl-replay run`, and waits for TRL's GRPOTrainer.
+"""Runs at the start of every Python of a command under `trl-replay run`, and waits for a trainer of TRL's.
 
 Most of these processes make no trainer (launchers, compile workers, servers), some have no trl_replay, and some may be
 old: from Python 3.7 on nothing in here may fail, print or end a process. It imports what Python has loaded anyway, and
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 VARIABLE = "TRL_REPLAY_AUTOATTACH"
 """The environment variable with everything that the processes of a command have to know, as JSON: `settings`;
 `reports`, the folder for what they report; and `hook`, the folder of this file."""
-TRAINER_MODULE = "trl.trainer.grpo_trainer"
+TRAINER_MODULES = ("trl.trainer.grpo_trainer", "trl.experimental.async_grpo.async_grpo_trainer")
+"""The modules of TRL's trainers; neither imports the other."""
 
 
 class WhenImported:
@@ -76,15 +77,17 @@ def start() -> None:
     import json
 
     reports = json.loads(os.environ[VARIABLE])["reports"]
-    sys.meta_path.insert(0, WhenImported(TRAINER_MODULE, install))
+    for name in TRAINER_MODULES:
+        sys.meta_path.insert(0, WhenImported(name, install))
     report(reports, event="started", installed=_is_installed("trl_replay"))
 
 
 def install(module: ModuleType) -> None:
-    """Have every GRPOTrainer of this process attach when it trains. What goes wrong is told to the parent."""
+    """Have every trainer of this process attach when it trains. What goes wrong is told to the parent."""
     import importlib
     import json
 
+    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "action", None) is not install]
     try:
         importlib.import_module("trl_replay.trainer.autoattach").autoattach_from_environment()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""autoattach: every GRPOTrainer of this process attaches replay when it trains, without a line in the script.
+"""autoattach: every trainer of this process attaches replay when it trains, without a line in the script.
 
 `trl-replay run` does it to the processes of a command: its `sitecustomize` (in `bootstrap`) calls
 `autoattach_from_environment` when TRL's trainer has been imported.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..bootstrap.sitecustomize import TRAINER_MODULE, VARIABLE, WhenImported, report
+from ..bootstrap.sitecustomize import TRAINER_MODULES, VARIABLE, WhenImported, report
 from ..errors import ReplayError
 from ..setup.config import ReplayConfig
 
@@ -36,7 +36,8 @@ _handled: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def autoattach(config: ReplayConfig | None = None, **settings: Any) -> Callable[[], None]:
-    """From now on, every `trl.GRPOTrainer` of this process, subclasses included, attaches replay when it first trains.
+    """From now on, every `GRPOTrainer` and `AsyncGRPOTrainer` of TRL's in this process, subclasses included, attaches
+    replay when it first trains.
 
     A trainer to which replay is attached already keeps the settings it has. Call it before or after trl is imported,
     which it does not import. Of several calls the last one's settings hold.
@@ -89,26 +90,25 @@ class _Watch:
     """Puts a `train` on the trainers' common class that attaches first, and takes it off again."""
 
     def __init__(self) -> None:
-        self._finder = WhenImported(TRAINER_MODULE, self._wrap_train)
+        self._finders = [WhenImported(name, self._wrap_train) for name in TRAINER_MODULES]
         self._put_back: Callable[[], None] | None = None
 
     def begin(self) -> None:
-        """Now, or as soon as TRL's trainer has been imported."""
-        module = sys.modules.get(TRAINER_MODULE)
-        if hasattr(module, "GRPOTrainer"):
-            self._wrap_train(module)
-        elif self._finder not in sys.meta_path:
-            sys.meta_path.insert(0, self._finder)
+        """Now, or as soon as a trainer of TRL's has been imported."""
+        modules = [sys.modules.get(name) for name in TRAINER_MODULES]
+        if hasattr(modules[0], "GRPOTrainer") or hasattr(modules[1], "AsyncGRPOTrainer"):  # else it is half imported
+            self._wrap_train()
+        elif not any(finder in sys.meta_path for finder in self._finders):
+            sys.meta_path[:0] = self._finders
 
     def end(self) -> None:
         """The class is as it was."""
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in self._finders]
         if self._put_back is not None:
             self._put_back()
             self._put_back = None
 
-    def _wrap_train(self, module: Any) -> None:
+    def _wrap_train(self, _imported: Any = None) -> None:
         """However a subclass of TRL's trainer trains, or Unsloth's copy, it comes to the `train` of transformers'."""
         from transformers import Trainer
 
@@ -116,13 +116,12 @@ class _Watch:
 
         if self._put_back is not None:
             return
-        trainer_class = module.GRPOTrainer
         stock = {name: getattr(Trainer, name) for name in compat.TRAIN}
 
         def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(function)
             def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-                if isinstance(trainer, trainer_class) or compat.is_unsloth(trainer):
+                if _is_synchronous(trainer) or compat.is_unsloth(trainer) or compat.is_asynchronous(trainer):
                     _attach_once(trainer)
                 elif any("GRPO" in base.__name__ for base in type(trainer).__mro__):
                     _warn_of_unseen(trainer)
@@ -143,6 +142,11 @@ class _Watch:
 
 
 _watch = _Watch()
+
+
+def _is_synchronous(trainer: Any) -> bool:
+    """Tell whether this is TRL's GRPOTrainer, or a subclass."""
+    return isinstance(trainer, getattr(sys.modules.get(TRAINER_MODULES[0]), "GRPOTrainer", ()))
 
 
 def _attach_once(trainer: Any) -> None:
