@@ -171,7 +171,7 @@ def test_24_a_drifted_signature_is_refused_before_patching(tmp_path: Any) -> Non
     assert state(trainer) == before
 
 
-def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks() -> None:
+def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnlineTrainer:
         """It has no such method."""
 
@@ -183,6 +183,7 @@ def test_83_a_trainer_without_the_scoring_step_is_refused_by_what_it_lacks() -> 
 
         args = None
 
+    monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
     with pytest.raises(trl_replay.ContractError, match=r"AsyncGRPOTrainer of TRL .* has no attribute 'rollout_queue'"):
         compat.check_asynchronous(AsyncGRPOTrainer())
 
