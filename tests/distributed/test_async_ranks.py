@@ -37,7 +37,7 @@ def test_the_main_process_decides_and_both_train_on_it(ranks: Results) -> None:
     assert "the main process reads the queue" in other["explains"]
 
 
-def test_the_main_process_alone_is_filled_from_a_file(ranks: Results) -> None:
+def test_98_the_main_process_alone_is_filled_from_a_file(ranks: Results) -> None:
     before, (main, other) = ranks("replay"), ranks("warms")
     assert main["text"] == other["text"] == ""
     assert (main["size"], other["size"]) == (before[0]["size"], 0)

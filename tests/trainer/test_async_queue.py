@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from queue import Empty
+import threading
+from queue import Empty, Queue
 from typing import Any
 
 import numpy as np
@@ -353,6 +354,96 @@ def test_a_late_sample_passes_and_a_group_is_not_waited_for(policy: Any, tmp_pat
     worker.waiting += pieces[1] + pieces[2]
     given += [session.queue.get(timeout=0.01) for _ in range(5)]
     assert [sample.group_id for sample in given] == [0] * 5 + [1] * 4
+
+
+def test_96_what_a_success_is_becomes_known(policy: Any, tmp_path: Any) -> None:
+    trainer = make_async_trainer(tmp_path, policy, Script(every_second_dead), max_steps=12)
+    session = trl_replay.attach(trainer, replay_start=None, replay_retire_passes=1)
+    trainer.train()
+    assert session.components.success.values == [0.0, 1.0]
+    assert session.metrics["replay/lowest_fraction"] == session.metrics["replay/all_wrong_fraction"] == 0.5
+    assert session.totals.counters["refused"] > 0, "a prompt with a success is solved"
+
+
+def test_advice_goes_by_what_is_logged(policy: Any, tmp_path: Any) -> None:
+    def solved(number: int, version: int) -> list[Any]:
+        return samples_of(number, LIVE if number % 4 == 0 else (1.0,) * 4, version)
+
+    trainer = make_async_trainer(tmp_path, policy, Script(solved), max_steps=20)
+    session = trl_replay.attach(trainer, replay_start=None)
+    trainer.train()
+    assert session.metrics["replay/highest_fraction"] > 0.5
+    assert "harder prompts" in session.explain()
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+def test_97_samples_on_their_way_are_kept_whatever_turns_the_budget_off(
+    policy: Any, tmp_path: Any, budget: int
+) -> None:
+    trainer = make_async_trainer(tmp_path, policy, Script(all_live), token_budget=budget)
+    session = trl_replay.attach(trainer, replay_start=None)
+    for _ in range(3):
+        session.queue.get(timeout=0.01)
+    assert len(session.queue.state_dict()["samples"]) == 3
+    trl_replay.detach(trainer)
+    for _ in range(3):
+        session.queue.get(timeout=0.01)
+    assert len(session.queue._given) == 3, "after detach nothing is kept"
+
+
+def test_rows_that_a_group_lacks_have_not_failed(policy: Any, tmp_path: Any) -> None:
+    trainer = make_async_trainer(tmp_path, policy, Script(lambda number, version: all_live(number, version)[:3]))
+    session = trl_replay.attach(trainer, replay_start=None)
+    trainer.train()
+    assert session.totals.counters["failed"] == 0
+
+
+def test_93_a_dead_group_that_never_completes_holds_nothing_up(policy: Any, tmp_path: Any) -> None:
+    """The worker always has the next group."""
+
+    def lacking(number: int, version: int) -> list[Any]:
+        return every_second_dead(number, version)[: 3 if number == 1 else None]
+
+    trainer = make_async_trainer(tmp_path, policy, worker := Script(lacking))
+    trl_replay.attach(trainer, replay_start=None)
+    trainer.train()
+    assert worker.next < 40
+
+
+def test_94_a_group_that_a_pause_cuts_passes_undecided(policy: Any, tmp_path: Any) -> None:
+    """What passed undecided goes on to pass: a part of a group is neither judged nor stored."""
+    trainer = make_async_trainer(tmp_path, policy, worker := Script(lambda *_: None))
+    session = trl_replay.attach(trainer, replay_start=None)
+    worker.waiting += samples_of(0, LIVE)
+    session.pause()
+    given = [session.queue.get(timeout=0.01)]
+    session.resume()
+    given += [session.queue.get(timeout=0.01) for _ in range(3)]
+    with pytest.raises(Empty):
+        session.queue.get(timeout=0.01)
+    assert [sample.group_id for sample in given] == [0] * 4
+    assert (len(session.buffer), session.queue.dropped) == (0, 0)
+
+
+@pytest.mark.parametrize("forks", [1, 3])
+def test_95_a_group_whose_samples_come_with_gaps_is_judged_whole(policy: Any, tmp_path: Any, forks: int) -> None:
+    """TRL's worker sleeps for 0.1 s where its queue is full; the last sample alone shows that the group is live."""
+    worker = Script(lambda *_: None)
+    worker.reward_func_names = ["right", "accuracy"]
+    worker.rollout_buffer = queue = Queue()
+    trainer = make_async_trainer(tmp_path, policy, worker)
+    session = trl_replay.attach(trainer, replay_start=None, replay_reward="accuracy")
+    samples = samples_of(0, (0.1, 0.2, 0.3, 1.4), forks=forks, accuracy=(0.0, 0.0, 0.0, 1.0))
+    for sample in samples[:-1]:
+        queue.put(sample)
+    late = threading.Timer(0.12, queue.put, samples[-1:])
+    late.start()
+    given = [session.queue.get(timeout=5.0) for _ in samples]
+    assert [id(sample) for sample in given] == [id(sample) for sample in samples]
+    with pytest.raises(Empty):
+        session.queue.get(timeout=0.01)
+    assert len(session.buffer) == 1
+    assert session.buffer[next(iter(session.buffer))].columns["row_rewards"][3][1] == 1.0
 
 
 def test_a_group_is_dead_by_the_reward_that_counts(policy: Any, tmp_path: Any) -> None:

@@ -125,3 +125,34 @@ def test_resuming_keeps_what_counts(tmp_path: Path) -> None:
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert resumed.totals.counters["dead"] > session.totals.counters["dead"]
     assert resumed.buffer.table.row_reward.max() == 1.0
+
+
+def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(tmp_path: Path) -> None:
+    unscored = [None] * 4
+    trainer = make_trainer(tmp_path, functions([unscored, LIVE, unscored]), max_steps=3)
+    session = trl_replay.attach(trainer, replay_reward="accuracy", replay_start=0)
+    trainer.train()
+    table = session.buffer.table
+    scored = np.isfinite(table.row_reward).all(axis=1)
+    assert 0 < scored.sum() < len(table)
+    assert table.reward_std[~scored] == pytest.approx(np.std(SPREAD, ddof=1))
+    assert table.score[~scored].min() > 0
+
+
+def test_100_a_function_of_negative_weight_can_not_count(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]), reward_weights=[1.0, -0.5])
+    with pytest.raises(ConfigurationError, match=r"replay_reward='accuracy' names .* weight -0\.5.*positive weight"):
+        trl_replay.attach(trainer, replay_reward="accuracy")
+
+
+def test_101_a_group_of_a_file_is_dead_by_the_function_that_counts(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]))
+    session = trl_replay.attach(trainer, replay_reward="accuracy")
+    rows = [
+        {"prompt": f"{group}=", "completion": text, "reward/accuracy": right, "reward/length": length}
+        for group, rewards in enumerate(([0.0] * 4, LIVE))
+        for text, right, length in zip("2345", rewards, SPREAD, strict=True)
+    ]
+    assert session.buffer.add(rows) == 1
+    assert session.totals.reasons["a group was refused: its rewards do not differ (replay_reward)"] == 1
+    assert session.totals.counters["refused"] == 1

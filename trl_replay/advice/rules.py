@@ -330,7 +330,8 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         `tuple`: The steps of the last part of the log, and the means over them, with the settings; no steps where too
         little was logged.
     """
-    entries = [entry for entry in log if DEAD in entry and is_number(entry.get("step"))]
+    logged = [{DEAD: entry[DEAD_EXACT], **entry} if DEAD_EXACT in entry else entry for entry in log]
+    entries = [entry for entry in logged if DEAD in entry and is_number(entry.get("step"))]
     if len(entries) < FEWEST:
         return [], {}
     labeled = pays_0_or_1(entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..batch.samples import cut_samples, first_trained
+from ..batch.samples import completion_numbers, conversations, cut_samples, first_trained
 from ..buffer.candidates import trainable_sums, with_rewards
 from ..data.rewards import have_equal_rewards, is_rounding_error
 from ..data.tasks import Tasks, encoded, hashed
@@ -65,13 +64,17 @@ class Reading:
         """Tell whether a group of these samples, and of any further ones, is live: one with a trained token has an
         advantage and, where one reward counts, its values differ."""
         alike = self.counting is not None and have_equal_rewards(self._column(samples, self.counting), np.ones(1))[0]
-        return _train(samples) and not alike
+        return teach(samples) and not alike
+
+    def is_whole(self, samples: Sequence[Any]) -> bool:
+        """Tell whether these are samples of as many completions as a group has; further forks may come."""
+        return completion_numbers(samples)[-1] + 1 >= self.size
 
     def is_dead(self, samples: Sequence[Any]) -> bool:
         """Tell whether a group is dead, all of whose samples are there: one that the reward that counts does not score
         is judged by its advantages."""
         unscored = self.counting is not None and np.isnan(self._column(samples, self.counting)).all()
-        return not (_train(samples) if unscored else self.are_live(samples))
+        return not (teach(samples) if unscored else self.are_live(samples))
 
     def _column(self, samples: Sequence[Any], function: int) -> Floats:
         """`(1, samples, 1)`: the rewards of one function."""
@@ -122,19 +125,7 @@ class Reading:
         return with_rewards(cut_samples(samples, self.logps_dtype), np.array(rewards))
 
 
-def conversations(samples: Sequence[Any], size: int) -> Ints:
-    """The number of each sample's completion. Of more samples than `size`, a fork's follow each other, with one
-    message and one reward; what that does not explain counts to the last completion."""
-    if len(samples) <= size:
-        return np.arange(len(samples))
-    numbers = [0]
-    for before, sample in itertools.pairwise(samples):
-        forked = sample.completion == before.completion and sample.advantage == before.advantage
-        numbers.append(numbers[-1] + (not forked))
-    return np.minimum(numbers, size - 1)
-
-
-def _train(samples: Sequence[Any]) -> bool:
+def teach(samples: Sequence[Any]) -> bool:
     """Tell whether a sample with a trained token has an advantage."""
     return any(
         not is_rounding_error(

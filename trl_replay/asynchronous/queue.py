@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from queue import Empty
@@ -23,13 +23,14 @@ from ..data.types import Floats, Groups
 from ..serialization.samples import decoded, encoded
 from ..session import Session
 from ..step.decisions import SOLVED
-from .groups import Arriving, Reading
+from .groups import Arriving, Reading, teach
 from .view import TrainerView
 
-GRACE = 0.05
-"""Seconds that a further sample of an incomplete group may take, or any sample before a stored group is drawn."""
+GRACE, GAP = 0.05, 0.3
+"""Seconds that a sample may take before a stored group is drawn, and a further sample of a group that has begun: TRL's
+worker sleeps for 0.1 where its queue is full."""
 OPEN_GROUPS = 4
-"""Groups whose samples may come in turns; of more, the first one is taken for complete."""
+"""Groups that may begin until the first one is taken for complete: samples may come in turns."""
 REMEMBERED = 256
 """Complete groups that late samples are recognised of."""
 DROUGHT = 64
@@ -125,12 +126,12 @@ class ReplayQueue:
             given = self._pass_on()
             if given is not None:
                 return given
-            if self._receive(0.0) or self._close(self._reading.size):
+            if self._receive(0.0) or self._close(self._reading.is_whole):
                 continue
             may_replay = self._may_replay_waiting()
-            if (self._open or may_replay) and self._receive(GRACE):
+            if (self._open or may_replay) and self._receive(GAP if self._open else GRACE):
                 continue
-            if self._close(0) or (may_replay and self._replay_waiting()):
+            if self._close(bool) or (may_replay and self._replay_waiting()):
                 continue
             left = None if ends is None else ends - time.monotonic()
             if not block or (left is not None and left <= 0):
@@ -173,10 +174,10 @@ class ReplayQueue:
         number = int(sample.group_id)
         if not self._decides:
             self._let_pass()
-            self._line.append(Handed(sample))
-            return
-        if number in self._known:
-            self._arrive_late(sample)
+            self._remember(number, dropped=False)
+        if number in self._known:  # it passes, unless its group was dropped and it has nothing to train on either
+            if not self._known[number] or teach([sample]):
+                self._line.append(Handed(sample))
             return
         group = self._open.get(number)
         if group is None:
@@ -184,9 +185,10 @@ class ReplayQueue:
         group.rows.append(sample)
         self._line.append(Handed(sample, group.serial, group))
         group.live = group.live or self._reading.are_live(group.rows)
-        self._close(self._reading.size, but=group)
-        if len(self._open) > OPEN_GROUPS:
-            self._judge(next(iter(self._open.values())))
+        self._close(lambda rows: rows is not group.rows and self._reading.is_whole(rows))
+        first = next(iter(self._open.values()))
+        if group.serial - first.serial >= OPEN_GROUPS:
+            self._judge(first)
 
     def _let_pass(self) -> None:
         """Decide nothing about groups whose samples are coming: what comes later of them passes, too."""
@@ -195,16 +197,15 @@ class ReplayQueue:
         for handed in self._line:
             handed.group = None
 
-    def _arrive_late(self, sample: Any) -> None:
-        """A further sample of a group that was taken for complete: it passes, unless the group was dropped and it has
-        nothing to train on either."""
-        if self._known[int(sample.group_id)] and self._reading.is_dead([sample]):
-            return
-        self._line.append(Handed(sample))
+    def _remember(self, number: int, dropped: bool) -> None:
+        """Note what further samples of a group share; the oldest note is lost where there are too many."""
+        self._known[number] = dropped
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
 
-    def _close(self, rows: int, but: Arriving | None = None) -> bool:
-        """Take groups of at least so many rows for complete. Tell whether there were any."""
-        closing = [group for group in self._open.values() if group is not but and len(group.rows) >= rows]
+    def _close(self, complete: Callable[[list[Any]], bool]) -> bool:
+        """Judge the groups whose rows are taken for complete. Tell whether there were any."""
+        closing = [group for group in self._open.values() if complete(group.rows)]
         for group in closing:
             self._judge(group)
         return bool(closing)
@@ -215,15 +216,15 @@ class ReplayQueue:
         payload = self._reading.payload(group.rows)
         view = self._reading.view(group.rows, self._born(group.rows[0]), payload)
         tally = Tally(groups=1)
+        self._components.success.note(view.reward)
         solved = self._session.decisions.solve([view], tally)
+        tally.failed -= int(view.masked.sum())  # rows that a group lacks
         self.scored.append(view.rewards[0])
         self._buffer.retire(self._clock.update)
         dead = bool(view.dead[0]) and not group.live
         drops = dead and not self._dry and self.in_a_row < DROUGHT
         self.in_a_row = self.in_a_row + 1 if drops else 0
-        self._known[group.id] = drops
-        if len(self._known) > REMEMBERED:
-            del self._known[next(iter(self._known))]
+        self._remember(group.id, drops)
         if not dead:
             self._store(group, view, payload, len(solved) > 0, tally)
         elif not (drops or self._dry):
@@ -315,8 +316,9 @@ class ReplayQueue:
         if handed.replayed:
             sample.model_version = self._version
         staleness = self._version - int(sample.model_version)
-        oversize = len(sample.input_ids) > (self._view.args.token_budget or np.inf)
-        if staleness <= self._view.args.max_staleness and not oversize:  # else the trainer drops it at once
+        oversize = 0 < (self._view.args.token_budget or 0) < len(sample.input_ids)
+        dropped = staleness > self._view.args.max_staleness or oversize  # by the trainer, at once
+        if not (dropped or self._session.detached):
             self._given.append(handed)
         return sample
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from .. import compat
 from ..compat import OLD_LOGPS
 from ..data.fields import ADVANTAGES
-from ..data.types import Group
+from ..data.types import Group, Ints
 
 REPLAYED = [{"role": "assistant", "content": "(a replayed sample)"}]
 """In the place of a replayed sample's messages, which only traces show."""
@@ -51,6 +52,18 @@ def first_trained(sample: Any) -> int:
     """Tokens before the first one that is trained on; without any, all but the last."""
     trained = np.flatnonzero(sample.completion_mask)
     return int(trained[0]) if len(trained) else len(sample.input_ids) - 1
+
+
+def conversations(samples: Sequence[Any], size: int) -> Ints:
+    """The number of each sample's completion. Of more samples than `size`, a fork's follow each other; what that does
+    not explain counts to the last completion."""
+    return np.arange(len(samples)) if len(samples) <= size else np.minimum(completion_numbers(samples), size - 1)
+
+
+def completion_numbers(samples: Sequence[Any]) -> list[int]:
+    """The same where neighbors with one message and one advantage are taken for forks."""
+    changes = [a.completion != b.completion or a.advantage != b.advantage for a, b in itertools.pairwise(samples)]
+    return [0, *itertools.accumulate(changes)]
 
 
 def samples_of(group: Group, weight: float) -> list[Any]:

@@ -114,7 +114,10 @@ class ReplayBuffer:
         if serial not in self._payload:
             row = self.table.rows_of([serial])[0]
             owner = int(self.table.owner[row])
-            raise ReplayError(f"The payload of entry {serial} is on rank {owner}: read it there.")
+            raise ReplayError(
+                f"The payload of entry {serial} is not here: it is on rank {owner}, where it arrives after the batch "
+                "in which the entry is stored has been planned."
+            )
         if self.reader is None:
             raise ReplayError("Only the buffer of a session can be read: attach(trainer).buffer[serial].")
         return self.reader(serial)

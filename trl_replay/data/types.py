@@ -129,13 +129,19 @@ class Groups:
 
     @property
     def reward_mean(self) -> Floats:
-        """Mean `reward` of the scored rows, `(n,)`; 0 for a group without any."""
-        return mean_of_scored(self.reward)
+        """Mean `reward` of the scored rows, `(n,)`; of a group without any that of the weighted sum, or 0."""
+        return mean_of_scored(self._reward_or_sum)
 
     @property
     def reward_std(self) -> Floats:
-        """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; 0 with fewer than two scored rows."""
-        return bessel_std(self.reward)
+        """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; of a group without any that of the
+        weighted sum; 0 with fewer than two scored rows."""
+        return bessel_std(self._reward_or_sum)
+
+    @property
+    def _reward_or_sum(self) -> Floats:
+        """`reward`, and the weighted sum in groups that the function that counts does not score, `(n, G)`."""
+        return np.where(self.unscored.all(axis=1, keepdims=True), self.total, self.reward)
 
     def take(self, rows: Sequence[int] | Ints, behavior_logps: Floats | None = None) -> Groups:
         """The groups at `rows`, with other behavior log-probs where they are given."""

@@ -22,7 +22,7 @@ from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
 from ..compat import STD_EPSILON
 from ..data.counters import Tally
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
-from ..data.rewards import bessel_std, mean_of_scored, weighted_rewards
+from ..data.rewards import bessel_std, have_equal_rewards, mean_of_scored, weighted_rewards
 from ..data.tasks import encoded, hashed, own
 from ..data.types import Batch, Bools, Floats, Group, Groups
 from ..distributed.all_ranks import run_on_all_ranks
@@ -129,6 +129,8 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
                 tally.refuse(1, "an advantage is not finite")
             elif not len(trained):
                 tally.refuse(1, "all of its rows are masked")
+            elif not may_be_alike and _is_alike(group, session.components.counting):
+                tally.refuse(1, "its rewards do not differ (replay_reward)")
             elif not may_be_alike and not (trained if group.is_shaped else trained - trained[0]).any():
                 tally.refuse(1, "its rewards do not differ")
             else:
@@ -158,6 +160,14 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
             "Nothing was added."
         )
     return groups, advantages
+
+
+def _is_alike(group: OfflineGroup, counting: int | None) -> bool:
+    """Tell whether the reward that counts is the same for all rows that it scores."""
+    if counting is None or not group.named or group.is_shaped:
+        return False
+    values = group.rewards[None, :, [counting]]
+    return bool(have_equal_rewards(values, np.ones(1))[0]) and not np.isnan(values).all()
 
 
 def _digest(groups: Sequence[OfflineGroup]) -> int:

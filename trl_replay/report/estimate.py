@@ -67,8 +67,8 @@ def estimate(source: str | Path) -> Estimate:
     steps = [step for entry in log if (step := _logged(entry, labeled))]
     if not steps:
         raise ReplayError(
-            f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO? To make a log: "
-            f"{HOW_TO_MAKE_ONE}."
+            f"{path} says nothing about dead groups: {DEAD!r} was never logged. Is it a run of GRPO? TRL's "
+            f"AsyncGRPOTrainer does not log it without replay. To make a log: {HOW_TO_MAKE_ONE}."
         )
     dead = float(np.mean([step.dead for step in steps]))
     about, advice = advise(log, {**ReplayConfig().to_dict(), **settings_of(path)})

@@ -112,7 +112,7 @@ def _counting(trainer: Any, name: str | None) -> int | None:
     """The number of the reward function that counts.
 
     Raises:
-        ConfigurationError: The trainer has none of that name, or several.
+        ConfigurationError: The trainer has none of that name, or several; or its weight is below 0.
     """
     if name is None:
         return None
@@ -123,6 +123,12 @@ def _counting(trainer: Any, name: str | None) -> int | None:
         raise ConfigurationError(
             f"replay_reward={name!r} names {known.count(name) or 'none'} of this trainer's reward functions: "
             f"{remedy}, or leave it out for their weighted sum."
+        )
+    weight = float(compat.reward_setup(trainer).weights[known.index(name)])
+    if weight < 0:
+        raise ConfigurationError(
+            f"replay_reward={name!r} names a reward function of weight {weight:g}: its higher values are worse, and "
+            "can't tell what a success is. Name one of positive weight, or let the function return negative values."
         )
     return known.index(name)
 
