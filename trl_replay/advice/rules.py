@@ -151,10 +151,10 @@ RULES = (
             Bound(UNTRAINED, most=0.1),
             Bound(NO_REWARD, most=0.25),
         ),
-        "No group is live and nothing is stored: neither replay nor dynamic sampling can help before rewards differ. "
-        "If completions fail, take easier prompts first, or explore more: a higher `temperature`, a larger "
-        "`num_generations`. If they succeed, take harder prompts. If they are cut off and masked "
-        "(`mask_truncated_completions`), raise `max_completion_length`.",
+        "No group is live, by `replay_reward` if it is set, and nothing is stored: neither replay nor dynamic "
+        "sampling can help before these rewards differ. If completions fail, take easier prompts first, or explore "
+        "more: a higher `temperature`, a larger `num_generations`. If they succeed, take harder prompts. If they are "
+        "cut off and masked (`mask_truncated_completions`), raise `max_completion_length`.",
         "in the table of all tasks, all 17 stock runs with at least 97.5 % dead groups, all failures, ended at reward "
         "0.00; ten rounds of dynamic sampling did not help.",
         "evidence-defaults.md#dynamic-sampling-filtering-or-the-buffer",
