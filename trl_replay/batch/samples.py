@@ -55,13 +55,13 @@ def first_trained(sample: Any) -> int:
 
 
 def conversations(samples: Sequence[Any], size: int) -> Ints:
-    """The number of each sample's completion. Of more samples than `size`, a fork's follow each other; what that does
-    not explain counts to the last completion."""
+    """Number each sample's completion. Of more samples than `size`, some are forks of one; what that does not explain
+    counts to the last completion."""
     return np.arange(len(samples)) if len(samples) <= size else np.minimum(completion_numbers(samples), size - 1)
 
 
 def completion_numbers(samples: Sequence[Any]) -> list[int]:
-    """The same where neighbors with one message and one advantage are taken for forks."""
+    """Number completions in order: neighbors with one message and one advantage are forks of one."""
     changes = [a.completion != b.completion or a.advantage != b.advantage for a, b in itertools.pairwise(samples)]
     return [0, *itertools.accumulate(changes)]
 

@@ -126,8 +126,16 @@ class Components:
             age (`int`): Updates since generation.
             chance (`float`): Of being drawn first, relative to the least likely eligible entry.
         """
-        none, one = torch.zeros(1, 1), torch.ones(1)
-        rows = ReplayedRows(none, none, none, one[:, None].bool(), one, torch.tensor([age]), one * chance)
+        unknown = torch.zeros(1, 1)
+        rows = ReplayedRows(
+            logps=unknown,
+            behavior_logps=unknown,
+            proximal_logps=unknown,
+            mask=torch.ones(1, 1, dtype=torch.bool),
+            advantages=torch.ones(1),
+            ages=torch.tensor([age]),
+            priorities=torch.tensor([chance]),
+        )
         weights = self.hooks.correct(rows, self.local_context()).weights
         return 1.0 if weights is None else float(weights.flatten()[0])
 
