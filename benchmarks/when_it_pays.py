@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
 from trl_replay import Context, Corrected, ReplayedRows, hookimpl
@@ -51,6 +52,8 @@ RESULTS = Path(__file__).parent / "results" / "when_it_pays.jsonl"
 SAMPLES = 8
 """Sampled answers to each held-out prompt."""
 HELD_OUT_SEED, PILOT = 10_000, 100
+AT_THE_START: dict[str, dict[str, Any]] = {}
+"""Accuracy before training, which all runs of a task share."""
 
 PLACES = ("Rome", "Oslo", "Lima", "Cairo", "Boston", "Kyoto", "Dublin", "Prague", "Sydney", "Denver")
 TOPICS: dict[str, str] = {
@@ -225,6 +228,11 @@ class Task:
     size: int = 8
     every: int = 20
 
+    @property
+    def rollouts(self) -> int:
+        """What stock generates in all; every arm ends there."""
+        return self.batches * self.groups * self.size
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -269,20 +277,18 @@ class Run:
 
 
 def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: int) -> list[list[str]]:
-    """So many sampled completions of each prompt, at temperature 1; the likeliest one with a count of 0."""
+    """Of each prompt the likeliest completion, and then so many sampled ones at temperature 1."""
     tokenizer.padding_side = "left"
     found: list[list[str]] = []
-    many = max(count, 1)
-    sampling = (
-        {"do_sample": True, "temperature": 1.0, "top_k": 0, "num_return_sequences": many}
-        if count
-        else {"do_sample": False}
-    )
+    many, eos = 1 + count, torch.tensor([tokenizer.eos_token_id])
     for start in range(0, len(prompts), 160 // many):
-        inputs = tokenizer(prompts[start : start + 160 // many], padding=True, return_tensors="pt")
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            ids = model.generate(**inputs, max_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id, **sampling)
-        texts = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        part = [prompt for prompt in prompts[start : start + 160 // many] for _ in range(many)]
+        inputs = tokenizer(part, padding=True, return_tensors="pt")
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        greedy = torch.arange(len(part)) % many == 0
+        with torch.autocast("cpu", torch.bfloat16):
+            whole = sampled(model, ids, mask, tokens, eos, tokenizer.pad_token_id, greedy)
+        texts = tokenizer.batch_decode(whole[:, ids.shape[1] :], skip_special_tokens=True)
         found += [texts[at : at + many] for at in range(0, len(texts), many)]
     return found
 
@@ -290,16 +296,14 @@ def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: 
 def measured(model: Any, tokenizer: Any, task: Task) -> dict[str, Any]:
     """Accuracy of held-out prompts: greedy, of a sample, and that one of eight samples is right."""
     rows = task.rows(task.held_out, HELD_OUT_SEED)
-    prompts = [row["prompt"] for row in rows]
     model.eval()
     state = torch.get_rng_state()
     torch.manual_seed(1)
-    greedy = answers(model, tokenizer, prompts, 0, task.tokens)
-    sampled = answers(model, tokenizer, prompts, SAMPLES, task.tokens)
+    found = answers(model, tokenizer, [row["prompt"] for row in rows], SAMPLES, task.tokens)
     torch.set_rng_state(state)
     model.train()
-    right = [[is_right(text, row["answer"]) for text in texts] for texts, row in zip(sampled, rows, strict=True)]
-    likeliest = [is_right(texts[0], row["answer"]) for texts, row in zip(greedy, rows, strict=True)]
+    both = [[is_right(text, row["answer"]) for text in texts] for texts, row in zip(found, rows, strict=True)]
+    likeliest, right = [first for first, *_ in both], [others for _, *others in both]
     return {
         "greedy": sum(likeliest) / len(rows),
         "sampled": sum(map(sum, right)) / (len(rows) * SAMPLES),
@@ -357,17 +361,18 @@ class Watch(TrainerCallback):
         self.write(0)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
-        """Sums up."""
+        """Sums up, writes now and then, and ends a run that has generated as much as stock will."""
+        if "train_runtime" in logs:
+            return
         self.rollouts = int(logs.get("replay/rollouts", self.rollouts))
         for name in ("reward", "frac_reward_zero_std", "entropy", "grad_norm", "clip_ratio/region_mean", *logs):
             if name in logs and (name.startswith("replay/") or "/" not in name or "clip" in name):
                 self.seen[name].append(float(logs[name]))
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Now and then."""
-        batch, rest = divmod(state.global_step, self.iterations)
-        if batch % TASKS[self.run.task].every == 0 and rest == 0:
+        task, (batch, rest) = TASKS[self.run.task], divmod(state.global_step, self.iterations)
+        is_over = self.rollouts >= task.rollouts
+        if rest == 0 and (batch % task.every == 0 or is_over):
             self.write(batch)
+            control.should_training_stop |= is_over
 
 
 def perform(run: Run, out: Path) -> None:
@@ -412,8 +417,14 @@ def perform(run: Run, out: Path) -> None:
     rows = Dataset.from_list(task.rows(2 * task.groups * task.batches, run.seed))
     trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
-    path = out / "when_it_pays.jsonl"
-    watch = Watch(run, path, lambda: measured(trainer.model, tokenizer, task), found)
+    share_prompts(trainer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    if run.task not in AT_THE_START:
+        AT_THE_START[run.task] = measured(trainer.model, tokenizer, task)
+
+    def measure() -> dict[str, Any]:
+        return measured(trainer.model, tokenizer, task) if trainer.state.global_step else AT_THE_START[run.task]
+
+    watch = Watch(run, out / "when_it_pays.jsonl", measure, found)
     trainer.add_callback(watch)
     trl_replay.register(ClipShares(watch.seen), "clip_shares")
     try:
@@ -440,14 +451,18 @@ def ledger(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
 
 def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
     """The runs that are whole; dynamic sampling only with its rollouts, which the first lines do not have."""
-    whole = {run: lines for run, lines in ledger(*paths).items() if lines[-1]["batch"] == TASKS[run.task].batches}
+
+    def is_whole(run: Run, last: dict[str, Any]) -> bool:
+        return last["batch"] == TASKS[run.task].batches or last.get("rollouts", 0) >= TASKS[run.task].rollouts
+
+    whole = {run: lines for run, lines in ledger(*paths).items() if is_whole(run, lines[-1])}
     return {run: lines for run, lines in whole.items() if run.arm != "dynamic sampling" or "rollouts" in lines[-1]}
 
 
 def end(run: Run, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last measurement at which the run had generated no more than stock's whole run has."""
+    """The last measurement at which the run had generated no more than stock's whole run and two batches."""
     task = TASKS[run.task]
-    most = task.batches * task.groups * task.size
+    most = task.rollouts + 2 * task.groups * task.size
     return [line for line in lines if line.get("rollouts", 0) <= most][-1]
 
 
@@ -523,7 +538,7 @@ def screen(out: Path) -> None:
         torch.manual_seed(0)
         rows = task.rows(40, 0)
         texts = answers(model.eval(), tokenizer, [row["prompt"] for row in rows], 16, task.tokens)
-        right = [[is_right(text, row["answer"]) for text in of] for of, row in zip(texts, rows, strict=True)]
+        right = [[is_right(text, row["answer"]) for text in of[1:]] for of, row in zip(texts, rows, strict=True)]
         groups = [of[at : at + 8] for of in right for at in (0, 8)]
         share = sum(map(sum, right)) / 640
         optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-5, weight_decay=0.0)

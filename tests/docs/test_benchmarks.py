@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
 import trl_replay
@@ -212,7 +213,7 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
     assert all([line["batch"] for line in lines] == [0, 1, 2] for lines in done.values())
     assert {"sampled", "greedy", "pass_at_8", "cpu", "commit", "trl", "found"} <= done[next(iter(done))][-1].keys()
     before = path.read_text()
-    path.write_text(before + json.dumps({**json.loads(before.splitlines()[-1]), "batch": 0, "seed": 7}) + "\n")
+    path.write_text(before + json.dumps({**json.loads(before.splitlines()[0]), "seed": 7}) + "\n")
     assert study.main(["--table", "--out", str(tmp_path)]) == 0
     assert study.finished(path).keys() == done.keys(), "a run that is not at its end is none"
     path.rename(study.RESULTS)
@@ -220,6 +221,46 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
         assert study.main(["--pilots", "--out", str(tmp_path)]) == 0
     assert not path.exists(), "what stands in benchmarks/results is not repeated"
     assert "| sums | imitation |" in capsys.readouterr().out
+
+
+def test_prompts_that_run_once_have_the_log_probs_gradients_and_likeliest_tokens_of_the_model(
+    benchmark: Any, tmp_path: Path
+) -> None:
+    shared = benchmark("shared_prompts")
+    torch.manual_seed(0)
+    trainer = make_trainer(tmp_path, Rewards([LIVE]))
+    model, tokenizer = trainer.model, trainer.processing_class
+    tokenizer.padding_side = "left"
+    both = tokenizer(["12+3="] * 3 + ["7+8="] * 2 + ["12+3="], padding=True, return_tensors="pt")
+    prompts, prompt_mask = both["input_ids"], both["attention_mask"]
+    assert not prompt_mask.all()
+    eos, pad = torch.tensor(trainer.eos_token_ids), tokenizer.pad_token_id
+    likeliest = shared.sampled(model.eval(), prompts, prompt_mask, 5, eos, pad, torch.ones(6, dtype=torch.bool))
+    wanted = model.generate(
+        input_ids=prompts, attention_mask=prompt_mask, max_new_tokens=5, do_sample=False, pad_token_id=pad
+    )
+    torch.testing.assert_close(likeliest, wanted)
+    ids = torch.cat([prompts, torch.randint(3, 12, (6, 4))], dim=1)
+    mask = torch.cat([prompt_mask, torch.tensor([4, 3, 1, 4, 2, 4])[:, None].gt(torch.arange(4)).long()], dim=1)
+    weights = torch.randn(6, 4)
+    found = []
+    for _ in range(2):
+        logps, entropies, _ = trainer._get_per_token_logps_and_entropies(model, ids, mask, 4, compute_entropy=True)
+        model.zero_grad()
+        (logps * weights * mask[:, -4:]).sum().backward()
+        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        found.append(((logps * mask[:, -4:]).detach(), (entropies * mask[:, -4:]).detach(), gradients))
+        shared.share_prompts(trainer, eos.tolist(), pad)
+    assert "generate" in vars(model)
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_drawn_token_has_its_probability(benchmark: Any) -> None:
+    torch.manual_seed(0)
+    logits = torch.tensor([0.0, 1.0, -torch.inf, 2.0])
+    drawn = benchmark("shared_prompts")._drawn(logits.expand(100_000, 4)).bincount(minlength=4) / 100_000
+    torch.testing.assert_close(drawn, logits.softmax(-1), atol=5e-3, rtol=0)
 
 
 def measurements(study: Any, ends: dict[tuple[str, str, float, int], float], **besides: Any) -> str:
