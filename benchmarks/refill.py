@@ -136,6 +136,10 @@ def trained(job: Any, make_trainer: Callable[[Any, str], Any]) -> tuple[dict[str
         "seconds": round(record.seconds, 1),
         "dead": float(np.mean(record.dead)),
         "dead_after": float(np.mean(record.dead_after)),
+        "last_quarter": {
+            "dead": float(np.mean(record.dead[-len(record.dead) // 4 :])),
+            "reward": float(np.mean(record.reward[-len(record.reward) // 4 :])),
+        },
     }
     if job.task == "addition":
         import addition

@@ -595,26 +595,40 @@ def table(done: dict[Run, list[dict[str, Any]]], pilots: bool = False) -> list[s
     for task, arm in itertools.product(TASKS, ARMS):
         found = {run: end(run, lines) for run, lines in done.items() if (run.task, run.arm) == (task, arm)}
         for rate in sorted({run.rate for run in found if (run.seed == PILOT) == pilots}):
-            ends = [last for run, last in found.items() if run.rate == rate and (run.seed == PILOT) == pilots]
+            of_rate = [run for run in found if run.rate == rate and (run.seed == PILOT) == pilots]
+            ends = [found[run] for run in of_rate]
             values = [_mean([last[name] for last in ends if name in last]) for name in names]
             missed = np.mean([len(set(last["found"]) - set(last["answers_right"])) for last in ends])
-            gains = [_paired(differences(done, task, arm, to)) for to in ("stock", "stock, 2 updates") if not pilots]
-            spent = np.mean([lines[-1]["cpu"] - lines[0]["cpu"] for run, lines in done.items() if run in found]) / 60
+            gains = [paired(differences(done, task, arm, to)) for to in ("stock", "stock, 2 updates") if not pilots]
+            spent = np.mean([done[run][-1]["cpu"] - done[run][0]["cpu"] for run in of_rate]) / 60
             cells = [task, arm, f"{rate:g}", str(len(ends)), *(gains or ["–", "–"]), *values, f"{missed:.1f}"]
             rows.append(f"| {' | '.join(cells)} | {spent:.0f} |")
     return rows
 
 
+def by_rate(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
+    """A row an arm, as Markdown: the pilots' sampled accuracy at the end, at each rate."""
+    pilots = {run: lines for run, lines in done.items() if (run.task, run.seed) == (task, PILOT)}
+    ends = {(run.arm, run.rate): end(run, lines)["sampled"] for run, lines in pilots.items()}
+    rates = sorted({rate for _, rate in ends})
+    rows = [f"| {task}, pilots | {' | '.join(f'{rate:.0e}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
+    for arm in ARMS:
+        cells = [f"{ends[arm, rate]:.2f}" if (arm, rate) in ends else "" for rate in rates]
+        rows.append(f"| {arm} | {' | '.join(cells)} |")
+    return rows if rates else []
+
+
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """What docs/evidence-when.md shows."""
-    return [*progress(done), "", *table(done)]
+    of_tasks = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
+    return [*progress(done), "", *table(done), *itertools.chain(*of_tasks)]
 
 
 def _mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}" if values else "–"
 
 
-def _paired(by_seed: dict[int, float]) -> str:
+def paired(by_seed: dict[int, float]) -> str:
     """The mean difference, and its standard error."""
     values = list(by_seed.values())
     if len(values) < 2 or not any(values):
@@ -652,7 +666,7 @@ def main(arguments: list[str] | None = None) -> int:
                     perform(run, options.out)
                     print(f"{run.name}: done", flush=True)
     done = finished(path)
-    print("\n".join([*report(done), "", "Pilots:", "", *table(done, pilots=True)]))
+    print("\n".join([*report(done), "", "Pilots, all figures:", "", *table(done, pilots=True)]))
     return 0
 
 

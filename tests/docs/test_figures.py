@@ -116,3 +116,12 @@ def test_what_the_study_of_replay_on_a_real_model_has_found_is_what_the_page_say
     study = importlib.import_module("when_it_pays")
     page = (ROOT / "docs" / "evidence-when.md").read_text()
     assert "\n".join(study.report(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
+
+
+def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says() -> None:
+    report = importlib.import_module("when_it_pays_report")
+    page = (ROOT / "docs" / "when-replay-pays.md").read_text()
+    dots = report.dots()
+    assert "\n".join(report.table(dots)) in page, "python benchmarks/when_it_pays_report.py"
+    assert report.verdict(dots) in " ".join(page.split())
+    assert "\n".join(report.study.by_rate(report.study.finished(), "topics")) in page

@@ -223,9 +223,10 @@ RIGHT = [1.0, 1.0, 1.0, 1.0]
     [
         ([DEAD] * 3, [DEAD] * 3, {"nothing live"}),
         ([LIVE] * 3, [RIGHT] * 3, {"all right"}),  # something to store there was
-        ([LIVE] * 3, [DEAD] * 3, {"dead groups"}),
+        ([LIVE] * 3, [DEAD] * 3, {"stuck"}),
+        ([DEAD] * 3, [LIVE, DEAD, DEAD], {"dead groups"}),
     ],
-    ids=["never live", "solved", "live once"],
+    ids=["never live", "solved", "live once", "live now"],
 )
 def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
     tmp_path: Path, begins: Any, ends: Any, expected: set[str]
@@ -234,6 +235,15 @@ def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
     trainer.train()
     _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
     assert rules_in(" ".join(each.change for each in advice).replace("`", "")) == expected
+
+
+def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*[[LIVE] * 3] * 12, *[[DEAD] * 3] * 12), max_steps=24)
+    session = trl_replay.attach(trainer, replay_dry_run=True)
+    trainer.train()
+    told = session.explain()
+    assert rules_in(told) == {"stuck"}
+    assert "Set replay_dry_run" not in told
 
 
 def test_a_stock_run_that_collapsed_is_told_so_and_nothing_else(tmp_path: Path) -> None:

@@ -84,11 +84,13 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(tmp_path: Path, capsys:
     ("dead", "reward", "words"),
     [
         (0.1, 0.5, "There is little to replace"),
-        (0.5, 0.25, "Replay could fill these"),
-        (0.97, 0.01, "Replay could fill these"),
+        (0.5, 0.25, "The run learns from the groups that are live"),
+        (0.97, 0.01, "Nearly all groups fail although some were live"),
+        (0.9, 0.3, "The run learns"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
         (0.8, 0.85, "These prompts are solved"),
-        (0.8, -1.0, "Replay could fill these"),
+        (0.8, -1.0, "The run learns from the groups that are live"),
+        (0.9, -1.0, "Nearly all groups fail although some were live"),
     ],
 )
 def test_the_advice_goes_by_the_dead_share_and_the_reward(
@@ -111,7 +113,7 @@ def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path: Path,
     path.write_text(texts[ending])
     found = estimate(path)
     assert found.dead == 0.5
-    assert [advice.change[:12] for advice in found.advice] == ["Replay could"]
+    assert [advice.change[:12] for advice in found.advice] == ["The run lear"]
 
 
 def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""What tells beforehand whether replay pays: the rule of docs/evidence-plan.md, on tiny tasks and on a real model.
+
+    python benchmarks/when_it_pays_report.py           # draws results/when_it_pays.png, prints the table as Markdown
+    python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core
+
+The gains on tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
+and, for chain sums, of results/real_model.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import real_model_report
+import when_it_pays as study
+
+from trl_replay.advice.logged import dead_bounds
+
+RESULTS = Path(__file__).parent / "results"
+STOCK_ON_TINY_TASKS = RESULTS / "when_it_pays_stock.jsonl"
+TINY = ("lock", "wide lock", "vault", "long", "addition", "grades", "digits")
+GRADED = ("grades", "digits")
+"""Rewards there are not 0 and 1 alone: no dead group is known to be all right."""
+TINY_ARMS = {"defaults": "defaults", "topr, start=0": "topr", "sample_efficient": "sample_efficient"}
+REAL_ARMS = ("defaults", "topr", "imitation", "sample_efficient")
+STUCK, GAIN = 0.85, 0.1
+"""The rule: a gain of this or more where so many of stock's groups are dead and not all right at the end."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """An arm on a task. `unsolved` is the share of stock's groups, in the last quarter of its runs, that are dead and
+    not all right."""
+
+    task: str
+    arm: str
+    is_real: bool
+    unsolved: float
+    gains: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.gains))
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the rule is right."""
+        return (self.unsolved >= STUCK) == (self.gain >= GAIN)
+
+
+def not_all_right(dead: float, reward: float) -> float:
+    """The share of groups that are dead and not known to be all right, where rewards are 0 and 1."""
+    return dead_bounds(dead, reward)[0][1]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """A ledger's lines; none without one."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def tiny_dots() -> list[Dot]:
+    """Those of the tiny tasks, whose arms of five updates are compared with stock with as many where it was run."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for line in lines_of(RESULTS / "efficiency.jsonl"):
+        if line["seed"] < 50:
+            values.setdefault((line["task"], line["arm"]), {})[line["seed"]] = line.get(
+                "accuracy", line["final_reward"]
+            )
+    ends: dict[str, list[float]] = {}
+    for line in lines_of(STOCK_ON_TINY_TASKS):
+        last = line["last_quarter"]
+        graded = line["task"] in GRADED
+        unsolved = last["dead"] if graded else not_all_right(last["dead"], last["reward"])
+        ends.setdefault(line["task"], []).append(unsolved)
+    found = []
+    for task in TINY:
+        for arm, name in TINY_ARMS.items():
+            peer = values.get((task, "stock, 5 iterations")) if arm == "sample_efficient" else None
+            peer = peer or values[task, "stock"]
+            of_arm = values.get((task, arm), {})
+            gains = tuple(of_arm[seed] - peer[seed] for seed in sorted(of_arm) if seed in peer)
+            if gains and task in ends:
+                found.append(Dot(task, name, False, float(np.mean(ends[task])), gains))
+    return found
+
+
+def real_dots(done: dict[study.Run, list[dict[str, Any]]]) -> list[Dot]:
+    """Those of the study, whose arms of two updates are compared with stock with as many."""
+    found = []
+    for name, task in study.TASKS.items():
+        ends: list[float] = []
+        for run, lines in done.items():
+            if (run.task, run.arm) == (name, "stock") and run.seed != study.PILOT:
+                late = [line for line in lines if line["batch"] > 0.75 * task.batches]
+                ends += [not_all_right(line["frac_reward_zero_std"], line["reward"]) for line in late]
+        for arm in REAL_ARMS:
+            peer = "stock" if study.ARMS[arm].iterations == 1 else "stock, 2 updates"
+            gains = tuple(study.differences(done, name, arm, peer).values())
+            if ends and gains:
+                found.append(Dot(name, arm, True, float(np.mean(ends)), gains))
+    return found
+
+
+def earlier_dots() -> list[Dot]:
+    """Those of the sums that were run before the study, at one rate, whose preset is compared with stock."""
+    runs = real_model_report.finished(real_model_report.records_of(RESULTS / "real_model.jsonl"))
+    of_stock = real_model_report.last_accuracies(runs["stock"])
+    ends = []
+    for records in runs["stock"].values():
+        late = [record for record in records if record["batch"] > 0.75 * real_model_report.BATCHES]
+        dead, reward = (
+            float(np.mean([record[name] for record in late])) for name in ("frac_reward_zero_std", "reward")
+        )
+        ends.append(not_all_right(dead, reward))
+    found = []
+    for arm in runs.keys() - {"stock"}:
+        of_arm = real_model_report.last_accuracies(runs[arm])
+        gains = tuple(value - of_stock[seed] for seed, value in of_arm.items())
+        found.append(Dot("chain sums", arm, True, float(np.mean(ends)), gains))
+    return found
+
+
+def dots() -> list[Dot]:
+    """All of them, the tasks on which most groups are unsolved first."""
+    found = [*tiny_dots(), *real_dots(study.finished()), *earlier_dots()]
+    return sorted(found, key=lambda dot: (-dot.unsolved, dot.task))
+
+
+def table(found: list[Dot]) -> list[str]:
+    """A row a task, as Markdown."""
+    arms = list(dict.fromkeys([*TINY_ARMS.values(), *REAL_ARMS]))
+    rows = [f"| task | unsolved at stock's end | {' | '.join(arms)} | the rule says | right |"]
+    rows.append("|" + "---|" * (len(arms) + 4))
+    for task in dict.fromkeys(dot.task for dot in found):
+        of_task = {dot.arm: dot for dot in found if dot.task == task}
+        first = next(iter(of_task.values()))
+        name = f"**{task}**, real" if first.is_real else task
+        cells = [study.paired(dict(enumerate(of_task[arm].gains))) if arm in of_task else "–" for arm in arms]
+        says = f"gain of {GAIN} or more" if first.unsolved >= STUCK else "less"
+        right = f"{sum(dot.is_told for dot in of_task.values())} of {len(of_task)}"
+        rows.append(f"| {name} | {first.unsolved:.0%} | {' | '.join(cells)} | {says} | {right} |".replace("%", " %"))
+    return rows
+
+
+def verdict(found: list[Dot]) -> str:
+    """How often the rule is right."""
+    tiny, real = ([dot.is_told for dot in found if dot.is_real == is_real] for is_real in (False, True))
+    return f"{sum(tiny)} of {len(tiny)} arms on tiny tasks and {sum(real)} of {len(real)} on the real model"
+
+
+def draw(found: list[Dot], path: Path) -> None:
+    """Gain over stock's unsolved groups at the end: a dot a task and arm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["font.size"] = 14  # can be read on a phone
+    figure, axis = pyplot.subplots(figsize=(7, 5.5), layout="constrained")
+    colors = {"defaults": "#0b6bcb", "topr": "#b35900", "imitation": "#8250df", "sample_efficient": "#1a7f37"}
+    for is_real, marker, kind in ((False, "o", "tiny model"), (True, "D", "SmolLM2-135M")):
+        for arm, color in colors.items():
+            of_arm = [dot for dot in found if (dot.arm, dot.is_real) == (arm, is_real)]
+            errors = [np.std(dot.gains, ddof=1) / len(dot.gains) ** 0.5 if len(dot.gains) > 1 else 0 for dot in of_arm]
+            places, gains = [dot.unsolved for dot in of_arm], [dot.gain for dot in of_arm]
+            face = color if is_real else "white"
+            axis.errorbar(places, gains, errors, fmt=marker, color=color, markerfacecolor=face, markersize=8)
+        axis.plot([], [], marker, color="#444444", markerfacecolor="#444444" if is_real else "white", label=kind)
+    for arm, color in colors.items():
+        axis.plot([], [], "s", color=color, label=arm)
+    axis.axhline(0, color="#999999", linewidth=0.8)
+    axis.axvline(STUCK, color="#999999", linewidth=0.8, linestyle="--")
+    axis.set(xlabel="share of stock's groups that fail, at its end", ylabel="gain over stock", xlim=(-0.03, 1.03))
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def run_stock() -> None:
+    """Appends stock's runs on the tiny tasks, at the rates and seeds of results/efficiency.jsonl."""
+    import efficiency
+    import papers
+
+    there = {(line["task"], line["seed"]) for line in lines_of(STOCK_ON_TINY_TASKS)}
+    for line in lines_of(RESULTS / "efficiency.jsonl"):
+        key = line["task"], line["seed"]
+        if line["arm"] == "stock" and line["task"] in TINY and line["seed"] < 50 and key not in there:
+            job = papers.Job(line["task"], "stock", line["learning_rate"], line["seed"], line["budget"], None, {})
+            record = efficiency.perform(job)
+            kept = {name: record[name] for name in ("final_reward", "last_quarter")}
+            with STOCK_ON_TINY_TASKS.open("a") as file:
+                file.write(json.dumps({**asdict(job), **kept}) + "\n")
+
+
+if __name__ == "__main__":
+    if "--stock" in sys.argv:
+        run_stock()
+    else:
+        draw(dots(), RESULTS / "when_it_pays.png")
+        print("\n".join([*table(dots()), "", f"The rule is right for {verdict(dots())}."]))
