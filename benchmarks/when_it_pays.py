@@ -629,11 +629,12 @@ def _mean(values: list[float]) -> str:
 
 
 def paired(by_seed: dict[int, float]) -> str:
-    """The mean difference, and its standard error."""
+    """The mean difference, and its standard error if there are several seeds; nothing for an arm and itself."""
     values = list(by_seed.values())
-    if len(values) < 2 or not any(values):
+    if not any(values):
         return "–"
-    return f"{np.mean(values):+.3f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}".replace("-", "−")
+    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):+.3f}{error}".replace("-", "−")
 
 
 def main(arguments: list[str] | None = None) -> int:

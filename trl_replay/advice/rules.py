@@ -250,8 +250,8 @@ RULES = (
             Given(WITHOUT_REPLAY, (True,)),
         ),
         "Nearly all groups fail although some were live: here replay gained most.",
-        "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the fourth "
-        "0.00.",
+        "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the "
+        "fourth 0.00.",
         "when-replay-pays.md#the-rule",
         options=(DRY_RUN,),
     ),
@@ -322,8 +322,8 @@ RULES = (
         ),
         "The policy has left what is stored. If reward does not rise, halve `learning_rate`; if that is not enough, "
         "change what is replayed.",
-        "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5, and on "
-        "one task of a pretrained model the best rate had one of 1.9; an age limit never helped by more than 0.03.",
+        "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5, and "
+        "on one task of a pretrained model the best rate had one of 1.9; an age limit never helped by more than 0.03.",
         "evidence-methods.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
         options=(
