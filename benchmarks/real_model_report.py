@@ -6,6 +6,7 @@ python benchmarks/real_model_report.py benchmarks/results    # draws the picture
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,13 @@ def _spread(by_seed: dict[int, float], digits: int = 2) -> str:
 def paired(by_seed: dict[int, float], of_stock: dict[int, float]) -> str:
     """The mean difference to stock with the same seeds, and its standard error."""
     differences = [value - of_stock[seed] for seed, value in by_seed.items() if seed in of_stock]
-    if len(differences) < 2 or by_seed == of_stock:
-        return "–"
-    error = np.std(differences, ddof=1) / np.sqrt(len(differences))
-    return f"{np.mean(differences):+.3f} ± {error:.3f}".replace("-", "−")
+    return "–" if len(differences) < 2 or by_seed == of_stock else mean_and_error(differences)
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """The mean, and its standard error if there are several values."""
+    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):+.3f}{error}".replace("-", "−")
 
 
 def _mean(runs: dict[int, Records], name: str, otherwise: str = "") -> float:

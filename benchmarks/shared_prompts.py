@@ -93,8 +93,9 @@ def sampled(
         ).last_hidden_state[:, -1]
 
 
-def share_prompts(trainer: Any, eos: list[int], pad: int) -> None:
+def share_prompts(trainer: Any) -> None:
     """Makes `trainer` run each prompt of a batch once. Before training; temperature 1 and no other sampling."""
+    eos, pad = torch.tensor(trainer.eos_token_ids), trainer.processing_class.pad_token_id
     autocast = {"device_type": "cpu", "dtype": torch.bfloat16, "enabled": trainer.args.bf16}
     for model in (trainer.model, trainer.ref_model):
         if model is None:
@@ -114,6 +115,6 @@ def share_prompts(trainer: Any, eos: list[int], pad: int) -> None:
         config = given.pop("generation_config")
         assert (given, config.temperature, config.top_p, config.top_k or 0) == ({}, 1.0, 1.0, 0), (given, config)
         with torch.autocast(**autocast):
-            return sampled(trainer.model, input_ids, attention_mask, config.max_new_tokens, torch.tensor(eos), pad)
+            return sampled(trainer.model, input_ids, attention_mask, config.max_new_tokens, eos, pad)
 
     trainer.model.generate = generate

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from real_model_report import mean_and_error
 from shared_prompts import sampled, share_prompts
 from transformers import AutoModelForCausalLM, PrinterCallback, TrainerCallback
 
@@ -417,7 +418,7 @@ def perform(run: Run, out: Path) -> None:
     rows = Dataset.from_list(task.rows(2 * task.groups * task.batches, run.seed))
     trainer = GRPOTrainer(model=model, reward_funcs=reward, args=args, train_dataset=rows, processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
-    share_prompts(trainer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    share_prompts(trainer)
     if run.task not in AT_THE_START:
         AT_THE_START[run.task] = measured(trainer.model, tokenizer, task)
 
@@ -599,7 +600,7 @@ def table(done: dict[Run, list[dict[str, Any]]], pilots: bool = False) -> list[s
             ends = [found[run] for run in of_rate]
             values = [_mean([last[name] for last in ends if name in last]) for name in names]
             missed = np.mean([len(set(last["found"]) - set(last["answers_right"])) for last in ends])
-            gains = [paired(differences(done, task, arm, to)) for to in ("stock", "stock, 2 updates") if not pilots]
+            gains = [_difference(done, task, arm, to) for to in ("stock", "stock, 2 updates") if not pilots]
             spent = np.mean([done[run][-1]["cpu"] - done[run][0]["cpu"] for run in of_rate]) / 60
             cells = [task, arm, f"{rate:g}", str(len(ends)), *(gains or ["–", "–"]), *values, f"{missed:.1f}"]
             rows.append(f"| {' | '.join(cells)} | {spent:.0f} |")
@@ -628,13 +629,9 @@ def _mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}" if values else "–"
 
 
-def paired(by_seed: dict[int, float]) -> str:
-    """The mean difference, and its standard error if there are several seeds; nothing for an arm and itself."""
-    values = list(by_seed.values())
-    if not any(values):
-        return "–"
-    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):+.3f}{error}".replace("-", "−")
+def _difference(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, to: str) -> str:
+    values = list(differences(done, task, arm, to).values())
+    return mean_and_error(values) if values and arm != to else "–"
 
 
 def main(arguments: list[str] | None = None) -> int:

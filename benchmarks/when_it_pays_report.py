@@ -52,8 +52,8 @@ class Dot:
         return float(np.mean(self.gains))
 
     @property
-    def is_told(self) -> bool:
-        """Whether the rule is right."""
+    def agrees(self) -> bool:
+        """Whether the rule says so."""
         return (self.unsolved >= STUCK) == (self.gain >= GAIN)
 
 
@@ -144,16 +144,16 @@ def table(found: list[Dot]) -> list[str]:
         of_task = {dot.arm: dot for dot in found if dot.task == task}
         first = next(iter(of_task.values()))
         name = f"**{task}**, real" if first.is_real else task
-        cells = [study.paired(dict(enumerate(of_task[arm].gains))) if arm in of_task else "–" for arm in arms]
+        cells = [real_model_report.mean_and_error(of_task[arm].gains) if arm in of_task else "–" for arm in arms]
         says = f"gain of {GAIN} or more" if first.unsolved >= STUCK else "less"
-        right = f"{sum(dot.is_told for dot in of_task.values())} of {len(of_task)}"
+        right = f"{sum(dot.agrees for dot in of_task.values())} of {len(of_task)}"
         rows.append(f"| {name} | {first.unsolved:.0%} | {' | '.join(cells)} | {says} | {right} |".replace("%", " %"))
     return rows
 
 
 def verdict(found: list[Dot]) -> str:
     """How often the rule is right."""
-    tiny, real = ([dot.is_told for dot in found if dot.is_real == is_real] for is_real in (False, True))
+    tiny, real = ([dot.agrees for dot in found if dot.is_real == is_real] for is_real in (False, True))
     return f"{sum(tiny)} of {len(tiny)} arms on tiny tasks and {sum(real)} of {len(real)} on the real model"
 
 

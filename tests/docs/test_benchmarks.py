@@ -200,17 +200,20 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
     monkeypatch.setattr(study.os, "nice", lambda more: 19)
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results.jsonl")
     monkeypatch.setattr(study, "TASKS", {"sums": study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1)})
-    monkeypatch.setattr(study, "ARMS", {"stock": study.ARMS["stock"], "imitation": study.ARMS["imitation"]})
+    monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in ("stock", "imitation", "dynamic sampling")})
     monkeypatch.setattr(study, "SEEDS", {"sums": (0,)})
     assert study.main(["--pilots", "--out", str(tmp_path)]) == 0
     assert study.main(["--out", str(tmp_path)]) == 0
     path = tmp_path / "when_it_pays.jsonl"
     done = study.finished(path)
-    assert [(run.arm, run.rate, run.seed) for run in done][:3] == [
-        ("stock", 1e-4, study.PILOT), ("imitation", 1e-4, study.PILOT), ("stock", 1e-5, study.PILOT),
+    assert [(run.arm, run.rate, run.seed) for run in done][:4] == [
+        *[(arm, 1e-4, study.PILOT) for arm in study.ARMS], ("stock", 1e-5, study.PILOT),
     ]  # fmt: skip
     assert {run.seed for run in done} == {study.PILOT, 0}
-    assert all([line["batch"] for line in lines] == [0, 1, 2] for lines in done.values())
+    for run, lines in done.items():
+        again = run.arm == "dynamic sampling"  # twice as many completions a batch, as all groups are dead
+        assert [line["batch"] for line in lines] == ([0, 1] if again else [0, 1, 2])
+        assert lines[-1]["rollouts"] == study.TASKS["sums"].rollouts == 64
     assert {"sampled", "greedy", "pass_at_8", "cpu", "commit", "trl", "found"} <= done[next(iter(done))][-1].keys()
     before = path.read_text()
     path.write_text(before + json.dumps({**json.loads(before.splitlines()[0]), "seed": 7}) + "\n")
@@ -250,7 +253,7 @@ def test_prompts_that_run_once_have_the_log_probs_gradients_and_likeliest_tokens
         (logps * weights * mask[:, -4:]).sum().backward()
         gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
         found.append(((logps * mask[:, -4:]).detach(), (entropies * mask[:, -4:]).detach(), gradients))
-        shared.share_prompts(trainer, eos.tolist(), pad)
+        shared.share_prompts(trainer)
     assert "generate" in vars(model)
     for mine, theirs in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(mine, theirs)

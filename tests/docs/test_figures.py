@@ -125,3 +125,17 @@ def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says() -> No
     assert "\n".join(report.table(dots)) in page, "python benchmarks/when_it_pays_report.py"
     assert report.verdict(dots) in " ".join(page.split())
     assert "\n".join(report.study.by_rate(report.study.finished(), "topics")) in page
+
+
+def test_what_the_readme_and_the_advice_say_of_the_rule_was_measured() -> None:
+    report = importlib.import_module("when_it_pays_report")
+    of_defaults = {dot.task: dot for dot in report.dots() if dot.arm == "defaults"}
+    stuck = sorted(dot.gain for dot in of_defaults.values() if dot.unsolved >= report.STUCK)
+    assert [f"{gain:.2f}" for gain in (stuck[0], stuck[1], stuck[-1])] == ["0.00", "0.32", "0.67"]
+    assert len(stuck) == 4
+    assert all(dot.gain < report.GAIN for dot in of_defaults.values() if dot.unsolved < report.STUCK)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    topics, french = of_defaults["topics"], of_defaults["french"]
+    gain = report.real_model_report.mean_and_error(topics.gains).lstrip("+")
+    assert f"they are {gain} above it on one and {-french.gain:.2f} below on another" in readme
+    assert sum(dot.is_real for dot in of_defaults.values()) == 3

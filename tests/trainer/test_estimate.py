@@ -10,7 +10,8 @@ import pytest
 from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
-from trl_replay import ReplayError
+from trl_replay import ReplayConfig, ReplayError
+from trl_replay.advice.rules import advise
 from trl_replay.cli import main
 from trl_replay.report.estimate import estimate
 from trl_replay.testing import make_trainer
@@ -84,13 +85,13 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(tmp_path: Path, capsys:
     ("dead", "reward", "words"),
     [
         (0.1, 0.5, "There is little to replace"),
-        (0.5, 0.25, "The run learns from the groups that are live"),
-        (0.97, 0.01, "Nearly all groups fail although some were live"),
-        (0.9, 0.3, "The run learns"),  # a fifth of the groups, at least, is all right
+        (0.5, 0.25, "Fewer groups fail"),
+        (0.97, 0.01, "Nearly all groups are dead"),
+        (0.9, 0.3, "Fewer groups"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
         (0.8, 0.85, "These prompts are solved"),
-        (0.8, -1.0, "The run learns from the groups that are live"),
-        (0.9, -1.0, "Nearly all groups fail although some were live"),
+        (0.8, -1.0, "Fewer groups fail"),
+        (0.9, -1.0, "Nearly all groups are dead"),
     ],
 )
 def test_the_advice_goes_by_the_dead_share_and_the_reward(
@@ -113,7 +114,7 @@ def test_a_file_of_metrics_is_read_where_no_checkpoint_was_saved(tmp_path: Path,
     path.write_text(texts[ending])
     found = estimate(path)
     assert found.dead == 0.5
-    assert [advice.change[:12] for advice in found.advice] == ["The run lear"]
+    assert [advice.change[:12] for advice in found.advice] == ["Fewer groups"]
 
 
 def test_where_there_is_no_log_it_is_said_how_to_make_one(tmp_path: Path) -> None:
@@ -169,3 +170,24 @@ def test_87_a_stock_run_is_told_where_its_log_cannot_count_dead_groups(tmp_path:
     told = " ".join(capsys.readouterr().out.split())
     assert "With scale_rewards='batch'" in told
     assert "run with replay_dry_run=True, which does" in told
+
+
+@pytest.mark.parametrize("odd", [float("nan"), None, "x"])
+@pytest.mark.parametrize("name", ["frac_reward_zero_std", "replay/dead_fraction", "replay/all_right_fraction"])
+def test_a_log_that_ends_in_values_that_are_no_numbers_is_estimated(tmp_path: Path, name: str, odd: Any) -> None:
+    entries = [{"step": step, "frac_reward_zero_std": 0.5, "reward": 0.1} for step in range(1, 13)]
+    log = [
+        *entries,
+        *[{"step": step, "frac_reward_zero_std": 0.5, "reward": 0.1, name: odd} for step in range(13, 25)],
+    ]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    assert estimate(tmp_path).dead == 0.5
+
+
+def test_groups_that_are_solved_count_as_none_that_fail_where_their_highest_reward_is_known(tmp_path: Path) -> None:
+    known = {"step": 1, "frac_reward_zero_std": 0.9, "replay/dead_fraction": 0.9, "reward": 4.5}
+    log = [{**known, "step": step, "replay/highest_fraction": 0.4} for step in range(1, 13)]
+    settings = {**ReplayConfig().to_dict(), "replay_dry_run": True}
+    assert [each.change[:12] for each in advise(log, settings)[1]] == ["Fewer groups"]
+    log = [{**entry, "replay/highest_fraction": 0.0} for entry in log]
+    assert [each.change[:12] for each in advise(log, settings)[1]] == ["Nearly all g"]

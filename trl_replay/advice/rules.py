@@ -125,7 +125,7 @@ where one of them counts; not known of a log of several functions without replay
 WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
-UNSOLVED = "dead groups that are not all right"
+UNSOLVED = "dead groups not known to be all right"
 WITHOUT_REPLAY = "trained without replay"
 """Replay was not attached, or made a dry run."""
 FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "completions without a reward"
@@ -249,7 +249,7 @@ RULES = (
             Bound(UNSCORED, most=0.1),
             Given(WITHOUT_REPLAY, (True,)),
         ),
-        "Nearly all groups fail although some were live: here replay gained most.",
+        "Nearly all groups are dead, and not known to be solved, although some were live: here replay gained most.",
         "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the "
         "fourth 0.00.",
         "when-replay-pays.md#the-rule",
@@ -265,7 +265,7 @@ RULES = (
             Bound(UNSCORED, most=0.1),
             Given(WITHOUT_REPLAY, (True,)),
         ),
-        "The run learns from the groups that are live, and replay gains little.",
+        "Fewer groups fail than on the tasks where replay gained most: expect little of the defaults.",
         "on no task where fewer groups failed at stock's end, tiny or real, did the defaults gain 0.1.",
         "when-replay-pays.md#the-rule",
         options=(DRY_RUN,),
@@ -364,16 +364,18 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     entries = [{**_without_replay(entry, labeled, never_live), **entry} for entry in entries]
     last = entries[-max(int(LAST_PART * len(entries)), LEAST) :]
     names = {name for entry in last for name in entry if name.startswith("replay/")} | {CLIPPED}
-    means = {name: mean(last, name) for name in names}
+    means = {name: value for name in names if (value := mean(last, name)) is not None}
     known = {
         UNTRAINED: 0.0,
         NO_REWARD: 0.0,
         ALL_RIGHT: 0.0,
+        HIGHEST: 0.0,
         SILENT: 0.0,
         **means,
         **_derived(entries, last, settings, attached),
     }
-    known[UNSOLVED] = known[DEAD_EXACT] - known[ALL_RIGHT]
+    if DEAD_EXACT in known:  # which a damaged log may lack
+        known[UNSOLVED] = known[DEAD_EXACT] - max(known[ALL_RIGHT], known[HIGHEST])
     known[WITHOUT_REPLAY] = not attached or bool(settings.get("replay_dry_run"))
     return [entry["step"] for entry in last], {**settings, **known, "use_replay": attached}
 
