@@ -248,7 +248,7 @@ TASKS = {
     "topics": Task(_topics, 4, 80, 200),
     "french": Task(_french, 5, 120, 40),
     "products": Task(_products, 7, 192, 24, rates=(1e-6, 3e-6, 1e-5), groups=1, size=16, every=48),
-    "sums": Task(_sums, 4, 80, 200),
+    "sums": Task(_sums, 4, 80, 200, every=40),
 }
 ARMS = {
     "stock": Arm(None),
