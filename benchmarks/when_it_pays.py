@@ -259,6 +259,16 @@ ARMS = {
     "imitation": Arm({"replay_correction": "imitation", "replay_start": 0}),
     "sample_efficient": Arm({"replay_preset": "sample_efficient"}, iterations=2, beta=0.1),
 }
+PAIRS_OF_ARMS = (
+    ("defaults", "stock"),
+    ("topr", "stock"),
+    ("imitation", "stock"),
+    ("topr", "defaults"),
+    ("imitation", "defaults"),
+    ("sample_efficient", "stock, 2 updates"),
+    ("dynamic sampling", "stock"),
+)
+"""What the plan compares."""
 SEEDS = {"topics": (0, 1, 2, 3, 4), "french": (0, 1, 2, 3, 4), "products": (0, 1, 2), "sums": (0, 1, 2)}
 
 
@@ -619,10 +629,25 @@ def by_rate(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     return rows if rates else []
 
 
+def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a pair of arms, as Markdown: the difference on each task, and its mean over those tasks, with an error
+    where each task has two seeds."""
+    rows = [f"| | {' | '.join(TASKS)} | mean of tasks |", f"|{'---|' * (len(TASKS) + 2)}"]
+    for arm, to in PAIRS_OF_ARMS:
+        found = [list(differences(done, task, arm, to).values()) for task in TASKS]
+        cells = [mean_and_error(values) if values else "–" for values in found]
+        there = [values for values in found if values]
+        mean = f"{np.mean([np.mean(values) for values in there]):+.3f}" if there else "–"
+        if there and all(len(values) > 1 for values in there):
+            squares = sum(np.var(values, ddof=1) / len(values) for values in there)
+            mean += f" ± {np.sqrt(squares) / len(there):.3f}"
+        rows.append(f"| {arm} minus {to} | {' | '.join(cells)} | {mean.replace('-', '−')} |")
+    return rows
+
+
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """What docs/evidence-when.md shows."""
-    of_tasks = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
-    return [*progress(done), "", *table(done), *itertools.chain(*of_tasks)]
+    return [*progress(done), "", *table(done), "", *across(done)]
 
 
 def _mean(values: list[float]) -> str:
@@ -664,7 +689,8 @@ def main(arguments: list[str] | None = None) -> int:
                     perform(run, options.out)
                     print(f"{run.name}: done", flush=True)
     done = finished(path)
-    print("\n".join([*report(done), "", "Pilots, all figures:", "", *table(done, pilots=True)]))
+    pilots = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
+    print("\n".join([*report(done), *itertools.chain(*pilots), "", "Pilots, all figures:", "", *table(done, True)]))
     return 0
 
 

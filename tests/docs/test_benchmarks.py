@@ -284,6 +284,22 @@ def study(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
     return study
 
 
+def test_arms_are_compared_seed_by_seed_and_across_tasks(study: Any) -> None:
+    ends = {("topics", "stock", 1e-5, 0): 0.5, ("topics", "stock", 1e-5, 1): 0.4, ("french", "stock", 1e-5, 0): 0.2}
+    ends |= {("topics", "topr", 2e-5, 0): 0.6, ("topics", "topr", 2e-5, 1): 0.7, ("french", "topr", 2e-5, 0): 0.1}
+    study.RESULTS.write_text(measurements(study, ends))
+    rows = study.across(study.finished())
+    assert "| topr minus stock | +0.200 ± 0.100 | −0.100 | – | – | +0.050 |" in rows
+    study.RESULTS.write_text(
+        measurements(study, {**ends, ("french", "stock", 1e-5, 1): 0.2, ("french", "topr", 2e-5, 1): 0.2})
+    )
+    # of the mean of two tasks: half of the root of 0.1² + 0.05²
+    assert "| topr minus stock | +0.200 ± 0.100 | −0.050 ± 0.050 | – | – | +0.075 ± 0.056 |" in study.across(
+        study.finished()
+    )
+    assert "| imitation minus stock | – | – | – | – | – |" in rows
+
+
 def test_a_pilot_is_added_where_the_best_rate_is_at_an_end(study: Any) -> None:
     pilots = {("products", "topr", rate, 100): value for rate, value in ((1e-6, 0.1), (3e-6, 0.1), (1e-5, 0.1))}
     study.RESULTS.write_text(measurements(study, pilots))
