@@ -228,6 +228,9 @@ class Task:
     groups: int = 4
     size: int = 8
     every: int = 20
+    """Batches from a line of the ledger to the next."""
+    accuracy_every: int = 20
+    """Batches from a measurement of accuracy to the next."""
 
     @property
     def rollouts(self) -> int:
@@ -245,10 +248,10 @@ class Arm:
 
 
 TASKS = {
-    "topics": Task(_topics, 4, 80, 200),
+    "topics": Task(_topics, 4, 80, 200, accuracy_every=40),
     "french": Task(_french, 5, 120, 40),
-    "products": Task(_products, 7, 192, 24, rates=(1e-6, 3e-6, 1e-5), groups=1, size=16, every=48),
-    "sums": Task(_sums, 4, 80, 200, every=40),
+    "products": Task(_products, 7, 192, 24, rates=(1e-6, 3e-6, 1e-5), groups=1, size=16, every=48, accuracy_every=48),
+    "sums": Task(_sums, 4, 80, 200, accuracy_every=40),
 }
 ARMS = {
     "stock": Arm(None),
@@ -356,14 +359,16 @@ class Watch(TrainerCallback):
 
         self.origin = {"commit": commit.stdout.strip(), "trl": trl.__version__}
 
-    def write(self, batch: int) -> None:
-        """A line: means since the last one, and accuracy."""
+    def write(self, batch: int, is_over: bool = False) -> None:
+        """A line: means since the last one, and now and then accuracy."""
         known = {name: round(sum(values) / len(values), 5) for name, values in self.seen.items()}
         self.seen.clear()
         line = {**vars(self.run), **self.origin, "batch": batch, "cpu": round(time.process_time()), **known}
         task = TASKS[self.run.task]
         line["rollouts"] = max(self.rollouts, batch * task.groups * task.size)
-        line |= {"found": sorted(self.found), **self.measure()}
+        line["found"] = sorted(self.found)
+        if is_over or batch % task.accuracy_every == 0:
+            line |= self.measure()
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -380,9 +385,9 @@ class Watch(TrainerCallback):
             if name in logs and (name.startswith("replay/") or "/" not in name or "clip" in name):
                 self.seen[name].append(float(logs[name]))
         task, (batch, rest) = TASKS[self.run.task], divmod(state.global_step, self.iterations)
-        is_over = self.rollouts >= task.rollouts
+        is_over = batch == task.batches or self.rollouts >= task.rollouts
         if rest == 0 and (batch % task.every == 0 or is_over):
-            self.write(batch)
+            self.write(batch, is_over)
             control.should_training_stop |= is_over
 
 

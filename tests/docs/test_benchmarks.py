@@ -199,7 +199,8 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
     monkeypatch.setattr(example, "smollm2", tiny)
     monkeypatch.setattr(study.os, "nice", lambda more: 19)
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results.jsonl")
-    monkeypatch.setattr(study, "TASKS", {"sums": study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1)})
+    task = study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1, accuracy_every=2)
+    monkeypatch.setattr(study, "TASKS", {"sums": task})
     monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in ("stock", "imitation", "dynamic sampling")})
     monkeypatch.setattr(study, "SEEDS", {"sums": (0,)})
     assert study.main(["--pilots", "--out", str(tmp_path)]) == 0
@@ -213,6 +214,7 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
     for run, lines in done.items():
         again = run.arm == "dynamic sampling"  # twice as many completions a batch, as all groups are dead
         assert [line["batch"] for line in lines] == ([0, 1] if again else [0, 1, 2])
+        assert ["sampled" in line for line in lines] == ([True, True] if again else [True, False, True])
         assert lines[-1]["rollouts"] == study.TASKS["sums"].rollouts == 64
     assert {"sampled", "greedy", "pass_at_8", "cpu", "commit", "trl", "found"} <= done[next(iter(done))][-1].keys()
     before = path.read_text()
