@@ -255,6 +255,7 @@ TASKS = {
 }
 ARMS = {
     "stock": Arm(None),
+    "stock at 4e-5": Arm(None),
     "stock, 2 updates": Arm(None, iterations=2),
     "dynamic sampling": Arm({"replay_buffer_size": 0, "replay_refill_rounds": 1}),
     "defaults": Arm({}),
@@ -262,10 +263,16 @@ ARMS = {
     "imitation": Arm({"replay_correction": "imitation", "replay_start": 0}),
     "sample_efficient": Arm({"replay_preset": "sample_efficient"}, iterations=2, beta=0.1),
 }
+ADDED = {("topics", "stock at 4e-5"): 4e-5}
+"""Tasks, arms, and rates that came later: without pilots, and in no mean over tasks."""
+PILOTED = [arm for arm in ARMS if arm not in {arm for _, arm in ADDED}]
 PAIRS_OF_ARMS = (
     ("defaults", "stock"),
     ("topr", "stock"),
     ("imitation", "stock"),
+    ("defaults", "stock at 4e-5"),
+    ("topr", "stock at 4e-5"),
+    ("imitation", "stock at 4e-5"),
     ("topr", "defaults"),
     ("imitation", "defaults"),
     ("sample_efficient", "stock, 2 updates"),
@@ -530,8 +537,8 @@ def queue(path: Path, pilots: bool, tasks: Iterable[str]) -> Iterator[Run]:
         for task in tasks:
             rates = TASKS[task].rates
             for rate in sorted(rates, key=lambda rate: abs(rate - rates[1])):
-                yield from (Run(task, arm, rate, PILOT) for arm in ARMS)
-        for task, arm in itertools.product(tasks, ARMS):
+                yield from (Run(task, arm, rate, PILOT) for arm in PILOTED)
+        for task, arm in itertools.product(tasks, PILOTED):
             before = None  # which another process may have taken
             while (run := further_pilot(finished(path), task, arm)) not in (None, before):
                 before = run
@@ -540,7 +547,7 @@ def queue(path: Path, pilots: bool, tasks: Iterable[str]) -> Iterator[Run]:
     for number in range(max(map(len, SEEDS.values()))):
         for task, arm in itertools.product(tasks, ARMS):
             seeds, done = SEEDS[task], finished(path)
-            rate = chosen_rates(done).get((task, arm))
+            rate = ADDED.get((task, arm), chosen_rates(done).get((task, arm)))
             if rate is not None and number < len(seeds) and not (number >= 2 and is_stopped(done, arm)):
                 yield Run(task, arm, rate, seeds[number])
 
@@ -596,7 +603,8 @@ def progress(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     for name, task in TASKS.items():
         pilots = sum(run.task == name and run.seed == PILOT for run in done)
         runs = sum(run.task == name and run.seed != PILOT for run in done)
-        planned = len(ARMS) * len(task.rates), len(ARMS) * len(SEEDS[name])
+        arms = len(PILOTED) + sum(of == name for of, _ in ADDED)
+        planned = len(PILOTED) * len(task.rates), arms * len(SEEDS[name])
         rows.append(f"| {name} | {pilots} of {planned[0]} or more | {runs} of {planned[1]} |")
     return rows
 
@@ -628,22 +636,22 @@ def by_rate(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     ends = {(run.arm, run.rate): end(run, lines)["sampled"] for run, lines in pilots.items()}
     rates = sorted({rate for _, rate in ends})
     rows = [f"| {task}, pilots | {' | '.join(f'{rate:.0e}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
-    for arm in ARMS:
+    for arm in PILOTED:
         cells = [f"{ends[arm, rate]:.2f}" if (arm, rate) in ends else "" for rate in rates]
         rows.append(f"| {arm} | {' | '.join(cells)} |")
     return rows if rates else []
 
 
 def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """A row a pair of arms, as Markdown: the difference on each task, and its mean over those tasks, with an error
-    where each task has two seeds."""
+    """A row a pair of arms, as Markdown: the difference on each task, and its mean over tasks, with an error where
+    each has two seeds."""
     rows = [f"| | {' | '.join(TASKS)} | mean of tasks |", f"|{'---|' * (len(TASKS) + 2)}"]
     for arm, to in PAIRS_OF_ARMS:
         found = [list(differences(done, task, arm, to).values()) for task in TASKS]
         cells = [mean_and_error(values) if values else "–" for values in found]
         there = [values for values in found if values]
-        mean = f"{np.mean([np.mean(values) for values in there]):+.3f}" if there else "–"
-        if there and all(len(values) > 1 for values in there):
+        mean = f"{np.mean([np.mean(values) for values in there]):+.3f}" if len(there) > 1 else "–"
+        if len(there) > 1 and all(len(values) > 1 for values in there):
             squares = sum(np.var(values, ddof=1) / len(values) for values in there)
             mean += f" ± {np.sqrt(squares) / len(there):.3f}"
         rows.append(f"| {arm} minus {to} | {' | '.join(cells)} | {mean.replace('-', '−')} |")

@@ -201,7 +201,8 @@ def test_a_run_of_the_study_is_written_once_and_not_repeated(
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results.jsonl")
     task = study.Task(rows, 2, 2, 4, rates=(1e-5, 1e-4, 1e-3), every=1, accuracy_every=2)
     monkeypatch.setattr(study, "TASKS", {"sums": task})
-    monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in ("stock", "imitation", "dynamic sampling")})
+    monkeypatch.setattr(study, "PILOTED", ["stock", "imitation", "dynamic sampling"])
+    monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in study.PILOTED})
     monkeypatch.setattr(study, "SEEDS", {"sums": (0,)})
     assert study.main(["--pilots", "--out", str(tmp_path)]) == 0
     assert study.main(["--out", str(tmp_path)]) == 0
@@ -300,6 +301,18 @@ def test_arms_are_compared_seed_by_seed_and_across_tasks(study: Any) -> None:
         study.finished()
     )
     assert "| imitation minus stock | – | – | – | – | – |" in rows
+
+
+def test_an_added_arm_has_no_pilots_and_runs_at_its_own_rate(study: Any) -> None:
+    path = study.RESULTS
+    assert not any(run.arm == "stock at 4e-5" for run in study.queue(path, True, ("topics", "french")))
+    path.write_text(measurements(study, {("topics", "stock", 8e-5, 100): 0.5, ("french", "stock", 2e-5, 100): 0.5}))
+    seed_0 = [run for run in study.queue(path, False, ("topics", "french")) if run.seed == 0]
+    assert seed_0 == [
+        study.Run("topics", "stock", 8e-5, 0),
+        study.Run("topics", "stock at 4e-5", 4e-5, 0),
+        study.Run("french", "stock", 2e-5, 0),
+    ]
 
 
 def test_a_pilot_is_added_where_the_best_rate_is_at_an_end(study: Any) -> None:
