@@ -660,7 +660,7 @@ def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """What docs/evidence-when.md shows."""
-    return [*progress(done), "", *table(done), "", *across(done)]
+    return [*table(done), "", *across(done)]
 
 
 def _mean(values: list[float]) -> str:
@@ -703,7 +703,8 @@ def main(arguments: list[str] | None = None) -> int:
                     print(f"{run.name}: done", flush=True)
     done = finished(path)
     pilots = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
-    print("\n".join([*report(done), *itertools.chain(*pilots), "", "Pilots, all figures:", "", *table(done, True)]))
+    told = [*progress(done), "", *report(done), *itertools.chain(*pilots)]
+    print("\n".join([*told, "", "Pilots, all figures:", "", *table(done, pilots=True)]))
     return 0
 
 

@@ -237,6 +237,25 @@ def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
     assert rules_in(" ".join(each.change for each in advice).replace("`", "")) == expected
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [([DEAD] * 3, {"fallen reward"}), ([DEAD, DEAD, LIVE], {"fallen reward", "dead groups"}), ([RIGHT] * 3, set())],
+    ids=["to nothing", "below half", "solved"],
+)
+@pytest.mark.parametrize("dry_run", [False, True], ids=["stock", "dry run"])
+def test_a_run_whose_reward_fell_is_told_to_lower_its_rate_before_replay(
+    tmp_path: Path, ends: Any, expected: set[str], dry_run: bool
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*[[LIVE] * 3] * 20, *[ends] * 20), max_steps=40)
+    if dry_run:
+        trl_replay.attach(trainer, replay_dry_run=True)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig(replay_dry_run=dry_run).to_dict())
+    told = [name for each in advice for name in rules_in(each.change)]
+    assert set(told) - {"all right"} == expected
+    assert not expected or told[0] == "fallen reward"
+
+
 def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards(*[[LIVE] * 3] * 12, *[[DEAD] * 3] * 12), max_steps=24)
     session = trl_replay.attach(trainer, replay_dry_run=True)
