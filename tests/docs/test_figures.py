@@ -142,6 +142,9 @@ def test_what_the_readme_and_the_advice_say_of_the_rule_was_measured() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     gain, french = report.real_model_report.mean_and_error(of_topics).lstrip("+"), of_defaults["french"].gain
     assert f"they are {gain} above stock at the same rate on one and {-french:.2f} below stock on another" in readme
+    of_preset = list(study.differences(study.finished(), "french", "sample_efficient", "stock").values())
+    gain = report.real_model_report.mean_and_error(of_preset).lstrip("+")
+    assert f"where the preset `sample_efficient` ends {gain} above" in readme
     real = [dot.unsolved for dot in of_defaults.values() if dot.is_real]
     assert len(real) == 3
     assert max(real) < report.STUCK
