@@ -132,7 +132,8 @@ FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "complet
 UNTRAINED, CLIPPED, LOWEST = "replay/untrained_fraction", "completions/clipped_ratio", "replay/lowest_fraction"
 ENTROPY, BEFORE = "entropy (share of its highest)", "replay/lowest_fraction at its least"
 EARNED = "reward (share of its best)"
-"""Means over as many steps as advice goes by, where rewards are 0 and 1 and the best is [`LEARNED`] or more."""
+"""Where rewards are 0 and 1. Means over as many steps as advice goes by, and at least [`FEWEST_TO_FALL`]; 1 where the
+best is below [`LEARNED`]."""
 LEARNED, FEWEST_TO_FALL = 0.1, 20
 SAME = Given("replay_iterations", ("same",))
 KEEP = Given("replay_unfilled", ("keep",))
