@@ -658,9 +658,28 @@ def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return rows
 
 
+def over_time(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
+    """A row an arm, as Markdown: the share of mixed groups since the line before, and pass@8 there; means over
+    seeds. Dynamic sampling is left out, as its batches are not stock's."""
+    batches = range(TASKS[task].accuracy_every, TASKS[task].batches + 1, TASKS[task].accuracy_every)
+    head = [f"| {task} | {' | '.join(f'to {batch}' for batch in batches)} |", f"|{'---|' * (1 + len(batches))}"]
+    rows = []
+    for arm in [arm for arm in ARMS if arm != "dynamic sampling"]:
+        reported = [lines for run, lines in done.items() if (run.task, run.arm) == (task, arm) and run.seed != PILOT]
+        cells = []
+        for batch in batches:
+            there = [line for lines in reported for line in lines if line["batch"] == batch]
+            mixed = [1 - line["frac_reward_zero_std"] for line in there]
+            cells.append(f"{_mean(mixed)}, {_mean([line['pass_at_8'] for line in there])}")
+        if reported:
+            rows.append(f"| {arm} | {' | '.join(cells)} |")
+    return [*head, *rows] if rows else []
+
+
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """What docs/evidence-when.md shows."""
-    return [*table(done), "", *across(done)]
+    of_products = over_time(done, "products")
+    return [*table(done), "", *across(done), *(["", *of_products] if of_products else [])]
 
 
 def _mean(values: list[float]) -> str:

@@ -303,6 +303,23 @@ def test_arms_are_compared_seed_by_seed_and_across_tasks(study: Any) -> None:
     assert "| imitation minus stock | – | – | – | – | – |" in rows
 
 
+def test_mixed_groups_and_pass_at_8_are_told_over_time(study: Any) -> None:
+    lines = []
+    for arm, seed, shift in (("stock", 0, 0.0), ("stock", 1, 0.1), ("stock", 100, 0.3), ("dynamic sampling", 0, 0.2)):
+        run = {"task": "products", "arm": arm, "rate": 1e-5, "seed": seed}
+        for batch in (0, 48, 96, 144, 192):
+            of_window = {} if batch == 0 else {"frac_reward_zero_std": 0.5 + shift + batch / 1920}
+            measured = {"sampled": 0.1, "pass_at_8": 0.2 + shift}
+            lines.append({**run, "batch": batch, "rollouts": 16 * batch, **of_window, **measured})
+    study.RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert study.over_time(study.finished(), "products") == [
+        "| products | to 48 | to 96 | to 144 | to 192 |",
+        "|---|---|---|---|---|",
+        "| stock | 0.42, 0.25 | 0.40, 0.25 | 0.38, 0.25 | 0.35, 0.25 |",
+    ], "means over the seeds; no pilots, and no arm whose batches are not those of stock"
+    assert study.over_time(study.finished(), "sums") == []
+
+
 def test_an_added_arm_has_no_pilots_and_runs_at_its_own_rate(study: Any) -> None:
     path = study.RESULTS
     assert not any(run.arm == "stock at 4e-5" for run in study.queue(path, True, ("topics", "french")))
