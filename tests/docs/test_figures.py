@@ -90,7 +90,10 @@ def test_what_the_real_model_showed_is_what_the_page_says() -> None:
     assert "\n".join(report.table(arms)) in page
     gain = report.paired(report.last_rewards(arms["defaults"]), report.last_rewards(arms["stock"]))
     assert f"ended {gain} above stock" in (ROOT / "README.md").read_text()
-    assert "\n".join(report.pilots(found)) in page
+    rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
+    accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
+    high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))
+    assert f"accuracy after 25 batches was {high} instead of {low}" in " ".join(page.split())
 
 
 def test_the_demo_trains_at_the_rates_that_the_benchmark_chose() -> None:
