@@ -256,6 +256,53 @@ def test_a_run_whose_reward_fell_is_told_to_lower_its_rate_before_replay(
     assert not expected or told[0] == "fallen reward"
 
 
+MOSTLY_RIGHT = [*[[RIGHT] * 3] * 3, [RIGHT, RIGHT, DEAD]]
+MOSTLY_WRONG = [*[[DEAD] * 3] * 3, [DEAD, DEAD, RIGHT]]
+"""Four batches, which one entry of a log averages: it does not show that rewards are 0 and 1."""
+
+
+@pytest.mark.parametrize("ends", [MOSTLY_RIGHT, MOSTLY_WRONG], ids=["solved", "failing"])
+@pytest.mark.parametrize("functions", [1, 2])
+def test_a_stock_log_that_does_not_tell_failures_from_successes_says_so(
+    tmp_path: Path, ends: Any, functions: int
+) -> None:
+    rewards: Any = Rewards(*[[LIVE] * 3, [HALF] * 3] * 4, *ends * 8)
+    several = rewards if functions == 1 else [rewards, constant(0.0)]
+    trainer = make_trainer(tmp_path, several, max_steps=40, logging_steps=4)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
+    assert [name for each in advice for name in rules_in(each.change)] == ["dead, right or wrong"]
+    assert "replay_dry_run=True" in advice[0].change
+
+
+@pytest.mark.parametrize(("ends", "expected"), [(MOSTLY_RIGHT, "all right"), (MOSTLY_WRONG, "stuck")])
+def test_a_dry_run_tells_failures_from_successes_in_a_log_that_averages(
+    tmp_path: Path, ends: Any, expected: str
+) -> None:
+    rewards = Rewards(*[[LIVE] * 3, [HALF] * 3] * 4, *ends * 8)
+    trainer = make_trainer(tmp_path, rewards, max_steps=40, logging_steps=4)
+    trl_replay.attach(trainer, replay_dry_run=True)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig(replay_dry_run=True).to_dict())
+    assert [name for each in advice for name in rules_in(each.change)] == [expected]
+
+
+def test_a_reward_that_fell_is_told_of_a_log_that_averages(tmp_path: Path) -> None:
+    script = [*[[LIVE] * 3, [HALF] * 3] * 20, *[[DEAD] * 3, [DEAD, DEAD, HALF]] * 20]
+    trainer = make_trainer(tmp_path, Rewards(*script), max_steps=80, logging_steps=2)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
+    assert next(name for each in advice for name in rules_in(each.change)) == "fallen reward"
+
+
+def test_a_mean_reward_below_zero_has_no_share_of_its_best(tmp_path: Path) -> None:
+    mixed, lost = [1.0, 1.0, -1.0, 1.0], [-1.0] * 4
+    trainer = make_trainer(tmp_path, Rewards(*[[mixed] * 3] * 20, *[[mixed, lost, lost]] * 20), max_steps=40)
+    trainer.train()
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
+    assert [name for each in advice for name in rules_in(each.change)] == ["dead groups"]
+
+
 def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, Rewards(*[[LIVE] * 3] * 12, *[[DEAD] * 3] * 12), max_steps=24)
     session = trl_replay.attach(trainer, replay_dry_run=True)

@@ -126,13 +126,15 @@ WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
 UNSOLVED = "dead groups not known to be all right"
+TOLD_APART = "dead groups told apart"
+"""The log tells those that succeed from those that fail."""
 WITHOUT_REPLAY = "trained without replay"
 """Replay was not attached, or made a dry run."""
 FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "completions without a reward"
 UNTRAINED, CLIPPED, LOWEST = "replay/untrained_fraction", "completions/clipped_ratio", "replay/lowest_fraction"
 ENTROPY, BEFORE = "entropy (share of its highest)", "replay/lowest_fraction at its least"
 EARNED = "reward (share of its best)"
-"""Where rewards are 0 and 1. Means over as many steps as advice goes by, and at least [`FEWEST_TO_FALL`]; 1 where the
+"""Where no mean is negative. Means over as many steps as advice goes by, and at least [`FEWEST_TO_FALL`]; 1 where the
 best is below [`LEARNED`]."""
 LEARNED, FEWEST_TO_FALL = 0.1, 20
 SAME = Given("replay_iterations", ("same",))
@@ -261,12 +263,30 @@ RULES = (
             Bound(WAS_LIVE, least=1.0),
             Bound(UNSCORED, most=0.1),
             Given(WITHOUT_REPLAY, (True,)),
+            Given(TOLD_APART, (True,)),
         ),
-        "Nearly all groups are dead, and not known to be solved, although some were live: here replay gained most.",
+        "Nearly all groups fail, although some were live: use replay, which gained most here.",
         "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the "
         "fourth 0.00.",
         "when-replay-pays.md#the-rule",
         options=(DRY_RUN,),
+    ),
+    Rule(
+        "dead, right or wrong",
+        (
+            Bound(DEAD_EXACT, least=0.85),
+            Bound(EARNED, least=0.5),
+            Bound(WAS_LIVE, least=1.0),
+            Bound(UNSCORED, most=0.1),
+            Given(WITHOUT_REPLAY, (True,)),
+            Given(TOLD_APART, (False,)),
+        ),
+        "Nearly all groups are dead, although some were live, and this log does not tell whether they fail or "
+        "succeed. If they fail, replay gained most here; if they succeed, take harder prompts. `replay_dry_run=True` "
+        "counts both.",
+        "on three of four tiny tasks where groups failed like this at stock's end, the defaults gained 0.32 to 0.67, "
+        "on the fourth 0.00.",
+        "when-replay-pays.md#the-rule",
     ),
     Rule(
         "dead groups",
@@ -385,7 +405,8 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         ALL_RIGHT: 0.0,
         HIGHEST: 0.0,
         SILENT: 0.0,
-        EARNED: _earned(entries, len(last)) if labeled else 1.0,
+        EARNED: _earned(entries, len(last)),
+        TOLD_APART: labeled or attached,
         **means,
         **_derived(entries, last, settings, attached),
     }
@@ -458,8 +479,11 @@ def healthy_before(log: Log) -> float | None:
 
 
 def _earned(entries: Log, count: int) -> float:
-    """Return the mean reward of the last entries as a share of the best mean; 1 where none is high enough to tell."""
+    """Return the mean reward of the last entries as a share of the best mean; 1 where none is high enough to tell, and
+    where one is negative."""
     count = max(count, FEWEST_TO_FALL)
+    if any(entry["reward"] < 0 for entry in entries if is_number(entry.get("reward"))):
+        return 1.0
     best, now = max(_windows(entries, "reward", count), default=0.0), mean(entries[-count:], "reward")
     return 1.0 if now is None or best < LEARNED else min(now / best, 1.0)
 
