@@ -88,8 +88,9 @@ def test_what_the_real_model_showed_is_what_the_page_says() -> None:
     assert "stock" in arms
     page = (ROOT / "docs" / "evidence.md").read_text()
     assert "\n".join(report.table(arms)) in page
-    gain = report.paired(report.last_rewards(arms["defaults"]), report.last_rewards(arms["stock"]))
-    assert f"ended {gain} above stock" in (ROOT / "README.md").read_text()
+    gain = report.paired(report.last_accuracies(arms["defaults"]), report.last_accuracies(arms["stock"]))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"the defaults gained {gain.lstrip('+')} of accuracy" in readme
     rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
     accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
     high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))
@@ -142,12 +143,19 @@ def test_what_the_readme_and_the_advice_say_of_the_rule_was_measured() -> None:
     of_topics = list(study.differences(study.finished(), "topics", "defaults", "stock at 4e-5").values())
     others = [dot.gain for task, dot in of_defaults.items() if dot.unsolved < report.STUCK and task != "topics"]
     assert max([*others, sum(of_topics) / len(of_topics)]) < report.GAIN, "stock collapsed on topics, at a higher rate"
+    told = report.real_model_report.mean_and_error
     readme = " ".join((ROOT / "README.md").read_text().split())
-    gain, french = report.real_model_report.mean_and_error(of_topics).lstrip("+"), of_defaults["french"].gain
-    assert f"they are {gain} above stock at the same rate on one and {-french:.2f} below stock on another" in readme
+    topics, at_the_same_rate = told(of_defaults["topics"].gains).lstrip("+"), told(of_topics).lstrip("+")
+    assert f"they end {topics} above stock on one" in readme
+    assert f"({at_the_same_rate} at the rate at which it does not)" in readme
+    assert f"and {told(of_defaults['french'].gains).lstrip('−')} below it on another" in readme
+    preset = {dot.task: dot for dot in report.dots() if dot.arm == "sample_efficient"}
     of_preset = list(study.differences(study.finished(), "french", "sample_efficient", "stock").values())
-    gain = report.real_model_report.mean_and_error(of_preset).lstrip("+")
-    assert f"where the preset `sample_efficient` ends {gain} above" in readme
+    assert f"`sample_efficient` gains {told(of_preset).lstrip('+')} there" in readme
+    assert preset["topics"].gain < 0
+    more = [dot.gain >= report.GAIN for dot in preset.values() if dot.unsolved < report.STUCK]
+    assert (sum(more), len(more)) == (2, 6)
+    assert "the preset `sample_efficient` gained more on two of six" in readme
     real = [dot.unsolved for dot in of_defaults.values() if dot.is_real]
     assert len(real) == 3
     assert max(real) < report.STUCK

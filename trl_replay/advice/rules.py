@@ -252,7 +252,7 @@ RULES = (
         "few dead",
         (Bound(DEAD_EXACT, most=0.2), Bound(OF_FUNCTION, most=0.5), Bound(SILENT, most=0.0), SAME, KEEP),
         f"There is little to replace, so replay changes little. If a completion costs more than an update: {PRESET}.",
-        "on grades (16 to 27 % dead), 0.25 with the defaults, 0.21 without replay, 0.61 with the preset.",
+        "on grades, 0.25 with the defaults (14 to 27 % dead), 0.21 without replay, 0.61 with the preset.",
         "evidence-defaults.md#all-tasks-one-table",
     ),
     Rule(
@@ -357,7 +357,7 @@ RULES = (
         "The policy has left what is stored. If reward does not rise, halve `learning_rate`; if that is not enough, "
         "change what is replayed.",
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5, and "
-        "on one task of a pretrained model the best rate had one of 1.9; an age limit never helped by more than 0.03.",
+        "on one task of a pretrained model the best rate had one of 1.8; an age limit never helped by more than 0.03.",
         "evidence-methods.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
         options=(
