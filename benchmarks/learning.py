@@ -4,12 +4,11 @@
     python benchmarks/learning.py --quick            # shows that it runs; its figures mean nothing
     python benchmarks/learning.py --arm fresh=max_age:3,evictor:fifo --jobs 2
 
-Tasks: the combination lock (sparse) and 3-digit addition from a half-trained model (dense control); and, where asked
-for by `--tasks first`, the first 9,600 completions of the lock. Arms: stock, corrected (the defaults of ReplayConfig),
-uncorrected (replay_correction="none"), and on the last task sample_efficient (the preset, with num_iterations=5 and
-beta=2); an arm has the same settings on all tasks. For each arm and task one learning rate is chosen from the task's
-grid by final reward, averaged over seeds that are not reported. Every run's record is appended to runs.jsonl in --out,
-so that an interrupted benchmark goes on where it stopped; another --out starts afresh.
+Tasks: the combination lock (sparse) and 3-digit addition from a half-trained model (dense control). Arms: stock,
+corrected (the defaults of ReplayConfig), uncorrected (replay_correction="none"), with the same settings on both tasks.
+For each arm and task one learning rate is chosen from the task's grid by final reward, averaged over seeds that are
+not reported. Every run's record is appended to runs.jsonl in --out, so that an interrupted benchmark goes on where it
+stopped; another --out starts afresh.
 """
 
 from __future__ import annotations
@@ -40,15 +39,6 @@ Settings = dict[str, Any] | None  # of ReplayConfig; None is stock
 ARMS: dict[str, Settings] = {"stock": None, "corrected": {}, "uncorrected": {"replay_correction": "none"}}
 
 
-EFFICIENT: dict[str, Settings] = {
-    "corrected": {},
-    "topr": {"replay_correction": "topr", "replay_start": 0},
-    "sample_efficient": {"replay_preset": "sample_efficient"},
-}
-TRAINING = {"sample_efficient": {"num_iterations": 5, "beta": 2.0}}
-"""Settings of `GRPOConfig` that an arm has besides."""
-
-
 @dataclass(frozen=True)
 class Protocol:
     """Settings of one task. `selection_seeds` choose the learning rate and are not reported."""
@@ -64,7 +54,6 @@ class Protocol:
 PROTOCOLS = {
     "lock": Protocol("lock", 1500, 150, (2e-4, 3e-4, 5e-4, 1e-3), (100, 101)),
     "addition": Protocol("addition", 500, 50, (1e-5, 3e-5, 1e-4), (100, 101)),
-    "first": Protocol("first", 150, 50, (3e-4, 5e-4, 1e-3), (100, 101)),
 }
 
 
@@ -85,11 +74,6 @@ class Job:
         """The identity of a run, of which an arm's name is no part."""
         return json.dumps([self.task, self.settings, self.learning_rate, self.seed, self.steps], sort_keys=True)
 
-    @property
-    def training(self) -> dict[str, Any]:
-        """Settings of `GRPOConfig`."""
-        return TRAINING.get(self.arm, {})
-
 
 def perform(job: Job) -> dict[str, Any]:
     """Runs one job in this process and returns its record."""
@@ -97,10 +81,10 @@ def perform(job: Job) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
-    if job.task in ("lock", "first"):
+    if job.task == "lock":
         import combination_lock as lock
 
-        record = lock.run(job.arm, job.seed, job.learning_rate, job.steps, job.settings, **job.training)
+        record = lock.run(job.arm, job.seed, job.learning_rate, job.steps, job.settings)
         extra: dict[str, Any] = {}
     else:
         import addition
@@ -223,8 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     ledger = Ledger(options.out / "runs.jsonl")
     tasks = {}
     for protocol in protocols:
-        of_task = arms if protocol.task != "first" else EFFICIENT | dict(parse_arm(text) for text in options.arm)
-        tasks[protocol.task] = run_task(protocol, of_task, ledger, options.jobs)
+        tasks[protocol.task] = run_task(protocol, arms, ledger, options.jobs)
 
     from learning_report import summarize
 

@@ -22,10 +22,9 @@ from combination_lock import THRESHOLD
 
 REACHED_SHARE = 1 / 5
 FINAL_REWARD = 0.85
-EFFICIENT_ROLLOUTS = 4800
 COLORS = {"stock": "#666666", "corrected": "#0b6bcb", "uncorrected": "#c44601"}
 NAMES = {"stock": "stock GRPO", "corrected": "replay", "uncorrected": "replay, uncorrected"}
-PICTURES = {"lock": "learning.png", "addition": "learning_addition.png", "first": "learning_first.png"}
+PICTURES = {"lock": "learning.png", "addition": "learning_addition.png"}
 
 
 def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: bool) -> dict[str, Any]:
@@ -46,7 +45,7 @@ def summarize(tasks: dict[str, Any], arms: dict[str, Any], out: Path, quick: boo
         results["tasks"][task] = {**result, "summary": table}
         console.print(_rich(task, result, table))
     if not quick:
-        checks = {"lock": _lock_thresholds, "addition": _addition_thresholds, "first": _first_thresholds}
+        checks = {"lock": _lock_thresholds, "addition": _addition_thresholds}
         results["thresholds"] = [check for task in tasks for check in checks[task](results["tasks"][task]["summary"])]
         for check in results["thresholds"]:
             console.print(f"{'met   ' if check['met'] else 'MISSED'} {check['text']}: {check['value']:.3f}")
@@ -105,22 +104,6 @@ def _common(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "replaced": float(np.mean([run["replay"].get("replay/replaced_fraction", 0.0) for run in runs])),
         "seconds": float(np.median([run["seconds"] for run in runs])),
     }
-
-
-def _first_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    efficient, defaults = table["sample_efficient"], table["corrected"]
-    return [
-        {
-            "text": f"first: sample_efficient reaches {THRESHOLD} within {EFFICIENT_ROLLOUTS:,} rollouts (median)",
-            "value": efficient["reached_median"],
-            "met": efficient["reached_median"] <= EFFICIENT_ROLLOUTS,
-        },
-        {
-            "text": "first: sample_efficient ends not below corrected (medians)",
-            "value": efficient["final_median"] - defaults["final_median"],
-            "met": efficient["final_median"] >= defaults["final_median"],
-        },
-    ]
 
 
 def _lock_thresholds(table: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
