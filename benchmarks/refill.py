@@ -201,24 +201,23 @@ def table(task: str, result: dict[str, Any], arms: dict[str, Settings]) -> list[
     lines = [
         f"{task}, {budget:,} completions a run, medians of {len(result['protocol']['seeds'])} seeds (range):",
         "",
-        "| | rate | updates | completions to 0.25 | final reward | accuracy | dead: generated → trained on | tokens |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | rate | updates | completions to 0.25 | final reward | accuracy | dead: generated → trained on |",
+        "|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
         runs = [run for run in result["runs"] if run["arm"] == arm]
         finals = [run["final_reward"] for run in runs]
         there = [run["reached"] for run in runs if run["reached"]]
         median = np.median([run["reached"] or budget for run in runs])
-        right = [f"{np.mean([run['accuracy'] for run in runs]):.3f}"] if "accuracy" in runs[0] else ["–"]
+        right = f"{np.mean([run['accuracy'] for run in runs]):.3f}" if "accuracy" in runs[0] else "–"
         cells = [
             arm,
             f"{result['chosen'][arm]:.0e}",
             f"{np.median([run['updates'] for run in runs]):.0f}",
             f"{median:,.0f} ({len(there)} of {len(runs)})",
             f"{np.median(finals):.2f} ({min(finals):.2f}–{max(finals):.2f})",
-            *right,
+            right,
             f"{np.mean([run['dead'] for run in runs]):.0%} → {np.mean([run['dead_after'] for run in runs]):.0%}",
-            f"{np.median([run['tokens'] for run in runs]) / 1000:,.0f} k",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -623,7 +623,8 @@ def table(done: dict[Run, list[dict[str, Any]]], pilots: bool = False) -> list[s
             ends = [found[run] for run in of_rate]
             values = [_mean([last[name] for last in ends if name in last]) for name in names]
             missed = np.mean([len(set(last["found"]) - set(last["answers_right"])) for last in ends])
-            gains = [_difference(done, task, arm, to) for to in ("stock", "stock, 2 updates") if not pilots]
+            peers = ("stock", "stock, 2 updates") if ARMS[arm].iterations == 2 else ("stock", arm)
+            gains = [_difference(done, task, arm, to) for to in peers if not pilots]
             spent = np.mean([done[run][-1]["cpu"] - done[run][0]["cpu"] for run in of_rate]) / 60
             cells = [task, arm, f"{rate:g}", str(len(ends)), *(gains or ["–", "–"]), *values, f"{missed:.1f}"]
             rows.append(f"| {' | '.join(cells)} | {spent:.0f} |")
@@ -661,19 +662,21 @@ def across(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 def over_time(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     """A row an arm, as Markdown: the share of mixed groups since the line before, and pass@8 there; means over
     seeds. Dynamic sampling is left out, as its batches are not stock's."""
+    reported = {run: lines for run, lines in done.items() if run.task == task and run.seed != PILOT}
+    if not reported:
+        return []
     batches = range(TASKS[task].accuracy_every, TASKS[task].batches + 1, TASKS[task].accuracy_every)
-    head = [f"| {task} | {' | '.join(f'to {batch}' for batch in batches)} |", f"|{'---|' * (1 + len(batches))}"]
-    rows = []
-    for arm in [arm for arm in ARMS if arm != "dynamic sampling"]:
-        reported = [lines for run, lines in done.items() if (run.task, run.arm) == (task, arm) and run.seed != PILOT]
+    rows = [f"| {task} | {' | '.join(f'to {batch}' for batch in batches)} |", f"|{'---|' * (1 + len(batches))}"]
+    for arm in (arm for arm in ARMS if arm != "dynamic sampling"):
+        of_arm = [line for run, lines in reported.items() if run.arm == arm for line in lines]
         cells = []
         for batch in batches:
-            there = [line for lines in reported for line in lines if line["batch"] == batch]
+            there = [line for line in of_arm if line["batch"] == batch]
             mixed = [1 - line["frac_reward_zero_std"] for line in there]
             cells.append(f"{_mean(mixed)}, {_mean([line['pass_at_8'] for line in there])}")
-        if reported:
+        if of_arm:
             rows.append(f"| {arm} | {' | '.join(cells)} |")
-    return [*head, *rows] if rows else []
+    return rows
 
 
 def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
