@@ -86,7 +86,7 @@ def test_rewards_that_are_not_0_and_1_are_not_told_apart(tmp_path: Path, capsys:
     [
         (0.1, 0.5, "There is little to replace"),
         (0.5, 0.25, "Fewer groups fail"),
-        (0.97, 0.01, "Nearly all groups are dead"),
+        (0.97, 0.01, "Nearly all groups fail"),
         (0.9, 0.3, "Fewer groups"),  # a fifth of the groups, at least, is all right
         (1.0, 0.0, "No group is live"),
         (0.8, 0.85, "These prompts are solved"),
@@ -188,6 +188,6 @@ def test_groups_that_are_solved_count_as_none_that_fail_where_their_highest_rewa
     known = {"step": 1, "frac_reward_zero_std": 0.9, "replay/dead_fraction": 0.9, "reward": 4.5}
     log = [{**known, "step": step, "replay/highest_fraction": 0.4} for step in range(1, 13)]
     settings = {**ReplayConfig().to_dict(), "replay_dry_run": True}
-    assert [each.change[:12] for each in advise(log, settings)[1]] == ["Fewer groups"]
+    assert [each.change[:22] for each in advise(log, settings)[1]] == ["Fewer groups fail than"]
     log = [{**entry, "replay/highest_fraction": 0.0} for entry in log]
-    assert [each.change[:12] for each in advise(log, settings)[1]] == ["Nearly all g"]
+    assert [each.change[:22] for each in advise(log, settings)[1]] == ["Nearly all groups fail"]
