@@ -257,13 +257,14 @@ ARMS = {
     "stock": Arm(None),
     "stock at 4e-5": Arm(None),
     "stock, 2 updates": Arm(None, iterations=2),
+    "stock, 2 updates, KL": Arm(None, iterations=2, beta=0.1),
     "dynamic sampling": Arm({"replay_buffer_size": 0, "replay_refill_rounds": 1}),
     "defaults": Arm({}),
     "topr": Arm({"replay_correction": "topr", "replay_start": 0}),
     "imitation": Arm({"replay_correction": "imitation", "replay_start": 0}),
     "sample_efficient": Arm({"replay_preset": "sample_efficient"}, iterations=2, beta=0.1),
 }
-ADDED = {("topics", "stock at 4e-5"): 4e-5}
+ADDED = {("topics", "stock at 4e-5"): 4e-5, ("french", "stock, 2 updates, KL"): 4e-5}
 """Tasks, arms, and rates that came later: without pilots, and in no mean over tasks."""
 PILOTED = [arm for arm in ARMS if arm not in {arm for _, arm in ADDED}]
 PAIRS_OF_ARMS = (
@@ -276,6 +277,7 @@ PAIRS_OF_ARMS = (
     ("topr", "defaults"),
     ("imitation", "defaults"),
     ("sample_efficient", "stock, 2 updates"),
+    ("sample_efficient", "stock, 2 updates, KL"),
     ("dynamic sampling", "stock"),
 )
 """What the plan compares."""

@@ -329,6 +329,7 @@ def test_an_added_arm_has_no_pilots_and_runs_at_its_own_rate(study: Any) -> None
         study.Run("topics", "stock", 8e-5, 0),
         study.Run("topics", "stock at 4e-5", 4e-5, 0),
         study.Run("french", "stock", 2e-5, 0),
+        study.Run("french", "stock, 2 updates, KL", 4e-5, 0),
     ]
 
 
