@@ -74,8 +74,9 @@ def _median(runs: list[dict[str, Any]], name: str) -> float | None:
 
 
 def costs(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
-    """A row a sparse task and arm, as Markdown: completions and updates to 0.25 and 0.75, seconds, and the crossover:
-    with more updates' time for generating a batch, the arm is cheaper than the defaults up to 0.25."""
+    """A row an arm and a sparse task that a run learned, as Markdown: completions and updates to 0.25 and 0.75,
+    seconds, and the crossover: with more updates' time for generating a batch, the arm is cheaper than the defaults up
+    to 0.25."""
     rows = [
         "| task | arm | completions to 0.25 | to 0.75 | updates to 0.25 | seconds a run | cheaper if a batch takes |",
         f"|{'---|' * 7}",
@@ -85,7 +86,7 @@ def costs(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
         usual = [record for record in of_task if record["arm"] == "defaults"]
         for arm in arms:
             runs = [record for record in of_task if record["arm"] == arm]
-            if runs:
+            if runs and any(record["reached"] for record in of_task):
                 rows.append(f"| {' | '.join([task, arm, *_costs(runs, usual)])} |")
     return rows
 
