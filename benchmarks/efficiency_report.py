@@ -83,10 +83,12 @@ def costs(records: list[dict[str, Any]], arms: Iterable[str]) -> list[str]:
     ]
     for task in SPARSE:
         of_task = [record for record in records if record["task"] == task]
+        if not any(record["reached"] for record in of_task):
+            continue
         usual = [record for record in of_task if record["arm"] == "defaults"]
         for arm in arms:
             runs = [record for record in of_task if record["arm"] == arm]
-            if runs and any(record["reached"] for record in of_task):
+            if runs:
                 rows.append(f"| {' | '.join([task, arm, *_costs(runs, usual)])} |")
     return rows
 

@@ -625,10 +625,11 @@ def table(done: dict[Run, list[dict[str, Any]]], pilots: bool = False) -> list[s
             ends = [found[run] for run in of_rate]
             values = [_mean([last[name] for last in ends if name in last]) for name in names]
             missed = np.mean([len(set(last["found"]) - set(last["answers_right"])) for last in ends])
-            peers = ("stock", "stock, 2 updates") if ARMS[arm].iterations == 2 else ("stock", arm)
-            gains = [_difference(done, task, arm, to) for to in peers if not pilots]
+            has_two = ARMS[arm].iterations == 2
+            gain = "–" if pilots else _difference(done, task, arm, "stock")
+            gain_of_two = _difference(done, task, arm, "stock, 2 updates") if has_two and not pilots else "–"
             spent = np.mean([done[run][-1]["cpu"] - done[run][0]["cpu"] for run in of_rate]) / 60
-            cells = [task, arm, f"{rate:g}", str(len(ends)), *(gains or ["–", "–"]), *values, f"{missed:.1f}"]
+            cells = [task, arm, f"{rate:g}", str(len(ends)), gain, gain_of_two, *values, f"{missed:.1f}"]
             rows.append(f"| {' | '.join(cells)} | {spent:.0f} |")
     return rows
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trl_replay.advice.rules import RULES
@@ -90,7 +91,7 @@ def test_what_the_real_model_showed_is_what_the_page_says() -> None:
     assert "\n".join(report.table(arms)) in page
     gain = report.paired(report.last_accuracies(arms["defaults"]), report.last_accuracies(arms["stock"]))
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"the defaults gained {gain.lstrip('+')} of accuracy" in readme
+    assert f"With the defaults minus stock, accuracy is {gain} on *chain sums*" in readme
     rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
     accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
     high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))
@@ -145,15 +146,14 @@ def test_what_the_readme_and_the_advice_say_of_the_rule_was_measured() -> None:
     assert max([*others, sum(of_topics) / len(of_topics)]) < report.GAIN, "stock collapsed on topics, at a higher rate"
     told = report.real_model_report.mean_and_error
     readme = " ".join((ROOT / "README.md").read_text().split())
-    topics, at_the_same_rate = told(of_defaults["topics"].gains).lstrip("+"), told(of_topics).lstrip("+")
-    assert f"they end {topics} above stock on one" in readme
-    assert f"({at_the_same_rate} at the rate at which it does not)" in readme
-    assert f"and {told(of_defaults['french'].gains).lstrip('−')} below it on another" in readme
-    assert f"and at {told(of_defaults['sums'].gains)} on a third" in readme
+    for task in ("topics", "french", "sums"):
+        assert f"{told(of_defaults[task].gains)} on *{task}*" in readme
+    assert f"({told(of_topics)} at the rate at which it does not)" in readme
     preset = {dot.task: dot for dot in report.dots() if dot.arm == "sample_efficient"}
     of_preset = list(study.differences(study.finished(), "french", "sample_efficient", "stock").values())
-    assert f"`sample_efficient` gains {told(of_preset).lstrip('+')} on the second" in readme
-    assert preset["topics"].gain < 0
+    assert f"`sample_efficient` gains {told(of_preset).lstrip('+')} on *french*" in readme
+    others = [preset[task] for task in ("chain sums", "topics", "sums")]
+    assert all(dot.gain < 2 * np.std(dot.gains, ddof=1) / len(dot.gains) ** 0.5 for dot in others)
     more = [dot.gain >= report.GAIN for dot in preset.values() if dot.unsolved < report.STUCK]
     assert (sum(more), len(more)) == (2, 7)
     assert "the preset `sample_efficient` gained more on two of seven" in readme

@@ -54,6 +54,12 @@ def rules_in(text: str) -> set[str]:
     return {rule.name for rule in RULES if rule.change.partition("NAME")[0].replace("`", "") in text}
 
 
+def advised(trainer: Any, **settings: Any) -> list[str]:
+    """Names of the rules that the trainer's log is told, in their order."""
+    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig(**settings).to_dict())
+    return [name for each in advice for name in rules_in(each.change)]
+
+
 def test_explain_ends_with_what_to_change(run: Any) -> None:
     name, _, told = run
     advice = told.partition(f"what to change (means of logged steps 9 to {STEPS}):")[2]
@@ -233,8 +239,7 @@ def test_a_stock_run_is_told_what_replay_can_do_by_its_whole_log(
 ) -> None:
     trainer = make_trainer(tmp_path, Rewards(*[begins] * 12, *[ends] * 12), max_steps=24)
     trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
-    assert rules_in(" ".join(each.change for each in advice).replace("`", "")) == expected
+    assert set(advised(trainer)) == expected
 
 
 @pytest.mark.parametrize(
@@ -250,8 +255,7 @@ def test_a_run_whose_reward_fell_is_told_to_lower_its_rate_before_replay(
     if dry_run:
         trl_replay.attach(trainer, replay_dry_run=True)
     trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig(replay_dry_run=dry_run).to_dict())
-    told = [name for each in advice for name in rules_in(each.change)]
+    told = advised(trainer, replay_dry_run=dry_run)
     assert set(told) - {"all right"} == expected
     assert not expected or told[0] == "fallen reward"
 
@@ -270,9 +274,7 @@ def test_a_stock_log_that_does_not_tell_failures_from_successes_says_so(
     several = rewards if functions == 1 else [rewards, constant(0.0)]
     trainer = make_trainer(tmp_path, several, max_steps=40, logging_steps=4)
     trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
-    assert [name for each in advice for name in rules_in(each.change)] == ["dead, right or wrong"]
-    assert "replay_dry_run=True" in advice[0].change
+    assert advised(trainer) == ["dead, right or wrong"]
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(MOSTLY_RIGHT, "all right"), (MOSTLY_WRONG, "stuck")])
@@ -283,24 +285,21 @@ def test_a_dry_run_tells_failures_from_successes_in_a_log_that_averages(
     trainer = make_trainer(tmp_path, rewards, max_steps=40, logging_steps=4)
     trl_replay.attach(trainer, replay_dry_run=True)
     trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig(replay_dry_run=True).to_dict())
-    assert [name for each in advice for name in rules_in(each.change)] == [expected]
+    assert advised(trainer, replay_dry_run=True) == [expected]
 
 
 def test_a_reward_that_fell_is_told_of_a_log_that_averages(tmp_path: Path) -> None:
     script = [*[[LIVE] * 3, [HALF] * 3] * 20, *[[DEAD] * 3, [DEAD, DEAD, HALF]] * 20]
     trainer = make_trainer(tmp_path, Rewards(*script), max_steps=80, logging_steps=2)
     trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
-    assert next(name for each in advice for name in rules_in(each.change)) == "fallen reward"
+    assert advised(trainer)[0] == "fallen reward"
 
 
 def test_a_mean_reward_below_zero_has_no_share_of_its_best(tmp_path: Path) -> None:
     mixed, lost = [1.0, 1.0, -1.0, 1.0], [-1.0] * 4
     trainer = make_trainer(tmp_path, Rewards(*[[mixed] * 3] * 20, *[[mixed, lost, lost]] * 20), max_steps=40)
     trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
-    assert [name for each in advice for name in rules_in(each.change)] == ["dead groups"]
+    assert advised(trainer) == ["dead groups"]
 
 
 def test_a_dry_run_is_told_what_a_stock_run_is_told(tmp_path: Path) -> None:
@@ -331,7 +330,6 @@ def test_a_stock_log_without_rewards_is_not_told_that_replay_could_fill_its_dead
         warnings.simplefilter("ignore")
         trainer = make_trainer(tmp_path, sometimes, max_steps=12)
         trainer.train()
-    _, advice = advise(trainer.state.log_history, trl_replay.ReplayConfig().to_dict())
-    found = rules_in(" ".join(each.change for each in advice).replace("`", ""))
+    found = advised(trainer)
     assert "steps without a reward" in found
     assert "dead groups" not in found

@@ -147,6 +147,9 @@ DRY_RUN = Option(
 )
 LEAST_DEAD = 0.95
 COLLAPSED = (Bound(LOWEST, least=LEAST_DEAD), Bound(ENTROPY, most=0.1), Bound(BEFORE, most=0.8))
+TAUGHT_WITHOUT_REPLAY = (Bound(WAS_LIVE, least=1.0), Bound(UNSCORED, most=0.1), Given(WITHOUT_REPLAY, (True,)))
+"""The log shows what its groups were without replay, and some of them taught something."""
+HARDLY_LIVE = (Bound(UNSOLVED, least=0.85), Bound(EARNED, least=0.5), *TAUGHT_WITHOUT_REPLAY)
 RULES = (
     Rule(
         "collapse",
@@ -257,14 +260,7 @@ RULES = (
     ),
     Rule(
         "stuck",
-        (
-            Bound(UNSOLVED, least=0.85),
-            Bound(EARNED, least=0.5),
-            Bound(WAS_LIVE, least=1.0),
-            Bound(UNSCORED, most=0.1),
-            Given(WITHOUT_REPLAY, (True,)),
-            Given(TOLD_APART, (True,)),
-        ),
+        (*HARDLY_LIVE, Given(TOLD_APART, (True,))),
         "Nearly all groups fail, although some were live: use replay, which gained most here.",
         "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the "
         "fourth 0.00.",
@@ -273,14 +269,7 @@ RULES = (
     ),
     Rule(
         "dead, right or wrong",
-        (
-            Bound(DEAD_EXACT, least=0.85),
-            Bound(EARNED, least=0.5),
-            Bound(WAS_LIVE, least=1.0),
-            Bound(UNSCORED, most=0.1),
-            Given(WITHOUT_REPLAY, (True,)),
-            Given(TOLD_APART, (False,)),
-        ),
+        (*HARDLY_LIVE, Given(TOLD_APART, (False,))),
         "Nearly all groups are dead, although some were live, and this log does not tell whether they fail or "
         "succeed. If they fail, replay gained most here; if they succeed, take harder prompts. `replay_dry_run=True` "
         "counts both.",
@@ -290,14 +279,7 @@ RULES = (
     ),
     Rule(
         "dead groups",
-        (
-            Bound(DEAD_EXACT, least=0.2),
-            Bound(UNSOLVED, most=0.85),
-            Bound(WAS_LIVE, least=1.0),
-            Bound(ALL_RIGHT, most=0.5),
-            Bound(UNSCORED, most=0.1),
-            Given(WITHOUT_REPLAY, (True,)),
-        ),
+        (Bound(DEAD_EXACT, least=0.2), Bound(UNSOLVED, most=0.85), Bound(ALL_RIGHT, most=0.5), *TAUGHT_WITHOUT_REPLAY),
         "Fewer groups fail than on the tasks where replay gained most: expect little of the defaults.",
         "on no task where fewer groups failed at stock's end, tiny or real, did the defaults gain 0.1, but where a "
         "stock run had collapsed.",
