@@ -91,7 +91,7 @@ def test_what_the_real_model_showed_is_what_the_page_says() -> None:
     assert "\n".join(report.table(arms)) in page
     gain = report.paired(report.last_accuracies(arms["defaults"]), report.last_accuracies(arms["stock"]))
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"With the defaults minus stock, accuracy is {gain} on *chain sums*" in readme
+    assert f"Accuracy with the defaults, minus stock's, is {gain} on *chain sums*" in readme
     rows = [row.strip("| ").split(" | ") for row in report.pilots(found)]
     accuracy = {(arm, rate): value for arm, rate, *_, value in rows[2:]}
     high, low = (accuracy[f"sample_efficient{beta}", "1e-05"] for beta in (" with beta=2", ""))

@@ -36,7 +36,10 @@ def _run(options: argparse.Namespace) -> int:
     if found.had_replay:
         console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
     else:
-        console.print("All wrong and all right: told where rewards were 0 and 1 alone. A run with replay counts them.")
+        console.print(
+            "All wrong and all right: told where rewards were 0 and 1 alone and each step was logged (logging_steps=1). "
+            "A run with replay counts them."
+        )
         console.print(SCALED_BY_BATCH, markup=False)
     console.print(
         f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNothing to change: {found.about}."
