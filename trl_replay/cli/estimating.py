@@ -37,8 +37,8 @@ def _run(options: argparse.Namespace) -> int:
         console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
     else:
         console.print(
-            "All wrong and all right: told where rewards were 0 and 1 alone and each step was logged (logging_steps=1). "
-            "A run with replay counts them."
+            "All wrong and all right: told where rewards were 0 and 1 alone and each step was logged "
+            "(logging_steps=1). A run with replay counts them."
         )
         console.print(SCALED_BY_BATCH, markup=False)
     console.print(
