@@ -197,7 +197,7 @@ RULES = (
         (Bound(NO_REWARD, least=0.25),),
         "No reward function scored these completions (all returned None): they train nothing. Look at why before "
         "anything else.",
-        "such rows count in no pass rate and are never replayed.",
+        "such rows count in no pass rate and train nothing, replayed or not.",
         "compatibility.md#rollouts-that-failed",
     ),
     Rule(
@@ -240,7 +240,7 @@ RULES = (
         (Bound(UNSCORED, least=0.1), Given("use_replay", (False,))),
         "The log has no reward for these steps: no function scored some rows, and TRL's share of dead groups leaves "
         "theirs out. Look at why; `replay_dry_run=True` counts these groups.",
-        "such rows count in no pass rate and are never replayed.",
+        "such rows count in no pass rate and train nothing, replayed or not.",
         "compatibility.md#rollouts-that-failed",
     ),
     Rule(

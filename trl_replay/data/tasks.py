@@ -145,7 +145,7 @@ def task_of_group(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, 
     Args:
         tasks (`(B,)` int64): As each process knows them.
         rows (`(B,)` int64): Their indices among the rows of all processes.
-        size (`int`): Rows of a group. Nothing is task_of_group if these are not whole groups.
+        size (`int`): Rows of a group. If these are not whole groups, tasks stay as they are.
         *moment (`int`): No other generation has these numbers.
     """
     if len(tasks) % size:

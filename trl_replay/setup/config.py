@@ -298,7 +298,7 @@ class ReplayConfig:
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
         """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"`
-        raises; `"resample"` fills them up with rows of their own, drawn with equal chances.""",
+        leaves them out; `"resample"` fills them up with rows of their own, drawn with equal chances.""",
     )
     replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
         None, """A named bundle of settings, for all that you leave at their defaults. `trl-replay list` shows all."""
