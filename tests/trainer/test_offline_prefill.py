@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from advantages_by_hand import advantages
 from resuming import build, digits
 from support import DEAD, LIVE, Rewards, Spy, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
@@ -109,6 +110,51 @@ def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:
     scored = torch.tensor([1.0, 0, 0])
     expected = [*((scored - scored.mean()) / (scored.std() + 1e-4)).tolist(), 0.0]
     assert session.buffer.load(0).tensors["advantages"].tolist() == pytest.approx(expected)
+
+
+ACCURACY, LENGTH = [1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0], [-100.0, 0.0, -50.0, -20.0, 0.0, -10.0, -5.0, -80.0]
+"""Of two groups: by the sum, the long answer that is right has the lowest reward of its group."""
+
+
+def with_two_functions(tmp_path: Path, aggregation: str) -> Any:
+    """A trainer that is paid for accuracy and length."""
+
+    def accuracy(completions: list[str], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    def length(completions: list[str], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    rule = {"multi_objective_aggregation": aggregation, "reward_weights": [2.0, 1.0]}
+    return make_trainer(tmp_path, [accuracy, length], **rule)
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_102_advantages_of_a_file_follow_the_trainers_aggregation(tmp_path: Path, aggregation: str) -> None:
+    trainer = with_two_functions(tmp_path, aggregation)
+    session = trl_replay.attach(trainer)
+    made = [
+        {"prompt": prompt, "completion": str(number), "reward/accuracy": right, "reward/length": length}
+        for prompt, numbers in (("1=", range(4)), ("12=", range(4, 8)))
+        for number, right, length in ((n, ACCURACY[n], LENGTH[n]) for n in numbers)
+    ]
+    assert session.buffer.add(made) == 2
+    pairs = list(zip(ACCURACY, LENGTH, strict=True))
+    groups = [pairs[:4], pairs[4:]]
+    expected = [advantages(group, groups, (2.0, 1.0), "group", aggregation) for group in groups]
+    np.testing.assert_allclose(session.buffer.table.row_advantage, expected, rtol=1e-5)
+    assert (session.buffer.table.row_advantage[0, 0] > 0) == (aggregation == "normalize_then_sum")
+
+
+def test_102_a_reward_that_names_no_function_cannot_be_normalized_function_by_function(tmp_path: Path) -> None:
+    trainer = with_two_functions(tmp_path, "normalize_then_sum")
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.ReplayError, match=r"normalize_then_sum.*reward/accuracy.*'advantage'"):
+        session.buffer.add(rows())
+    assert len(session.buffer) == 0
+    given = [{**row, "advantage": value} for row, value in zip(rows(), (3.0, -1.0, -1.0, -1.0), strict=True)]
+    assert session.buffer.add(given) == 1
+    assert session.buffer.table.row_advantage.tolist() == [[3.0, -1.0, -1.0, -1.0]]
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["a reference model", "an adapter turned off"])

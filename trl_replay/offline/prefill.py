@@ -19,10 +19,9 @@ from ..base.validation import choice, require
 from ..batch.compose import cut
 from ..batch.group_view import describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
-from ..compat import STD_EPSILON
 from ..data.counters import Tally
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
-from ..data.rewards import bessel_std, have_equal_rewards, mean_of_scored, weighted_rewards
+from ..data.rewards import have_equal_rewards, weighted_rewards
 from ..data.tasks import encoded, hashed, own
 from ..data.types import Batch, Bools, Floats, Group, Groups
 from ..distributed.all_ranks import run_on_all_ranks
@@ -32,6 +31,7 @@ from ..session import Session
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, read_groups, source_name
+from .schema import reward_columns
 
 Result = TypeVar("Result")
 
@@ -121,7 +121,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
 
     def read() -> int:
         whole = read_groups(session, source, incomplete, tally)
-        for group, of_group in zip(whole, _advantages(session, whole), strict=True):
+        for group, of_group in zip(whole, _advantages(session, whole, source), strict=True):
             with np.errstate(over="ignore"):
                 stored = of_group.astype(np.float32)  # as it will be trained on
             trained = stored[~group.masked]
@@ -400,19 +400,32 @@ def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, side
     return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 
-def _advantages(session: Session, groups: Sequence[OfflineGroup]) -> list[Floats]:
-    """The file's advantages; where it has none, TRL's normalization of the weighted sum of its rewards.
+def _advantages(session: Session, groups: Sequence[OfflineGroup], source: Any) -> list[Floats]:
+    """The file's advantages; where it has none, those that the trainer's rule gives its rewards.
 
-    A row that no function scored, or that is masked, does not count, and gets 0. With `scale_rewards="batch"` the
-    deviation is taken over all groups of the file.
+    A row that no function scored, or that is masked, does not count, and gets 0. Where the rule takes a mean or a
+    deviation over a batch, it is that of all groups of the file.
+
+    Raises:
+        ReplayError: The rule needs each function's reward, and the file has only a sum.
     """
     if not groups:
         return []
-    totals = np.stack([_counted_rewards(group) for group in groups])  # (groups, G)
-    with np.errstate(invalid="ignore"):  # of infinite rewards, which are refused
-        centered = totals - mean_of_scored(totals)[:, None]
-        divisor = _divisor(totals, compat.reward_setup(session.trainer).scale)
-        computed = np.where(np.isnan(totals), 0.0, centered / divisor)
+    setup = compat.reward_setup(session.trainer)
+    functions = len(setup.weights)
+    if setup.aggregation == "normalize_then_sum" and functions > 1:
+        if any(not group.named and not _has_advantages(group) for group in groups):
+            columns = ", ".join(map(repr, reward_columns(session.trainer.reward_func_names)))
+            raise ReplayError(
+                "multi_objective_aggregation='normalize_then_sum' normalizes the rewards of each function, and groups "
+                f"of {source_name(source)} have only a sum: give the columns {columns}, or 'advantage'."
+            )
+        rewards = np.stack([_each_reward(group, functions) for group in groups])
+    else:
+        rewards = np.stack([_counted_rewards(group) for group in groups])[:, :, None]
+        setup = replace(setup, weights=np.ones(1))
+    rows = torch.from_numpy(rewards.reshape(-1, rewards.shape[-1]))  # (groups * G, functions)
+    computed = compat.advantages(rows, setup, rewards.shape[1], within=rows).view(len(groups), -1).numpy()
     advantages = []
     for group, of_group in zip(groups, computed, strict=True):
         given = of_group if group.advantages is None else group.advantages
@@ -435,10 +448,12 @@ def _counted_rewards(group: OfflineGroup) -> Floats:
     return np.where(group.masked, np.nan, weighted_rewards(group.rewards, group.weights))
 
 
-def _divisor(totals: Floats, scale: str) -> Floats | float:
-    """Return TRL's divisor of centered rewards, for `(groups, G)` of them; `(groups, 1)` if each group has its own."""
-    if scale == "none":
-        return 1.0
-    if scale == "batch":
-        totals = totals.reshape(1, -1)
-    return bessel_std(totals)[:, None] + STD_EPSILON
+def _each_reward(group: OfflineGroup, functions: int) -> Floats:
+    """`(G, functions)`: rewards; NaN for masked rows, and for all of a group that names no function."""
+    if not group.named:
+        return np.full((len(group.masked), functions), np.nan)
+    return np.where(group.masked[:, None], np.nan, group.rewards)
+
+
+def _has_advantages(group: OfflineGroup) -> bool:
+    return group.advantages is not None or ADVANTAGES in group.tokens
