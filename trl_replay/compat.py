@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ SCORE = "_generate_and_score_completions"  # returns one generation batch: where
 REWARDS = "_calculate_rewards"  # returns the gathered raw rewards, which the batch does not hold
 LOSS = "_compute_loss"  # gets the micro-batch that the log-prob tap writes old log-probs into
 LOGPS = "_get_per_token_logps_and_entropies"  # returns the new policy's log-probs, before the loss reads the old ones
+HIGH_ENTROPY = "get_high_entropy_mask"  # with top_entropy_quantile: the tokens that an entropy bonus goes by
 SAVE = "_save_checkpoint"  # writes a checkpoint: on_save is too late, since rotation and upload come before it
 LOAD = "_load_optimizer_and_scheduler"  # gets the resolved checkpoint on every rank: TRL's own way to restore state
 TRAIN = ("train", "_inner_training_loop")  # of transformers' trainer: Unsloth's class has kept an earlier `train`
@@ -378,30 +380,36 @@ def leave_out_of_entropy_control(
 
     The loss is about to add all tokens of a micro-batch to the sums of its window: those of replayed rows are taken
     off before. A micro-batch without any other token counts as one token of the last mean, or a window of nothing else
-    would look like an entropy of 0. To be called in each training loss: a quantile of entropies is one of all ranks.
+    would look like an entropy of 0. Where there is no last mean, which TRL then takes for infinite, it counts as in
+    stock.
 
     Args:
         trainer (`trl.GRPOTrainer`): Its sums are changed if it uses the adaptive control (from 1.8 on).
-        entropies (`(b, C)`): As the loss gets them.
-        mask (`(b, C)`): Tokens that the loss trains on.
+        entropies (`(b, C)`): As the loss gets them, detached.
+        mask (`(b, C)`): Tokens that the bonus goes by.
         replayed (`(b,)` bool): Which rows are replayed.
     """
-    if not getattr(trainer, "use_adaptive_entropy", False):
+    if not getattr(trainer, "use_adaptive_entropy", False) or not bool(replayed.any()):
         return
     import torch
 
-    entropies = entropies.detach()
-    if trainer.top_entropy_quantile < 1.0:
-        mask = mask * trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
-    if not bool(replayed.any()):
-        return
     left_out = mask * replayed.unsqueeze(1)
     sums = [-(entropies * left_out).sum(), -left_out.sum().to(entropies.dtype)]
     if not bool((mask * ~replayed.unsqueeze(1)).any()):
-        sums = [sums[0] + getattr(trainer, LAST_ENTROPY), sums[1] + 1]
+        last = getattr(trainer, LAST_ENTROPY)
+        if not math.isfinite(last):
+            return
+        sums = [sums[0] + last, sums[1] + 1]
     change = torch.stack(sums)
     before = getattr(trainer, ENTROPY_WINDOW)
     setattr(trainer, ENTROPY_WINDOW, change if before is None else before + change)
+
+
+def chooses_by_entropy(trainer: Any) -> bool:
+    """Return whether an entropy bonus (from 1.8 on) goes by the tokens that `HIGH_ENTROPY` chooses."""
+    args = trainer.args
+    has_bonus = getattr(args, "entropy_coef", 0.0) or getattr(args, "use_adaptive_entropy", False)
+    return bool(has_bonus) and args.top_entropy_quantile < 1.0
 
 
 def sequence_level_ratio(trainer: Any) -> bool:
@@ -437,6 +445,7 @@ def seam(trainer: Any, iterates: bool) -> list[str]:
     if is_asynchronous(trainer):
         return [SAVE, LOAD]
     other = [OTHER_LOSS] if has_other_loss_path(trainer) else []
+    other += [HIGH_ENTROPY] if chooses_by_entropy(trainer) else []
     return [*SEAM, *other, *([PREPARE] if iterates else [])]
 
 

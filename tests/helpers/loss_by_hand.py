@@ -84,6 +84,7 @@ def differentiable_loss(
     aux: Any = 0.0,
     whole: bool = False,
     count: float | None = None,
+    beside: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """The loss of one micro-batch, as the papers have it, with the gradient of `Row.new` and `Row.entropy`.
 
@@ -94,9 +95,10 @@ def differentiable_loss(
         aux: The routers' auxiliary loss.
         whole: The rows are those of all micro-batches of an update, and so is the loss.
         count: What a mean over rows is divided by; None: the number of rows.
+        beside: Entropies of rows that do not count, but for the quantile of all.
     """
     args, kind = trainer.args, getattr(trainer, "reference_kind", None) or trainer.args.loss_type
-    threshold = entropy_threshold(args, rows)
+    threshold = entropy_threshold(args, rows, beside or [])
     sums, lengths, entropies, kept_tokens = [], [], torch.zeros(()), 0.0
     count = len(rows) if count is None else count
     for row in rows:
@@ -124,9 +126,9 @@ def differentiable_loss(
     return torch.as_tensor(total + aux * setting(trainer, "router_aux_loss_coef") / steps)
 
 
-def entropy_threshold(args: Any, rows: list[Row]) -> float | None:
+def entropy_threshold(args: Any, rows: list[Row], beside: list[torch.Tensor]) -> float | None:
     """With `top_entropy_quantile`, the entropy from which on a token is trained on."""
-    known = [row.entropy for row in rows if row.entropy is not None]
+    known = [*beside, *(row.entropy for row in rows if row.entropy is not None)]
     if args.top_entropy_quantile >= 1.0 or not known:
         return None
     return float(torch.quantile(torch.cat(known).detach(), 1 - args.top_entropy_quantile))

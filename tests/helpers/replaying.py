@@ -59,16 +59,18 @@ class Checked(Spy):
         if self.watch is not None and self.model.training:
             rows = self.watch.rows(inputs, self.losses[-1]["logps"])
             self.complete(rows, inputs)
-            by_hand = []
+            by_hand, beside = [], []
             logps, entropies, aux = self.forward_by_hand(rows, inputs)
             for row, of_row, entropy, (number, flags) in zip(
                 rows, logps, entropies, inputs.rows.tolist(), strict=True
             ):
                 if not flags & EXCLUDED:
                     by_hand.append(self.as_trained(as_row(row, of_row, entropy), number < 0, bool(flags & SILENT)))
+                else:
+                    beside.append(as_row(row, of_row, entropy).entropy)
             excluded = (self.watch.steps[-1][1][ROWS][:, 1] & EXCLUDED).ne(0).double().mean()
             count = len(inputs.rows) * (1 - float(excluded))
-            self.expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count)
+            self.expected = differentiable_loss(self, by_hand, self.watch.items(), aux, count=count, beside=beside)
             replayed = int((inputs.rows[:, 0] < 0).sum())
             self.compared.append((float(loss.detach()), float(self.expected.detach()), replayed))
             self.by_hand.append(by_hand)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from releases import since
 from support import DEAD, HALF, LIVE, Rewards, Spy, logged
+from teacher import TEACHER
 
 import trl_replay
 from trl_replay.testing import make_trainer
@@ -150,6 +152,57 @@ def test_49_with_replayed_rows_alone_the_adaptive_entropy_bonus_keeps_its_last_r
     assert trainer.controlled[1:] == pytest.approx([trainer.controlled[0]] * 2, rel=1e-4)
     entropies = [float(seen["entropies"].mean()) for seen in trainer.losses]
     assert abs(entropies[2] - entropies[0]) > 1e-3, "the policy's entropy has changed since"
+
+
+@since("1.8.0", "the adaptive entropy bonus")
+def test_103_a_first_window_of_replayed_rows_alone_counts_with_their_own_entropy(tmp_path: Any) -> None:
+    """TRL begins with an infinite last reading: taken for a mean, it turns the bonus off for good."""
+    trainer = make_trainer(
+        tmp_path, Rewards([DEAD] * 3), trainer_class=Told, max_steps=3, steps_per_generation=1,
+        gradient_accumulation_steps=2, **{**ADAPTIVE, "entropy_target": 100.0},
+    )  # fmt: skip
+    session = trl_replay.attach(trainer, replay_buffer_size=64)
+    session.buffer.add([{**row, "prompt": prompt} for prompt in ("1=", "2=", "3=", "4=") for row in TEACHER[:4]])
+    trainer.train()
+    assert session.totals.counters["replaced"] > 6
+    read = trainer.controlled[1::2]
+    assert all(0.0 < value < 10.0 for value in read), read
+    assert trainer.entropy_coef == pytest.approx(3 * ADAPTIVE["entropy_coef_delta"])
+
+
+@since("1.8.0", "the entropy bonus")
+def test_104_the_quantile_of_entropies_is_taken_once_a_loss(tmp_path: Any) -> None:
+    """It is a collective: a process that trains a batch without replay would not take part in a second one."""
+    taken = []
+
+    class Counts(Told):
+        def get_high_entropy_mask(self, *args: Any) -> Any:
+            taken.append(len(self.losses))
+            return super().get_high_entropy_mask(*args)
+
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, LIVE, DEAD]), trainer_class=Counts, max_steps=3,
+        top_entropy_quantile=0.5, **ADAPTIVE,
+    )  # fmt: skip
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 4
+    assert len(taken) == len(set(taken)) == len(trainer.losses)
+
+
+@since("1.8.0", "the entropy bonus")
+def test_104_a_loss_that_chooses_no_tokens_by_their_entropy_is_refused(tmp_path: Any) -> None:
+    class Forgets(Told):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            with mock.patch.object(self, "top_entropy_quantile", 1.0):
+                return super()._compute_loss(model, inputs)
+
+    trainer = make_trainer(
+        tmp_path, Rewards([LIVE] * 3), trainer_class=Forgets, max_steps=1, top_entropy_quantile=0.5, entropy_coef=0.1
+    )
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="never called get_high_entropy_mask"):
+        trainer.train()
 
 
 OF_THE_LOSS = {

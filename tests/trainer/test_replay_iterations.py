@@ -110,12 +110,12 @@ def test_every_iterations_entries_have_the_weights_of_their_own_draw(tmp_path: P
 
 
 @since("1.8.0", "the entropy bonus")
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "quantile"), [*((loss, 1.0) for loss in LOSSES), ("grpo", 0.37), ("dapo", 0.37)])
 @pytest.mark.parametrize(
     "settings", [REPLAY, {"replay_start": 0, "replay_unfilled": "exclude"}], ids=["empty", "dead"]
 )
 def test_78_the_entropy_bonus_is_the_mean_over_the_tokens_that_the_loss_divides_by(
-    tmp_path: Path, loss: str, settings: dict[str, Any]
+    tmp_path: Path, loss: str, quantile: float, settings: dict[str, Any]
 ) -> None:
     trainer = build(
         tmp_path,
@@ -123,6 +123,7 @@ def test_78_the_entropy_bonus_is_the_mean_over_the_tokens_that_the_loss_divides_
         num_iterations=3,
         max_steps=9,
         entropy_coef=0.5,
+        top_entropy_quantile=quantile,
         learning_rate=1e-2,
         **of_loss(loss),
     )

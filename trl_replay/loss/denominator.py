@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..batch.compose import loss_mask
-from .micro_batch import EXCLUDED
+from .micro_batch import EXCLUDED, MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,19 @@ class Denominator:
     def returned(
         self,
         result: tuple[Any, ...],
-        micro: Mapping[str, Any],
-        flags: torch.Tensor,
+        micro: MicroBatch,
         masked: torch.Tensor | None,
         scale: torch.Tensor | float | None,
     ) -> tuple[Any, ...]:
         """Return the log-prob method's result with the gradients that are left of its entropies and auxiliary loss.
 
         The entropy bonus is the mean over those tokens of the micro-batch that are in the policy term's denominator,
-        whatever the loss divides by; its logged value stays that over all tokens. An auxiliary loss stays as it was.
+        and that `top_entropy_quantile` leaves, whatever the loss divides by; its logged value stays that over all
+        tokens. An auxiliary loss stays as it was.
 
         Args:
             result (`tuple`): Log-probs `(b, C)`, entropies `(b, C)` and more.
-            micro (`Mapping`): The micro-batch.
-            flags (`(b,)` int64): Second column of the row ids.
+            micro ([`MicroBatch`]): The micro-batch, to which TRL adds the tokens of the highest entropies later.
             masked (`(b, C)` or `(b, 1)` bool, *optional*): Tokens without an entropy gradient.
             scale (`torch.Tensor` or `float`, *optional*): What the loss will be multiplied by.
         """
@@ -67,19 +66,26 @@ class Denominator:
             if not torch.is_tensor(value) or not value.requires_grad:
                 continue
             if value.shape == logps.shape:
-                kept = value if masked is None else torch.where(masked, value.detach(), value)
-                if scale is not None or (not self.of_bonus and bool((flags & EXCLUDED).any())):
-                    factor = _without_excluded(micro, flags) / (1.0 if scale is None else scale)
-                    kept = value.detach() + (kept - value.detach()) * factor
+                kept = value.view_as(value) if masked is None else torch.where(masked, value.detach(), value)
+                if scale is not None or (not self.of_bonus and bool((micro.flags & EXCLUDED).any())):
+
+                    def mended(gradient: torch.Tensor) -> torch.Tensor:
+                        factor = _without_excluded(micro, micro.flags, micro.high_entropy)
+                        return gradient * (factor / (1.0 if scale is None else scale))
+
+                    kept.register_hook(mended)  # type: ignore[no-untyped-call]  # torch does not type it
                 others[number] = kept
             elif value.dim() == 0 and scale is not None:
                 others[number] = value / scale
         return logps, *others
 
 
-def _without_excluded(micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor:
-    """Trained tokens of a micro-batch over those of its rows that are not excluded; 1 where nothing is left."""
-    mask = loss_mask(micro)
+def _without_excluded(
+    micro: Mapping[str, Any], flags: torch.Tensor, within: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Trained tokens of a micro-batch, or those `within` a `(b, C)` bool, over those of its rows that are not
+    excluded; 1 where nothing is left."""
+    mask = loss_mask(micro) if within is None else loss_mask(micro) * within
     counted = (flags & EXCLUDED).eq(0).to(mask.device)
     kept = (mask * counted.unsqueeze(1)).sum()
     return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..compat import LOGPS, LOSS, OLD_LOGPS
+from ..compat import HIGH_ENTROPY, LOGPS, LOSS, OLD_LOGPS
 from ..errors import SeamError
 from .micro_batch import MicroBatch
 
@@ -27,7 +27,8 @@ class Handshake:
         """Look at what a loss has done with its micro-batch.
 
         Raises:
-            SeamError: It did not call the log-prob method with gradients, or did not read the old log-probs after it.
+            SeamError: It did not call the log-prob method with gradients, or did not read the old log-probs after it,
+                or did not choose tokens for the entropy bonus.
         """
         if not micro.tapped and not self._beside:
             raise SeamError(
@@ -37,6 +38,11 @@ class Handshake:
             raise SeamError(
                 f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
                 + REMEDY
+            )
+        if micro.entropies is not None and micro.high_entropy is None:
+            raise SeamError(
+                f"{LOSS} never called {HIGH_ENTROPY} after {LOGPS}: the entropy bonus would go by other rows than the "
+                "loss." + REMEDY
             )
         self.verified = True
 

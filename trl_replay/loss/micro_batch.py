@@ -19,7 +19,12 @@ COMPOSED, SILENT, EXCLUDED, WITHOUT_KL = 1, 2, 4, 8
 
 
 class MicroBatch(dict[str, Any]):
-    """A shallow copy of the loss's inputs that notes whether the old log-probs were read while it was watched."""
+    """A shallow copy of the loss's inputs that notes whether the old log-probs were read while it was watched.
+
+    Attributes:
+        entropies (`(b, C)`, *optional*): The policy's, detached, while the loss is still to choose among them.
+        high_entropy (`(b, C)` bool, *optional*): What it chose by `top_entropy_quantile`.
+    """
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
         super().__init__(inputs)
@@ -27,6 +32,8 @@ class MicroBatch(dict[str, Any]):
         self.tapped = False
         self.watched = False
         self.read = False
+        self.entropies: torch.Tensor | None = None
+        self.high_entropy: torch.Tensor | None = None
 
     @property
     def ids(self) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from ..base.progress import KeptErrors
 from ..batch.compose import loss_mask
 from ..buffer.candidates import Candidate
-from ..compat import REF_LOGPS, LossForm, leave_out_of_entropy_control
+from ..compat import REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
 from ..data.types import Batch, Placement
 from .denominator import Denominator
 from .fresh_stats import FreshStats
@@ -160,7 +160,15 @@ class Tap:
             micro.silence(dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
-        return self._denominator.returned(result, micro, micro.flags, masked, self.scale(micro))
+        return self._denominator.returned(result, micro, masked, self.scale(micro))
+
+    def high_entropy(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Look at the tokens, `(b, C)` bool, that `top_entropy_quantile` lets a loss train on. Returns the same."""
+        micro = self._current
+        if micro is not None and micro.entropies is not None:
+            micro.high_entropy = chosen
+            self._control_entropy(micro, micro.entropies, loss_mask(micro) * chosen)
+        return chosen
 
     def _drop_kl(self, micro: MicroBatch, logps: torch.Tensor) -> None:
         """Take rows out of the KL term: the divergence of the policy from itself is 0, in value and gradient."""
@@ -188,8 +196,15 @@ class Tap:
         replayed = micro.replayed.to(logps.device)
         fresh = mask.bool() & ~replayed.unsqueeze(1)
         self.fresh.add(micro, logps, entropies, fresh)
-        if entropies is not None:
-            leave_out_of_entropy_control(self._trainer(), entropies, mask, replayed)
+        if entropies is None:
+            return
+        if chooses_by_entropy(self._trainer()):
+            micro.entropies = entropies.detach()
+        else:
+            self._control_entropy(micro, entropies.detach(), mask)
+
+    def _control_entropy(self, micro: MicroBatch, entropies: torch.Tensor, mask: torch.Tensor) -> None:
+        leave_out_of_entropy_control(self._trainer(), entropies, mask, micro.replayed.to(mask.device))
 
     def _supply_or_mask(self, micro: MicroBatch, logps: torch.Tensor) -> torch.Tensor | None:
         """[`Supply.put_into`]; on several processes an error is kept until all can raise it, and replayed rows train

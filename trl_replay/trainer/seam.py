@@ -205,6 +205,10 @@ def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any
     return session.tap.logps(stock(*args, **kwargs))
 
 
+def _high_entropy(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return session.tap.high_entropy(stock(*args, **kwargs))
+
+
 def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """Give a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
     template = session.template
@@ -228,6 +232,7 @@ _AROUND: dict[str, Callable[..., Any]] = {
     compat.REWARDS: _rewards,
     compat.LOSS: _loss,
     compat.LOGPS: _logps,
+    compat.HIGH_ENTROPY: _high_entropy,
     compat.PREPARE: _prepare,
     compat.OTHER_LOSS: _loss,
     compat.UNSLOTH_LOSS: _unsloth_loss,
