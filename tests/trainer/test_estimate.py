@@ -184,6 +184,19 @@ def test_a_log_that_ends_in_values_that_are_no_numbers_is_estimated(tmp_path: Pa
     assert estimate(tmp_path).dead == 0.5
 
 
+def test_106_empty_cells_of_a_table_are_no_values(tmp_path: Path, capsys: Any) -> None:
+    """Of a run that was paused for a step, and of one whose exact share is missing."""
+    names = ["step", "frac_reward_zero_std", "reward", "replay/dead_fraction", "replay/stored", "replay/rollouts"]
+    lines = [",".join(names), *(f"{step},0.5,0.25,0.5,2,{12 * step}" for step in range(1, 37))]
+    lines += [f"{step},0.5,0.25,,," for step in range(37, 41)]
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+    assert estimate(tmp_path / "log.csv").dead == 0.5
+    assert main(["report", str(tmp_path / "log.csv"), "--out", str(tmp_path / "page.html")]) == 0
+    texts = [{"step": step, "frac_reward_zero_std": 0.5, "replay/stored": "x", "reward": 0.1} for step in range(1, 41)]
+    (tmp_path / "log.json").write_text(json.dumps(texts))
+    assert estimate(tmp_path / "log.json").dead == 0.5
+
+
 def test_groups_that_are_solved_count_as_none_that_fail_where_their_highest_reward_is_known(tmp_path: Path) -> None:
     known = {"step": 1, "frac_reward_zero_std": 0.9, "replay/dead_fraction": 0.9, "reward": 4.5}
     log = [{**known, "step": step, "replay/highest_fraction": 0.4} for step in range(1, 13)]

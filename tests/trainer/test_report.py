@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from resuming import build, digits, rewrite, train
+from support import DEAD, LIVE, Rewards
 
+import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli.commands import main
 from trl_replay.report.inspection import inspect
@@ -121,6 +123,32 @@ def test_a_run_without_replay_shows_what_it_would_have_had_to_gain(tmp_path: Pat
     assert Page(text).titles == ["What replay could do", "Dead groups", "Reward", "What to change"]
     assert "This run used no replay. <b>" in text
     assert "of its groups were dead" in text
+
+
+def test_105_a_dry_run_is_not_told_as_if_replay_had_acted(tmp_path: Path, capsys: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, LIVE], [DEAD, DEAD, LIVE]), max_steps=8)
+    trl_replay.attach(trainer, replay_dry_run=True, replay_start=0)
+    trainer.train()
+    trainer.save_state()
+    text = write_report(tmp_path, tmp_path / "dry.html").read_text()
+    lead = re.sub("<[^>]+>", "", re.findall(r'class="lead">(.*?)</p>', text, re.DOTALL)[0])
+    assert lead.startswith("62.5% of the generated groups were dead")
+    assert "Nothing was replaced (replay_dry_run)." in lead
+    assert "Stored groups would have taken the places of 58.3% of all groups, and left 4.2% dead." in lead
+    assert "trained on" not in text
+    assert main(["report", f"dry={tmp_path}", f"dry={tmp_path}", "--out", str(tmp_path / "two.html")]) == 0
+    assert (tmp_path / "two.html").read_text().count("62.5%") == 4, "generated, and trained on, of two runs"
+    assert main(["estimate", str(tmp_path)]) == 0
+    assert "Replay counted in this run, and replaced nothing (replay_dry_run)." in capsys.readouterr().out
+
+
+def test_87_the_report_says_where_a_stock_log_cannot_count_dead_groups(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), max_steps=8, scale_rewards="batch")
+    trainer.train()
+    trainer.save_state()
+    text = write_report(tmp_path, tmp_path / "stock.html").read_text()
+    assert "scale_rewards=&#39;batch&#39;" in text
+    assert "There is little to replace" not in text
 
 
 def test_the_report_tells_the_settings_that_were_in_force(run: Any) -> None:

@@ -14,6 +14,13 @@ Bounds: TypeAlias = tuple[float, float]
 DEAD = "frac_reward_zero_std"
 """TRL's metric of the share of dead groups; a run with replay logs an exact one."""
 DEAD_EXACT = "replay/dead_fraction"
+DRY_RUN = "replay/dry_run"
+"""1 where replay only counted: what it logs as replaced was not."""
+SCALED_BY_BATCH = (
+    "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
+    "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."
+)
+"""What a log of TRL's alone does not tell."""
 ALL_WRONG, ALL_RIGHT = "replay/all_wrong_fraction", "replay/all_right_fraction"
 LARGEST_WHOLE = 2**53
 """Numbers beyond it have no place on an axis."""
@@ -31,9 +38,14 @@ def points(log: Log, key: str) -> list[tuple[float, float]]:
     return [(entry["step"], entry[key]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]
 
 
+def numbers(log: Log, key: str) -> list[float]:
+    """Return a metric's values, without what is no number."""
+    return [entry[key] for entry in log if is_number(entry.get(key))]
+
+
 def mean(log: Log, key: str) -> float | None:
     """Return the mean of a metric's values; None without any."""
-    values = [entry[key] for entry in log if is_number(entry.get(key))]
+    values = numbers(log, key)
     return float(np.mean(values)) if values else None
 
 

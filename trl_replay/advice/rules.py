@@ -10,7 +10,20 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from .logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, TINY, Log, dead_bounds, is_number, mean, pays_0_or_1
+from .logged import (
+    ALL_RIGHT,
+    ALL_WRONG,
+    DEAD,
+    DEAD_EXACT,
+    DRY_RUN,
+    TINY,
+    Log,
+    dead_bounds,
+    is_number,
+    mean,
+    numbers,
+    pays_0_or_1,
+)
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
 """Advice goes by the last part of a log with at least so many steps, and by so many of them at least."""
@@ -128,6 +141,8 @@ UNSCORED = "steps without a reward"
 UNSOLVED = "dead groups not known to be all right"
 TOLD_APART = "dead groups told apart"
 """The log tells those that succeed from those that fail."""
+COUNTED = "steps with a dead group, or with an exact count"
+"""0 where TRL's share is 0 throughout: it is, whatever groups are, if rewards are scaled by batch."""
 WITHOUT_REPLAY = "trained without replay"
 """Replay was not attached, or made a dry run."""
 FUNCTIONS, CHURN, NO_REWARD = "reward functions", "evicted per stored", "completions without a reward"
@@ -140,7 +155,7 @@ LEARNED, FEWEST_TO_FALL = 0.1, 20
 SAME = Given("replay_iterations", ("same",))
 KEEP = Given("replay_unfilled", ("keep",))
 PRESET = '`replay_preset="sample_efficient"`, with `num_iterations=5` and `beta=2` (2 and 0.1 on a pretrained model)'
-DRY_RUN = Option(
+COUNT_FIRST = Option(
     "`replay_dry_run=True`, which counts first what it would replace, also where completions are cut off and masked "
     "(`mask_truncated_completions`)",
     Given("replay_dry_run", (True,)),
@@ -253,7 +268,14 @@ RULES = (
     ),
     Rule(
         "few dead",
-        (Bound(DEAD_EXACT, most=0.2), Bound(OF_FUNCTION, most=0.5), Bound(SILENT, most=0.0), SAME, KEEP),
+        (
+            Bound(DEAD_EXACT, most=0.2),
+            Bound(OF_FUNCTION, most=0.5),
+            Bound(SILENT, most=0.0),
+            Bound(COUNTED, least=1),
+            SAME,
+            KEEP,
+        ),
         f"There is little to replace, so replay changes little. If a completion costs more than an update: {PRESET}.",
         "on grades, 0.25 with the defaults (14 to 27 % dead), 0.21 without replay, 0.61 with the preset.",
         "evidence-defaults.md#all-tasks-one-table",
@@ -265,7 +287,7 @@ RULES = (
         "on three of four tiny tasks where that was so at stock's end, the defaults gained 0.32 to 0.67, on the "
         "fourth 0.00.",
         "when-replay-pays.md#the-rule",
-        options=(DRY_RUN,),
+        options=(COUNT_FIRST,),
     ),
     Rule(
         "dead, right or wrong",
@@ -284,7 +306,7 @@ RULES = (
         "on no task where fewer groups failed at stock's end, tiny or real, did the defaults gain 0.1, but where a "
         "stock run had collapsed.",
         "when-replay-pays.md#the-rule",
-        options=(DRY_RUN,),
+        options=(COUNT_FIRST,),
     ),
     Rule(
         "sparse rewards",
@@ -394,26 +416,27 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     }
     if DEAD_EXACT in known:  # which a damaged log may lack
         known[UNSOLVED] = known[DEAD_EXACT] - max(known[ALL_RIGHT], known[HIGHEST])
-    known[WITHOUT_REPLAY] = not attached or bool(settings.get("replay_dry_run"))
-    return [entry["step"] for entry in last], {**settings, **known, "use_replay": attached}
+    dry_run = bool(settings.get("replay_dry_run")) or mean(last, DRY_RUN) == 1
+    known |= {WITHOUT_REPLAY: not attached or dry_run, "use_replay": attached, "replay_dry_run": dry_run}
+    return [entry["step"] for entry in last], {**settings, **known}
 
 
 def _derived(entries: Log, last: Log, settings: Mapping[str, Any], attached: bool) -> dict[str, Any]:
     """Facts that no single metric tells."""
     functions = [name[8:-5] for name in last[-1] if name.startswith("rewards/") and name.endswith("/mean")]
     found: dict[str, Any] = {FUNCTIONS: len(functions), UNSCORED: _unscored(last)}
+    found[COUNTED] = sum(attached or entry[DEAD_EXACT] > 0 for entry in entries if is_number(entry.get(DEAD_EXACT)))
     found[WAS_LIVE] = sum(entry[DEAD_EXACT] < 1 for entry in entries if is_number(entry.get(DEAD_EXACT)))
     if attached or len(functions) < 2:
         found[OF_FUNCTION] = 0.0
     if settings.get("replay_reward") is None:
         found |= _of_functions(functions, entries, last)
-    stored = sum(entry.get("replay/stored", 0) for entry in last)
+    stored = sum(numbers(last, "replay/stored"))
     if stored:
-        found[CHURN] = sum(entry.get("replay/evicted", 0) for entry in last) / stored
-    rollouts = [count for entry in last if is_number(count := entry.get("replay/rollouts"))]
-    failed = [entry.get("replay/failed_rows", 0) for entry in last]
+        found[CHURN] = sum(numbers(last, "replay/evicted")) / stored
+    rollouts = numbers(last, "replay/rollouts")
     if len(rollouts) > 1 and rollouts[-1] > rollouts[0]:
-        found[NO_REWARD] = sum(failed[1:]) / (rollouts[-1] - rollouts[0])
+        found[NO_REWARD] = sum(numbers(last[1:], "replay/failed_rows")) / (rollouts[-1] - rollouts[0])
     now, highest = mean(last, "entropy"), max(_windows(entries, "entropy"), default=0.0)
     if now is not None and highest > 0:
         found[ENTROPY] = now / highest

@@ -20,20 +20,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-SCALED_BY_BATCH = (
-    "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
-    "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."
-)
-"""What a log of TRL's alone does not tell."""
-
-
 def _run(options: argparse.Namespace) -> int:
+    from ..advice.logged import SCALED_BY_BATCH
     from ..report.estimate import estimate
 
     found = estimate(options.source)
     console = make_console()
     console.print(make_table(found.source, ("", ""), _facts(found)))
-    if found.had_replay:
+    if found.dry_run:
+        console.print("Replay counted in this run, and replaced nothing (replay_dry_run).")
+    elif found.had_replay:
         console.print("Replay was attached to this run already: `trl-replay report` shows what it did.")
     else:
         console.print(

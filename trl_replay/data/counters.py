@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import ResultError
 from .types import Floats
 
-STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio")
+STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", "replay/dry_run")
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
 """Metrics of which a log entry has the sum since the entry before. All others are averaged."""

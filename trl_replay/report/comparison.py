@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..advice.logged import DEAD, Log, is_number
+from ..advice.logged import DEAD, DRY_RUN, Log, is_number
 from ..base.sizes import counted
 from ..data.types import Floats
 from ..errors import ReplayError
@@ -115,7 +115,8 @@ def comparison(runs: Sequence[Run], level: float | None = None) -> str:
 def _trained_on(run: Run) -> Floats:
     """Share of dead groups that were trained on."""
     after = run.column(DEAD_AFTER)
-    return np.where(np.isnan(after), run.column(DEAD), after)
+    replaced = ~np.isnan(after) & (run.column(DRY_RUN) != 1)
+    return np.where(replaced, after, run.column(DEAD))
 
 
 def _verdict(finals: dict[str, list[float]]) -> str:

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..advice.logged import ALL_RIGHT, ALL_WRONG, DEAD, DEAD_EXACT, Bounds, dead_bounds, is_number, pays_0_or_1
+from ..advice.logged import (
+    ALL_RIGHT,
+    ALL_WRONG,
+    DEAD,
+    DEAD_EXACT,
+    DRY_RUN,
+    Bounds,
+    dead_bounds,
+    is_number,
+    pays_0_or_1,
+)
 from ..advice.rules import Advice, advise
 from ..errors import ReplayError
 from ..setup.config import ReplayConfig
@@ -38,6 +48,7 @@ class Estimate:
         bound (`float`, *optional*): Most that filling dead groups can multiply the live groups of a batch by:
             1 / (1 − dead). None if all were dead.
         had_replay (`bool`): Replay was attached to the run.
+        dry_run (`bool`): It replaced nothing (`replay_dry_run`).
         about (`str`): The steps that the advice is about, in words.
         advice (`list[Advice]`): What to change.
     """
@@ -48,6 +59,7 @@ class Estimate:
     all_right: Bounds | None
     bound: float | None
     had_replay: bool
+    dry_run: bool
     about: str
     advice: list[Advice]
 
@@ -71,6 +83,7 @@ def estimate(source: str | Path) -> Estimate:
             f"AsyncGRPOTrainer does not log it without replay. To make a log: {HOW_TO_MAKE_ONE}."
         )
     dead = float(np.mean([step.dead for step in steps]))
+    counted = [entry.get(DRY_RUN) for entry in log if DEAD_EXACT in entry]
     about, advice = advise(log, {**ReplayConfig().to_dict(), **settings_of(path)})
     return Estimate(
         source=str(path),
@@ -78,7 +91,8 @@ def estimate(source: str | Path) -> Estimate:
         all_wrong=_mean_known([step.all_wrong for step in steps]),
         all_right=_mean_known([step.all_right for step in steps]),
         bound=1 / (1 - dead) if dead < 1 else None,
-        had_replay=any(DEAD_EXACT in entry for entry in log),
+        had_replay=bool(counted),
+        dry_run=bool(counted) and all(value == 1 for value in counted),
         about=about,
         advice=advice,
     )
@@ -87,13 +101,14 @@ def estimate(source: str | Path) -> Estimate:
 def _logged(entry: Mapping[str, Any], labeled: bool) -> Step | None:
     """The shares of an entry of a trainer's log; None if it is not of a step. Only of `labeled` entries does TRL's log
     bound them."""
-    dead = entry.get(DEAD_EXACT, entry.get(DEAD))
+    exact = is_number(entry.get(DEAD_EXACT))
+    dead = entry[DEAD_EXACT] if exact else entry.get(DEAD)
     if not is_number(entry.get("step")) or not is_number(dead):
         return None
     wrong, right = entry.get(ALL_WRONG), entry.get(ALL_RIGHT)
     if is_number(wrong) and is_number(right):
         return Step(dead, (wrong, wrong), (right, right))
-    if DEAD_EXACT in entry or not labeled:
+    if exact or not labeled:
         return Step(dead, None, None)
     return Step(dead, *dead_bounds(dead, entry["reward"]))
 

@@ -82,5 +82,5 @@ def _number(text: str | None) -> float | None:
 def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry with the names that the trainer logs."""
     steps = [entry[name] for name in STEPS if entry.get(name) is not None]
-    plain = {str(name).removeprefix("train/"): value for name, value in entry.items()}
+    plain = {str(name).removeprefix("train/"): value for name, value in entry.items() if value is not None}
     return {**plain, "step": steps[0]} if steps else plain

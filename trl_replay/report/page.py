@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from ..advice.logged import DEAD, DEAD_EXACT, Log, is_number, mean, points
+from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, SCALED_BY_BATCH, Log, is_number, mean, points
 from ..advice.rules import advise
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
@@ -57,8 +57,11 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     """
     log = [entry for entry in history if DEAD in entry and is_number(entry.get("step"))]
     replayed = any("replay/size" in entry for entry in log)
+    acted = [entry for entry in log if entry.get(DRY_RUN) != 1]
+    only_counted = len(acted) < len(log) and not any(REPLACED in entry for entry in acted)
+    told = log if only_counted else acted
     dead = DEAD_EXACT if replayed else DEAD
-    charts = _charts_of_log(log, dead)
+    charts = _charts_of_log(log, acted, dead)
     settings = {} if buffer is None else buffer["settings"]
     defaults = ReplayConfig().to_dict()
     about, advice = advise(log, {**defaults, **settings})
@@ -71,7 +74,9 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         replayed=replayed,
         steps=len(log),
         last_step=log[-1]["step"] if log else None,
-        means={"dead": mean(log, dead), "replaced": mean(log, REPLACED), "dead_after": mean(log, DEAD_AFTER)},
+        only_counted=only_counted,
+        scaled_by_batch=SCALED_BY_BATCH,
+        means={"dead": mean(log, dead), "replaced": mean(told, REPLACED), "dead_after": mean(told, DEAD_AFTER)},
         charts=charts,
         buffer=buffer,
         summary=SUMMARY,
@@ -94,9 +99,9 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _charts_of_log(log: Log, dead: str) -> dict[str, Any]:
+def _charts_of_log(log: Log, acted: Log, dead: str) -> dict[str, Any]:
     generated = Line("generated", GRAY, points(log, dead))
-    trained_on = Line("trained on", BLUE, points(log, DEAD_AFTER))
+    trained_on = Line("trained on", BLUE, points(acted, DEAD_AFTER))
     reward = Line("mean reward of generated completions", GREEN, points(log, "reward"))
     ratios = Line("mean importance ratio", RED, points(log, "replay/ratio_mean"))
     sizes = Line("effective sample size", GREEN, points(log, "replay/ess"))
