@@ -718,7 +718,12 @@ def positions(trainer: Any) -> int | None:
 
 def tokenizer_fingerprint(trainer: Any) -> str:
     """A hash of what each token id stands for."""
-    tokens = sorted(tokenizer(trainer).get_vocab().items(), key=lambda item: (item[1], item[0]))
+    return fingerprint(tokenizer(trainer))
+
+
+def fingerprint(of_tokenizer: Any) -> str:
+    """The hash of a tokenizer that no trainer has."""
+    tokens = sorted(of_tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 

@@ -578,6 +578,7 @@ WRONG = [
     (["--config", "wrong.yaml"], "wrong.yaml has no setting 'learning_rate'."),
     (["--config", "list.yaml"], "list.yaml holds no settings"),
     (["--config", "broken.yaml"], "broken.yaml is no YAML"),
+    (["--config", "latin.yaml"], "latin.yaml is no YAML"),
     (["--config", "gone.yaml"], "gone.yaml"),
     (["python", "train.py"], "put -- before the command"),
 ]
@@ -591,6 +592,7 @@ def test_the_command_is_not_started_with_a_wrong_setting(
     (tmp_path / "wrong.yaml").write_text("replay_evictor: fifo\nlearning_rate: 1.0")
     (tmp_path / "list.yaml").write_text("- replay_evictor")
     (tmp_path / "broken.yaml").write_text("replay_evictor: [")
+    (tmp_path / "latin.yaml").write_bytes("replay_evictor: é".encode("latin-1"))
     assert main([*arguments, "--", "touch", "started"]) == 1
     assert words in capsys.readouterr().err
     assert not (tmp_path / "started").exists()

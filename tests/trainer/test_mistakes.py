@@ -187,6 +187,18 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
         attach(replay_warm_start_short="resample"),
         ["replay_warm_start_short='resample'", "set replay_warm_start"],
     ),
+    "prompts of rounds that a preset does not set": (
+        attach(replay_preset="sample_efficient", replay_refill_prompts="same"),
+        ["replay_refill_prompts='same'", "replay_refill_rounds=0", "leave this out"],
+    ),
+    "short groups of no file, with a preset": (
+        attach(replay_preset="sample_efficient", replay_warm_start_short="resample"),
+        ["replay_warm_start_short='resample'", "set replay_warm_start"],
+    ),
+    "a share of less than a group": (
+        attach(replay_max_fraction=0.3),
+        ["replay_max_fraction=0.3", "none of the 3 groups of a batch", "Set it to 0.34 or more"],
+    ),
     "an unknown plugin": (attach(replay_plugins=["bapoo"]), ["replay_plugins='bapoo'", "mean 'bapo'"]),
     "a plugin that does nothing in training": (
         attach(replay_plugins=["freshness"]),

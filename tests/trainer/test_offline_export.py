@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ def test_an_export_has_one_row_a_completion_with_everything_that_a_reader_asks_f
             assert (row["update"], row["uses"]) == (table.update[number], table.uses[number])
             assert row["score"] == table.score[number]
             assert len(row["old_per_token_logps"]) == len(row["completion_ids"])
+
+
+def test_107_a_checkpoint_without_its_tokenizer_gives_no_texts(exported: Any, tmp_path: Path, capsys: Any) -> None:
+    """transformers makes a tokenizer of the model's configuration alone, which decodes every id to nothing."""
+    trainer, *_ = exported
+    checkpoint = tmp_path / "checkpoint-6"
+    shutil.copytree(Path(trainer.args.output_dir) / "checkpoint-6", checkpoint)
+    for path in checkpoint.glob("*token*"):
+        path.unlink()
+    assert main(["export", str(checkpoint), str(tmp_path / "out.parquet")]) == 1
+    assert "holds no tokenizer, or another one" in capsys.readouterr().err
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_the_command_exports_a_checkpoint_without_the_trainer(exported: Any, tmp_path: Path, capsys: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
@@ -157,22 +157,24 @@ def readable_file(value: object) -> str | None:
     return None if Path(value).is_file() else "give the path of a file that exists"
 
 
-def refuse_without_effect(settings: Mapping[str, Any]) -> None:
+def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) -> None:
     """Refuse settings of dynamic sampling and of a warm start without these.
 
     Args:
-        settings (`Mapping[str, Any]`): Values of all settings, by name.
+        settings (`Mapping[str, Any]`): Values of all settings, by name; with a preset, which may set the others, once
+            it has.
+        given (`Container[str]`): Names of those that the user gave.
 
     Raises:
         ConfigurationError: Names the setting, its value and the remedy.
     """
-    if not settings["replay_refill_rounds"] and settings["replay_preset"] is None:  # which may set it
+    if not settings["replay_refill_rounds"]:
         for name, default in (("replay_refill_prompts", "new"), ("replay_refill_until", 1.0)):
-            if settings[name] != default:
+            if name in given and settings[name] != default:
                 remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
                 raise unusable(name, settings[name], remedy)
     short = settings["replay_warm_start_short"]
-    if short != "refuse" and settings["replay_warm_start"] is None and settings["replay_preset"] is None:
+    if "replay_warm_start_short" in given and short != "refuse" and settings["replay_warm_start"] is None:
         remedy = "there is no file whose groups could be short; set replay_warm_start, or leave this out"
         raise unusable("replay_warm_start_short", short, remedy)
 

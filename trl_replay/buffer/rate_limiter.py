@@ -28,6 +28,11 @@ class RateLimits:
     max_fraction: float = 1.0
 
 
+def slots_within(max_fraction: float, groups: int) -> int:
+    """Return how many of a batch's `groups` a share of them is, rounded down."""
+    return int(max_fraction * groups + 1e-9)
+
+
 SAVED = ("pass_rate", "inserted", "drawn", "seen", "live", "seen_at_live", "prefilled")
 """Attributes of [`RateLimiter`] that a checkpoint keeps."""
 
@@ -98,7 +103,7 @@ class RateLimiter:
         start_rate = rules.start_pass_rate
         if start_rate is not None and (self.pass_rate or 0.0) < start_rate:
             return 0, "replay_start_pass_rate"
-        return int(rules.max_fraction * groups + 1e-9), "replay_max_fraction"
+        return slots_within(rules.max_fraction, groups), "replay_max_fraction"
 
     def _waits(self, update: int) -> bool:
         """Tell whether too few groups were stored yet of rewards that are sparse."""

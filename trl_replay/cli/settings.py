@@ -69,8 +69,8 @@ def _from_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigurationError(f"--config {path} can't be used: there is no such file.")
     try:
-        found = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no YAML: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(f"{path} holds no settings: give lines such as 'replay_buffer_size: 64'.")

@@ -17,7 +17,7 @@ from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVAN
 from ..data.table import Table
 from ..data.tasks import Tasks
 from ..data.types import Group
-from ..errors import ReplayError
+from ..errors import CheckpointError, ReplayError
 from ..setup.components import Components
 from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, DatasetColumns, dataset_rows
 from .schema import FINGERPRINT, TOKENS, reward_columns
@@ -120,7 +120,7 @@ def of_checkpoint(folder: str | Path) -> Source:
     """The entries of all ranks of a checkpoint, each once.
 
     Raises:
-        CheckpointError: It holds no buffer, or a damaged one.
+        CheckpointError: It holds no buffer, or a damaged one, or not the tokenizer of its token ids.
     """
     from transformers import AutoTokenizer
 
@@ -138,9 +138,15 @@ def of_checkpoint(folder: str | Path) -> Source:
                 yield StoredEntry(columns, group)
 
     first = states[0]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if compat.fingerprint(tokenizer) != first.identity.tokenizer:
+        raise CheckpointError(
+            f"{folder} holds no tokenizer, or another one than its buffer's token ids are of: texts would be wrong. "
+            "Put the tokenizer's files of that run there."
+        )
     return Source(
         entries=entries(),
-        tokenizer=AutoTokenizer.from_pretrained(folder),
+        tokenizer=tokenizer,
         reward_functions=first.session["reward_functions"],
         fingerprint=first.identity.tokenizer,
         task_columns=first.identity.task_columns,

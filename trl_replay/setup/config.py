@@ -317,7 +317,8 @@ class ReplayConfig:
             self.replay_start = int(self.replay_start)
         for name, rule in RULES.items():
             require(name, getattr(self, name), rule.check)
-        refuse_without_effect(vars(self))
+        if self.replay_preset is None:
+            refuse_without_effect(vars(self), self._given)
         self.max_bytes = parse_bytes(self.replay_max_bytes)
         for kind in STRATEGY_KINDS:
             self._refuse_unknown_name(kind)
@@ -382,7 +383,9 @@ class ReplayConfig:
         if self.replay_preset is None:
             return self
         _, preset = registry().preset(self.replay_preset)
-        return self.with_defaults(preset.settings, f"The preset {self.replay_preset!r}")
+        merged = self.with_defaults(preset.settings, f"The preset {self.replay_preset!r}")
+        refuse_without_effect(vars(merged), self._given)
+        return merged
 
     def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy where `settings` (a preset's) fill the fields that nobody gave."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from .. import compat
-from ..base.sizes import format_bytes
+from ..base.sizes import counted, format_bytes
+from ..buffer.rate_limiter import slots_within
 from ..errors import RefusedError
 from ..protocols import Scope
 from .components import Components
@@ -205,7 +207,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "sampling/importance_sampling_ratio differs from 1 from the first step, which looks like staleness and "
             "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
         )
-    yield from _useless(trainer, settings, components.buffer.table.row_bytes)
+    yield from _useless(trainer, settings, components)
     if (
         components.forwards_to_record
         and settings.config.replay_record == "auto"
@@ -218,7 +220,7 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
         )
 
 
-def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
+def _useless(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:
     """Yield the limits under which nothing would be replayed."""
     config = settings.config
     if trainer.beta and compat.syncs_reference(trainer) and trainer.args.ref_model_sync_steps == 1:
@@ -229,8 +231,16 @@ def _useless(trainer: Any, settings: Settings, row_bytes: int) -> Iterator[str]:
     start, steps = config.replay_start, trainer.args.max_steps
     if isinstance(start, int) and 0 < steps <= start:
         yield f"replay_start={start} is not before the end (max_steps={steps}): nothing would be replayed. Lower it."
+    ranks = components.processes if components.scope.division.one_buffer else 1
+    groups = max(compat.local_rows(trainer) * ranks // trainer.num_generations, 1)
+    share = config.replay_max_fraction
+    if 0 < share < 1 and not slots_within(share, groups):
+        yield (
+            f"replay_max_fraction={share} allows none of the {counted(groups, 'group')} of a batch: nothing would be "
+            f"replayed. Set it to {math.ceil(100 / groups) / 100:g} or more."
+        )
     length = trainer.args.max_completion_length
-    least = row_bytes + trainer.num_generations * length * TOKEN_BYTES
+    least = components.buffer.table.row_bytes + trainer.num_generations * length * TOKEN_BYTES
     if config.max_bytes is not None and config.max_bytes < least:
         yield (
             f"replay_max_bytes={config.replay_max_bytes!r} has no room for a group of "
