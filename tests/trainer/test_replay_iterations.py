@@ -110,7 +110,16 @@ def test_every_iterations_entries_have_the_weights_of_their_own_draw(tmp_path: P
 
 
 @since("1.8.0", "the entropy bonus")
-@pytest.mark.parametrize(("loss", "quantile"), [*((loss, 1.0) for loss in LOSSES), ("grpo", 0.37), ("dapo", 0.37)])
+@pytest.mark.parametrize(
+    ("loss", "quantile"),
+    [
+        *((loss, 1.0) for loss in LOSSES),
+        ("grpo", 0.37),
+        pytest.param(
+            "dapo", 0.37, marks=since("1.10.0", "an entropy bonus that is a mean over the tokens it acts on")
+        ),
+    ],
+)
 @pytest.mark.parametrize(
     "settings", [REPLAY, {"replay_start": 0, "replay_unfilled": "exclude"}], ids=["empty", "dead"]
 )
