@@ -211,7 +211,7 @@ def is_right(text: str, answer: str) -> bool:
     if not answer.startswith("*"):
         return line == answer
     factors = [part.strip() for part in line.split("*")]
-    if len(factors) != 2 or not all(part.isdigit() and len(part) < 4 for part in factors):
+    if len(factors) != 2 or not all(part.isdecimal() and len(part) < 4 for part in factors):
         return False
     return min(map(int, factors)) > 1 and int(factors[0]) * int(factors[1]) == int(answer[1:])
 
