@@ -11,6 +11,7 @@ from .checkpoint.discovery import last_complete_checkpoint
 from .data.fields import FieldSpec
 from .data.plan import Plan
 from .data.prompt_table import PromptTable
+from .data.rewards import reaches
 from .data.table import Table, weighted_sample
 from .data.types import Context, Corrected, Group, Groups, InputsContext, Placement, ReplayedRows
 from .errors import (
@@ -99,6 +100,7 @@ __all__ = [
     "detach",
     "hookimpl",
     "last_complete_checkpoint",
+    "reaches",
     "register",
     "unregister",
     "weighted_sample",

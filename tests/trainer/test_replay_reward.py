@@ -55,6 +55,17 @@ def test_the_loss_of_what_is_replayed_is_the_one_by_hand(tmp_path: Path, setting
     assert session.totals.counters["replaced"] > 2
 
 
+@pytest.mark.parametrize("least", [0.9, 0.7, 0.35, -0.1])
+def test_108_a_reward_of_the_least_of_a_success_is_one(tmp_path: Path, least: float) -> None:
+    """TRL keeps rewards as float32: 0.9 is less than 0.9 there."""
+    right, mixed, wrong = [least] * 4, [least, -1.0, -1.0, -1.0], [-1.0] * 4
+    trainer = make_trainer(tmp_path, Rewards([right, mixed, wrong]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_pass_reward=least)
+    trainer.train()
+    assert session.metrics["replay/all_right_fraction"] == pytest.approx(1 / 3)
+    assert session.metrics["replay/all_wrong_fraction"] == pytest.approx(1 / 3)
+
+
 def test_the_dead_share_of_each_function_is_logged(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, functions([LIVE, DEAD, DEAD]), max_steps=3)
     trl_replay.attach(trainer)

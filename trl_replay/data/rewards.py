@@ -54,6 +54,17 @@ def bessel_std(values: Floats) -> Floats:
     return np.asarray(np.sqrt(squares.sum(axis=1) / degrees))
 
 
+def reaches(rewards: Floats, threshold: float) -> Bools:
+    """Tell which rewards are at least `threshold`, within the rounding of float32, in which TRL keeps them: there, 0.9
+    is less than 0.9.
+
+    Args:
+        rewards (`(…)`): Rewards, weighted sums of them, or means; NaN reaches nothing.
+        threshold (`float`): In the same unit.
+    """
+    return np.asarray(rewards >= threshold - NOISE * max(1.0, abs(threshold)))
+
+
 def pass_rates(passed: Bools, failed: Bools) -> Floats:
     """Share of a group's scored rows that pass; 0 where no row was scored.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .rewards import NOISE, Bools, Floats
+from .rewards import NOISE, Bools, Floats, reaches
 from .types import Groups
 
 KEPT = 5
@@ -56,7 +56,9 @@ class Success:
 
     def passed(self, groups: Groups) -> Bools:
         """Rows that pass, `(n, G)`: none while it is not known what does."""
-        return np.asarray(groups.reward >= (np.inf if self.least is None else self.least))
+        if self.least is None:
+            return np.zeros(groups.reward.shape, bool)
+        return reaches(groups.reward, self.least)
 
     def at_lowest(self, groups: Groups) -> Bools:
         """Dead groups at the lowest reward seen, `(n,)`; rows without a reward do not count."""
@@ -70,7 +72,7 @@ class Success:
         """Dead groups in which no row passes, `(n,)`; while it is not known what does, those at the lowest reward."""
         if self.least is None:
             return self.at_lowest(groups)
-        return self._all(groups, groups.reward < self.least)
+        return self._all(groups, ~reaches(groups.reward, self.least))
 
     def _all(self, groups: Groups, rows: Bools) -> Bools:
         """Dead groups all of whose scored rows are among these."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..base.validation import number, require, share
-from ..data.rewards import pass_rates
+from ..data.rewards import pass_rates, reaches
 from ..data.types import Context, Floats, Groups
 from ..protocols import Scorer
 
@@ -43,7 +43,7 @@ def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
     require("pass_rate: target", target, share)
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
-        passed = (groups.reward >= threshold) & groups.trains
+        passed = reaches(groups.reward, threshold) & groups.trains
         distance = np.abs(pass_rates(passed, groups.unscored) - target)
         farthest = max(target, 1.0 - target)
         return np.asarray(1.0 - distance / farthest)

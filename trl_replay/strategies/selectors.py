@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..base.validation import number, require, unusable, whole
-from ..data.rewards import pass_rates
+from ..data.rewards import pass_rates, reaches
 from ..data.types import Bools, Context, Floats, Groups, Ints
 from ..protocols import Selector
 
@@ -101,7 +101,7 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
         raise unusable("pass_rate: low", low, f"give 0 <= low < high <= 1, where high={high!r}")
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
-        rate = pass_rates(groups.reward >= threshold, groups.unscored)
+        rate = pass_rates(reaches(groups.reward, threshold), groups.unscored)
         replaceable = groups.dead | (rate <= low) | (rate >= high)
         return _ordered(groups, groups.reward_std, replaceable)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, Groups, MixerSpec, Preset, SelectorSpec, Table, hookimpl
+from trl_replay import Context, Groups, MixerSpec, Preset, SelectorSpec, Table, hookimpl, reaches
 
 from ..arguments import finite
 from ..cards import text_of
@@ -62,7 +62,7 @@ def make_one_success(reward: float = 0.1) -> Mixer:
     def one_success(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
-        is_success = (table.row_reward > reward) & table.row_trains
+        is_success = ~reaches(-table.row_reward, -reward) & table.row_trains
         for slot, entry in enumerate(drawn[:, 0].tolist()):
             if entry < 0:
                 continue

@@ -24,6 +24,7 @@ from trl_replay import (
     ScorerSpec,
     Table,
     hookimpl,
+    reaches,
 )
 
 from ..arguments import finite
@@ -68,14 +69,14 @@ class ExGRPO:
     def half_solved(self, groups: Groups, context: Context) -> Floats:
         """exp(−(k − 4)² / 2) where k in eight passed; NaN, so that it is not stored, where none or all did. A row that
         trains nothing did not."""
-        solved = ((groups.reward >= self.pass_reward) & groups.trains).mean(axis=1)
+        solved = (reaches(groups.reward, self.pass_reward) & groups.trains).mean(axis=1)
         worth = np.exp(-((8 * solved - 4) ** 2) / 2)
         return np.where((solved > 0) & (solved < 1), worth, np.nan)
 
     def surest(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         """The success with the highest mean log-prob takes the slot's last row."""
         count, size = slots.advantages.shape
-        passed = (table.row_reward >= self.pass_reward) & table.row_trains
+        passed = reaches(table.row_reward, self.pass_reward) & table.row_trains
         passed = passed[drawn[:, 0]] & (drawn[:, :1] >= 0)
         logp = np.where(passed, table.row_logp[drawn[:, 0]], -np.inf)
         taken = np.full((count, size), -1)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, Groups, Preset, hookimpl
+from trl_replay import Context, Groups, Preset, hookimpl, reaches
 
 from ..arguments import finite
 from ..cards import text_of
@@ -34,7 +34,7 @@ class MaxRL:
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
         """Advantages of the batch; a row that no reward function scored keeps its own."""
         scored = np.isfinite(groups.reward)
-        success = groups.reward >= self.pass_reward
+        success = reaches(groups.reward, self.pass_reward)
         successes = success.sum(axis=1, keepdims=True)
         gains = scored.sum(axis=1, keepdims=True) * success / np.maximum(successes, 1) - 1.0
         return np.where(scored, np.where(successes > 0, gains, 0.0), groups.advantages)

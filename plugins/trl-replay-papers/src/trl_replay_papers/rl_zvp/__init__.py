@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import ConfigurationError, Context, Groups, Preset, hookimpl
+from trl_replay import ConfigurationError, Context, Groups, Preset, hookimpl, reaches
 
 from ..arguments import finite
 from ..cards import text_of
@@ -37,7 +37,7 @@ class RlZvp:
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
         """The batch's advantages, with those of dead groups in the place of 0."""
         scored = np.isfinite(groups.reward)
-        passed = groups.reward_mean >= self.pass_reward
+        passed = reaches(groups.reward_mean, self.pass_reward)
         shaped = np.where(passed, self.alpha, -self.alpha)[:, None]
         return np.where(groups.dead[:, None] & scored, shaped, groups.advantages)
 

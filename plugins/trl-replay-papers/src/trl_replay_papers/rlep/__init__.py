@@ -11,7 +11,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, EvictorSpec, Groups, MixerSpec, Preset, ReplayConfig, ScorerSpec, Table, hookimpl
+from trl_replay import (
+    Context,
+    EvictorSpec,
+    Groups,
+    MixerSpec,
+    Preset,
+    ReplayConfig,
+    ScorerSpec,
+    Table,
+    hookimpl,
+    reaches,
+)
 
 from ..arguments import at_least, finite
 from ..cards import text_of
@@ -57,7 +68,7 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
     def successes(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
-        is_success = (table.row_reward >= reward) & table.row_trains
+        is_success = reaches(table.row_reward, reward) & table.row_trains
         worst_first = np.argsort(np.nan_to_num(slots.reward, nan=-np.inf), axis=1, kind="stable")
         for slot, entry in enumerate(drawn[:, 0].tolist()):
             pool = np.flatnonzero(is_success[entry]) if entry >= 0 else np.empty(0, np.int64)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trl_replay import Context, Groups, Preset, hookimpl
+from trl_replay import Context, Groups, Preset, hookimpl, reaches
 
 from ..arguments import finite
 from ..cards import text_of
@@ -32,7 +32,7 @@ class SignAdvantage:
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
         """Signs; a row that no reward function scored keeps its advantage."""
-        sign = np.where(groups.reward >= self.pass_reward, 1.0, -1.0)
+        sign = np.where(reaches(groups.reward, self.pass_reward), 1.0, -1.0)
         return np.where(np.isfinite(groups.reward), sign, groups.advantages)
 
     @hookimpl
