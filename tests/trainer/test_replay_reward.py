@@ -11,7 +11,7 @@ from replaying import build, replay
 from support import DEAD, HALF, LIVE, Rewards, logged, record, replayed
 
 import trl_replay
-from trl_replay import ConfigurationError
+from trl_replay import ConfigurationError, hookimpl
 from trl_replay.testing import make_trainer
 
 SPREAD = [0.1, 0.2, 0.3, 0.4]
@@ -53,6 +53,72 @@ def test_the_loss_of_what_is_replayed_is_the_one_by_hand(tmp_path: Path, setting
     trainer = build(tmp_path, functions([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD]), max_steps=6, **settings)
     session, _ = replay(trainer, replay_reward="accuracy")
     assert session.totals.counters["replaced"] > 2
+
+
+class Overlong:
+    """A mask of rows above a length, as in docs/hooks.md."""
+
+    @hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return np.where(groups.lengths > 5, np.nan, groups.advantages)
+
+
+@pytest.mark.parametrize("plugin", ["overlong", "rloo"])
+def test_109_a_plugin_that_shapes_advantages_brings_no_dead_group_to_life(tmp_path: Path, plugin: str) -> None:
+    """By the function that counts, whose groups the sum never has equal."""
+    trl_replay.register(Overlong(), "overlong")
+    try:
+        trainer = make_trainer(tmp_path, functions([DEAD, DEAD, LIVE]), max_steps=4)
+        session = trl_replay.attach(trainer, replay_start=0, replay_reward="accuracy", replay_plugins=[plugin])
+        trainer.train()
+    finally:
+        trl_replay.unregister("overlong")
+    assert session.totals.counters["dead"] >= 8
+    assert session.totals.counters["replaced"] > 0
+    assert (session.buffer.table.reward_mean > 0).all(), "of accuracy"
+
+
+def test_109_signs_of_groups_that_are_alike_by_the_function_train(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, functions([DEAD, DEAD, LIVE]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_preset="sign_advantage", replay_reward="accuracy")
+    trainer.train()
+    assert session.totals.counters["dead"] == 0
+
+
+def test_109_a_mixed_group_that_is_alike_by_the_function_stays_fresh(tmp_path: Path) -> None:
+    right = [1.0, 1.0, 1.0, 1.0]
+    script = [[LIVE] * 3, [right] * 3]
+    trainer = make_trainer(tmp_path, functions(*script), prompts=["1=", "2=", "3="], max_steps=6)
+    session = trl_replay.attach(
+        trainer, replay_start=0, replay_reward="accuracy", replay_sampler="same_prompt", replay_mixer=successes
+    )
+    trainer.train()
+    assert session.totals.counters["replaced"] == 0
+    assert session.totals.reasons["a mixed group would have been dead"] > 0
+
+
+def successes(table: Any, drawn: Any, slots: Any, context: Any) -> Any:
+    """A stored success for the first row of each slot."""
+    taken = np.full(slots.advantages.shape, -1)
+    for slot, entry in enumerate(drawn[:, 0].tolist()):
+        if entry >= 0:
+            taken[slot, 0] = int(table.row_reward[entry].argmax())
+    return taken
+
+
+@pytest.mark.parametrize("value", [0.7, 100.1])
+def test_110_a_mask_on_a_dead_group_leaves_it_dead(tmp_path: Path, value: float) -> None:
+    """TRL divides rounding errors of eight equal rewards by almost nothing; a plugin leaves these on other rows."""
+    trl_replay.register(Overlong(), "overlong")
+    dead, live = [value] * 8, [value + 1, *[value] * 7]
+    try:
+        trainer = make_trainer(tmp_path, Rewards([dead, dead, live]), num_generations=8, max_steps=4)
+        session = trl_replay.attach(trainer, replay_start=0, replay_plugins=["overlong"])
+        trainer.train()
+    finally:
+        trl_replay.unregister("overlong")
+    assert session.totals.counters["dead"] >= 8
+    assert (session.buffer.table.reward_std > 0.1).all()
 
 
 @pytest.mark.parametrize("least", [0.9, 0.7, 0.35, -0.1])

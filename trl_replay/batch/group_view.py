@@ -176,12 +176,7 @@ def view(
         masked=masked,
         counting=counting,
     )
-    if counting is None:
-        return groups
-    alike = groups.equal_rewards & ~groups.unscored.all(
-        axis=1
-    )  # what the function does not score is judged by the sum
-    return replace(groups, dead=groups.dead | alike)
+    return replace(groups, dead=groups.dead | groups.alike)
 
 
 def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> dict[str, float]:

@@ -128,6 +128,14 @@ class Groups:
         return have_equal_rewards(self.reward[..., None], np.ones(1))
 
     @property
+    def alike(self) -> Bools:
+        """Groups that are dead by the function that counts, `(n,)`, whatever their advantages: its rewards do not
+        differ. None without such a function; what it does not score is judged by the sum."""
+        if self.counting is None:
+            return np.zeros(len(self), bool)
+        return self.equal_rewards & ~self.unscored.all(axis=1)
+
+    @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; of a group without any that of the weighted sum, or 0."""
         return mean_of_scored(self._reward_or_sum)

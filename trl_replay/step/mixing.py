@@ -28,7 +28,9 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     """The fresh groups with a plugin's advantages.
 
     A group that was changed is dead if all of its rows that train have advantages next to 0: beside the batch's
-    largest, and where it was dead before, beside its rewards, since a batch or a round may hold none that is larger.
+    largest, and where it was dead before, beside its rewards, since a batch or a round may hold none that is larger,
+    and beside what TRL's rounding left of rows that the plugin left alone. A group that is dead by the function that
+    counts stays so, unless the plugin has given all of its rows one advantage of its own.
 
     Args:
         fresh ([`Groups`]): As the trainer made them.
@@ -41,10 +43,23 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     changed = replace(fresh, advantages=advantages, masked=masked)
     least = TINY * np.abs(advantages).max(initial=0.0)
     noise = reward_noise(fresh.rewards, fresh.reward_weights)
-    least = np.where(fresh.dead, np.maximum(least, noise), least)
+    rounding = np.where(left & changed.trains, np.abs(fresh.advantages), 0.0).max(axis=1)
+    least = np.where(fresh.dead, np.maximum(np.maximum(least, noise), rounding), least)
     touched = (~left | masked).any(axis=1)
     dead = np.where(touched, teach_nothing(advantages, changed.trains, least), fresh.dead)
-    return replace(changed, dead=dead)
+    return replace(changed, dead=dead | (changed.alike & ~_have_one(advantages, changed.trains)))
+
+
+def _alike_among(groups: Groups, members: Bools) -> Bools:
+    """Groups whose `members` are alike by the function that counts, `(n,)`."""
+    return replace(groups, rewards=np.where(members[..., None], groups.rewards, np.nan)).alike
+
+
+def _have_one(advantages: Floats, trains: Bools) -> Bools:
+    """Groups all of whose rows that train have the same advantage, and not 0, `(n,)`."""
+    highest = np.where(trains, advantages, -np.inf).max(axis=1)
+    lowest = np.where(trains, advantages, np.inf).min(axis=1)
+    return np.asarray((highest == lowest) & (highest != 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +290,8 @@ class Mixing:
             plan.advantages = np.where(plan.stored, of_stored, of_fresh)
         else:
             plan.advantages, dead = by_rule(counted, join=True)
-        groups = self.shape(mixed.as_groups(dead))
+        members = plan.stored if setting == "split" else np.ones_like(plan.stored)
+        groups = mixed.as_groups(dead)
+        groups = self.shape(replace(groups, dead=dead | _alike_among(groups, members & counted)))
         plan.advantages, plan.masked = groups.advantages.copy(), groups.masked.copy()
         return groups.dead.copy()
