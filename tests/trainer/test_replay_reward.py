@@ -12,6 +12,7 @@ from support import DEAD, HALF, LIVE, Rewards, logged, record, replayed
 
 import trl_replay
 from trl_replay import ConfigurationError, hookimpl
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS
 from trl_replay.testing import make_trainer
 
 SPREAD = [0.1, 0.2, 0.3, 0.4]
@@ -119,6 +120,48 @@ def test_110_a_mask_on_a_dead_group_leaves_it_dead(tmp_path: Path, value: float)
         trl_replay.unregister("overlong")
     assert session.totals.counters["dead"] >= 8
     assert (session.buffer.table.reward_std > 0.1).all()
+
+
+NOT_SCORED: Any = [None] * 4
+
+
+@pytest.mark.parametrize("selector", ["min_range", "min_nontrivial", "pass_rate"])
+def test_111_a_live_group_that_the_function_does_not_score_keeps_its_place(tmp_path: Path, selector: str) -> None:
+    """It is judged by the sum, which differs: another task, say."""
+    apart, right = Rewards([[0.1, 0.2, 0.3, 0.9], DEAD, DEAD]), Rewards([NOT_SCORED, LIVE, HALF])
+    apart.__name__, right.__name__ = "apart", "accuracy"
+    trainer = make_trainer(tmp_path, [apart, right], max_steps=5)
+    session = trl_replay.attach(trainer, replay_start=0, replay_reward="accuracy", replay_selector=selector)
+    steps = record(session)
+    trainer.train()
+    assert session.totals.counters["stored"] > 8
+    assert not any(bool((after[ROWS][:4, 0] < 0).any()) for _, after in steps)
+
+
+@pytest.mark.parametrize("scorer", ["pass_rate", "freshness/abs_reward", "fresh_per/mean_abs_reward"])
+def test_111_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_the_sum(
+    tmp_path: Path, scorer: str
+) -> None:
+    apart, right = Rewards([[0.1, 0.2, 0.3, 0.9], DEAD, DEAD]), Rewards([NOT_SCORED, LIVE, HALF])
+    apart.__name__, right.__name__ = "apart", "accuracy"
+    trainer = make_trainer(tmp_path, [apart, right], max_steps=2)
+    session = trl_replay.attach(trainer, replay_start=0, replay_reward="accuracy", replay_scorer=scorer)
+    trainer.train()
+    assert (session.buffer.table.score > 0.2).all()
+
+
+def test_111_gfpo_normalizes_the_sum_and_trains_groups_that_the_function_does_not_score(tmp_path: Path) -> None:
+    advantages = []
+    for which in (None, "accuracy"):
+        apart, right = Rewards([[0.1, 0.2, 0.3, 0.9]] * 3), Rewards([NOT_SCORED, LIVE, HALF])
+        apart.__name__, right.__name__ = "apart", "accuracy"
+        trainer = make_trainer(tmp_path / str(which), [apart, right], max_steps=1)
+        session = trl_replay.attach(trainer, replay_reward=which, replay_preset="gfpo")
+        steps = record(session)
+        trainer.train()
+        advantages.append(steps[0][1]["advantages"].tolist())
+        assert not bool((steps[0][1][ROWS][:4, 1] & EXCLUDED).all())
+    assert advantages[0] == advantages[1]
 
 
 @pytest.mark.parametrize("least", [0.9, 0.7, 0.35, -0.1])

@@ -138,16 +138,16 @@ class Groups:
     @property
     def reward_mean(self) -> Floats:
         """Mean `reward` of the scored rows, `(n,)`; of a group without any that of the weighted sum, or 0."""
-        return mean_of_scored(self._reward_or_sum)
+        return mean_of_scored(self.reward_or_total)
 
     @property
     def reward_std(self) -> Floats:
         """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; of a group without any that of the
         weighted sum; 0 with fewer than two scored rows."""
-        return bessel_std(self._reward_or_sum)
+        return bessel_std(self.reward_or_total)
 
     @property
-    def _reward_or_sum(self) -> Floats:
+    def reward_or_total(self) -> Floats:
         """`reward`, and the weighted sum in groups that the function that counts does not score, `(n, G)`."""
         return np.where(self.unscored.all(axis=1, keepdims=True), self.total, self.reward)
 

@@ -43,8 +43,9 @@ def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
     require("pass_rate: target", target, share)
 
     def pass_rate(groups: Groups, context: Context) -> Floats:
-        passed = reaches(groups.reward, threshold) & groups.trains
-        distance = np.abs(pass_rates(passed, groups.unscored) - target)
+        reward = groups.reward_or_total
+        passed = reaches(reward, threshold) & groups.trains
+        distance = np.abs(pass_rates(passed, np.isnan(reward)) - target)
         farthest = max(target, 1.0 - target)
         return np.asarray(1.0 - distance / farthest)
 

@@ -46,8 +46,9 @@ def make_min_range(threshold: float = 0.02) -> Selector:
     require("min_range: threshold", threshold, number("a number of at least 0", least=0.0))
 
     def min_range(groups: Groups, context: Context) -> Ints:
-        highest = np.where(groups.unscored, -np.inf, groups.reward).max(axis=1)
-        lowest = np.where(groups.unscored, np.inf, groups.reward).min(axis=1)
+        reward = groups.reward_or_total
+        highest = np.where(np.isnan(reward), -np.inf, reward).max(axis=1)
+        lowest = np.where(np.isnan(reward), np.inf, reward).min(axis=1)
         return _ordered(groups, highest - lowest, groups.dead | (highest - lowest < threshold))
 
     return min_range
@@ -64,7 +65,7 @@ def make_min_nontrivial(count: int = 2, tolerance: float = 0.01) -> Selector:
     require("min_nontrivial: tolerance", tolerance, number("a number of at least 0", least=0.0))
 
     def min_nontrivial(groups: Groups, context: Context) -> Ints:
-        differing = (np.abs(groups.reward - groups.reward_mean[:, None]) > tolerance).sum(axis=1)
+        differing = (np.abs(groups.reward_or_total - groups.reward_mean[:, None]) > tolerance).sum(axis=1)
         return _ordered(groups, differing.astype(np.float64), groups.dead | (differing < count))
 
     return min_nontrivial
@@ -102,7 +103,8 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
 
     def pass_rate(groups: Groups, context: Context) -> Ints:
         rate = pass_rates(reaches(groups.reward, threshold), groups.unscored)
-        replaceable = groups.dead | (rate <= low) | (rate >= high)
+        is_rated = ~groups.unscored.all(axis=1)
+        replaceable = groups.dead | (is_rated & ((rate <= low) | (rate >= high)))
         return _ordered(groups, groups.reward_std, replaceable)
 
     return pass_rate

@@ -97,8 +97,9 @@ def make_decayed(half_life: float = 10.0) -> Evictor:
 
 def abs_reward(groups: Groups, context: Context) -> Floats:
     """Mean |weighted reward| over the scored rows of each group, plus ε = 1e-6."""
-    scored = np.isfinite(groups.reward)
-    total = np.abs(np.where(scored, groups.reward, 0.0)).sum(axis=1)
+    reward = groups.reward_or_total
+    scored = np.isfinite(reward)
+    total = np.abs(np.where(scored, reward, 0.0)).sum(axis=1)
     return np.asarray(total / np.maximum(scored.sum(axis=1), 1) + 1e-6)
 
 

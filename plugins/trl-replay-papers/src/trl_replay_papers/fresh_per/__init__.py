@@ -50,8 +50,9 @@ def make_fading(alpha: float = 0.6, tau: float = 500.0) -> WeightedSampler:
 
 def mean_abs_reward(groups: Groups, context: Context) -> NDArray[np.float64]:
     """Mean |weighted reward| over the scored rows of each group, plus 1e-6."""
-    scored = np.isfinite(groups.reward)
-    total = np.abs(np.where(scored, groups.reward, 0.0)).sum(axis=1)
+    reward = groups.reward_or_total
+    scored = np.isfinite(reward)
+    total = np.abs(np.where(scored, reward, 0.0)).sum(axis=1)
     return np.asarray(total / np.maximum(scored.sum(axis=1), 1) + EPSILON)
 
 

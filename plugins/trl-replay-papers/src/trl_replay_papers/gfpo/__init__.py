@@ -55,9 +55,10 @@ class Gfpo:
         """Advantages of the kept rows among themselves, NaN for the others."""
         size = groups.advantages.shape[1]
         count = size // 2 if self.keep is None else self.keep
-        first = groups.lengths if self.by == "length" else -groups.reward / np.maximum(groups.lengths, 1)
-        kept = np.argsort(np.where(np.isfinite(groups.reward), first, np.inf), axis=1, kind="stable")[:, :count]
-        reward = np.take_along_axis(groups.reward, kept, axis=1)
+        total = groups.total  # as TRL's advantages, whichever function counts
+        first = groups.lengths if self.by == "length" else -total / np.maximum(groups.lengths, 1)
+        kept = np.argsort(np.where(groups.failed, np.inf, first), axis=1, kind="stable")[:, :count]
+        reward = np.take_along_axis(total, kept, axis=1)
         scored = np.isfinite(reward).sum(axis=1, keepdims=True)  # may be none
         centered = reward - np.nansum(reward, axis=1, keepdims=True) / np.maximum(scored, 1)
         squares = np.nansum(centered**2, axis=1, keepdims=True)
