@@ -195,7 +195,7 @@ class CheckedHooks:
             raise self._bad(f"a {type(result).__name__}", wanted)
         if len(result) != len(rows):
             raise self._bad(f"{len(result)} rows", wanted)
-        if not all("prompt" in row for row in result):
+        if all("prompt" in row for row in rows) and not all("prompt" in row for row in result):
             raise self._bad("a row without a 'prompt'", wanted)
         return [dict(row) for row in result]
 

@@ -108,6 +108,14 @@ def test_every_slot_holds_what_it_must_on_every_rank(launches: Launches, world: 
     assert sum(rank["tries"] for rank in ranks) == rollouts * (1 if own else world)
 
 
+def test_113_groups_of_a_stream_that_straddle_processes_train_with_a_plugin_that_asks_again(
+    launches: Launches,
+) -> None:
+    """Each process remembers the rows that it has seen itself."""
+    for rank in launches(2, "a stream"):
+        assert told(rank) == ""
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [

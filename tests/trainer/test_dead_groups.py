@@ -46,6 +46,15 @@ def test_20_deadness_is_per_group_and_tolerates_float_noise(
     assert counted(trainer) == (pytest.approx(1 - live / 3), live)
 
 
+@pytest.mark.parametrize("level", [-6.0, -300.0, 2002.4])
+def test_112_a_function_that_pays_a_group_alike_keeps_no_group_from_being_live(tmp_path: Any, level: float) -> None:
+    """A penalty on length, say, where all completions are as long as they may be."""
+    accuracy, length = Rewards([LIVE, DEAD, HALF]), Rewards([[level] * 4] * 3)
+    length.__name__ = "length"
+    trainer = make_trainer(tmp_path, [accuracy, length], max_steps=1, multi_objective_aggregation="normalize_then_sum")
+    assert counted(trainer) == (pytest.approx(1 / 3), 2)
+
+
 @pytest.mark.parametrize(("weights", "live"), [([1.0, 1.0], 1), ([1.0, 2.0], 3)])
 def test_20_with_normalize_then_sum_deadness_follows_the_advantages_and_not_the_sum(
     tmp_path: Any, weights: list[float], live: int

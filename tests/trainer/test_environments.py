@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 from advantages_by_hand import mixed_advantages
+from datasets import Dataset
 from episodes import FORMS, OWN_REWARDS, TURNS, Episode, build
 from methods import INJECTED
 from replaying import Checked, Watch, check_batches, check_losses
 from support import Spy, logged, weights_hash
+from tools import tool_tokenizer
+from trl import GRPOConfig, GRPOTrainer
 
 import trl_replay
+from trl_replay.testing import make_model
 
 FORM = pytest.mark.parametrize("form", [pytest.param(form, marks=OWN_REWARDS) for form in FORMS])
 SAMPLED = {"replay_refill_rounds": 1}
@@ -140,3 +144,37 @@ def test_a_curriculum_counts_the_scored_rollouts_alone(tmp_path: Any, monkeypatc
     assert prompts is not None
     assert prompts.tries.sum() < 4 * session.totals.counters["generated"]
     assert prompts.tries.sum() == 4 * session.totals.counters["generated"] - session.totals.counters["failed"]
+
+
+class Solved:
+    """A rollout that always succeeds, and owns its prompt and its reward."""
+
+    def reset(self, **columns: Any) -> str:
+        return "Go"
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+@OWN_REWARDS
+def test_114_a_curriculum_takes_rows_without_a_prompt(tmp_path: Path) -> None:
+    tokenizer = tool_tokenizer()
+    settings = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "bf16": False, "max_steps": 6}
+    args = GRPOConfig(
+        str(tmp_path),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=4,
+        max_steps=6,
+        **settings,
+    )
+    levels = [{"environment": name, "level": level} for name in ("one", "two") for level in range(4)]
+    trainer = GRPOTrainer(
+        model=make_model(tokenizer, max_position_embeddings=2048), reward_funcs=[], args=args,
+        processing_class=tokenizer, train_dataset=Dataset.from_list(levels),
+        environment_factory={"one": Solved, "two": type("Other", (Solved,), {})},
+    )  # fmt: skip
+    session = trl_replay.attach(trainer, replay_plugins=["skip_solved"], replay_pass_reward=1.0)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert session.totals.counters["all_right"] > 0

@@ -55,11 +55,15 @@ def test_functions_that_are_normalized_first_have_the_noise_of_each_and_of_their
     std = np.array([[np.sqrt(0.5), 0.0], [np.sqrt(0.5), np.sqrt(2.0)]]) + 1e-4
     normalized = np.array([[[0.5, 0.0], [-0.5, 0.0]], [[0.5, 1.0], [-0.5, -1.0]]]) / std[:, None]
     errors = EPS * np.array([[1.0, 5.0], [1.0, 2.0]]) / std
+    of_level = EPS * 5.0 / 1e-4
+    errors[0, 1] = 0.0  # which all rows share
     errors[1] += 2 * normalized[1].max(axis=0) * 1e-4 / std[1]  # two functions that vary may cancel out
     sums = normalized.sum(axis=2)
     expected = (errors.sum(axis=1) + EPS * np.abs(sums).max(axis=1)) / (np.std(sums, ddof=1) + 1e-4)
     found = advantage_noise(rewards, setup("group", "normalize_then_sum", 1.0, 1.0))
     np.testing.assert_allclose(found, expected)
+    with_levels = advantage_noise(rewards, setup("group", "normalize_then_sum", 1.0, 1.0), of_level=True)
+    np.testing.assert_allclose(with_levels - found, [of_level / (np.std(sums, ddof=1) + 1e-4), 0.0])
 
 
 def test_deviations_and_sums_leave_out_what_no_function_scored() -> None:

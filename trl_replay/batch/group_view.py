@@ -272,7 +272,7 @@ def trls_own(
     found = fetch({"rewards": scored.double(), "advantages": by_group})
     expected = found["advantages"].numpy()[shared]
     rewards = _by_group(found["rewards"], size)
-    rounding = advantage_noise(rewards, setup)[shared] * (FLOAT32_EPS / NOISE)
+    rounding = advantage_noise(rewards, setup, of_level=True)[shared] * (FLOAT32_EPS / NOISE)
     tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
     own = np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
     return own, rewards
@@ -357,7 +357,7 @@ def _by_group(scored: torch.Tensor, size: int) -> Floats:
     return np.asarray(rewards.reshape(-1, size, rewards.shape[1]))
 
 
-def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
+def advantage_noise(rewards: Floats, setup: compat.RewardSetup, of_level: bool = False) -> Floats:
     """Return the largest distance between advantages of a group with equal rewards, `(n,)`: float noise.
 
     TRL subtracts means in float32 and divides by a standard deviation plus `STD_EPSILON`, so that rounding errors of
@@ -366,10 +366,11 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
     Args:
         rewards (`(n, G, functions)`): Raw rewards, NaN where None, of all groups that TRL scaled together.
         setup ([`RewardSetup`]): TRL's normalization.
+        of_level (`bool`): Whether errors count that all rows of a group share.
     """
     sizes = np.nan_to_num(np.abs(rewards)) * np.abs(setup.weights)  # (n, G, functions)
     if setup.aggregation == "normalize_then_sum":
-        return _noise_of_normalized(rewards, setup.weights, sizes)
+        return _noise_of_normalized(rewards, setup.weights, sizes, of_level)
     error = NOISE * sizes.sum(axis=2).max(axis=1)
     if setup.scale == "none":
         return np.asarray(error)
@@ -380,14 +381,19 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup) -> Floats:
     return np.asarray(error / divisor)
 
 
-def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats) -> Floats:
-    """The noise where TRL divides each function's rewards by their deviation, and the sum by that of the batch."""
+def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats, of_level: bool) -> Floats:
+    """The noise where TRL divides each function's rewards by their deviation, and the sum by that of the batch.
+
+    Of a function that gives all rows of a group the same number, all have the same error: it keeps none apart.
+    """
     largest = sizes.max(axis=1)  # (n, functions)
     std = bessel_std(rewards)
     divisor = std + STD_EPSILON
     centered = rewards - mean_of_scored(rewards)[:, None]
     normalized = centered / divisor[:, None] * weights  # (n, G, functions)
     errors = NOISE * largest / divisor
+    if not of_level:
+        errors = np.where((rewards == rewards[:, :1]).all(axis=1), 0.0, errors)
     # functions that cancel out do so up to STD_EPSILON's share in their divisors, on both sides of the mean
     varying = (std > NOISE * largest).sum(axis=1, keepdims=True)
     steepest = np.nan_to_num(np.abs(normalized)).max(axis=1)

@@ -55,8 +55,8 @@ class Prompts:
         self._key = key = components.tasks.key
         self._dataset = Dataset(lambda: compat.training_data(trainer()), key)
         self.source = self._source()
-        streams = compat.streams(trainer().train_dataset)
-        self._memory = RowMemory(None if streams else self._dataset)
+        self._streams = compat.streams(trainer().train_dataset)
+        self._memory = RowMemory(None if self._streams else self._dataset)
         self._batch = 0
         self.rows: list[Row] = []
         self.keys: list[int] = []
@@ -197,13 +197,13 @@ class Prompts:
         known = {spec.name: getattr(base, spec.name) for spec in fields(base)}
         known["rng"] = rng
         return InputsContext(
-            **known,
-            round=number,
-            batch=self._batch,
-            key=self._key,
-            new_prompts=new_prompts,
-            prompt_rows=self._memory.find,
+            **known, round=number, batch=self._batch, key=self._key, new_prompts=new_prompts, prompt_rows=self._find
         )
+
+    def _find(self, keys: Sequence[int]) -> list[Row]:
+        """The rows with these keys. Of a stream each process remembers those that it has seen: none where groups
+        straddle processes, which must all find the same."""
+        return [] if self._streams and self._layout.straddles else self._memory.find(keys)
 
 
 def _cycled(values: Sequence[_T], count: int) -> list[_T]:

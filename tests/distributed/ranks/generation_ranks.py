@@ -6,9 +6,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from datasets import IterableDataset
 from one_rank import outcome, perform
 from patterns import random_of
 from scripted import texts
@@ -159,9 +161,25 @@ def failing(folder: Path, rank: int, what: str) -> None:
         trl_replay.unregister("asked")
 
 
+def streamed(folder: Path, rank: int) -> None:
+    """A training on a stream, in which a plugin asks for prompts that it has seen."""
+    trainer, script = build(folder, rank, 6)
+    args = replace(trainer.args, generation_batch_size=None)
+    stream = IterableDataset.from_generator(lambda: ({"prompt": prompt} for prompt in PROMPTS))
+    trainer = Spy(model=trainer.model, reward_funcs=script, args=args, train_dataset=stream,
+                  processing_class=trainer.processing_class)  # fmt: skip
+    trainer.rollout_func = script.rollout
+    bapo = {"replay_plugins": ["bapo"], "replay_plugins_kwargs": {"bapo": {"every": 1, "high": 1.0}}}
+    session = trl_replay.attach(trainer, replay_scope="gathered", replay_pass_reward=0.5, **bapo)
+    trainer.train()
+    assert len(session.prompts) > 4
+
+
 def cases(folder: Path, rank: int, world: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, settings in (CASES if world == 2 else THREE).items():
         yield name, lambda s=settings: trained(folder, rank, **s)
+    if world == 2:
+        yield "a stream", lambda: outcome(lambda: streamed(folder, rank))
     for what in FAILING if world == 2 else ():
         yield what, lambda w=what: outcome(lambda: failing(folder, rank, w))
 
