@@ -122,7 +122,8 @@ class ReplayConfig:
     replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
         None,
         """Bytes that the buffer keeps, per process (with `sharded` on average over them), table and payload
-        together: `"512MB"`, `"2GiB"`. Whichever of `replay_buffer_size` and this is reached first evicts. No limit if not set.""",
+        together: `"512MB"`, `"2GiB"`. Whichever of `replay_buffer_size` and this is reached first evicts. No
+        limit if not set.""",
     )
     replay_logps_dtype: Annotated[str, Rule(choice("float32", "bfloat16"))] = setting(
         "float32",
