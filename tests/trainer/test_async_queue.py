@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from queue import Empty, Queue
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from queued import DEAD, LIVE, Script, make_async_trainer, make_policy, samples_of, stand_in, watch
+from pyarrow import parquet
+from queued import DEAD, LIVE, SIZE, Script, make_async_trainer, make_policy, samples_of, stand_in, watch
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
 import trl_replay
 from trl_replay import compat
+from trl_replay.testing import make_trainer
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +156,51 @@ def test_a_warm_start_replays_the_groups_of_another_run_as_they_were(policy: Any
         assert np.array_equal(sample.completion_mask, original.completion_mask)
         assert sample.advantage == pytest.approx(original.advantage)
     assert session.buffer.add(path) == len(stored.buffer)
+
+
+def test_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy: Any, tmp_path: Any) -> None:
+    """Its truncated completions, and a row that the file masks."""
+
+    def right(completions: list[Any], **_: Any) -> list[float]:
+        return [float(row % SIZE == 0) + 0.1 * (row % 3) for row in range(len(completions))]
+
+    model = Qwen2ForCausalLM.from_pretrained(policy.path)
+    before = make_trainer(tmp_path / "a", right, max_steps=8, mask_truncated_completions=True, model=model)
+    stored = trl_replay.attach(before, replay_start=None)
+    before.train()
+    path = stored.export(tmp_path / "groups.parquet")
+    rows = parquet.read_table(path).to_pylist()
+    truncated = [row for row in rows if row["completion_mask"] and not any(row["completion_mask"])]
+    assert truncated, "some are truncated"
+    trained = [row for row in rows if row not in truncated]
+    masked = next(row for other, row in itertools.pairwise(trained) if row["group"] == other["group"])
+    masked["masked"] = True
+    left_out = {(*row["prompt_ids"], *row["completion_ids"]) for row in (*truncated, masked)}
+
+    worker = Script(lambda number, version: samples_of(100 + number, DEAD, version))
+    trainer = make_async_trainer(tmp_path / "b", policy, worker)
+    session = trl_replay.attach(trainer, replay_start=None)
+    given = handed_out(session)
+    assert session.buffer.add(rows) == len(stored.buffer)
+    trainer.train()
+    replayed = [tuple(sample.input_ids.tolist()) for sample in given if sample.group_id < 0]
+    assert len(replayed) > SIZE
+    assert not left_out & set(replayed)
+
+
+def test_a_files_advantages_of_tokens_are_refused(policy: Any, tmp_path: Any) -> None:
+    """A sample of TRL's has one advantage."""
+    rows = [
+        {
+            "prompt": "1=", "completion": "ab", "prompt_ids": [5, 6], "completion_ids": [7, 8 + row], "reward": row,
+            "old_per_token_logps": [-1.0, -2.0], "advantages": [row - 1.5, 1.0],
+        }
+        for row in range(SIZE)
+    ]  # fmt: skip
+    trainer = make_async_trainer(tmp_path, policy, Script(all_live))
+    session = trl_replay.attach(trainer)
+    assert session.buffer.add(rows) == 0
+    assert any("its tokens have advantages of their own" in reason for reason in session.totals.reasons)
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.25])

@@ -290,8 +290,9 @@ class ReplayQueue:
         group = self._buffer.load(int(table.serial[entry]))
         age = int(self._clock.update - table.update[entry])
         weight = self._session.config.replay_weight * self._components.weight_before_the_loss(age, chance)
+        samples = samples_of(group, table.row_masked[entry].tolist(), weight)
         self.next_id -= 1
-        return [Handed(replace(one, group_id=self.next_id + 1), replayed=True) for one in samples_of(group, weight)]
+        return [Handed(replace(one, group_id=self.next_id + 1), replayed=True) for one in samples]
 
     def _may_replay_waiting(self) -> bool:
         """Tell whether a stored group may be handed out because nothing else is there."""

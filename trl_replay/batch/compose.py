@@ -56,6 +56,15 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
     return mask
 
 
+def trained_tokens(group: Group) -> torch.Tensor:
+    """`(tokens,)` bool: the tokens of a stored group that the loss trains on, unless their row is masked."""
+    trained = torch.ones_like(group.tensors["completion_ids"], dtype=torch.bool)
+    for key in ("completion_mask", "tool_mask"):
+        if key in group.tensors:
+            trained &= group.tensors[key].bool()
+    return trained
+
+
 def padding(batch: Mapping[str, Any]) -> float:
     """The share of pad tokens among all positions."""
     masks = (batch["prompt_mask"], batch["completion_mask"])

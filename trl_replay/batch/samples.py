@@ -14,6 +14,7 @@ from .. import compat
 from ..compat import OLD_LOGPS
 from ..data.fields import ADVANTAGES
 from ..data.types import Group, Ints
+from .compose import trained_tokens
 
 REPLAYED = [{"role": "assistant", "content": "(a replayed sample)"}]
 """In the place of a replayed sample's messages, which only traces show."""
@@ -66,34 +67,40 @@ def completion_numbers(samples: Sequence[Any]) -> list[int]:
     return [0, *itertools.accumulate(changes)]
 
 
-def samples_of(group: Group, weight: float) -> list[Any]:
-    """A stored group's samples as the queue gives them, without version and id.
+def masked_rows(group: Group, masked: Sequence[bool]) -> Sequence[bool]:
+    """Which of a stored group's rows train nothing, given which of its completions do: none where a completion stands
+    in several rows."""
+    rows = len(group.completion_lengths)
+    return masked if rows <= len(masked) else [False] * rows
+
+
+def samples_of(group: Group, masked: Sequence[bool], weight: float) -> list[Any]:
+    """A stored group's samples as the queue gives them, without version and id, but for those that train nothing.
 
     Args:
         group ([`Group`]): As stored.
+        masked (`Sequence[bool]`): Which of its completions train nothing.
         weight (`float`): In the loss, by which advantages are multiplied.
     """
     make = compat.rollout_sample()
     lengths = group.completion_lengths.tolist()
-    parts = {
-        key: torch.split(tensor, lengths)
-        for key, tensor in group.tensors.items()
-        if key in ("completion_ids", OLD_LOGPS)
-    }
-    masks = group.tensors.get("tool_mask")
+    ids, logps = (torch.split(group.tensors[key], lengths) for key in ("completion_ids", OLD_LOGPS))
+    masks = torch.split(trained_tokens(group), lengths)
+    masked = masked_rows(group, masked)
     prompts = torch.split(group.tensors["prompt_ids"], group.prompt_lengths.tolist())
     prompts = prompts * len(lengths) if len(prompts) == 1 else prompts
-    split = [torch.ones(length) for length in lengths] if masks is None else torch.split(masks, lengths)
     samples = []
-    for row, (prompt, mask) in enumerate(zip(prompts, split, strict=True)):
+    for row, (prompt, mask) in enumerate(zip(prompts, masks, strict=True)):
+        if masked[row] or not mask.any():
+            continue
         nothing = np.zeros(len(prompt))
         samples.append(
             make(
                 prompt=[],
                 completion=REPLAYED,
-                input_ids=torch.cat([prompt, parts["completion_ids"][row]]).numpy().astype(np.int64),
+                input_ids=torch.cat([prompt, ids[row]]).numpy().astype(np.int64),
                 completion_mask=np.concatenate([nothing, mask.numpy()]).astype(np.int64),
-                old_log_probs=np.concatenate([nothing, parts[OLD_LOGPS][row].float().numpy()]).astype(np.float32),
+                old_log_probs=np.concatenate([nothing, logps[row].float().numpy()]).astype(np.float32),
                 advantage=float(group.tensors[ADVANTAGES][row]) * weight,
                 model_version=0,
                 group_id=-1,

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..base.transfer import Copies, begin, fetch
+from ..batch.compose import trained_tokens
 from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..data.counters import Tally
 from ..data.fields import STORED_REWARDS, FieldTable
@@ -280,11 +281,6 @@ def _payload(candidate: Candidate) -> Group:
 def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:
     """The summed behavior log-probs of each row's trainable tokens, float64, where the group is; those of masked
     tokens do not matter."""
-    logps = group.tensors[key].float()
-    mask = torch.ones_like(logps, dtype=torch.bool)
-    for key in ("completion_mask", "tool_mask"):
-        if key in group.tensors:
-            mask &= group.tensors[key].bool()
-    kept = torch.where(mask, logps, 0.0)
+    kept = torch.where(trained_tokens(group), group.tensors[key].float(), 0.0)
     rows = torch.split(kept, group.completion_lengths.tolist())
     return torch.stack([row.sum() for row in rows]).double()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..batch.samples import masked_rows
 from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, TOKEN_ADVANTAGES
@@ -236,9 +237,7 @@ def rows_of(number: int, entry: StoredEntry, source: Source) -> Iterator[dict[st
     images = tensors.get("num_images", no_images).expand(size).tolist()
     reward_names = reward_columns(source.reward_functions)
     of_dataset = source.dataset.of(entry.columns["prompt"])
-    masked = entry.columns["row_masked"]
-    if size > len(masked):  # a completion in several rows, of which none is masked
-        masked = [False] * size
+    masked = masked_rows(group, entry.columns["row_masked"])
     for row in range(size):
         named = dict(zip(reward_names, rewards[row], strict=False))
         yield {

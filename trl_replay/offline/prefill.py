@@ -82,7 +82,7 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     groups, advantages = _read(session, source, incomplete, tally)
     newcomers: list[Newcomer] = []
     _run(session, lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)))
-    trainable = [newcomer for newcomer in newcomers if newcomer.view.trainable.any()]
+    trainable = [newcomer for newcomer in newcomers if newcomer.view.trains.any()]
     tally.refuse(len(newcomers) - len(trainable), "it has no trainable token")
     scored = [newcomer for newcomer in trainable if _has_finite_logps(newcomer.group)]
     tally.refuse(len(trainable) - len(scored), NOT_FINITE)
@@ -116,6 +116,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     """
     groups: list[OfflineGroup] = []
     advantages: list[Floats] = []
+    computes_logps = compat.computes_logps(session.trainer)
     awaits_its_engine = compat.awaits_its_engine(session.trainer)
     may_be_alike = session.components.mixes_rows and session.settings.config.replay_advantages != "stored"
 
@@ -125,7 +126,9 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
             with np.errstate(over="ignore"):
                 stored = of_group.astype(np.float32)  # as it will be trained on
             trained = stored[~group.masked]
-            if not np.isfinite(stored).all():
+            if ADVANTAGES in group.tokens and not computes_logps:
+                tally.refuse(1, "its tokens have advantages of their own, and a sample of this trainer has one")
+            elif not np.isfinite(stored).all():
                 tally.refuse(1, "an advantage is not finite")
             elif not len(trained):
                 tally.refuse(1, "all of its rows are masked")
@@ -140,7 +143,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
                 groups.append(group)
                 advantages.append(of_group)
         lack_logps = any(compat.OLD_LOGPS not in group.tokens for group in groups)
-        if lack_logps and not compat.computes_logps(session.trainer):
+        if lack_logps and not computes_logps:
             raise ReplayError(
                 f"Groups of {source_name(source)} have no log-probs, and an asynchronous trainer computes none "
                 "outside its loss: give a file that session.export() wrote of a run with this tokenizer."
