@@ -275,6 +275,27 @@ def test_limits_on_age_uses_and_fraction_hold(policy: Any, tmp_path: Any) -> Non
         assert counters["replaced"] <= (most or 1.0) * counters["generated"]
 
 
+def test_no_entry_is_replayed_again_before_its_samples_are_trained_on(policy: Any, tmp_path: Any) -> None:
+    def live_at_first(number: int, version: int) -> list[Any]:
+        return samples_of(number, LIVE if number < 2 else DEAD, version)
+
+    trainer = make_async_trainer(tmp_path, policy, Script(live_at_first), max_steps=4, gradient_accumulation_steps=2)
+    session = trl_replay.attach(trainer, replay_start=None)
+    stock = session.queue.get
+    copies: list[int] = []
+
+    def get(*args: Any, **kwargs: Any) -> Any:
+        sample = stock(*args, **kwargs)
+        waiting = [handed.sample.input_ids.tobytes() for handed in (*session.queue._given, *session.queue._line)]
+        copies.append(waiting.count(sample.input_ids.tobytes()))
+        return sample
+
+    session.queue.get = get
+    trainer.train()
+    assert session.totals.counters["replaced"] > 2
+    assert set(copies) == {1}
+
+
 def test_while_the_queue_is_empty_stored_groups_are_replayed_within_limits(policy: Any, tmp_path: Any) -> None:
     """The worker stalls for good after eight groups: half of max_staleness is replayed, then the trainer waits."""
 

@@ -49,7 +49,7 @@ def run(policy: Any, folder: Path, worker: Script, resume: str | None = None, **
     trainer = make_async_trainer(
         folder, policy, worker, max_steps=STEPS, save_strategy="steps", save_steps=1, gradient_accumulation_steps=2
     )
-    session = trl_replay.attach(trainer, replay_start=None, replay_buffer_size=3, **settings)
+    session = trl_replay.attach(trainer, replay_start=None, replay_buffer_size=6, **settings)
     seen = watch(trainer)
     keeps = KeepWorker(trainer)
     trainer.add_callback(keeps)

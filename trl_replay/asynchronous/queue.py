@@ -47,7 +47,7 @@ class Handed:
 
     Attributes:
         sample (`Any`): TRL's sample.
-        serial (`int`): Of its group; -1 where nothing is decided about it.
+        serial (`int`): Of its group, or of the entry that it is of; -1 where nothing is decided about it.
         group ([`Arriving`], *optional*): What it waits for the verdict on; None if it passes.
         replayed (`bool`): From the buffer: it gets the present version.
     """
@@ -287,12 +287,13 @@ class ReplayQueue:
     def _take(self, entry: int, chance: float) -> list[Handed]:
         """The samples of an entry, weighed."""
         table = self._buffer.table
-        group = self._buffer.load(int(table.serial[entry]))
+        serial = int(table.serial[entry])
+        group = self._buffer.load(serial)
         age = int(self._clock.update - table.update[entry])
         weight = self._session.config.replay_weight * self._components.weight_before_the_loss(age, chance)
         samples = samples_of(group, table.row_masked[entry].tolist(), weight)
         self.next_id -= 1
-        return [Handed(replace(one, group_id=self.next_id + 1), replayed=True) for one in samples]
+        return [Handed(replace(one, group_id=self.next_id + 1), serial, replayed=True) for one in samples]
 
     def _may_replay_waiting(self) -> bool:
         """Tell whether a stored group may be handed out because nothing else is there."""
