@@ -306,6 +306,34 @@ def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, 
     assert session.totals.batches == 2
 
 
+@pytest.mark.parametrize(
+    ("functions", "weights", "is_mixed"),
+    [(["scripted"], None, True), (["scripted", "style"], None, False), (["scripted", "style"], [1.0, 0.0], True)],
+)
+def test_rows_that_a_new_function_has_not_scored_share_no_baseline_with_fresh_ones(
+    tmp_path: Path, functions: list[str], weights: Any, is_mixed: bool
+) -> None:
+    """Their sum lacks what the fresh rows get for it: a success would be below the mean."""
+    given = {
+        "replay_start": None, "replay_mixer": "inject", "replay_sampler": "same_prompt", "replay_reward": "scripted",
+    }  # fmt: skip
+
+    def style(completions: list[Any], **_: Any) -> list[float]:
+        return [2.0] * len(completions)
+
+    first = make_trainer(tmp_path / "a", Rewards([LIVE] * 3), max_steps=2, save_strategy="steps", save_steps=2)
+    stored = trl_replay.attach(first, **given)
+    first.train()
+    assert stored.buffer.table.uses.sum() == 0
+
+    rewards = [Rewards([DEAD] * 3), style][: len(functions)]
+    trainer = make_trainer(tmp_path / "b", rewards, max_steps=4, reward_weights=weights)
+    session = trl_replay.attach(trainer, **given)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert (session.buffer.table.uses.sum() > 0) == is_mixed
+    assert ("not of each function" in session.explain()) != is_mixed
+
+
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, checkpoint: Path) -> None:
     scores = sorted(load_file(checkpoint / "trl_replay" / "rank-00000" / "table.safetensors")["score"])
     found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")

@@ -112,6 +112,17 @@ class Mixed:
         rewards[..., first] = np.where(np.isnan(other), rewards[..., first], other / weights[first])
         return rewards
 
+    def lacks_a_function(self) -> Bools:
+        """Tell which rows' entries have no reward of a function that scored the fresh group, `(n, G)`: sums with and
+        without it have no baseline in common. A checkpoint's entries lack a function that is new."""
+        named = np.isnan(self.table.row_other_reward).all(axis=1)
+        stored = np.asarray(~np.isnan(self.table.row_rewards).all(axis=1))  # (entries, functions)
+        fresh = np.asarray(~np.isnan(self.groups.rewards).all(axis=1))  # (n, functions)
+        lacking = np.zeros(self.plan.entry.shape, bool)
+        for function in np.flatnonzero(self.groups.reward_weights):
+            lacking |= self.of_entries(named & ~stored[:, function]) & fresh[:, [function]]
+        return lacking
+
     def as_groups(self, dead: Bools) -> Groups:
         """The mixed groups as a plugin sees them."""
         return replace(
@@ -223,7 +234,7 @@ class Mixing:
         silent = mixed.column("row_trains", np.ones(mixed.plan.entry.shape, bool)) == 0
         unfit: dict[str, Callable[[], Bools]] = {
             "a stored row can't be mixed: its rewards are not known, or not of each function": (
-                lambda: mixed.of_entries(unknown) & anew
+                lambda: (mixed.of_entries(unknown) | mixed.lacks_a_function()) & anew
             ),
             f"{self._hooks.giver} chose a stored row that trains nothing: the fresh row stays": (
                 lambda: silent & ~mixed.plan.is_whole[:, None]
