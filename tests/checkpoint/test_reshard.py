@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 from resuming import last, restored, resume, train
+from support import Rewards
 
+import trl_replay
 from trl_replay.buffer.replay_buffer import ReplayBuffer
+from trl_replay.testing import make_trainer
 
 
 @pytest.mark.parametrize("scope", ["process", "gathered", "sharded"])
@@ -24,6 +27,25 @@ def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope
     assert set(saved["payload"].values()) < set(found["payload"].values())
     session = resume(tmp_path, Path(last(tmp_path)), replay_scope=scope, per_device_train_batch_size=4)
     assert session.update == 8
+
+
+@pytest.mark.parametrize("groups", [3, 6], ids=["the same rows", "other rows"])
+@pytest.mark.parametrize("name", ["scripted", "renamed"])
+def test_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(
+    tmp_path: Path, groups: int, name: str
+) -> None:
+    """Unless its group's rewards are of other functions: then it is not known which rows failed."""
+    failing = [1.0, None, 0.0, 0.0]
+    first = make_trainer(tmp_path / "a", Rewards([failing] * 3), max_steps=2, save_strategy="steps", save_steps=1)
+    trl_replay.attach(first, replay_start=None)
+    first.train()
+
+    again = Rewards([[0.0] * 4] * groups)
+    again.__name__ = name
+    trainer = make_trainer(tmp_path / "b", again, max_steps=2, per_device_train_batch_size=4 * groups)
+    session = trl_replay.attach(trainer, replay_start=None)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-1"))
+    assert session.buffer.table.row_masked.tolist() == [[False, name == "scripted", False, False]] * 3
 
 
 @pytest.mark.parametrize("rows", [12, 4], ids=["the same rows", "other rows"])

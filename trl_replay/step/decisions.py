@@ -176,10 +176,8 @@ class Decisions:
             tally.refuse(len(usable) - len(due), SOLVED)
             usable = [usable[row] for row in due]
             groups = groups.take(due)
-        if self._masks_rows:
-            groups = replace(groups, masked=groups.masked | groups.failed)
         kept = self.offer(
-            groups,
+            self.without_failed(groups),
             [candidate.serial for candidate in usable],
             rows.sizes([candidate.slot for candidate in usable]),
             [candidate.keys for candidate in usable],
@@ -187,6 +185,13 @@ class Decisions:
         )
         stored = [candidate for candidate in usable if candidate.serial in kept]
         return self._admitted(stored, rows)
+
+    def without_failed(self, groups: Groups) -> Groups:
+        """The groups as they are stored: rows that failed are masked, where some row of their group has a reward."""
+        if not self._masks_rows:
+            return groups
+        failed = groups.failed
+        return replace(groups, masked=groups.masked | (failed & ~failed.all(axis=1, keepdims=True)))
 
     def _admitted(self, stored: Sequence[Candidate], rows: RowLayout) -> Admitted:
         serials = [candidate.serial for candidate in stored]
