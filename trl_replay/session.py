@@ -461,6 +461,7 @@ class Session:
         """Return what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         return {
             "update": self.update,
+            "paused": self.paused,
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
             "metrics": self.metrics,
@@ -480,6 +481,7 @@ class Session:
             shared (`bool`): Whether ranks that share a buffer draw alike.
         """
         self.components.clock.update = state["update"]
+        self.paused = state.get("paused", self.paused)  # earlier releases did not save it
         self.handshake.verified = state["verified"]
         self.carry.load_state_dict(state)
         self.components.metrics = dict(state["metrics"])

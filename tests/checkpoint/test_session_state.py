@@ -24,6 +24,7 @@ from resuming import (
 )
 from safetensors.numpy import load_file
 from support import DEAD, HALF, LIVE, Rewards
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
@@ -94,6 +95,28 @@ def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_pa
     assert session.buffer.table.serial.tolist() == [0, 1, 2, 3], "two were saved as candidates"
     assert session.metrics["replay/stored"] == 2
     assert session.buffer.table.uses.tolist() == [0, 2, 1, 1], "and are replayed in the batch that settled them"
+
+
+def test_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_path: Path) -> None:
+    class Pause(TrainerCallback):
+        def __init__(self, session: Any) -> None:
+            self.session = session
+
+        def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step == 6:
+                self.session.pause()
+
+    def run(resume: str | None = None) -> dict[str, Any]:
+        trainer = build(tmp_path)
+        session = trl_replay.attach(trainer, replay_start=None)
+        trainer.add_callback(Pause(session))
+        trainer.train(resume_from_checkpoint=resume)
+        assert session.paused
+        return everything(trainer, session)
+
+    whole = run()
+    assert whole["totals"][1]["replaced"] > 0
+    assert not differences(whole, run(str(tmp_path / "checkpoint-6")))
 
 
 class Counting:
