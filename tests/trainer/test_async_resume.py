@@ -123,6 +123,33 @@ def test_groups_in_a_checkpoint_are_told_to_trls_own_worker_as_done(policy: Any,
     assert min(ids) < 0, "its numbers begin anew: the saved group must not count as another"
 
 
+def test_a_live_group_that_was_half_fetched_is_generated_again(policy: Any, tmp_path: Any) -> None:
+    """Though the trainer has trained on its first samples, and counts it as done."""
+
+    class AsyncRolloutWorker(Script):
+        """Of the name of TRL's."""
+
+    script = AsyncRolloutWorker(lambda number, version: samples_of(number, LIVE, version))
+    trainer = make_async_trainer(
+        tmp_path, policy, script, max_steps=1, token_budget=24, save_strategy="steps", save_steps=1
+    )
+    session = trl_replay.attach(trainer, replay_start=None)
+    told: list[set[int]] = []
+    begun: list[set[int]] = []
+
+    class Note(TrainerCallback):
+        def on_save(self, *_: Any, **__: Any) -> None:
+            begun.append(set(session.queue._open) & compat.trained_groups(trainer))
+            with session.saving():
+                told.append(set(compat.trained_groups(trainer)))
+            assert begun[0] <= compat.trained_groups(trainer), "it is counted again"
+
+    trainer.add_callback(Note())
+    trainer.train()
+    assert begun[0]
+    assert not begun[0] & told[0]
+
+
 def test_a_checkpoint_of_another_trainer_kind_or_without_replay_is_told(policy: Any, tmp_path: Any) -> None:
     trainer = make_async_trainer(tmp_path, policy, Script(mixed), max_steps=2, save_strategy="steps", save_steps=1)
     trainer.train()

@@ -332,16 +332,20 @@ class ReplayQueue:
 
     @contextmanager
     def counted_as_trained(self) -> Iterator[None]:
-        """While a checkpoint is written: groups that it holds need not be generated again on resuming."""
-        numbers = {int(handed.sample.group_id) for handed in (*self._given, *self._line)}
+        """While a checkpoint is written: groups that it holds need not be generated again on resuming, and those must
+        be of which samples are still to come, also where the trainer has begun to train on them."""
+        trained = self._view.trained
+        before = set(trained)
+        trained.update(
+            number for handed in (*self._given, *self._line) if (number := int(handed.sample.group_id)) >= 0
+        )
         if compat.restarts_worker(self._view):
-            numbers -= set(self._open)
-        new = {number for number in numbers if number >= 0} - self._view.trained
-        self._view.trained.update(new)
+            trained.difference_update(self._open)
         try:
             yield
         finally:
-            self._view.trained.difference_update(new)
+            trained.clear()
+            trained.update(before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: samples that are not trained on yet, and where counting stands."""
