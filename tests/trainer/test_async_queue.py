@@ -494,6 +494,52 @@ def test_94_a_group_that_a_pause_cuts_passes_undecided(policy: Any, tmp_path: An
     assert (len(session.buffer), session.queue.dropped) == (0, 0)
 
 
+def test_a_group_that_is_open_when_a_pause_begins_is_neither_judged_nor_dropped(policy: Any, tmp_path: Any) -> None:
+    trainer = make_async_trainer(tmp_path, policy, worker := Script(lambda *_: None))
+    session = trl_replay.attach(trainer, replay_start=None)
+    samples = samples_of(0, DEAD)
+    worker.waiting += samples[:2]
+    for _ in range(2):
+        session.queue._receive(0.0)
+    session.pause()
+    given = [session.queue.get(timeout=0.01) for _ in range(2)]
+    with pytest.raises(Empty):
+        session.queue.get(timeout=0.01)
+    worker.waiting += samples[2:]
+    given += [session.queue.get(timeout=0.01) for _ in range(2)]
+    assert [id(sample) for sample in given] == [id(sample) for sample in samples]
+    assert session.queue.dropped == session.totals.counters["dead"] == 0
+    assert 0 not in compat.trained_groups(trainer)
+
+
+def test_samples_that_an_interrupted_run_had_fetched_are_forgotten_when_training_begins_again(
+    policy: Any, tmp_path: Any
+) -> None:
+    class Interrupt(TrainerCallback):
+        def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                raise KeyboardInterrupt
+
+    trainer = make_async_trainer(tmp_path, policy, Script(all_live))
+    session = trl_replay.attach(trainer, replay_start=None)
+    trainer.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    left = [handed.sample for handed in session.queue._given]
+    assert left
+    trainer.remove_callback(Interrupt)
+    waiting: list[bool] = []
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            waiting.append(any(handed.sample is one for handed in session.queue._given for one in left))
+
+    trainer.add_callback(Note())
+    trainer.train()
+    assert waiting
+    assert not any(waiting)
+
+
 @pytest.mark.parametrize("forks", [1, 3])
 def test_95_a_group_whose_samples_come_with_gaps_is_judged_whole(policy: Any, tmp_path: Any, forks: int) -> None:
     """TRL's worker sleeps for 0.1 s where its queue is full; the last sample alone shows that the group is live."""

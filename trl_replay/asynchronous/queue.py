@@ -122,6 +122,8 @@ class ReplayQueue:
         """
         ends = None if timeout is None else time.monotonic() + timeout
         self.note_version()
+        if not self._decides:
+            self._let_pass()
         while True:
             given = self._pass_on()
             if given is not None:
@@ -173,7 +175,6 @@ class ReplayQueue:
         self._arrived_at = self._version
         number = int(sample.group_id)
         if not self._decides:
-            self._let_pass()
             self._remember(number, dropped=False)
         if number in self._known:  # it passes, unless its group was dropped and it has nothing to train on either
             if not self._known[number] or teach([sample]):
@@ -311,7 +312,7 @@ class ReplayQueue:
 
     def _pass_on(self) -> Any:
         """Return the first sample that nothing holds up; None if there is none."""
-        if not self._line or not (self._line[0].group is None or self._line[0].group.live or not self._decides):
+        if not self._line or not (self._line[0].group is None or self._line[0].group.live):
             return None
         handed = self._line.popleft()
         sample = handed.sample

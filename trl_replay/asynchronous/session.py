@@ -62,6 +62,11 @@ class AsyncSession(Session):
         assert self.view.own is not None
         return self.view
 
+    def meet(self) -> None:
+        """When training begins, also after one that was interrupted: what that had fetched is forgotten."""
+        self.finish()
+        super().meet()
+
     def updated(self) -> None:
         """The optimizer has made an update: the samples that it trained on are done."""
         super().updated()
@@ -85,7 +90,7 @@ class AsyncSession(Session):
             compat.tag_model(self.view.own, TAG)
 
     def finish(self) -> None:
-        """The end of training: samples that the trainer has fetched are not trained on."""
+        """Training has ended: samples that the trainer has fetched are not trained on."""
         if self.queue is not None:
             self.queue.end()
 
