@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
-from queued import DEAD, LIVE, SIZE, Script, make_async_trainer, make_policy, samples_of, stand_in, watch
+from queued import DEAD, LIVE, SIZE, Script, make_async_trainer, make_policy, right, samples_of, stand_in, watch
 from transformers import Qwen2ForCausalLM, TrainerCallback
 
 import trl_replay
@@ -161,11 +161,12 @@ def test_a_warm_start_replays_the_groups_of_another_run_as_they_were(policy: Any
 def test_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy: Any, tmp_path: Any) -> None:
     """Its truncated completions, and a row that the file masks."""
 
-    def right(completions: list[Any], **_: Any) -> list[float]:
+    def scored(completions: list[Any], **_: Any) -> list[float]:
         return [float(row % SIZE == 0) + 0.1 * (row % 3) for row in range(len(completions))]
 
+    scored.__name__ = right.__name__
     model = Qwen2ForCausalLM.from_pretrained(policy.path)
-    before = make_trainer(tmp_path / "a", right, max_steps=8, mask_truncated_completions=True, model=model)
+    before = make_trainer(tmp_path / "a", scored, max_steps=8, mask_truncated_completions=True, model=model)
     stored = trl_replay.attach(before, replay_start=None)
     before.train()
     path = stored.export(tmp_path / "groups.parquet")
@@ -574,6 +575,54 @@ def test_a_group_is_dead_by_the_reward_that_counts(policy: Any, tmp_path: Any) -
     trainer.train()
     assert {sample.group_id % 2 for sample in given if sample.group_id >= 0} == {1}
     assert session.totals.counters["dead"] > 2
+
+
+class Maze:
+    """An environment that owns its reward."""
+
+    def reset(self) -> None: ...
+    def get_reward(self) -> float:
+        return 0.0
+
+
+class Shop:
+    """An environment that reward functions score."""
+
+    def reset(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Maze", {"environment_factory": Maze}),
+        ("Maze", {"environment_factory": lambda: Maze()}),
+        ("Maze", {"environment_factory": {"shop": Shop, "maze": Maze, "other": Maze}}),
+        ("harness_reward", {"harness_session_factory": None}),
+    ],
+)
+def test_rewards_that_environments_own_count_beside_those_of_functions(
+    policy: Any, tmp_path: Any, name: str, settings: Any
+) -> None:
+    """As TRL's own worker tells them."""
+
+    class AsyncRolloutWorker(Script):
+        """Of the name of TRL's, with its settings."""
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            del self.reward_func_names
+            self._loop_kwargs = {"reward_funcs": [right], "dataset_start_index": 0, **settings}
+
+    def solved(number: int, version: int) -> list[Any]:
+        return samples_of(number, LIVE, version, **{name: LIVE if number % 2 else DEAD})
+
+    trainer = make_async_trainer(tmp_path, policy, AsyncRolloutWorker(solved))
+    session = trl_replay.attach(trainer, replay_start=None, replay_reward=name)
+    given = handed_out(session)
+    trainer.train()
+    assert session.trainer.reward_func_names == ["right", name]
+    assert {sample.group_id % 2 for sample in given if sample.group_id >= 0} == {1}
+    assert session.buffer.table.row_rewards[0].tolist() == [[1.0, 1.0]] + [[0.0, 0.0]] * 3
 
 
 def test_rewards_of_any_size_are_dead_where_they_are_equal(policy: Any, tmp_path: Any) -> None:
