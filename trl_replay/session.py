@@ -488,7 +488,10 @@ class Session:
         self.components.load_state_dict(state, shared=own or shared, local=own)
 
     def load_rounds(
-        self, states: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, NDArray[Any]] | None]
+        self,
+        states: Sequence[Mapping[str, Any]],
+        tables: Sequence[Mapping[str, NDArray[Any]] | None],
+        own: bool = False,
     ) -> None:
         """Take what is known about generating, of this rank or of several that it follows; runs that generated
         nothing again have left nothing.
@@ -496,6 +499,7 @@ class Session:
         Args:
             states (`Sequence[Mapping]`): What `state_dict` gave.
             tables (`Sequence[Mapping]`): Columns of the prompts generated for.
+            own (`bool`): Whether they are of this rank alone, and no other one takes them.
         """
         if self.rounds is None:
             return
@@ -504,7 +508,7 @@ class Session:
             self.rounds.load_state_dict(*known)
         seen = [table for table in tables if table]
         if seen:
-            self.rounds.table.load_state_dict(*seen)
+            self.rounds.table.load_state_dict(*seen, own=own)
 
     def log_ratios(self) -> None:
         """Add the importance ratios seen in the loss to the metrics."""

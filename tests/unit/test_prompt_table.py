@@ -25,7 +25,7 @@ def test_every_column_is_what_a_plain_count_says(outcomes: Any) -> None:
     known: dict[int, dict[str, Any]] = {}
     for update, (key, passed) in enumerate(outcomes):
         note(table, key, passed, update)
-        row = known.setdefault(key, {"tries": 0, "passes": 0, "dead_streak": 0})
+        row = known.setdefault(key, {"tries": 0, "passes": 0, "dead_streak": 0, "shared_tries": 0, "shared_passes": 0})
         row["tries"] += 3
         row["passes"] += sum(passed)
         row["dead_streak"] = row["dead_streak"] + 1 if len(set(passed)) == 1 else 0
@@ -68,3 +68,27 @@ def test_what_several_ranks_knew_is_put_together() -> None:
     assert whole.passes.tolist() == [3, 2, 1]
     assert whole.update.tolist() == [1, 9, 2], "the last one's outcome"
     assert whole.dead_streak.tolist() == [1, 0, 0]
+
+
+def test_what_ranks_share_counts_once_however_often_their_number_changes() -> None:
+    """Two ranks become four, one, three and two, each of which notes a group of its own and is interrupted once."""
+    ranks = [PromptTable(), PromptTable()]
+    noted = 0
+    for count in (2, 4, 1, 3, 2):
+        states = [table.state_dict() for table in ranks]
+        ranks = [PromptTable() for _ in range(count)]
+        for table in ranks:
+            table.load_state_dict(*states)
+            assert table.get("tries", [5], default=0).tolist() == [3 * noted]
+            assert table.get("passes", [5], default=0).tolist() == [2 * noted]
+        for table in ranks:
+            note(table, 5, [True, False, True])
+            table.load_state_dict(table.state_dict(), own=True)
+        noted += count
+
+
+def test_what_an_earlier_release_saved_is_read() -> None:
+    table, again = PromptTable(), PromptTable()
+    note(table, 5, [True, False, True])
+    again.load_state_dict({name: column for name, column in table.state_dict().items() if "shared" not in name})
+    assert again.tries.tolist() == [3]

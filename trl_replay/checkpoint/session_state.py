@@ -223,7 +223,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     _fill(session, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
     session.carry.pending = pending
-    session.load_rounds([mine.session], [mine.prompts])
+    session.load_rounds([mine.session], [mine.prompts], own=True)
 
 
 def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankState) -> None:

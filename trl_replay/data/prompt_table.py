@@ -19,6 +19,8 @@ COLUMNS: dict[str, type] = {
     "dead_streak": np.int64,
     "update": np.int64,
     "pass_rate": np.float64,
+    "shared_tries": np.int64,
+    "shared_passes": np.int64,
 }
 
 
@@ -34,6 +36,9 @@ class PromptTable:
         update (`(n,)` int64): Optimizer updates done when it was last generated for.
         pass_rate (`(n,)` float64): Share of its last group's scored completions that passed; NaN if it was not known
             then what passes.
+        shared_tries (`(n,)` int64): Those of the tries that all processes count: of a checkpoint that another number
+            of processes wrote.
+        shared_passes (`(n,)` int64): Those of the passes.
 
     Args:
         limit (`int`): The most prompts to keep.
@@ -46,6 +51,8 @@ class PromptTable:
     dead_streak: Ints
     update: Ints
     pass_rate: NDArray[np.float64]
+    shared_tries: Ints
+    shared_passes: Ints
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -127,10 +134,19 @@ class PromptTable:
         """The columns."""
         return self._columns()
 
-    def load_state_dict(self, *states: Mapping[str, NDArray[Any]]) -> None:
-        """Take what `state_dict` gave on one rank, or on several; of a prompt that several knew, all tries count and
-        the last one's outcome."""
-        joined = {name: np.concatenate([state[name] for state in states]) for name in COLUMNS}
+    def load_state_dict(self, *states: Mapping[str, NDArray[Any]], own: bool = False) -> None:
+        """Take what `state_dict` gave.
+
+        Args:
+            *states (`Mapping`): On one rank, or on several; of a prompt that several knew, all tries count, those that
+                they share once, and the last one's outcome. Earlier releases did not tell what is shared.
+            own (`bool`): Whether no other process takes these: it goes on from its own.
+        """
+        blank = [np.zeros_like(state["key"]) for state in states]
+        joined = {
+            name: np.concatenate([state.get(name, none) for state, none in zip(states, blank, strict=True)])
+            for name in COLUMNS
+        }
         self._clear()
         columns = self._with_room_for(joined["key"].tolist())
         rows = self.rows(joined["key"])
@@ -138,7 +154,12 @@ class PromptTable:
         for name in ("prompt", "dead_streak", "update", "pass_rate"):
             columns[name][rows[by_age]] = joined[name][by_age]  # of a prompt, the last one stays
         for name in ("tries", "passes"):
-            np.add.at(columns[name], rows, joined[name])
+            shared = f"shared_{name}"
+            np.maximum.at(columns[shared], rows, joined[shared])
+            np.add.at(columns[name], rows, joined[name] - joined[shared])
+            columns[name] += columns[shared]
+            if not own:
+                columns[shared] = columns[name].copy()
         self._put(columns)
 
     def _clear(self) -> None:
