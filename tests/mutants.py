@@ -41,7 +41,7 @@ MODULES = (
 BROAD = "trainer/test_replayed_groups.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
-    "batch/compose.py": ("unit/test_wire.py",),
+    "batch/compose.py": ("unit/test_wire.py", "unit/test_candidates.py"),
     "generation/group_layout.py": ("unit/test_generation_reports.py",),
     "generation/merging.py": ("trainer/test_generation_rounds.py",),
     "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
@@ -118,7 +118,7 @@ NAMED = (
         '"inserted", "drawn", "seen"', '"inserted", "seen"',
     ),
     Named(
-        "a tool's tokens count in sums of log-probs", "buffer/candidates.py",
+        "a tool's tokens count in sums of log-probs", "batch/compose.py",
         'for key in ("completion_mask", "tool_mask"):', 'for key in ("completion_mask",):',
     ),
     Named(
