@@ -481,7 +481,7 @@ class Session:
             shared (`bool`): Whether ranks that share a buffer draw alike.
         """
         self.components.clock.update = state["update"]
-        self.paused = state.get("paused", self.paused)  # earlier releases did not save it
+        self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.carry.load_state_dict(state)
         self.components.metrics = dict(state["metrics"])

@@ -85,10 +85,3 @@ def test_what_ranks_share_counts_once_however_often_their_number_changes() -> No
             note(table, 5, [True, False, True])
             table.load_state_dict(table.state_dict(), own=True)
         noted += count
-
-
-def test_what_an_earlier_release_saved_is_read() -> None:
-    table, again = PromptTable(), PromptTable()
-    note(table, 5, [True, False, True])
-    again.load_state_dict({name: column for name, column in table.state_dict().items() if "shared" not in name})
-    assert again.tries.tolist() == [3]

@@ -139,14 +139,10 @@ class PromptTable:
 
         Args:
             *states (`Mapping`): On one rank, or on several; of a prompt that several knew, all tries count, those that
-                they share once, and the last one's outcome. Earlier releases did not tell what is shared.
+                they share once, and the last one's outcome.
             own (`bool`): Whether no other process takes these: it goes on from its own.
         """
-        blank = [np.zeros_like(state["key"]) for state in states]
-        joined = {
-            name: np.concatenate([state.get(name, none) for state, none in zip(states, blank, strict=True)])
-            for name in COLUMNS
-        }
+        joined = {name: np.concatenate([state[name] for state in states]) for name in COLUMNS}
         self._clear()
         columns = self._with_room_for(joined["key"].tolist())
         rows = self.rows(joined["key"])
