@@ -161,12 +161,7 @@ def test_114_a_curriculum_takes_rows_without_a_prompt(tmp_path: Path) -> None:
     tokenizer = tool_tokenizer()
     settings = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "bf16": False, "max_steps": 6}
     args = GRPOConfig(
-        str(tmp_path),
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=4,
-        max_steps=6,
-        **settings,
+        str(tmp_path), per_device_train_batch_size=8, num_generations=4, max_completion_length=4, **settings
     )
     levels = [{"environment": name, "level": level} for name in ("one", "two") for level in range(4)]
     trainer = GRPOTrainer(

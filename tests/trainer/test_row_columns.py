@@ -209,7 +209,7 @@ def test_they_are_not_where_each_functions_reward_counts(tmp_path: Path) -> None
     settings = {"multi_objective_aggregation": "normalize_then_sum", "max_steps": 2}
     trainer = make_trainer(tmp_path, [Rewards([DEAD] * 3), second], **settings)
     session = trl_replay.attach(trainer, **MIXED)
-    session.buffer.add(unnamed())
+    assert session.buffer.add([{**row, "advantage": row["reward"] - 0.25} for row in unnamed()]) == 3
     trainer.train()
     assert session.totals.counters["rows"] == 0
     assert "its file does not name its reward functions" in session.explain()
