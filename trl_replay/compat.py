@@ -813,12 +813,15 @@ def worker_rewards(trainer: Any) -> list[str]:
         settings = worker._loop_kwargs  # its process makes the names of them
         given = [get_callable_name(function) for function in settings["reward_funcs"]]
         given += _owners_of_rewards(settings.get("environment_factory"))
-        given += ["harness_reward"] * ("harness_session_factory" in settings)
+        if "harness_session_factory" in settings:
+            given.append("harness_reward")
     return list(given or ["reward"])
 
 
 def _owners_of_rewards(factory: Any) -> list[str]:
     """Name the classes of environments that have `get_reward`, each once, as TRL's worker names their rewards."""
-    factories = factory.values() if isinstance(factory, Mapping) else [] if factory is None else [factory]
+    if factory is None:
+        return []
+    factories = factory.values() if isinstance(factory, Mapping) else [factory]
     made = [one if isinstance(one, type) else type(one()) for one in factories]
     return [owner.__name__ for owner in dict.fromkeys(made) if inspect.isfunction(getattr(owner, "get_reward", None))]

@@ -33,6 +33,12 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_WHOLE
 
 
+def only_counted(log: Log) -> bool:
+    """Tell whether all that replay logged is of a dry run."""
+    told = [entry.get(DRY_RUN) == 1 for entry in log if DEAD_EXACT in entry]
+    return bool(told) and all(told)
+
+
 def points(log: Log, key: str) -> list[tuple[float, float]]:
     """Return `(step, value)` wherever the log holds numbers."""
     return [(entry["step"], entry[key]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]

@@ -15,13 +15,13 @@ from .logged import (
     ALL_WRONG,
     DEAD,
     DEAD_EXACT,
-    DRY_RUN,
     TINY,
     Log,
     dead_bounds,
     is_number,
     mean,
     numbers,
+    only_counted,
     pays_0_or_1,
 )
 
@@ -416,7 +416,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
     }
     if DEAD_EXACT in known:  # which a damaged log may lack
         known[UNSOLVED] = known[DEAD_EXACT] - max(known[ALL_RIGHT], known[HIGHEST])
-    dry_run = bool(settings.get("replay_dry_run")) or mean(last, DRY_RUN) == 1
+    dry_run = bool(settings.get("replay_dry_run")) or only_counted(last)
     known |= {WITHOUT_REPLAY: not attached or dry_run, "use_replay": attached, "replay_dry_run": dry_run}
     return [entry["step"] for entry in last], {**settings, **known}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,17 +26,12 @@ class Denominator:
     factor: float = 1.0
     of_bonus: bool = False
 
-    def scale(self, micro: Mapping[str, Any], flags: torch.Tensor) -> torch.Tensor | float | None:
-        """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none.
-
-        Args:
-            micro (`Mapping`): The micro-batch.
-            flags (`(b,)` int64): Second column of the row ids.
-        """
+    def scale(self, micro: MicroBatch) -> torch.Tensor | float | None:
+        """Factor on a micro-batch's loss that takes excluded rows out of its denominator; None if there is none."""
         if self.kind == "rows" and self.factor != 1.0:
             return self.factor
-        if self.kind == "tokens" and bool((flags & EXCLUDED).any()):
-            return _without_excluded(micro, flags)
+        if self.kind == "tokens" and bool((micro.flags & EXCLUDED).any()):
+            return _without_excluded(micro)
         return None
 
     def returned(
@@ -70,7 +64,7 @@ class Denominator:
                 if scale is not None or (not self.of_bonus and bool((micro.flags & EXCLUDED).any())):
 
                     def mended(gradient: torch.Tensor) -> torch.Tensor:
-                        factor = _without_excluded(micro, micro.flags, micro.high_entropy)
+                        factor = _without_excluded(micro, micro.high_entropy)
                         return gradient * (factor / (1.0 if scale is None else scale))
 
                     kept.register_hook(mended)  # type: ignore[no-untyped-call]  # torch does not type it
@@ -80,12 +74,10 @@ class Denominator:
         return logps, *others
 
 
-def _without_excluded(
-    micro: Mapping[str, Any], flags: torch.Tensor, within: torch.Tensor | None = None
-) -> torch.Tensor:
+def _without_excluded(micro: MicroBatch, within: torch.Tensor | None = None) -> torch.Tensor:
     """Trained tokens of a micro-batch, or those `within` a `(b, C)` bool, over those of its rows that are not
     excluded; 1 where nothing is left."""
     mask = loss_mask(micro) if within is None else loss_mask(micro) * within
-    counted = (flags & EXCLUDED).eq(0).to(mask.device)
+    counted = (micro.flags & EXCLUDED).eq(0).to(mask.device)
     kept = (mask * counted.unsqueeze(1)).sum()
     return torch.where(kept > 0, mask.sum() / kept.clamp(min=1), 1.0)

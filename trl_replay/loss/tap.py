@@ -133,7 +133,7 @@ class Tap:
 
     def scale(self, micro: MicroBatch) -> torch.Tensor | float | None:
         """Factor on a micro-batch's loss; None if there is none."""
-        return self._denominator.scale(micro, micro.flags)
+        return self._denominator.scale(micro)
 
     def logps(self, result: tuple[Any, ...]) -> tuple[Any, ...]:
         """Look at what the wrapped log-prob method returned, log-probs `(b, C)`, entropies `(b, C)` and more, once

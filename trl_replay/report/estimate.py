@@ -14,10 +14,10 @@ from ..advice.logged import (
     ALL_WRONG,
     DEAD,
     DEAD_EXACT,
-    DRY_RUN,
     Bounds,
     dead_bounds,
     is_number,
+    only_counted,
     pays_0_or_1,
 )
 from ..advice.rules import Advice, advise
@@ -83,7 +83,6 @@ def estimate(source: str | Path) -> Estimate:
             f"AsyncGRPOTrainer does not log it without replay. To make a log: {HOW_TO_MAKE_ONE}."
         )
     dead = float(np.mean([step.dead for step in steps]))
-    counted = [entry.get(DRY_RUN) for entry in log if DEAD_EXACT in entry]
     about, advice = advise(log, {**ReplayConfig().to_dict(), **settings_of(path)})
     return Estimate(
         source=str(path),
@@ -91,8 +90,8 @@ def estimate(source: str | Path) -> Estimate:
         all_wrong=_mean_known([step.all_wrong for step in steps]),
         all_right=_mean_known([step.all_right for step in steps]),
         bound=1 / (1 - dead) if dead < 1 else None,
-        had_replay=bool(counted),
-        dry_run=bool(counted) and all(value == 1 for value in counted),
+        had_replay=any(DEAD_EXACT in entry for entry in log),
+        dry_run=only_counted(log),
         about=about,
         advice=advice,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, SCALED_BY_BATCH, Log, is_number, mean, points
+from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, SCALED_BY_BATCH, Log, is_number, mean, only_counted, points
 from ..advice.rules import advise
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
@@ -58,8 +58,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     log = [entry for entry in history if DEAD in entry and is_number(entry.get("step"))]
     replayed = any("replay/size" in entry for entry in log)
     acted = [entry for entry in log if entry.get(DRY_RUN) != 1]
-    only_counted = len(acted) < len(log) and not any(REPLACED in entry for entry in acted)
-    told = log if only_counted else acted
+    told = log if only_counted(log) else acted
     dead = DEAD_EXACT if replayed else DEAD
     charts = _charts_of_log(log, acted, dead)
     settings = {} if buffer is None else buffer["settings"]
@@ -74,7 +73,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         replayed=replayed,
         steps=len(log),
         last_step=log[-1]["step"] if log else None,
-        only_counted=only_counted,
+        only_counted=only_counted(log),
         scaled_by_batch=SCALED_BY_BATCH,
         means={"dead": mean(log, dead), "replaced": mean(told, REPLACED), "dead_after": mean(told, DEAD_AFTER)},
         charts=charts,
