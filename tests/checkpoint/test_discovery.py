@@ -107,7 +107,7 @@ def test_63_json_that_is_nested_too_deeply_to_be_read_is_not_whole(copied: Path,
     assert trl_replay.last_complete_checkpoint(copied.parent) is None
 
 
-def test_63_a_checkpoint_without_its_ranks_files_is_not_whole(copied: Path) -> None:
+def test_63_and_75_a_checkpoint_without_its_ranks_files_is_not_whole(copied: Path) -> None:
     shutil.rmtree(copied / "trl_replay" / "rank-00000")
     assert trl_replay.last_complete_checkpoint(copied.parent) is None
     os.rmdir(copied / "trl_replay")  # as while it is being deleted; named by hand, it resumes with an empty buffer

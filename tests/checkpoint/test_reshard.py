@@ -31,7 +31,7 @@ def test_other_batch_sizes_settle_whole_candidates_at_once(tmp_path: Path, scope
 
 @pytest.mark.parametrize("groups", [3, 6], ids=["the same rows", "other rows"])
 @pytest.mark.parametrize("name", ["scripted", "renamed"])
-def test_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(
+def test_118_a_failed_row_of_a_candidate_is_stored_masked_whatever_the_layout(
     tmp_path: Path, groups: int, name: str
 ) -> None:
     """Unless its group's rewards are of other functions: then it is not known which rows failed."""

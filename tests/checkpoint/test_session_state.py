@@ -97,7 +97,7 @@ def test_saving_settles_nothing_and_candidates_settle_at_the_next_scoring(tmp_pa
     assert session.buffer.table.uses.tolist() == [0, 2, 1, 1], "and are replayed in the batch that settled them"
 
 
-def test_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_path: Path) -> None:
+def test_119_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_path: Path) -> None:
     class Pause(TrainerCallback):
         def __init__(self, session: Any) -> None:
             self.session = session
@@ -136,7 +136,7 @@ class Counting:
         self.calls = state["calls"]
 
 
-def test_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp_path: Path) -> None:
+def test_51_a_strategys_running_state_and_a_plugins_columns_and_files_come_back(tmp_path: Path) -> None:
     class Plugin:
         def __init__(self) -> None:
             self.batches = 0
@@ -333,7 +333,7 @@ def test_67_a_plugin_that_the_checkpoint_does_not_know_may_fail(tmp_path: Path, 
     ("functions", "weights", "is_mixed"),
     [(["scripted"], None, True), (["scripted", "style"], None, False), (["scripted", "style"], [1.0, 0.0], True)],
 )
-def test_rows_that_a_new_function_has_not_scored_share_no_baseline_with_fresh_ones(
+def test_117_rows_that_a_new_function_has_not_scored_share_no_baseline_with_fresh_ones(
     tmp_path: Path, functions: list[str], weights: Any, is_mixed: bool
 ) -> None:
     """Their sum lacks what the fresh rows get for it: a success would be below the mean."""

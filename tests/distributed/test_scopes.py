@@ -99,7 +99,7 @@ def test_30_no_ranks_numbers_of_dead_and_live_groups_make_anyone_wait(
 
 
 @pytest.mark.parametrize(("world", "scope", "layout"), ALL)
-def test_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(
+def test_17_replayed_rows_are_one_stored_group_whole_and_in_order_wherever_it_was_born(
     launches: Launches, world: int, scope: str, layout: str
 ) -> None:
     replayed, traveled = check_groups(launches(world, f"{scope} {layout}"), size_of(world, layout))
@@ -136,7 +136,7 @@ def test_replayed_rows_carry_the_log_probs_of_the_policy_that_made_them(
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_process_with_straddling_groups_is_refused_with_the_numbers(launches: Launches, world: int) -> None:
+def test_17_a_process_with_straddling_groups_is_refused_with_the_numbers(launches: Launches, world: int) -> None:
     rows, size = LAYOUTS[world][1]
     for rank in launches(world, "process straddling"):
         assert rank["type"] == "RefusedError"

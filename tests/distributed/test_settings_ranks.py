@@ -47,7 +47,7 @@ def launches(tmp_path_factory: Any) -> Launches:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_69_a_setting_that_differs_is_told_on_all_ranks_with_both_values(launches: Launches, case: str) -> None:
+def test_69_and_75_a_setting_that_differs_is_told_on_all_ranks_with_both_values(launches: Launches, case: str) -> None:
     name = re.escape(case.partition(",")[0])
     first, second = map(re.escape, VALUES[case])
     ranks = launches(2, case)

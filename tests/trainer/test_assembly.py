@@ -12,7 +12,7 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 
-def test_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path: Any, monkeypatch: Any) -> None:
+def test_17_groups_that_straddle_processes_are_refused_with_the_numbers(tmp_path: Any, monkeypatch: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     monkeypatch.setattr(trainer.args, "per_device_train_batch_size", 6)
     with pytest.raises(trl_replay.RefusedError, match=r"6 rows .* num_generations=4"):

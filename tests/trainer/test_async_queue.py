@@ -158,7 +158,7 @@ def test_a_warm_start_replays_the_groups_of_another_run_as_they_were(policy: Any
     assert session.buffer.add(path) == len(stored.buffer)
 
 
-def test_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy: Any, tmp_path: Any) -> None:
+def test_115_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy: Any, tmp_path: Any) -> None:
     """Its truncated completions, and a row that the file masks."""
 
     def scored(completions: list[Any], **_: Any) -> list[float]:
@@ -189,7 +189,7 @@ def test_a_warm_start_trains_no_row_that_the_synchronous_run_left_out(policy: An
     assert not left_out & set(replayed)
 
 
-def test_a_files_advantages_of_tokens_are_refused(policy: Any, tmp_path: Any) -> None:
+def test_115_a_files_advantages_of_tokens_are_refused(policy: Any, tmp_path: Any) -> None:
     """A sample of TRL's has one advantage."""
     rows = [
         {
@@ -276,7 +276,7 @@ def test_limits_on_age_uses_and_fraction_hold(policy: Any, tmp_path: Any) -> Non
         assert counters["replaced"] <= (most or 1.0) * counters["generated"]
 
 
-def test_no_entry_is_replayed_again_before_its_samples_are_trained_on(policy: Any, tmp_path: Any) -> None:
+def test_116_no_entry_is_replayed_again_before_its_samples_are_trained_on(policy: Any, tmp_path: Any) -> None:
     def live_at_first(number: int, version: int) -> list[Any]:
         return samples_of(number, LIVE if number < 2 else DEAD, version)
 
@@ -495,7 +495,9 @@ def test_94_a_group_that_a_pause_cuts_passes_undecided(policy: Any, tmp_path: An
     assert (len(session.buffer), session.queue.dropped) == (0, 0)
 
 
-def test_a_group_that_is_open_when_a_pause_begins_is_neither_judged_nor_dropped(policy: Any, tmp_path: Any) -> None:
+def test_123_a_group_that_is_open_when_a_pause_begins_is_neither_judged_nor_dropped(
+    policy: Any, tmp_path: Any
+) -> None:
     trainer = make_async_trainer(tmp_path, policy, worker := Script(lambda *_: None))
     session = trl_replay.attach(trainer, replay_start=None)
     samples = samples_of(0, DEAD)
@@ -513,7 +515,7 @@ def test_a_group_that_is_open_when_a_pause_begins_is_neither_judged_nor_dropped(
     assert 0 not in compat.trained_groups(trainer)
 
 
-def test_samples_that_an_interrupted_run_had_fetched_are_forgotten_when_training_begins_again(
+def test_123_samples_that_an_interrupted_run_had_fetched_are_forgotten_when_training_begins_again(
     policy: Any, tmp_path: Any
 ) -> None:
     class Interrupt(TrainerCallback):
@@ -600,7 +602,7 @@ class Shop:
         ("harness_reward", {"harness_session_factory": None}),
     ],
 )
-def test_rewards_that_environments_own_count_beside_those_of_functions(
+def test_121_rewards_that_environments_own_count_beside_those_of_functions(
     policy: Any, tmp_path: Any, name: str, settings: Any
 ) -> None:
     """As TRL's own worker tells them."""

@@ -123,7 +123,7 @@ def test_groups_in_a_checkpoint_are_told_to_trls_own_worker_as_done(policy: Any,
     assert min(ids) < 0, "its numbers begin anew: the saved group must not count as another"
 
 
-def test_a_live_group_that_was_half_fetched_is_generated_again(policy: Any, tmp_path: Any) -> None:
+def test_122_a_live_group_that_was_half_fetched_is_generated_again(policy: Any, tmp_path: Any) -> None:
     """Though the trainer has trained on its first samples, and counts it as done."""
 
     class AsyncRolloutWorker(Script):

@@ -202,7 +202,7 @@ def test_the_same_prompts_are_tried_again(tmp_path: Any) -> None:
     assert rounds > 6
 
 
-def test_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
+def test_59_of_the_same_prompts_each_takes_its_own_slot(tmp_path: Any) -> None:
     outcomes = [[DEAD[0], DEAD[0], LIVE], [DEAD[0], LIVE], [LIVE]]  # the second prompt is live before the first
 
     def reward(completions: list[str], **_: Any) -> list[float]:
@@ -338,7 +338,7 @@ class LeaveOneOut:
 
 
 @pytest.mark.parametrize("live_groups", [0, 1])
-def test_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(
+def test_58_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(
     tmp_path: Any, plug: Any, live_groups: int
 ) -> None:
     def reward(completions: list[str], **_: Any) -> list[float]:
@@ -360,7 +360,7 @@ def test_rounding_in_a_plugins_advantages_does_not_make_a_dead_group_live(
 
 
 @pytest.mark.parametrize("rows", [8, 16])
-def test_batches_may_have_another_size_in_the_next_training(tmp_path: Any, rows: int) -> None:
+def test_60_batches_may_have_another_size_in_the_next_training(tmp_path: Any, rows: int) -> None:
     trainer = make_trainer(tmp_path, Coins(0.4), PROMPTS, max_steps=3)
     session = trl_replay.attach(trainer, replay_refill_rounds=2, replay_buffer_size=0)
     trainer.train()

@@ -18,5 +18,5 @@ NEWER = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=NEWER.get(name, ())) for name in COMBINATIONS])
-def test_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
+def test_16_and_35_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> None:
     follow(tmp_path, name)

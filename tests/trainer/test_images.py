@@ -106,7 +106,7 @@ class OneTooMany(Checked):
         return {**batch, "pixel_values": torch.cat([batch["pixel_values"], batch["pixel_values"][:1]])}
 
 
-def test_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path: Any) -> None:
+def test_9_a_layout_that_is_not_known_is_refused_by_name_before_it_is_trained_on(tmp_path: Any) -> None:
     model, processor = pictures.llava()
     trainer = build(
         tmp_path, Rewards(*SCRIPT), tokenizer=processor, model=model, trainer_class=OneTooMany,

@@ -57,7 +57,7 @@ def test_the_trainers_loss_is_the_one_computed_by_hand(
 
 
 @pytest.mark.parametrize(("correction", "limit"), [("truncated", None), ("ratio", 1.05)])
-def test_as_many_rows_as_tokens_are_no_advantages_of_tokens(
+def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(
     tmp_path: Any, correction: str, limit: float | None
 ) -> None:
     """12 rows of 12 tokens, and a weight for each token."""

@@ -110,6 +110,6 @@ def test_intra_batch_copies_every_live_group_once_before_any_twice(tmp_path: Any
     assert sorted(sources[:2]) == sorted(sources[2:]) == [0, 2]
 
 
-def test_a_batch_without_a_live_group_stays_as_it_is(tmp_path: Any) -> None:
+def test_3_a_batch_without_a_live_group_stays_as_it_is(tmp_path: Any) -> None:
     _, _, watch = train(tmp_path, "intra_batch", ([DEAD] * 3,))
     assert all(after[key] is value for before, after in watch.steps for key, value in before.items())

@@ -12,7 +12,7 @@ import trl_replay
 from trl_replay.testing import make_model, make_tokenizer
 
 
-def test_the_documented_example_trains_and_replays(tmp_path: Any) -> None:
+def test_26_the_documented_example_trains_and_replays(tmp_path: Any) -> None:
     torch.manual_seed(1)
     dataset = Dataset.from_list([{"prompt": f"{a}+{b}="} for a in range(5) for b in range(4)])
 

@@ -72,7 +72,7 @@ def test_short_groups_are_refused_or_resampled_and_long_ones_give_several(attach
         attached.buffer.add(short, incomplete="drop")
 
 
-def test_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached: Any) -> None:
+def test_76_a_row_that_no_function_scored_is_masked_as_one_generated_here(attached: Any) -> None:
     scores = [1.0, None, 0.0, 0.0]
     lines = [{"prompt": "1=", "completion": str(row), "reward/digits": score} for row, score in enumerate(scores)]
     assert attached.buffer.add(lines) == 1

@@ -249,7 +249,7 @@ def test_a_line_of_jsonl_ends_at_a_line_feed_and_nowhere_else(session: Any, tmp_
     assert session.buffer.add(tmp_path / "rows.jsonl") == 1
 
 
-def test_a_column_that_a_file_has_twice_is_named(session: Any, tmp_path: Path) -> None:
+def test_73_a_column_that_a_file_has_twice_is_named(session: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "1=", "completion": "1", "reward": 0, "reward": 1}\n')
     with pytest.raises(ReplayError, match=r"rows.jsonl can't be read: .* 'reward' twice"):

@@ -164,7 +164,7 @@ def test_the_report_tells_the_settings_that_were_in_force(run: Any) -> None:
 MARKUP = "<script>alert(1)</script>"
 
 
-def test_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
+def test_50_markup_in_a_log_is_neither_a_tag_nor_a_step(tmp_path: Path) -> None:
     keys = ("step", "frac_reward_zero_std", "reward", "replay/size", "replay/dead_fraction", "replay/ess")
     hostile = [dict.fromkeys(keys, MARKUP), {**dict.fromkeys(keys, 0.5), "step": MARKUP, MARKUP: MARKUP}]
     good = [{**dict.fromkeys(keys, 0.5), "step": step, "reward": MARKUP} for step in range(3)]
@@ -191,7 +191,7 @@ def test_a_log_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
             write_report(tmp_path)
 
 
-def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
+def test_50_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
     folder, _ = run
     buffer = inspect(folder / "checkpoint-12")
     expected = Page(page("run", [], buffer)).names
@@ -208,7 +208,7 @@ def test_markup_in_any_value_of_a_buffer_is_text(run: Any) -> None:
 TERMINAL = "\x1b]0;title\x07\x1b[31mred\x9b1m\u202ebidi\u2066\u2028\ud800"
 
 
-def test_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_50_an_error_prints_no_character_that_a_terminal_acts_on(run: Any, tmp_path: Path, capsys: Any) -> None:
     checkpoint = shutil.copytree(run[0] / "checkpoint-12", tmp_path / "checkpoint-12")
     rank, name = checkpoint / "trl_replay" / "rank-00000", TERMINAL.removesuffix("\ud800")
     (rank / name).touch()

@@ -94,7 +94,7 @@ class Doubling:
 
 @pytest.mark.parametrize("plugin", [None, Doubling()], ids=["TRL's own advantages", "a plugin's advantages"])
 @pytest.mark.parametrize("name", UNTRAINED)
-def test_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(
+def test_18_and_64_a_group_in_which_no_row_with_an_advantage_trains_a_token_is_dead(
     tmp_path: Any, plug: Any, name: str, plugin: Any
 ) -> None:
     rewards, rollout = UNTRAINED[name]

@@ -13,7 +13,7 @@ from packaging.version import Version
 import trl_replay
 
 
-def test_the_installed_trl_is_what_the_seam_relies_on() -> None:
+def test_24_the_installed_trl_is_what_the_seam_relies_on() -> None:
     folder = installed()
     assert folder is not None
     assert drift(folder) == []

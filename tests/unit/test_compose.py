@@ -112,7 +112,7 @@ def test_lengths_reach_from_the_first_prompt_token_and_to_the_last_completion_to
         assert prompts[row] == (prompt - places[0] if len(places) else 0)
 
 
-def test_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> None:
+def test_8_a_sequence_level_ratio_is_told_by_configuration_and_not_by_width() -> None:
     batch = make_batch([[(2, 1), (2, 1), (2, 1)]], ["importance_sampling_ratio"], 0, [True])
     wide = make_batch([[(2, 5), (2, 5), (2, 5)]], [], 1, [True])
     wide["importance_sampling_ratio"] = torch.ones(3, 1)

@@ -47,7 +47,7 @@ def test_evictors_rank_by_their_column():
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 100])
-def test_two_hundred_equal_scores_through_a_heap_of_64_leave_the_newest_64(batch):
+def test_34_two_hundred_equal_scores_through_a_heap_of_64_leave_the_newest_64(batch):
     buffer = fill(64, evictors.heap, [1.0] * 200, batch)
     assert sorted(buffer.table.serial.tolist()) == list(range(136, 200))
 

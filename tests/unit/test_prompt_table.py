@@ -70,7 +70,7 @@ def test_what_several_ranks_knew_is_put_together() -> None:
     assert whole.dead_streak.tolist() == [1, 0, 0]
 
 
-def test_what_ranks_share_counts_once_however_often_their_number_changes() -> None:
+def test_120_what_ranks_share_counts_once_however_often_their_number_changes() -> None:
     """Two ranks become four, one, three and two, each of which notes a group of its own and is interrupted once."""
     ranks = [PromptTable(), PromptTable()]
     noted = 0

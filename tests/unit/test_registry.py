@@ -225,7 +225,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("plugin", "words"), [(plugin, words) for plugin, *words in MISTAKES])
-def test_a_mistake_in_a_plugin_is_named(refusal, plugin, words):
+def test_53_a_mistake_in_a_plugin_is_named(refusal, plugin, words):
     told = refusal(plugin)
     assert [part for part in words if part not in told] == []
 

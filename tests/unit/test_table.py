@@ -33,7 +33,7 @@ from trl_replay.testing import make_table
     ],
     ids=str,
 )
-def test_any_weights_give_distinct_indices_without_a_warning(weights):
+def test_5_any_weights_give_distinct_indices_without_a_warning(weights):
     for count in range(-1, len(weights) + 3):
         drawn = weighted_sample(np.array(weights), count, np.random.default_rng(0))
         assert drawn.dtype == np.int64
