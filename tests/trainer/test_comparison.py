@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,56 @@ def test_a_run_without_a_step_of_grpo_is_refused(tmp_path: Path, capsys: Any) ->
         read_run(str(tmp_path))
     assert main(["report", str(tmp_path), str(tmp_path)]) == 1
     assert "nothing to compare" in capsys.readouterr().err
+
+
+def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts() -> None:
+    """The sum of the rewards differs everywhere, the function that counts in half of the groups."""
+    run = made_up("a", [0.1] * 4, **{"replay/dead_fraction": [0.5] * 4, "replay/dead_fraction_after": [0.25] * 4})
+    run = run._replace(log=[{**entry, "frac_reward_zero_std": 0.0} for entry in run.log])
+    assert [row[5:] for row in cells(comparison([run, made_up("stock", [0.1] * 4)]))] == [
+        ["50.0%", "25.0%"],
+        ["50.0%", "50.0%"],
+    ]
+
+
+def test_a_level_can_be_reached_where_rewards_are_negative() -> None:
+    rising = made_up("a", [-1.0, -0.9, -0.7, -0.5])
+    text = comparison([rising, made_up("b", [-1.0, -0.9, -0.8, -0.7])])
+    assert "To a reward of -0.75" in text, "halfway from the first to the best final one"
+    assert cells(text)[0][2] == "3"
+
+
+def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path: Path, runs: Path) -> None:
+    folder = tmp_path / "lr=1e-5,beta=0"
+    shutil.copytree(runs / "stock", folder)
+    assert [read_run(given).label for given in (f"defaults={folder}", str(folder))] == ["defaults", folder.name]
+
+
+def test_runs_of_the_asynchronous_trainer_are_told(tmp_path: Path, capsys: Any) -> None:
+    """It logs replay's share of dead groups, and none of its own."""
+    log = [{"step": step, "reward": 0.1, "replay/dead_fraction": 0.5, "replay/size": 4.0} for step in range(1, 9)]
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    assert main(["report", str(tmp_path / "log.json")]) == 0
+    assert "8 logged steps" in (tmp_path / "report.html").read_text()
+    given = [f"{label}={tmp_path / 'log.json'}" for label in "ab"]
+    assert main(["report", *given, "--out", str(tmp_path / "two.html")]) == 0
+    assert cells((tmp_path / "two.html").read_text())[0][5:] == ["50.0%", "50.0%"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--completions", "0"], "--completions=0 can't be used: give a number of at least 1"),
+        (["--reward", "nan"], "--reward=nan can't be used: give a finite number"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused(runs: Path, given: list[str], words: str, capsys: Any) -> None:
+    assert main(["report", str(runs / "stock"), str(runs / "replay"), *given]) != 0
+    assert words in capsys.readouterr().err
+
+
+def test_options_for_several_runs_are_refused_for_one(runs: Path, capsys: Any) -> None:
+    assert main(["report", str(runs / "stock"), "--completions", "8"]) != 0
+    assert "--completions is for several runs" in capsys.readouterr().err
+    assert main(["report", f"label={runs / 'stock'}"]) != 0
+    assert "a label is for several runs" in capsys.readouterr().err

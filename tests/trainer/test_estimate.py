@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trl_replay import ReplayConfig, ReplayError
 from trl_replay.advice.rules import advise
 from trl_replay.cli import main
 from trl_replay.report.estimate import estimate
+from trl_replay.report.log import read_log
 from trl_replay.testing import make_trainer
 
 RIGHT = [1.0, 1.0, 1.0, 1.0]
@@ -204,3 +206,75 @@ def test_groups_that_are_solved_count_as_none_that_fail_where_their_highest_rewa
     assert [each.change[:22] for each in advise(log, settings)[1]] == ["Fewer groups fail than"]
     log = [{**entry, "replay/highest_fraction": 0.0} for entry in log]
     assert [each.change[:22] for each in advise(log, settings)[1]] == ["Nearly all groups fail"]
+
+
+def test_where_all_dead_groups_are_at_the_lowest_reward_none_is_taken_for_solved(tmp_path: Path) -> None:
+    """Of 12 groups, 11 are dead and fail, and the live one passes whole: it is no dead group that succeeds."""
+    logged = {"replay/dead_fraction": 11 / 12, "replay/lowest_fraction": 11 / 12, "replay/all_right_fraction": 1 / 12}
+    log = [{"step": step, "frac_reward_zero_std": 11 / 12, "reward": 1.0, **logged} for step in range(1, 13)]
+    settings = {**ReplayConfig().to_dict(), "replay_dry_run": True}
+    assert [each.change[:22] for each in advise(log, settings)[1]] == ["Nearly all groups fail"]
+
+
+def test_the_log_that_goes_further_is_read(tmp_path: Path) -> None:
+    """Where `save_state` was called once, and training went on to a checkpoint."""
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    trainer.train()
+    trainer.save_state()
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4, save_strategy="steps", save_steps=4)
+    trainer.train()
+    assert [entry["step"] for entry in read_log(tmp_path) if "reward" in entry] == [1, 2, 3, 4]
+    assert estimate(tmp_path).dead == pytest.approx(2 / 3)
+
+
+def test_settings_are_found_beside_a_trainers_state_and_where_none_are_it_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = make_trainer(run, Rewards([LIVE, DEAD, DEAD]), max_steps=16, save_strategy="steps", save_steps=16)
+    trl_replay.attach(trainer, replay_correction="none", replay_start=0)
+    trainer.train()
+    uncorrected, default = "Replayed rows count as if they were fresh", "by default settings"
+    found = estimate(run / "checkpoint-16" / "trainer_state.json")
+    assert uncorrected in " ".join(advice.change for advice in found.advice)
+    assert default not in found.about
+    shutil.copy(run / "checkpoint-16" / "trainer_state.json", tmp_path / "log.json")
+    found = estimate(tmp_path / "log.json")
+    assert uncorrected not in " ".join(advice.change for advice in found.advice)
+    assert default in found.about
+
+
+def test_a_log_is_estimated_though_the_buffer_beside_it_is_damaged(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=4, save_strategy="steps", save_steps=4)
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    (state,) = (tmp_path / "checkpoint-4").rglob("state.json")
+    state.write_text("{}")
+    found = estimate(tmp_path / "checkpoint-4")
+    assert found.dead == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "\ufeffstep,frac_reward_zero_std\n1,0.5\n"),  # of a spreadsheet
+        ("log.JSONL", '{"step": 1, "frac_reward_zero_std": 0.5}\n'),
+        ("log.txt", '{"step": 1, "frac_reward_zero_std": 0.5}\n{"step": 2, "frac_reward_zero_std": 0.5}\n'),
+        ("log.jsonl", '{"step": 1, "frac_reward_zero_std": 0.5}\n{"step": 2, "frac_re'),  # of a run that was killed
+    ],
+)
+def test_logs_are_read_as_users_have_them(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert estimate(tmp_path / name).dead == 0.5
+
+
+def test_too_short_a_log_is_not_told_that_there_is_nothing_to_change(tmp_path: Path, capsys: Any) -> None:
+    log = [{"step": 10 * step, "frac_reward_zero_std": 0.996, "reward": 0.1} for step in range(1, 8)]
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    assert main(["estimate", str(tmp_path / "log.json")]) == 0
+    told = capsys.readouterr().out
+    assert "Nothing to change" not in told
+    assert "No advice: fewer than 8 steps were logged" in told
+    assert "99.6%" in told, "not 100 %, and 250 times the live groups"
+    assert main(["report", str(tmp_path / "log.json")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "No advice: fewer than 8 steps were logged" in page
+    assert "Nothing, as far as" not in page

@@ -39,6 +39,13 @@ def only_counted(log: Log) -> bool:
     return bool(told) and all(told)
 
 
+def steps(log: Log) -> list[Mapping[str, Any]]:
+    """Return the entries that are of a step of GRPO. TRL's asynchronous trainer logs no share of dead groups: replay's
+    takes its place."""
+    named = [{DEAD: entry[DEAD_EXACT], **entry} if DEAD_EXACT in entry else entry for entry in log]
+    return [entry for entry in named if DEAD in entry and is_number(entry.get("step"))]
+
+
 def points(log: Log, key: str) -> list[tuple[float, float]]:
     """Return `(step, value)` wherever the log holds numbers."""
     return [(entry["step"], entry[key]) for entry in log if is_number(entry.get("step")) and is_number(entry.get(key))]

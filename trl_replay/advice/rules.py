@@ -23,6 +23,7 @@ from .logged import (
     numbers,
     only_counted,
     pays_0_or_1,
+    steps,
 )
 
 LAST_PART, FEWEST, LEAST = 0.25, 8, 4
@@ -138,7 +139,7 @@ where one of them counts; not known of a log of several functions without replay
 WAS_LIVE = "steps with a live group"
 SILENT = "reward functions that never paid"
 UNSCORED = "steps without a reward"
-UNSOLVED = "dead groups not known to be all right"
+UNSOLVED = "failing groups, at most"
 TOLD_APART = "dead groups told apart"
 """The log tells those that succeed from those that fail."""
 COUNTED = "steps with a dead group, or with an exact count"
@@ -333,7 +334,12 @@ RULES = (
     ),
     Rule(
         "dead groups stay",
-        (Bound(DEAD_AFTER, least=0.3), Bound(SIZE, least=16.0), Given("replay_kl", ("all_wrong",), one_of=False)),
+        (
+            Bound(DEAD_AFTER, least=0.3),
+            Bound(SIZE, least=16.0),
+            Given("replay_kl", ("all_wrong",), one_of=False),
+            Given("replay_unfilled", ("mask", "exclude"), one_of=False),
+        ),
         "Dead groups are trained on although others are stored: `session.explain()` counts why.",
         "the defaults left 0 to 15 % dead on four tasks.",
         "evidence.md#learning",
@@ -359,15 +365,12 @@ RULES = (
             Bound(UNTRAINED, most=0.1),
         ),
         "The policy has left what is stored. If reward does not rise, halve `learning_rate`; if that is not enough, "
-        "change what is replayed.",
+        "change the correction.",
         "with a drift of 1 or more, no run ended above 0.64 on the lock, but those with `topr` went well to 1.5, and "
         "on one task of a pretrained model the best rate had one of 1.8; an age limit never helped by more than 0.03.",
         "evidence-methods.md#methods-of-papers",
         signs=(Bound(DRIFT, least=1.0), Bound(ESS, most=0.5), Bound(RATIO, most=0.8)),
-        options=(
-            Option('`replay_correction="topr"`', Given("replay_correction", ("topr",))),
-            Option("`replay_max_age=30`", Given("replay_max_age", (None,), one_of=False)),
-        ),
+        options=(Option('`replay_correction="topr"`', Given("replay_correction", ("topr",))),),
     ),
     Rule(
         "masked rows",
@@ -392,8 +395,7 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         `tuple`: The steps of the last part of the log, and the means over them, with the settings; no steps where too
         little was logged.
     """
-    logged = [{DEAD: entry[DEAD_EXACT], **entry} if DEAD_EXACT in entry else entry for entry in log]
-    entries = [entry for entry in logged if DEAD in entry and is_number(entry.get("step"))]
+    entries = steps(log)
     if len(entries) < FEWEST:
         return [], {}
     labeled = pays_0_or_1(entries)
@@ -415,7 +417,8 @@ def facts_of(log: Log, settings: Mapping[str, Any]) -> tuple[list[float], dict[s
         **_derived(entries, last, settings, attached),
     }
     if DEAD_EXACT in known:  # which a damaged log may lack
-        known[UNSOLVED] = known[DEAD_EXACT] - max(known[ALL_RIGHT], known[HIGHEST])
+        solved = max(known[ALL_RIGHT], known[HIGHEST])
+        known[UNSOLVED] = max(known[DEAD_EXACT] - solved, known.get(LOWEST, 0.0))  # live groups may be all right, too
     dry_run = bool(settings.get("replay_dry_run")) or only_counted(last)
     known |= {WITHOUT_REPLAY: not attached or dry_run, "use_replay": attached, "replay_dry_run": dry_run}
     return [entry["step"] for entry in last], {**settings, **known}
@@ -524,10 +527,10 @@ def advise(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
         log (`Log`): Of a run with or without replay.
         settings (`Mapping[str, Any]`): Of [`ReplayConfig`].
     """
-    steps, facts = facts_of(log, settings)
-    if not steps:
-        return f"fewer than {FEWEST} steps were logged: too little for advice", []
-    about = f"means of logged steps {steps[0]:g} to {steps[-1]:g}"
+    last, facts = facts_of(log, settings)
+    if not last:
+        return f"fewer than {FEWEST} steps were logged", []
+    about = f"means of logged steps {last[0]:g} to {last[-1]:g}"
     applying = [rule for rule in RULES if rule.applies(facts)]
     if applying and applying[0].name == "collapse":
         applying = applying[:1]  # nothing else helps before

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "source", type=Path, help="a run's output_dir, one of its checkpoints, or a trainer_state.json"
+        "source", type=Path, help="a run's output_dir, one of its checkpoints, or a file of its metrics"
     )
 
 
@@ -26,7 +26,7 @@ def _run(options: argparse.Namespace) -> int:
 
     found = estimate(options.source)
     console = make_console()
-    console.print(make_table(found.source, ("", ""), _facts(found)))
+    console.print(make_table(found.source, ("", "mean over logged steps"), _facts(found)))
     if found.dry_run:
         console.print("Replay counted in this run, and replaced nothing (replay_dry_run).")
     elif found.had_replay:
@@ -38,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         console.print(SCALED_BY_BATCH, markup=False)
     console.print(
-        f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNothing to change: {found.about}."
+        f"\nWhat to change, by the {found.about}:" if found.advice else f"\nNo advice: {found.about}.", markup=False
     )
     for seen, change, evidence in found.advice:
         console.print(f"- {seen}: {change}\n  {evidence}", markup=False)
@@ -57,7 +57,7 @@ def _facts(found: Estimate) -> list[tuple[str, str]]:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}"
+    return f"{share:.1%}" if 0.99 < share < 1 else f"{share:.0%}"
 
 
 def _between(bounds: Bounds | None) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
+from ..base.validation import unusable
+from ..errors import ConfigurationError
 from .command import Command
 
 
@@ -44,6 +47,7 @@ def _report(options: argparse.Namespace) -> int:
     from ..report.comparison import comparison, read_run
     from ..report.page import write_page, write_report
 
+    _refuse_unusable(options)
     if len(options.runs) == 1:
         path = write_report(options.runs[0], options.out)
     else:
@@ -51,6 +55,22 @@ def _report(options: argparse.Namespace) -> int:
         path = write_page(comparison(runs, options.reward), options.out or Path("report.html"))
     print(f"written: {path}")
     return 0
+
+
+def _refuse_unusable(options: argparse.Namespace) -> None:
+    """Refuse options of the comparison that can't be used, or are given for one run."""
+    if options.completions is not None and options.completions < 1:
+        raise unusable("--completions", options.completions, "give a number of at least 1")
+    if options.reward is not None and not math.isfinite(options.reward):
+        raise unusable("--reward", options.reward, "give a finite number")
+    if len(options.runs) > 1:
+        return
+    for name in ("completions", "reward"):
+        if getattr(options, name) is not None:
+            raise ConfigurationError(f"--{name} is for several runs: leave it out, or give one more.")
+    (run,) = options.runs
+    if "=" in run and not Path(run).exists():
+        raise ConfigurationError(f"{run} does not exist, and a label is for several runs: give the folder alone.")
 
 
 EXPORT = Command(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..advice.logged import DEAD, DRY_RUN, Log, is_number
+from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, Log, is_number, steps
 from ..base.sizes import counted
 from ..data.types import Floats
 from ..errors import ReplayError
@@ -75,13 +75,20 @@ def read_run(given: str, completions: int | None = None) -> Run:
     Raises:
         ReplayError: There is no log of GRPO, or it can't be read.
     """
-    label, _, path = ("", "", given) if Path(given).exists() else given.rpartition("=")
-    log = [
-        entry for entry in read_log(Path(path)) if all(is_number(entry.get(key)) for key in ("step", "reward", DEAD))
-    ]
+    label, path = _labeled(given)
+    log = [entry for entry in steps(read_log(path)) if is_number(entry.get("reward")) and is_number(entry[DEAD])]
     if not log:
         raise ReplayError(f"The log of {path} holds no step of GRPO: there is nothing to compare.")
-    return Run(label or Path(path).resolve().name, log, completions)
+    return Run(label or path.resolve().name, log, completions)
+
+
+def _labeled(given: str) -> tuple[str, Path]:
+    """The label, which may be empty, and the folder, whose name may have an equals sign."""
+    if Path(given).exists():
+        return "", Path(given)
+    parts = given.split("=")
+    cuts = [("=".join(parts[:count]), Path("=".join(parts[count:]))) for count in range(1, len(parts))]
+    return next((cut for cut in cuts if cut[1].exists()), ("", Path(given)))
 
 
 def comparison(runs: Sequence[Run], level: float | None = None) -> str:
@@ -89,14 +96,16 @@ def comparison(runs: Sequence[Run], level: float | None = None) -> str:
 
     Args:
         runs (`Sequence[Run]`): At least one.
-        level (`float`, *optional*): The reward whose way is told; half of the best final one if not given.
+        level (`float`, *optional*): The reward whose way is told; if not given, halfway to the best final one, from 0
+            or from a lower first one.
     """
     finals: dict[str, list[float]] = {}
     for run in runs:
         finals.setdefault(run.label, []).append(run.final)
     colors = dict(zip(finals, COLORS * len(finals), strict=False))
     if level is None:
-        level = max(run.final for run in runs) / 2
+        first = min(float(run.column("reward")[0]) for run in runs)
+        level = (min(first, 0.0) + max(run.final for run in runs)) / 2
     charts = {
         f"Reward over {axis}": line_chart(
             [run.line(run.axes[number], run.column("reward"), colors[run.label]) for run in runs],
@@ -107,16 +116,22 @@ def comparison(runs: Sequence[Run], level: float | None = None) -> str:
     }
     dead = [run.line(run.column("step"), _trained_on(run), colors[run.label]) for run in runs]
     charts["Dead groups that were trained on"] = line_chart(dead, "share of groups", percent=True, x_label="updates")
-    rows = [(run, run.reached(level), run.column(DEAD).mean(), _trained_on(run).mean()) for run in runs]
+    rows = [(run, run.reached(level), _generated(run).mean(), _trained_on(run).mean()) for run in runs]
     verdict = _verdict(finals)
     return render("comparison.html", name=", ".join(finals), verdict=verdict, level=level, rows=rows, charts=charts)
+
+
+def _generated(run: Run) -> Floats:
+    """Share of dead groups that were generated: replay's own where it is logged."""
+    exact = run.column(DEAD_EXACT)
+    return np.where(np.isnan(exact), run.column(DEAD), exact)
 
 
 def _trained_on(run: Run) -> Floats:
     """Share of dead groups that were trained on."""
     after = run.column(DEAD_AFTER)
     replaced = ~np.isnan(after) & (run.column(DRY_RUN) != 1)
-    return np.where(replaced, after, run.column(DEAD))
+    return np.where(replaced, after, _generated(run))
 
 
 def _verdict(finals: dict[str, list[float]]) -> str:

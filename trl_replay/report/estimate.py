@@ -20,10 +20,9 @@ from ..advice.logged import (
     only_counted,
     pays_0_or_1,
 )
-from ..advice.rules import Advice, advise
+from ..advice.rules import Advice
 from ..errors import ReplayError
-from ..setup.config import ReplayConfig
-from .inspection import settings_of
+from .inspection import advice_on, settings_of
 from .log import HOW_TO_MAKE_ONE, read_log
 
 
@@ -83,7 +82,7 @@ def estimate(source: str | Path) -> Estimate:
             f"AsyncGRPOTrainer does not log it without replay. To make a log: {HOW_TO_MAKE_ONE}."
         )
     dead = float(np.mean([step.dead for step in steps]))
-    about, advice = advise(log, {**ReplayConfig().to_dict(), **settings_of(path)})
+    about, advice = advice_on(log, settings_of(path))
     return Estimate(
         source=str(path),
         dead=dead,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..advice.logged import DEAD_EXACT, Log
+from ..advice.rules import Advice, advise
 from ..checkpoint import format as saved
 from ..checkpoint.save_id import FOLDER
 from ..data.types import Floats
+from ..errors import CheckpointError
 from ..offline.export import Source, StoredEntry, of_checkpoint, rows_of
+from ..setup.config import ReplayConfig
 from .log import buffer_in
 
 SUMMARIZED = {
@@ -72,11 +76,25 @@ def inspect(checkpoint: str | Path, shown: int = GROUPS_SHOWN) -> dict[str, Any]
 
 def settings_of(run: Path) -> dict[str, Any]:
     """Return the settings of the run whose checkpoint this is, or whose newest complete one is in this folder; none
-    where no buffer was saved."""
+    where no buffer was saved, or where it can't be read."""
     checkpoint = buffer_in(run)
     if not (checkpoint / FOLDER).is_dir():
         return {}
-    return dict(saved.read_all(checkpoint)[0].session["settings"])
+    try:
+        return dict(saved.read_all(checkpoint)[0].session["settings"])
+    except CheckpointError:
+        return {}
+
+
+def advice_on(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]:
+    """Return which steps advice is about, in words, and what to change in a run with these settings; without any, in
+    one with the defaults."""
+    about, found = advise(log, {**ReplayConfig().to_dict(), **settings})
+    attached = any(DEAD_EXACT in entry for entry in log)
+    return (
+        f"{about}, by default settings, since the run's are not known" if attached and not settings else about,
+        found,
+    )
 
 
 def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..advice.logged import Log, numbers
 from ..checkpoint.discovery import last_complete_checkpoint
 from ..checkpoint.save_id import FOLDER, TRAINER_STATE
 from ..errors import ReplayError
@@ -24,9 +26,11 @@ def newest(path: Path) -> Path:
 
 
 def buffer_in(path: Path) -> Path:
-    """Return the checkpoint itself where it holds a buffer, or the newest complete one of a run's folder."""
+    """Return the checkpoint itself where it holds a buffer, or the newest complete one of a run's folder; of a
+    trainer's state, those of its folder."""
     _require(path)
-    return path if (path / FOLDER).is_dir() else newest(path)
+    folder = path.parent if path.name == TRAINER_STATE else path
+    return folder if (folder / FOLDER).is_dir() else newest(folder)
 
 
 def _require(path: Path) -> None:
@@ -35,23 +39,28 @@ def _require(path: Path) -> None:
 
 
 def read_log(path: Path) -> list[Mapping[str, Any]]:
-    """The entries of the log in a trainer's state, or in that of a run's folder or its newest complete checkpoint; or
-    in a file of metrics by step: a JSON list, JSONL, or CSV, as trackers export them.
+    """The entries of the log in a trainer's state; in that of a run's folder or of its newest complete checkpoint,
+    whichever goes further; or in a file of metrics by step: a JSON list, JSONL, or CSV, as trackers export them.
 
     Raises:
         ReplayError: There is none, or it can't be read.
     """
     _require(path)
-    if path.is_dir():
-        in_run = path / TRAINER_STATE
-        state = in_run if in_run.is_file() else newest(path) / TRAINER_STATE
-    else:
-        state = path
-    if not state.is_file():
+    states = {path / TRAINER_STATE, newest(path) / TRAINER_STATE} if path.is_dir() else {path}
+    logs = [_read(state) for state in sorted(states) if state.is_file()]
+    if not logs:
         raise ReplayError(
             f"{path} holds neither {TRAINER_STATE} nor a complete checkpoint: there is no log to read. Give a run's "
             f"output_dir, one of its checkpoints, or a file of its metrics: {HOW_TO_MAKE_ONE}."
         )
+    return max(logs, key=_last_step)
+
+
+def _last_step(log: Log) -> float:
+    return max(numbers(log, "step"), default=0.0)
+
+
+def _read(state: Path) -> list[Mapping[str, Any]]:
     try:
         return [_plain(entry) for entry in _entries(state) if isinstance(entry, Mapping)]
     except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
@@ -62,13 +71,23 @@ def read_log(path: Path) -> list[Mapping[str, Any]]:
 
 def _entries(path: Path) -> list[Any]:
     """The entries of a file, by its ending."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".csv":
+    text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin a file with a byte-order mark
+    ending = path.suffix.lower()
+    if ending == ".csv":
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(text.splitlines())]
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    if ending in (".jsonl", ".txt", ".log"):
+        return _of_lines(text.splitlines())
     found = json.loads(text)
     return found if isinstance(found, list) else found["log_history"]
+
+
+def _of_lines(lines: Sequence[str]) -> list[Any]:
+    """The entries of JSONL, of which a run that was killed may have left the last line short."""
+    *complete, last = [line for line in lines if line.strip()] or [""]
+    entries = [json.loads(line) for line in complete]
+    with contextlib.suppress(json.JSONDecodeError):
+        entries.append(json.loads(last))
+    return entries
 
 
 def _number(text: str | None) -> float | None:

@@ -9,13 +9,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, SCALED_BY_BATCH, Log, is_number, mean, only_counted, points
-from ..advice.rules import advise
+from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, SCALED_BY_BATCH, Log, mean, only_counted, points, steps
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
 from ..setup.config import ReplayConfig
 from .charts import Line, line_chart
-from .inspection import SUMMARIZED, SUMMARY, inspect
+from .inspection import SUMMARIZED, SUMMARY, advice_on, inspect
 from .log import buffer_in, read_log
 
 GRAY, BLUE, RED, GREEN = "#868d97", "#2f86d8", "#dd6249", "#3b9d5d"
@@ -28,8 +27,8 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     """Write the page and return its path.
 
     Args:
-        run (`str` or `Path`): The trainer's `output_dir`, or one of its checkpoints.
-        out (`str` or `Path`, *optional*): `report.html` in `run` if not given.
+        run (`str` or `Path`): The trainer's `output_dir`, one of its checkpoints, or a file of a run's metrics.
+        out (`str` or `Path`, *optional*): `report.html` in that folder, or beside that file, if not given.
 
     Raises:
         ReplayError: There is no log of a run, or it can't be read.
@@ -39,7 +38,8 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     checkpoint = buffer_in(run)
     buffer = inspect(checkpoint) if (checkpoint / FOLDER).is_dir() else None
     text = page(run.resolve().name, log, buffer)
-    return write_page(text, run / "report.html" if out is None else Path(out))
+    folder = run if run.is_dir() else run.parent
+    return write_page(text, folder / "report.html" if out is None else Path(out))
 
 
 def write_page(text: str, path: Path) -> Path:
@@ -55,7 +55,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     Both come from files that anybody may have written: what should be a number and is none is left out, and every
     other value is escaped.
     """
-    log = [entry for entry in history if DEAD in entry and is_number(entry.get("step"))]
+    log = steps(history)
     replayed = any("replay/size" in entry for entry in log)
     acted = [entry for entry in log if entry.get(DRY_RUN) != 1]
     told = log if only_counted(log) else acted
@@ -63,7 +63,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     charts = _charts_of_log(log, acted, dead)
     settings = {} if buffer is None else buffer["settings"]
     defaults = ReplayConfig().to_dict()
-    about, advice = advise(log, {**defaults, **settings})
+    about, advice = advice_on(log, settings)
     changed = {
         name: json.dumps(value) for name, value in settings.items() if name not in defaults or value != defaults[name]
     }
