@@ -114,4 +114,4 @@ def main(
 
 if __name__ == "__main__":
     parser = TrlParser((GRPOScriptArguments, GRPOConfig, ModelConfig, ReplayConfig))
-    main(*parser.parse_args_and_config(fail_with_unknown_args=False))
+    main(*parser.parse_args_and_config())

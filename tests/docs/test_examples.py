@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from forked import check, launch
 
+from trl_replay import ReplayConfig
 from trl_replay.testing import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,20 @@ def test_grpo_replay_is_stock_with_use_replay_false(local):
     assert "Model saved" in out
     assert "replay/size" not in out
     assert "replaced" not in out
+
+
+def test_grpo_replays_yaml_leaves_a_preset_free_and_refuses_what_is_misspelt(local, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    example = importlib.import_module("grpo_replay")
+    parser = example.TrlParser((example.GRPOScriptArguments, example.GRPOConfig, example.ModelConfig, ReplayConfig))
+    yaml = ROOT / "examples" / "grpo_replay.yaml"
+    given = ["--config", str(yaml), "--replay_preset", "sample_efficient", "--use_cpu", "true", "--bf16", "false"]
+    *_, config = parser.parse_args_and_config(given)
+    preset = config.with_preset()
+    assert (preset.replay_correction, preset.replay_start) == ("topr", 0)
+    (local / "misspelt.yaml").write_text(yaml.read_text() + "replay_bufer_size: 8\n")
+    with pytest.raises(AssertionError, match="replay_bufer_size"):
+        run("grpo_replay.py", "--config", local / "misspelt.yaml", "--use_cpu", "true", "--bf16", "false", cwd=local)
 
 
 def test_grpo_replay_finds_rewards_and_data_and_says_what_it_can_not_find(local, monkeypatch):
