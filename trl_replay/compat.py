@@ -414,7 +414,17 @@ def chooses_by_entropy(trainer: Any) -> bool:
 
 def sequence_level_ratio(trainer: Any) -> bool:
     """Return whether vLLM's importance ratio has the shape (B, 1)."""
-    return str(getattr(trainer, "vllm_importance_sampling_mode", "")).startswith("sequence")
+    return is_of_sequences(getattr(trainer, "vllm_importance_sampling_mode", ""))
+
+
+def is_of_sequences(mode: str) -> bool:
+    """Return whether a mode of vLLM's importance ratio gives one a row, not one a token."""
+    return str(mode).startswith("sequence")
+
+
+def sampler_ratio_mode(trainer: Any) -> str | None:
+    """Return the mode of vLLM's importance ratio; None for a trainer whose batches hold none."""
+    return str(trainer.vllm_importance_sampling_mode) if corrects_sampler(trainer) else None
 
 
 def allows_token_weights(trainer: Any) -> bool:
@@ -622,6 +632,27 @@ def streams(dataset: Any) -> bool:
 def corrects_sampler(trainer: Any) -> bool:
     """Return whether every batch holds `IS_RATIO`."""
     return bool(trainer.use_vllm and trainer.vllm_importance_sampling_correction)
+
+
+def sampler_ratio(trainer: Any, logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Compute `IS_RATIO` as this trainer does, `(B, C)`, or `(B, 1)` in a mode of sequences.
+
+    Args:
+        trainer (`trl.GRPOTrainer`): Its mode and bounds count.
+        logps, sampling_logps (`(B, C)`): The policy's and the sampler's; NaN where the sampler told none.
+        mask (`(B, C)` bool): Tokens that the loss trains on.
+    """
+    difference = ((logps - sampling_logps) * mask).nan_to_num(nan=0.0)
+    if sequence_level_ratio(trainer):
+        difference = difference.sum(dim=1, keepdim=True)
+    ratio = difference.exp()
+    low = getattr(trainer, "vllm_importance_sampling_clip_min", None)
+    name = "vllm_importance_sampling_clip_max"
+    high = getattr(trainer, name if hasattr(trainer, name) else "vllm_importance_sampling_cap")  # before TRL 1.6
+    bounded = ratio.clamp(min=-math.inf if low is None else low, max=math.inf if high is None else high)
+    if trainer.vllm_importance_sampling_mode.endswith("truncate"):
+        return bounded
+    return ratio.where(ratio == bounded, 0.0)
 
 
 def keeps_sampler(trainer: Any) -> bool:

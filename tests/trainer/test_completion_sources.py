@@ -86,6 +86,106 @@ def test_8_and_19_vllm_ratios_and_missing_log_probs_are_replayed_with_their_rows
     assert all(loss["loss"].isfinite() for loss in trainer.losses)
 
 
+def sampled(folder: Any, mode: str, *script: Any, **settings: Any) -> Any:
+    """A trainer with vLLM's correction in that mode."""
+    settings = {"vllm_importance_sampling_mode": mode, "learning_rate": 3e-2, **CLIPPED_RATIOS, **settings}
+    trainer = build(folder, Rewards(*script or SCRIPT), **settings)
+    StandIn(trainer, [5, 2, 4, 1, 3])
+    return trainer
+
+
+RATIO = "importance_sampling_ratio"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_144_a_file_keeps_vllms_ratios(tmp_path: Any, mode: str) -> None:
+    trainer = sampled(tmp_path / "first", mode)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    session.export(tmp_path / "groups.parquet")
+    other = trl_replay.attach(sampled(tmp_path / "second", mode))
+    assert other.buffer.add(tmp_path / "groups.parquet") == len(session.buffer)
+    pairs = zip(sorted(session.buffer), sorted(other.buffer), strict=True)
+    ratios = [tuple(buffer.load(serial).tensors[RATIO] for buffer, serial in
+                    zip((session.buffer, other.buffer), pair, strict=True)) for pair in pairs]  # fmt: skip
+    for before, after in ratios:
+        assert after.shape == before.shape
+        torch.testing.assert_close(after, before, atol=1e-3, rtol=1e-2)
+    assert any(bool(before.ne(1).any()) for before, _ in ratios)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ratios"),
+    [
+        ("token_truncate", [[0.7, 1.2], [1.0, 1.1]]),
+        ("token_mask", [[0.0, 0.0], [1.0, 1.1]]),
+        ("sequence_truncate", [[1.2], [1.1]]),
+        ("sequence_mask", [[0.0], [1.1]]),
+    ],
+)
+@since("1.6.0", "a lower bound of vLLM's ratio")
+def test_144_the_ratio_of_a_files_log_probs_is_the_trainers_own(tmp_path: Any, mode: str, ratios: Any) -> None:
+    """Of ratios e⁻⁰·⁵ and e¹ of tokens, and 1 and 1.1."""
+    session = trl_replay.attach(sampled(tmp_path, mode))
+    old, log = [-1.0, -1.0], torch.tensor(1.1).log().item()
+    samplers = [[-0.5, -2.0], [-1.0, -1.0 - log], [-1.0, -1.0 - log], [-1.0, -1.0 - log]]
+    rows = [
+        {"prompt": "1=", "completion": "12", "prompt_ids": [4], "completion_ids": [4, 5], "reward": float(number == 0),
+         "old_per_token_logps": old, "sampling_per_token_logps": sampler}
+        for number, sampler in enumerate(samplers)
+    ]  # fmt: skip
+    assert session.buffer.add(rows) == 1
+    (serial,) = session.buffer
+    found = session.buffer.load(serial).tensors[RATIO].view(4, -1)
+    torch.testing.assert_close(found[:2], torch.tensor(ratios), atol=1e-3, rtol=1e-2)
+
+
+def test_144_ratios_of_tokens_serve_no_mode_of_sequences(tmp_path: Any) -> None:
+    """Of a run in another mode, the ratios are computed anew; without the sampler's log-probs they can't be."""
+    trainer = sampled(tmp_path / "first", "token_truncate")
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    session.export(tmp_path / "groups.parquet")
+    trainer = sampled(tmp_path / "second", "sequence_mask", *[[DEAD, DEAD, DEAD]] * 2)
+    session = trl_replay.attach(trainer, replay_start=0, replay_warm_start=str(tmp_path / "groups.parquet"))
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    assert all(session.buffer.load(serial).tensors[RATIO].shape == (4, 1) for serial in session.buffer)
+    row = {
+        "prompt": "1=",
+        "completion": "12",
+        "prompt_ids": [4],
+        "completion_ids": [4, 5],
+        "old_per_token_logps": [-1.0, -1.0],
+        RATIO: [1.0, 1.1],
+    }
+    with pytest.raises(trl_replay.ReplayError, match="sampling_per_token_logps"):
+        session.buffer.add([{**row, "reward": float(number == 0)} for number in range(4)])
+
+
+@pytest.mark.parametrize(("then", "now"), [("token_truncate", "sequence_mask"), ("sequence_mask", "token_truncate")])
+def test_143_a_checkpoint_with_ratios_of_another_shape_is_refused(tmp_path: Any, then: str, now: str) -> None:
+    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = sampled(tmp_path, then, **saving)
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    trainer = sampled(tmp_path, now, **{**saving, "max_steps": 4})
+    trl_replay.attach(trainer, replay_start=0)
+    with pytest.raises(trl_replay.MismatchError, match=f"vllm_importance_sampling_mode.*'{then}' and is '{now}'"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_143_a_checkpoint_with_ratios_of_the_same_shape_is_taken(tmp_path: Any) -> None:
+    saving = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = sampled(tmp_path, "token_truncate", **saving)
+    trl_replay.attach(trainer, replay_start=0)
+    trainer.train()
+    trainer = sampled(tmp_path, "token_mask", *[[DEAD, DEAD, DEAD]] * 4, **{**saving, "max_steps": 4})
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert session.totals.counters["replaced"] > 0
+
+
 @pytest.mark.parametrize("loss_type", ["vespo", "grpo", "cispo"])
 def test_vllm_ratios_are_right_under_other_losses(tmp_path: Any, loss_type: str) -> None:
     trainer = build(tmp_path, Rewards(*SCRIPT), vllm_importance_sampling_mode="token_truncate", loss_type=loss_type)

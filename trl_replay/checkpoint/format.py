@@ -58,6 +58,7 @@ class Identity:
         num_generations (`int`): Rows of a group.
         scope (`str`): `replay_scope`.
         task_columns (`list[str]`, *optional*): `replay_task_columns`.
+        ratios (`str`, *optional*): vLLM's mode, of which the shape of its ratios depends; None without them.
         processes (`int`): Number of ranks.
         rows (`int`): Rows of each rank's generation batch.
     """
@@ -67,6 +68,7 @@ class Identity:
     num_generations: int
     scope: str
     task_columns: list[str] | None
+    ratios: str | None
     processes: int
     rows: int
 

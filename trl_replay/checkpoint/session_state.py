@@ -44,6 +44,7 @@ def identity(session: Session) -> Identity:
         num_generations=session.components.num_generations,
         scope=session.settings.label("scope"),
         task_columns=session.settings.task_columns,
+        ratios=compat.sampler_ratio_mode(trainer),
         processes=session.components.processes,
         rows=compat.local_rows(trainer),
     )
@@ -303,6 +304,8 @@ def _refuse_differences(then: Identity, now: Identity, session: Session) -> None
         is_now = getattr(now, name)
         if was != is_now:
             differences.append(f"{words} was {was!r} and is {is_now!r}")
+    if then.ratios and now.ratios and compat.is_of_sequences(then.ratios) != compat.is_of_sequences(now.ratios):
+        differences.append(f"vllm_importance_sampling_mode was {then.ratios!r} and is {now.ratios!r}")
     if differences:
         raise MismatchError(
             f"The buffer in this checkpoint does not fit this run: {'; '.join(differences)}. Resume with the values "

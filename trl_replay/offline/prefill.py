@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from .. import compat
 from ..base.validation import choice, require
-from ..batch.compose import cut
+from ..batch.compose import cut, loss_mask
 from ..batch.group_view import describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
 from ..data.counters import Tally
@@ -361,15 +361,26 @@ def _payload(session: Session, offline: OfflineGroup, batch: Batch) -> Group:
 
 def _as_sampled(trainer: Any, batch: Batch, fields: FieldTable) -> Batch:
     """The batch with the keys that this trainer's batches have on account of its sampler, which is taken to agree
-    with the policy."""
+    with the policy where the file does not tell its log-probs.
+
+    Raises:
+        ReplayError: The file has ratios of tokens without these, and the trainer's are of sequences.
+    """
     batch = dict(batch)
+    corrects = compat.corrects_sampler(trainer)
+    of_sequences = fields.spec(compat.IS_RATIO).layout == "row"
+    of_tokens = batch.pop(compat.IS_RATIO, None) if of_sequences else None
+    if corrects and of_tokens is not None and compat.SAMPLING_LOGPS not in batch:
+        raise ReplayError(
+            f"The file has {compat.IS_RATIO!r} of tokens, and vllm_importance_sampling_mode="
+            f"{trainer.vllm_importance_sampling_mode!r} needs ratios of sequences: give {compat.SAMPLING_LOGPS!r} in "
+            "their place, of which they are computed."
+        )
     if compat.keeps_sampler(trainer):
         batch.setdefault(compat.SAMPLING_LOGPS, batch[compat.OLD_LOGPS])
-    if compat.corrects_sampler(trainer):
-        logps = batch[compat.OLD_LOGPS]
-        per_row = fields.spec(compat.IS_RATIO).layout == "row"
-        ratios = logps[:, :1] if per_row else logps
-        batch.setdefault(compat.IS_RATIO, torch.ones_like(ratios))
+    if corrects and compat.IS_RATIO not in batch:
+        logps, sampling_logps = batch[compat.OLD_LOGPS], batch[compat.SAMPLING_LOGPS]
+        batch[compat.IS_RATIO] = compat.sampler_ratio(trainer, logps, sampling_logps, loss_mask(batch).bool())
     return batch
 
 
