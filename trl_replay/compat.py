@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -607,6 +607,14 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     return loader.dataset, loader.collate_fn
 
 
+def unused_columns(trainer: Any, columns: Sequence[str]) -> list[str]:
+    """Return those of a dataset's columns that `remove_unused_columns` takes out of its rows."""
+    if not trainer.args.remove_unused_columns:
+        return []
+    trainer._set_signature_columns_if_needed()
+    return [column for column in columns if column not in trainer._signature_columns]
+
+
 def environments(trainer: Any) -> list[Any]:
     """The environment of each row that this process generated last; none if the trainer has no
     `environment_factory`."""
@@ -622,6 +630,20 @@ def task_id(environment: Any) -> Any:
     """Return the task that an environment says it has, by an attribute or a method; None if it does not."""
     told = getattr(environment, "task_id", None)
     return told() if callable(told) else told
+
+
+def templated(trainer: Any, messages: list[Any]) -> list[int]:
+    """Return the token ids of a prompt of messages, as this trainer gives it to its model: with its tools."""
+    ids: list[int] = tokenizer(trainer).apply_chat_template(
+        messages,
+        tools=getattr(trainer, "tools", None) or None,
+        chat_template=getattr(trainer, "chat_template", None),
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **trainer.chat_template_kwargs,
+    )["input_ids"]
+    return ids
 
 
 def streams(dataset: Any) -> bool:

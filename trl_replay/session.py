@@ -444,7 +444,7 @@ class Session:
         flags = row_flags(fresh.rows, plan, leaves_out=factor != 1.0)
         trainer = self.trainer
         denominator = Denominator(compat.denominator(trainer), factor, compat.bonus_over_items(trainer))
-        ids = self.tap.expect(flags, candidates, placements, denominator)
+        ids = self.tap.expect(flags, candidates, placements, denominator, composed["advantages"])
         counted = count_items(composed, total, size)
         return with_reference({**counted, ROWS: ids}, reference_of(fresh, plan))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
+import sys
 import warnings
 import weakref
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from replaying import build
 from support import DEAD, HALF, LIVE, WINDOW, Interrupt, Rewards, Spy, weights_hash
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOConfig
@@ -503,3 +506,30 @@ def test_replay_that_is_off_takes_any_trainer(tmp_path: Any) -> None:
     tokenizer = make_tokenizer()
     trainer = Trainer(make_model(tokenizer), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
     assert not trl_replay.attach(trainer, use_replay=False).enabled
+
+
+def test_147_completions_without_a_limit_are_replayed(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), max_completion_length=None, max_steps=2)
+    session = trl_replay.attach(trainer, replay_start=0)
+    trainer.generation_config.max_new_tokens = 4  # else up to the model's last position
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+
+
+def test_148_a_summary_that_an_output_cannot_encode_ends_no_training(tmp_path: Any, monkeypatch: Any) -> None:
+    """The advice has signs that cp1252 lacks."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", output)
+    trainer = make_trainer(tmp_path, Rewards([DEAD, DEAD, DEAD]), max_steps=10)
+    session = trl_replay.attach(trainer)
+    trainer.train()
+    output.flush()
+    assert "≥" in session.explain()
+    assert b"replay: 10 generation batches" in output.buffer.getvalue()
+
+
+def test_149_task_columns_that_the_trainer_takes_out_are_refused(tmp_path: Any) -> None:
+    rows = [{"prompt": f"{number}=", "label": number} for number in range(3)]
+    trainer = build(tmp_path, Rewards([DEAD, DEAD, DEAD]), rows, remove_unused_columns=True)
+    with pytest.raises(trl_replay.RefusedError, match="remove_unused_columns=True takes 'label' out"):
+        trl_replay.attach(trainer, replay_task_columns=["label"])

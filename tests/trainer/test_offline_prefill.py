@@ -9,18 +9,21 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import replaying
 import torch
 from advantages_by_hand import advantages
+from releases import since
 from resuming import build, digits
 from support import DEAD, LIVE, Rewards, Spy, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
+from tools import tool_tokenizer
 
 import trl_replay
 from trl_replay import ConfigurationError, compat
 from trl_replay.batch.compose import loss_mask
 from trl_replay.buffer.candidates import trainable_sums
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.testing import make_tokenizer, make_trainer
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
 @pytest.fixture
@@ -98,6 +101,77 @@ def test_messages_go_through_the_chat_template(tmp_path: Path) -> None:
     session.buffer.add(rows_of(prompt, [[{"role": "assistant", "content": c}] for c in "2345"], [1, 0, 0, 0]))
     group = session.buffer.load(0)
     assert trainer.processing_class.decode(group.tensors["prompt_ids"]) == "1+1="
+
+
+def lookup(key: str) -> str:
+    """Looks something up.
+
+    Args:
+        key: What.
+
+    Returns:
+        What it found.
+    """
+    return key
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+def test_145_messages_of_a_file_get_the_trainers_tools(tmp_path: Path) -> None:
+    tokenizer = tool_tokenizer()
+    prompt = [{"role": "user", "content": "1="}]
+    trainer = replaying.build(
+        tmp_path, Rewards([LIVE, DEAD, DEAD]), [{"prompt": prompt}], tokenizer,
+        make_model(tokenizer, max_position_embeddings=2048), Spy, arguments={"tools": [lookup]}, max_steps=1,
+    )  # fmt: skip
+    session = trl_replay.attach(trainer)
+    session.buffer.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
+    stored = session.buffer.load(0).tensors["prompt_ids"].tolist()
+    trainer.train()
+    batch = trainer.scored[0]
+    assert stored == batch["prompt_ids"][0][batch["prompt_mask"][0].bool()].tolist()
+
+
+def test_145_texts_among_a_dataset_of_messages_are_warned_of(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}="
+    rows = [{"prompt": [{"role": "user", "content": "1+1"}]}]
+    trainer = replaying.build(tmp_path, Rewards([DEAD]), rows, tokenizer)
+    session = trl_replay.attach(trainer)
+    with pytest.warns(UserWarning, match="texts without a chat template"):
+        session.buffer.add(rows_of("1+1", list("2345"), [1, 0, 0, 0]))
+    session.buffer.add(rows_of("1+2=", list("2345"), [1, 0, 0, 0]))  # in the template already: no warning
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+def test_145_messages_to_which_an_environment_adds_are_refused(tmp_path: Path) -> None:
+    class Room:
+        def reset(self, **kwargs: Any) -> str:
+            return " It is dark."
+
+        def look(self) -> str:
+            """Looks around.
+
+            Returns:
+                What is there.
+            """
+            return "a door"
+
+    tokenizer = tool_tokenizer()
+    prompt = [{"role": "user", "content": "1="}]
+    model = make_model(tokenizer, max_position_embeddings=2048)
+    arguments = {"environment_factory": Room}
+    trainer = replaying.build(tmp_path, Rewards([DEAD]), [{"prompt": prompt}], tokenizer, model, arguments=arguments)
+    session = trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.ReplayError, match="environments add their tools"):
+        session.buffer.add(rows_of(prompt, list("2345"), [1, 0, 0, 0]))
+
+
+def test_152_a_group_of_two_tasks_is_refused(attached: Any) -> None:
+    rows = rows_of("1=", list("2345"), [1, 0, 0, 0])
+    with pytest.raises(trl_replay.ReplayError, match="Row 2 of the rows given is of another task"):
+        attached.buffer.add(
+            [{**row, "group": 7, "trl_replay_task": 1 + number // 2} for number, row in enumerate(rows)]
+        )
 
 
 def test_a_row_that_no_function_scored_does_not_count(tmp_path: Path) -> None:

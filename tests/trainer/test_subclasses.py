@@ -243,6 +243,50 @@ def test_a_loss_with_an_advantage_for_each_token_is_weighted_right(tmp_path: Any
     assert width in shapes
 
 
+class Column(Spy):
+    """A trainer whose batches have one advantage a row, in a column."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        batch["advantages"] = batch["advantages"].unsqueeze(1)
+        return batch
+
+
+@pytest.mark.parametrize("trainer_class", [Spy, Column])
+def test_150_a_correction_sees_the_advantages_that_are_trained_on(tmp_path: Any, trainer_class: type) -> None:
+    """A stored success among fresh failures has the advantage of the mixed group, not the one that it was stored with;
+    `imitation` gives it the weight c over that."""
+    seen: list[tuple[Any, Any]] = []
+
+    class Watching:
+        @trl_replay.hookimpl(wrapper=True)
+        def trl_replay_correct(self, rows: Any) -> Any:
+            corrected = yield
+            seen.append((rows.advantages.flatten(), corrected.weights.flatten()))
+            return corrected
+
+    trl_replay.register(Watching(), "watching")
+    try:
+        script = [[1.0, 1.0, 1.0, 0.0]] * 3, [DEAD] * 3
+        trainer = build(tmp_path, Rewards(*script), trainer_class=trainer_class, max_steps=2)
+        mixing = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_start": 0}
+        trl_replay.attach(trainer, replay_correction="imitation", replay_plugins=["watching"], **mixing)
+        trainer.train()
+    finally:
+        trl_replay.unregister("watching")
+    advantages, weights = (torch.cat(values) for values in zip(*seen, strict=True))
+    assert len(advantages) == 3
+    assert advantages.tolist() == pytest.approx([1.5] * 3, abs=1e-3), "of one success among four"
+    assert (advantages * weights).tolist() == pytest.approx([0.3] * 3, abs=1e-3)
+
+
+def test_146_a_trainer_whose_loss_is_another_than_its_args_is_refused(tmp_path: Any) -> None:
+    trainer = build(tmp_path, Rewards([DEAD]), loss_type="dapo")
+    trainer.loss_type = "grpo"
+    with pytest.raises(trl_replay.RefusedError, match="loss_type is 'grpo', and its args have 'dapo'"):
+        trl_replay.attach(trainer)
+
+
 def test_an_error_in_a_correction_takes_the_rows_out_of_a_loss_with_an_advantage_for_each_token(tmp_path: Any) -> None:
     """As on several processes, which stop together one batch later."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow.parquet
 import pytest
 from datasets import IterableDataset
 from following import Followed, build, crossed, follow
@@ -259,8 +260,6 @@ def taken(tmp_path: Any, source: Any, rows: Any = NESTED) -> Any:
 
 @DIFFER
 def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_path: Any) -> None:
-    import pyarrow.parquet
-
     path = exported(tmp_path)
     written = pyarrow.parquet.read_table(path).to_pylist()
     assert {row["label"] for row in written} == set("abcd")
@@ -273,8 +272,6 @@ def test_an_exported_file_holds_the_datasets_columns_and_tells_its_tasks(tmp_pat
 @DIFFER
 @pytest.mark.parametrize("lost", ["the columns", "the hash", "nothing"])
 def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: str) -> None:
-    import pyarrow.parquet
-
     path = exported(tmp_path)
     table = pyarrow.parquet.read_table(path)
     if lost != "nothing":
@@ -287,6 +284,17 @@ def test_66_groups_from_a_file_meet_their_own_task_alone(tmp_path: Any, lost: st
     trainer.train()
     assert len(followed.pairs) > 3
     assert crossed(followed) == []
+
+
+@DIFFER
+@pytest.mark.parametrize("read", ["rows", "jsonl"])
+def test_151_an_exported_file_that_others_read_tells_its_tasks(tmp_path: Any, read: str) -> None:
+    """Its columns are texts then, the dataset's are lists and numbers."""
+    path = exported(tmp_path)
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    (tmp_path / "groups.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    _, session = taken(tmp_path, rows if read == "rows" else tmp_path / "groups.jsonl")
+    assert sorted(session.buffer.table.prompt.tolist()) == sorted(row["trl_replay_task"] for row in rows[::4])
 
 
 @DIFFER

@@ -334,7 +334,7 @@ class ReplayedRows:
             `mask` is 0.
         proximal_logps (`(R, C)`): Log-probs under the policy of the row's first training forward since it was drawn.
         mask (`(R, C)` bool): Tokens that the loss trains on.
-        advantages (`(R,)` or `(R, C)`): As stored: one a row, or one a token where the trainer gives them so.
+        advantages (`(R,)` or `(R, C)`): Those of the batch: one a row, or one a token where the trainer gives them so.
         ages (`(R,)` int64): Updates since generation.
         priorities (`(R,)`, *optional*): The chance that the row's group had of being drawn first, relative to that of
             the least likely eligible entry. None: all had the same.

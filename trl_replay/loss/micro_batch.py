@@ -91,7 +91,7 @@ class PlacedRow:
     Attributes:
         logps (`(length,)`): Its behavior log-probs.
         age (`int`): Updates since it was generated.
-        advantage (`()` or `(length,)`): As stored: the row's, or each token's.
+        advantage (`()` or `(length,)`): In the composed batch: the row's, or each token's.
         priority (`float`): Its group's chance of being drawn, relative to the least likely one's.
         proximal (`(C,)`, *optional*): Log-probs of its first training forward since it was drawn.
     """

@@ -46,19 +46,20 @@ class Supply:
         self.stats = OffPolicyStats()
         self.placed = Placed([], 0)
 
-    def place(self, placements: Sequence[Placement], ids: torch.Tensor) -> None:
+    def place(self, placements: Sequence[Placement], ids: torch.Tensor, advantages: torch.Tensor) -> None:
         """Begin a generation batch.
 
         Args:
             placements (`Sequence[Placement]`): What was replayed on this process.
             ids (`(B,)` int64): The first column of `ROWS`; gets the replayed rows' numbers.
+            advantages (`(B,)`, `(B, 1)`, or `(B, C)`): Of the composed batch.
         """
         first = self.placed.first + len(self.placed.rows)
         rows: list[PlacedRow] = []
         for placed in placements:
             begin = first + len(rows)
             ids[placed.rows] = -1 - torch.arange(begin, begin + placed.count)
-            rows += _placed_rows(placed)
+            rows += _placed_rows(placed, advantages[placed.rows])
         self.placed = Placed(rows, first)
 
     def place_again(self, placed: Placed) -> None:
@@ -195,8 +196,8 @@ def _replayed_rows(
     if missing:  # without, it would copy all the same
         padded = functional.pad(padded, (0, missing))
     padded = padded.to(device, torch.float32)
-    if advantages.dim() == 2:  # as stored: the trainer's loss may add a part of its own for each token
-        advantages = _stored_advantages(stored, logps.size(1)).to(advantages)
+    if advantages.dim() == 2:  # the batch's: the trainer's loss may have added a part of its own for each token
+        advantages = _batch_advantages(stored, logps.size(1)).to(advantages)
     return ReplayedRows(
         logps=logps,
         behavior_logps=torch.where(mask, padded, logps.float()),
@@ -208,7 +209,7 @@ def _replayed_rows(
     )
 
 
-def _stored_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
+def _batch_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
     """`(R,)`, or `(R, C)` if those of any row are its tokens'."""
     advantages = [row.advantage for row in stored]
     if not any(advantage.dim() for advantage in advantages):
@@ -218,16 +219,16 @@ def _stored_advantages(stored: Sequence[PlacedRow], width: int) -> torch.Tensor:
     return functional.pad(padded, (0, width - padded.size(1)))
 
 
-def _placed_rows(placed: Placement) -> list[PlacedRow]:
-    """The replayed rows of a placement that lie on this process."""
+def _placed_rows(placed: Placement, advantages: torch.Tensor) -> list[PlacedRow]:
+    """The replayed rows of a placement that lie on this process, with these advantages, `(n,)`, `(n, 1)`, or
+    `(n, C)`."""
     tensors = placed.group.tensors
     lengths = placed.group.completion_lengths.tolist()
     logps = torch.split(tensors[OLD_LOGPS].float(), lengths)
-    advantages = placed.group.advantages[placed.part]
     rows = []
-    for index, row_logps in enumerate(logps[placed.part]):
-        row = PlacedRow(logps=row_logps, age=placed.age, advantage=advantages[index], priority=placed.priority)
-        rows.append(row)
+    for row_logps, advantage in zip(logps[placed.part], advantages, strict=True):
+        own = advantage[: len(row_logps)] if advantage.numel() > 1 else advantage.reshape(())
+        rows.append(PlacedRow(logps=row_logps, age=placed.age, advantage=own, priority=placed.priority))
     return rows
 
 

@@ -77,6 +77,7 @@ class Tap:
         candidates: Sequence[Candidate],
         placements: Sequence[Placement],
         denominator: Denominator,
+        advantages: torch.Tensor,
     ) -> torch.Tensor:
         """The id tensor of a generation batch, whose candidates are recorded and whose replayed rows are supplied.
 
@@ -85,6 +86,7 @@ class Tap:
             candidates (`Sequence[Candidate]`): Those with local rows that lack log-probs.
             placements (`Sequence[Placement]`): What was replayed here.
             denominator ([`Denominator`]): Of the loss.
+            advantages (`(B,)`, `(B, 1)`, or `(B, C)`): Of the composed batch.
 
         Returns:
             `(B, 2)` int64, see `ROWS`.
@@ -97,7 +99,7 @@ class Tap:
             candidate.records = [None] * count
             first = 1 + candidate.serial * self._generations
             ids[candidate.rows, 0] = torch.arange(first, first + count)
-        self.supply.place(placements, ids[:, 0])
+        self.supply.place(placements, ids[:, 0], advantages)
         return ids
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from .. import compat
@@ -49,13 +50,22 @@ class FileTasks:
             column = column_name(name, row, self._is_exported)
             if column in row:
                 found[name] = row[column]
+        told = max(int(row.get(TASK) or UNKNOWN), UNKNOWN)  # a group's own is no other run's
         if found.get("prompt") is not None and columns - {*PROMPT_COLUMNS[1:]} <= found.keys():
-            return self._tasks.key(found)
+            key = self._tasks.key(found)
+            another = told not in (key, UNKNOWN) and not self._is_exported and self._dataset.size is not None
+            # exported, and read by others: its columns are texts now, and the hash tells whether it is of this dataset
+            return told if another and key not in self._known and told in self._known else key
         if self._trusts_hash and row.get(TASK):
-            return max(int(row[TASK]), UNKNOWN)  # a group's own is no other run's
+            return told
         if self._columns is None or self._dataset.size is None:
             return UNKNOWN
         return self._of_prompt({**found, "prompt": found.get("prompt") or row["prompt"]})
+
+    @cached_property
+    def _known(self) -> set[int]:
+        """The tasks of the dataset."""
+        return {self._tasks.key(row) for row in self._dataset}
 
     def _of_prompt(self, found: Mapping[str, Any]) -> int:
         """The task of a row that lacks columns: the one with its prompt."""

@@ -93,7 +93,27 @@ def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) ->
         )
     if trainer.accelerator.is_main_process and any(group.advantages is not None for group in groups):
         _warn_of_other_functions(trainer, gathered, name)
+    if trainer.accelerator.is_main_process and not any("prompt_ids" in row for rows in gathered for row in rows):
+        _warn_of_plain_texts(trainer, [rows[0]["prompt"] for rows in gathered], name)
     return _fitting(trainer, groups, name, tally)
+
+
+def _warn_of_plain_texts(trainer: Any, prompts: Sequence[Any], source: str) -> None:
+    """Warn of texts that lack the chat template which the trainer puts around its dataset's messages."""
+    dataset = trainer.train_dataset
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if not texts or compat.streams(dataset) or compat.has_environments(trainer) or not len(dataset):
+        return
+    messages = dataset[0].get("prompt")
+    if not isinstance(messages, list):
+        return
+    ending = compat.templated(trainer, messages)[-1]
+    if all(_prompt_ids(trainer, text)[-1:] != ending for text in texts):
+        warnings.warn(
+            f"The prompts in {source} are texts without a chat template, and those of the dataset are messages: the "
+            "model never gets such prompts. Give messages, as in the dataset.",
+            stacklevel=3,
+        )
 
 
 def _warn_of_other_functions(trainer: Any, gathered: Sequence[Sequence[Row]], source: str) -> None:
@@ -131,6 +151,11 @@ def _gathered(rows: Iterable[Any], source: str, vocabulary: int, tasks: FileTask
             key = [tasks.of(row), row["prompt"]]
         text = json.dumps(key, sort_keys=True, default=str)
         members = gathered.setdefault(text, [])
+        if members and row.get(TASK) != members[0].get(TASK):
+            raise ReplayError(
+                f"{label} is of another task ({TASK}) than another row of its group {row.get('group')!r}: rewards of "
+                "two tasks have no baseline in common. Number groups apart."
+            )
         if members and row["prompt"] != members[0]["prompt"] and not row.get(TASK):
             raise ReplayError(
                 f"{label} has the prompt {row['prompt']!r}, and another row of its group {row['group']!r} has "
@@ -317,15 +342,21 @@ def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
 
 
 def _prompt_ids(trainer: Any, prompt: Any) -> NDArray[np.int32]:
-    """Of a text, or of messages in the trainer's chat template."""
+    """Of a text, or of messages in the trainer's chat template.
+
+    Raises:
+        ReplayError: An environment adds what the file does not tell.
+    """
     tokenizer = compat.tokenizer(trainer)
     if isinstance(prompt, str):
         encoded = tokenizer(prompt)
         return np.array(encoded["input_ids"], np.int32)
-    templated = tokenizer.apply_chat_template(
-        list(prompt), add_generation_prompt=True, tokenize=True, return_dict=True, **trainer.chat_template_kwargs
-    )
-    return np.array(templated["input_ids"], np.int32)
+    if compat.has_environments(trainer):
+        raise ReplayError(
+            "The prompts of this file are messages, and environments add their tools and words to those of the run: "
+            "give the prompt's text as the model gets it, or prompt_ids and completion_ids."
+        )
+    return np.array(compat.templated(trainer, list(prompt)), np.int32)
 
 
 def _completion_ids(trainer: Any, completion: Any) -> NDArray[np.int32]:

@@ -74,6 +74,12 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
     generations = trainer.args.steps_per_generation * trainer.num_iterations
     dataset = trainer.train_dataset
     known = getattr(dataset, "column_names", None) or []  # a stream need not know them
+    dropped = sorted(set(settings.task_columns or []) & set(compat.unused_columns(trainer, known)))
+    if dropped:
+        yield (
+            f"replay_task_columns={settings.task_columns!r} must be columns of the rows that the trainer gets, and "
+            f"remove_unused_columns=True takes {', '.join(map(repr, dropped))} out: set remove_unused_columns=False"
+        )
     if known and not set(settings.task_columns or []) <= set(known):
         yield (
             f"replay_task_columns={settings.task_columns!r} must be columns of the trainer's dataset: it has "
@@ -84,6 +90,13 @@ def _misfits(trainer: Any, settings: Settings, scope: Scope) -> Iterator[str]:
             f"replay_refill_prompts='new' draws prompts by their numbers, and this trainer's dataset is a stream "
             f"({type(dataset).__name__}), which has none: use replay_refill_prompts='same', or a dataset with a length"
         )
+    for name in ("loss_type", "importance_sampling_level"):
+        of_trainer, of_args = getattr(trainer, name, None), getattr(trainer.args, name, None)
+        if of_trainer is not None and of_trainer != of_args:
+            yield (
+                f"the trainer's {name} is {of_trainer!r}, and its args have {of_args!r}: replay's denominators and "
+                "weights go by the latter. Set it in GRPOConfig"
+            )
     window = generations / trainer.args.gradient_accumulation_steps
     max_age = config.replay_max_age
     if max_age is not None and max_age < window:
@@ -240,8 +253,10 @@ def _useless(trainer: Any, settings: Settings, components: Components) -> Iterat
             f"replayed. Set it to {math.ceil(100 / groups) / 100:g} or more."
         )
     length = trainer.args.max_completion_length
+    if config.max_bytes is None or length is None:
+        return
     least = components.buffer.table.row_bytes + trainer.num_generations * length * TOKEN_BYTES
-    if config.max_bytes is not None and config.max_bytes < least:
+    if config.max_bytes < least:
         yield (
             f"replay_max_bytes={config.replay_max_bytes!r} has no room for a group of "
             f"{trainer.num_generations} completions of max_completion_length={length}, which takes "

@@ -3,6 +3,7 @@ summary."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -102,4 +103,10 @@ class ReplayCallback(TrainerCallback):
             if self.session.detached:
                 self._take_off(self.session.trainer, self.session)
         if state.is_world_process_zero and not self.session.detached:
-            print(self.session.explain())
+            _print(self.session.explain())
+
+
+def _print(text: str) -> None:
+    """Print a text to a terminal or file of any encoding: training has ended, and must not fail now."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding))
