@@ -401,7 +401,9 @@ def test_of_three_weighted_rewards_in_a_yaml_the_one_that_counts_is_named(projec
 
 def test_settings_after_the_dashes_are_told_where_they_belong(project: Path, capsys: Any) -> None:
     (project / "swallowed.yaml").write_text("replay_max_age: 3\nmax_steps: 2\n")
-    for command in (["grpo", "--replay_max_age", "3"], ["grpo", "--config", str(project / "swallowed.yaml")]):
+    path = project / "swallowed.yaml"
+    for given in (["--replay_max_age", "3"], ["--config", str(path)], [f"--config={path}"]):
+        command = ["grpo", *given]
         assert main(["run", "--", "trl", *command]) != 0
         assert "replay_max_age: trl has no such settings. Put them before --" in " ".join(
             capsys.readouterr().err.split()

@@ -294,7 +294,16 @@ FILES: dict[str, tuple[Act, list[str]]] = {
         attach(replay_warm_start="no.jsonl"),
         ["replay_warm_start='no.jsonl'", "a file that exists"],
     ),
-    "a warm start in another format": (warm_start("", "warm.csv"), ["warm.csv can't be read", ".parquet or .jsonl"]),
+    "a warm start in another format": (
+        lambda desk: trl_replay.attach(desk.trainer(), replay_warm_start=desk.write("warm.csv", "")),
+        ["replay_warm_start=", "warm.csv' can't be used", "ends in .parquet or .jsonl"],
+    ),
+    "a warm start of no buffer": (
+        lambda desk: trl_replay.attach(
+            desk.trainer(), replay_warm_start=desk.write("warm.jsonl", ""), replay_buffer_size=0
+        ),
+        ["replay_warm_start=", "replay_buffer_size=0 stores nothing", "give a size"],
+    ),
     "a warm start with a broken line": (warm_start('{"prompt": "1="\n'), ["warm.jsonl can't be read", "line 1"]),
     "a warm start with other columns": (
         warm_start('{"question": "1=", "answer": "1"}\n'),

@@ -90,3 +90,27 @@ def test_the_summary_of_one_rank_of_several_tells_what_all_did_together() -> Non
     assert "replay on rank 1 of 2: 1 generation batches, 3 groups, 2 dead (67%), 1 replaced" in told
     assert "all ranks together: 6 groups, 3 dead (50%), 2 replaced" in told
     assert "all ranks" not in totals.explain(4)
+
+
+def test_before_the_first_batch_explain_tells_why(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
+    session = trl_replay.attach(trainer)
+    session.buffer.add([{"prompt": "1=", "completion": "2", "reward": 1.0}])
+    told = session.explain()
+    assert "was trainer.train() called?" in told
+    assert "1 x a group was refused: it has fewer rows" in told
+    session.pause()
+    trainer.train()
+    assert "no generation batches since attach but 2, while paused" in session.explain()
+
+
+def test_without_a_buffer_groups_that_are_left_out_count_as_none_that_were_trained_on(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_buffer_size=0, replay_unfilled="exclude")
+    trainer.train()
+    assert "100% of the groups trained on were live" in session.explain()
+
+
+def test_a_refusal_names_what_the_preset_sets(trainer: Any) -> None:
+    with pytest.raises(trl_replay.RefusedError, match="replay_preset='sample_efficient' sets replay_iterations"):
+        trl_replay.attach(trainer, replay_preset="sample_efficient")

@@ -36,6 +36,7 @@ class AsyncSession(Session):
     def __init__(self, view: TrainerView, settings: Settings, components: Components) -> None:
         super().__init__(view, settings, components)
         self.view = view
+        self.totals.unit = "updates"
         alone = TrainerView(view.own, ["reward"])  # the main process alone knows the worker's
         self.roll_call = roll_call_of(alone, settings, components.scope)
         self.queue: ReplayQueue | None = None

@@ -154,7 +154,9 @@ def readable_file(value: object) -> str | None:
     """The path of a file that is there."""
     if not isinstance(value, str | Path) or not str(value):
         return "give the path of a .parquet or .jsonl file"
-    return None if Path(value).is_file() else "give the path of a file that exists"
+    if not Path(value).is_file():
+        return "give the path of a file that exists"
+    return None if Path(value).suffix in (".parquet", ".jsonl") else "give a file that ends in .parquet or .jsonl"
 
 
 def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) -> None:
@@ -173,8 +175,13 @@ def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) ->
             if name in given and settings[name] != default:
                 remedy = "nothing is generated again with replay_refill_rounds=0; set that, or leave this out"
                 raise unusable(name, settings[name], remedy)
+    path = settings["replay_warm_start"]
+    if "replay_warm_start" in given and path is not None and not settings["replay_buffer_size"]:
+        raise unusable(
+            "replay_warm_start", path, "replay_buffer_size=0 stores nothing; give a size, or leave this out"
+        )
     short = settings["replay_warm_start_short"]
-    if "replay_warm_start_short" in given and short != "refuse" and settings["replay_warm_start"] is None:
+    if "replay_warm_start_short" in given and short != "refuse" and path is None:
         remedy = "there is no file whose groups could be short; set replay_warm_start, or leave this out"
         raise unusable("replay_warm_start_short", short, remedy)
 

@@ -74,9 +74,11 @@ def _misplaced(command: Sequence[str]) -> list[str]:
     """Settings of replay among a command's arguments and in its YAML file."""
     words = [word.partition("=")[0] for word in command if word.startswith("--")]
     names = [word[2:].replace("-", "_") for word in words]
-    for flag, path in itertools.pairwise(command):
+    files = [path for flag, path in itertools.pairwise(command) if flag == "--config"]
+    files += [word.removeprefix("--config=") for word in command if word.startswith("--config=")]
+    for path in files:
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            if flag == "--config" and isinstance(found := yaml.safe_load(Path(path).read_text()), dict):
+            if isinstance(found := yaml.safe_load(Path(path).read_text()), dict):
                 names += map(str, found)
     return [name for name in names if name in HINTS]
 

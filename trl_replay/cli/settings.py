@@ -14,6 +14,8 @@ from ..setup.config import ReplayConfig
 
 HINTS = get_type_hints(ReplayConfig)
 """The types of all settings."""
+BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+"""As TrlParser takes them."""
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +95,8 @@ def _typed(value: Any, hint: Any) -> Any:
     kinds = _kinds(hint)
     if value.lower() in ("none", "null") and NoneType in kinds:
         return None
-    if value.lower() in ("true", "false") and bool in kinds:
-        return value.lower() == "true"
+    if value.lower() in BOOLS and bool in kinds:
+        return BOOLS[value.lower()]
     for number in (int, float):
         if number in kinds:
             try:

@@ -189,9 +189,14 @@ SETTLED = ("stored", "evicted", "refused", "retired")
 
 
 class Totals:
-    """Counters over the whole session, and why slots stayed as they were."""
+    """Counters over the whole session, and why slots stayed as they were.
+
+    Attributes:
+        unit (`str`): What is counted as a batch.
+    """
 
     def __init__(self) -> None:
+        self.unit = "generation batches"
         self.batches = 0
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
@@ -243,7 +248,8 @@ class Totals:
     def explain_without_buffer(self) -> str:
         """Describe what was generated and shaped, where nothing is stored, on all processes."""
         count = self.of_all_ranks
-        live = 1.0 - count["dead_after"] / max(count["groups"], 1)
+        trained_on = count["groups"] - count["excluded"]
+        live = (count["groups"] - count["dead_after"]) / max(trained_on, 1)
         return (
             f"replay: no buffer (replay_buffer_size=0); {self.batches} generation batches, {_generated(count)}; "
             f"{live:.0%} of the groups trained on were live"
@@ -259,10 +265,12 @@ class Totals:
             ranks (`int`): Number of processes; with several, what all of them did together stands below.
         """
         if not self.batches:
-            return "replay: no generation batch was scored since attach (was trainer.train() called?)"
+            paused = f" but {self.of_all_ranks['paused_batches']:.0f}, while paused"
+            cause = paused if self.of_all_ranks["paused_batches"] else " (was trainer.train() called?)"
+            return "\n".join([f"replay: no {self.unit} since attach{cause}", *self._told_reasons()])
         who = "replay" if ranks == 1 else f"replay on rank {rank} of {ranks}"
         lines = [
-            f"{who}: {self.batches} generation batches, {_replaced(self.counters, dry_run)}",
+            f"{who}: {self.batches} {self.unit}, {_replaced(self.counters, dry_run)}",
             f"buffer: {_stored(self.counters)}, {size} held",
         ]
         if ranks > 1:
@@ -273,9 +281,10 @@ class Totals:
             lines.append(f"nothing was replayed{cause}")
         elif self.reasons:
             lines.append("where less was replayed, or a group was refused:")
-        for reason, times in self.reasons.most_common():
-            lines.append(f"  {times} x {reason}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._told_reasons()])
+
+    def _told_reasons(self) -> list[str]:
+        return [f"  {times} x {reason}" for reason, times in self.reasons.most_common()]
 
 
 def _generated(count: Mapping[str, float]) -> str:

@@ -388,6 +388,13 @@ class ReplayConfig:
         refuse_without_effect(vars(merged), self._given)
         return merged
 
+    def of_preset(self) -> list[str]:
+        """Names of the settings that the preset fills."""
+        if self.replay_preset is None:
+            return []
+        _, preset = registry().preset(self.replay_preset)
+        return [name for name in preset.settings if name not in self._given]
+
     def with_defaults(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy where `settings` (a preset's) fill the fields that nobody gave."""
         unset = {name: value for name, value in settings.items() if name not in self._given}

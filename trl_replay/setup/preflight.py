@@ -46,7 +46,18 @@ def refuse(reasons: list[str], trainer: Any, settings: Settings, components: Com
     for result in components.hooks.call("preflight", 0, trainer=trainer, config=settings.config):
         reasons += [str(reason) for reason in result]
     if reasons:
-        raise RefusedError(reasons)
+        raise RefusedError([*reasons, *_of_the_preset(settings, " ".join(reasons))])
+
+
+def _of_the_preset(settings: Settings, reasons: str) -> Iterator[str]:
+    """Yield which of the settings in reasons come from the preset, and not from the user."""
+    preset = settings.config.replay_preset
+    names = [name for name in settings.config.of_preset() if f"{name}=" in reasons]
+    if names:
+        yield (
+            f"of these, replay_preset={preset!r} sets {', '.join(names)}: `trl-replay list {preset}` tells what it "
+            "needs"
+        )
 
 
 def retires_never(settings: Settings, size: int) -> Iterator[str]:
