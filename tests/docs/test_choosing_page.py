@@ -13,12 +13,10 @@ from support import DEAD, HALF, LIVE, Rewards
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.registry import registry
 from trl_replay.testing import make_trainer
 
 DOCS = Path(__file__).parents[2] / "docs"
 CHOOSING = (DOCS / "choosing.md").read_text()
-CORRECTIONS = (DOCS / "corrections.md").read_text()
 OTHERS = "".join((DOCS / name).read_text() for name in ("dynamic-sampling.md", "row-mixing.md"))
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", OTHERS, re.MULTILINE | re.DOTALL)
 
@@ -42,12 +40,6 @@ def test_every_setting_of_the_decision_table_can_be_used():
     assert len(examples) > 10
     for name, value in examples:
         trl_replay.ReplayConfig(**{name: value})
-
-
-def test_the_page_on_choosing_names_every_correction():
-    for plugin, spec in registry().strategies():
-        if plugin.name == "builtin" and isinstance(spec, trl_replay.CorrectionSpec):
-            assert f"| `{spec.name}` |" in CORRECTIONS
 
 
 @pytest.mark.parametrize("example", [example for example in EXAMPLES if "replay_refill_rounds" in example])
