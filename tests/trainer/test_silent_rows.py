@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from methods import EVERY_GROUP, SAME_PROMPT
 from support import DEAD, HALF, Rewards, record, replayed, tokens_of_replayed, truncating
+from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS, SILENT
@@ -144,6 +145,36 @@ def test_64_a_mixed_group_that_would_train_no_row_with_an_advantage_stays_fresh(
         advantages = after["advantages"].view(3, SIZE)
         tokens = after["completion_mask"].sum(dim=1).view(3, SIZE)
         assert bool(((advantages.abs() > 1e-6) & (tokens > 0)).any(dim=1).all())
+
+
+class Masking(GRPOTrainer):
+    """Masks the first row of the first group, and the second of the second."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        advantages = batch["advantages"].clone()
+        advantages[[0, SIZE + 1]] = float("nan")
+        return {**batch, "advantages": advantages}
+
+
+class Centered:
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return groups.reward - groups.reward.mean(axis=1, keepdims=True)
+
+
+def test_134_a_plugin_unmasks_no_row_that_the_trainer_masked(tmp_path: Any, plug: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(ALL_HALF), max_steps=1, trainer_class=Masking)
+    steps = record(trl_replay.attach(trainer, replay_plugins=plug(Centered()), replay_buffer_size=0))
+    trainer.train()
+    ((_, after),) = steps
+    masked = (after[ROWS][:, 1] & SILENT).bool()
+    assert masked.nonzero().flatten().tolist() == [0, SIZE + 1]
+    assert after["advantages"].view(3, SIZE).tolist() == [
+        [0.0, 0.5, -0.5, -0.5],
+        [0.5, 0.0, -0.5, -0.5],
+        [0.5, 0.5, -0.5, -0.5],
+    ]
 
 
 class LongestMasked:

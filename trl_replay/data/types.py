@@ -49,8 +49,8 @@ class Groups:
             are computed only for groups that stay in the buffer.
         items (`(n, G)` int64): What each row adds to `num_items_in_batch` unless it is masked. Its `trainable` tokens,
             where it is not given.
-        masked (`(n, G)` bool): Rows that train nothing and count nowhere, because a plugin's advantage for them was
-            NaN; their `advantages` are 0. No row, where it is not given.
+        masked (`(n, G)` bool): Rows that train nothing and count nowhere, because the trainer's or a plugin's
+            advantage for them was NaN; their `advantages` are 0. No row, where it is not given.
         counting (`int`, *optional*): The reward function that counts (`replay_reward`); None for the weighted sum.
         origin (`(n,)` int64): 0 for a group generated here, 1 or 2 for one of a file, as in the table's column. 0,
             where it is not given.

@@ -30,14 +30,14 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     A group that was changed is dead if all of its rows that train have advantages next to 0: beside the batch's
     largest, and where it was dead before, beside its rewards, since a batch or a round may hold none that is larger,
     and beside what TRL's rounding left of rows that the plugin left alone. A group that is dead by the function that
-    counts stays so, unless the plugin has given all of its rows one advantage of its own.
+    counts stays so, unless the plugin has given all of its rows one advantage of its own. Masked rows stay masked.
 
     Args:
         fresh ([`Groups`]): As the trainer made them.
         given (`(n, G)`): Advantages; NaN for rows that train nothing.
     """
     left = given == fresh.advantages
-    masked = np.isnan(given) | (left & fresh.masked)
+    masked = np.isnan(given) | fresh.masked
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
     advantages = np.where(left, fresh.advantages, rounded)
     changed = replace(fresh, advantages=advantages, masked=masked)

@@ -1,16 +1,23 @@
-"""Truncated rows train no token (`mask_truncated_completions`): no method injects one, and none is a success."""
+"""Truncated rows train no token (`mask_truncated_completions`): no method injects one, and none is a success. Rows
+that the trainer masks are in no method's baseline."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import DEAD, HALF, Rewards, masked_rollout, record, tokens_of_replayed, truncating
+from trl import GRPOTrainer
+from trl_replay_papers.gfpo import Gfpo
+from trl_replay_papers.rl_zvp import RlZvp
 
 import trl_replay
-from trl_replay.testing import make_tokenizer, make_trainer
+from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.testing import make_context, make_groups, make_table, make_tokenizer, make_trainer
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "exgrpo": {"replay_start_pass_rate": 0.0},
@@ -69,3 +76,43 @@ def test_successes_of_a_pool_that_train_no_token_are_not_mixed_in(tmp_path: Path
     )
     assert found, session.explain()
     assert min(found) > 0
+
+
+class Masking(GRPOTrainer):
+    """Masks the first row of every group."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        advantages = batch["advantages"].clone()
+        advantages[::4] = float("nan")
+        return {**batch, "advantages": advantages}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("rloo", [0.0, 1.0, -0.5, -0.5]), ("maxrl", [0.0, 2.0, -1.0, -1.0]), ("sign_advantage", [0.0, 1.0, -1.0, -1.0])],
+)
+def test_134_a_row_that_the_trainer_masked_stays_masked_and_is_in_no_baseline(
+    tmp_path: Path, name: str, expected: list[float]
+) -> None:
+    trainer = make_trainer(tmp_path, Rewards([HALF] * 3), max_steps=1, trainer_class=Masking)
+    steps = record(trl_replay.attach(trainer, replay_preset=name))
+    trainer.train()
+    ((_, after),) = steps
+    assert (after[ROWS][:, 1] & EXCLUDED).bool().tolist() == [True, False, False, False] * 3
+    assert after["advantages"].tolist() == pytest.approx(expected * 3)
+
+
+def test_134_gfpo_keeps_rows_that_are_not_masked_and_normalizes_these_alone() -> None:
+    masked = np.array([[True, False, False, False]])
+    groups = replace(make_groups([[0.0, 1.0, 0.0, 0.0]]), masked=masked, lengths=np.array([[1, 2, 3, 4]]))
+    shaped = Gfpo().trl_replay_advantages(groups, make_context(make_table([])))
+    half = 0.5 / (np.sqrt(0.5) + 1e-4)
+    np.testing.assert_allclose(shaped, [[np.nan, half, -half, np.nan]])
+
+
+def test_134_rl_zvp_goes_by_rows_that_are_not_masked() -> None:
+    masked = np.array([[True, True, True, False]])
+    groups = replace(make_groups([[1.0, 1.0, 1.0, 0.0]]), masked=masked, dead=np.array([True]))
+    shaped = RlZvp().trl_replay_advantages(groups, make_context(make_table([])))
+    assert shaped[0, 3] == -0.1

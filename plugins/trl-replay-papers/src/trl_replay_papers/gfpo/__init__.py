@@ -55,9 +55,9 @@ class Gfpo:
         """Advantages of the kept rows among themselves, NaN for the others."""
         size = groups.advantages.shape[1]
         count = size // 2 if self.keep is None else self.keep
-        total = groups.total  # as TRL's advantages, whichever function counts
+        total = np.where(groups.masked, np.nan, groups.total)  # as TRL's advantages, whichever function counts
         first = groups.lengths if self.by == "length" else -total / np.maximum(groups.lengths, 1)
-        kept = np.argsort(np.where(groups.failed, np.inf, first), axis=1, kind="stable")[:, :count]
+        kept = np.argsort(np.where(np.isnan(total), np.inf, first), axis=1, kind="stable")[:, :count]
         reward = np.take_along_axis(total, kept, axis=1)
         scored = np.isfinite(reward).sum(axis=1, keepdims=True)  # may be none
         centered = reward - np.nansum(reward, axis=1, keepdims=True) / np.maximum(scored, 1)

@@ -32,9 +32,9 @@ class MaxRL:
 
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
-        """Advantages of the batch; a row that no reward function scored keeps its own."""
-        scored = np.isfinite(groups.reward)
-        success = reaches(groups.reward, self.pass_reward)
+        """Advantages of the batch; a row that no reward function scored keeps its own, and so does a masked one."""
+        scored = np.isfinite(groups.reward) & ~groups.masked
+        success = reaches(groups.reward, self.pass_reward) & scored
         successes = success.sum(axis=1, keepdims=True)
         gains = scored.sum(axis=1, keepdims=True) * success / np.maximum(successes, 1) - 1.0
         return np.where(scored, np.where(successes > 0, gains, 0.0), groups.advantages)

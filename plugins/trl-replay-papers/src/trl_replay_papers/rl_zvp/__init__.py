@@ -36,8 +36,9 @@ class RlZvp:
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
         """The batch's advantages, with those of dead groups in the place of 0."""
-        scored = np.isfinite(groups.reward)
-        passed = reaches(groups.reward_mean, self.pass_reward)
+        scored = np.isfinite(groups.reward) & ~groups.masked
+        mean = np.where(scored, groups.reward, 0.0).sum(axis=1) / np.maximum(scored.sum(axis=1), 1)
+        passed = reaches(mean, self.pass_reward)
         shaped = np.where(passed, self.alpha, -self.alpha)[:, None]
         return np.where(groups.dead[:, None] & scored, shaped, groups.advantages)
 

@@ -20,11 +20,13 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @hookimpl
 def trl_replay_advantages(groups: Groups, context: Context) -> Floats:
-    """Advantages of the batch; a row that no function scored, or alone in that, keeps its own."""
-    rewards = np.where(groups.failed, 0.0, groups.total)
-    others = (~groups.failed).sum(axis=1, keepdims=True) - 1
+    """Advantages of the batch; a row that no function scored, or alone in that, keeps its own, and so does a masked
+    one."""
+    left = groups.failed | groups.masked
+    rewards = np.where(left, 0.0, groups.total)
+    others = (~left).sum(axis=1, keepdims=True) - 1
     baseline = (rewards.sum(axis=1, keepdims=True) - rewards) / np.maximum(others, 1)
-    return np.where(groups.failed | (others < 1), groups.advantages, rewards - baseline)
+    return np.where(left | (others < 1), groups.advantages, rewards - baseline)
 
 
 @hookimpl

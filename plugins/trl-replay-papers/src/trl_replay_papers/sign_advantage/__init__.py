@@ -31,9 +31,9 @@ class SignAdvantage:
 
     @hookimpl
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Floats:
-        """Signs; a row that no reward function scored keeps its advantage."""
+        """Signs; a row that no reward function scored keeps its advantage, and so does a masked one."""
         sign = np.where(reaches(groups.reward, self.pass_reward), 1.0, -1.0)
-        return np.where(np.isfinite(groups.reward), sign, groups.advantages)
+        return np.where(np.isfinite(groups.reward) & ~groups.masked, sign, groups.advantages)
 
     @hookimpl
     def trl_replay_presets(self) -> Iterator[Preset]:
