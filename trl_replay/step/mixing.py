@@ -100,16 +100,21 @@ class Mixed:
         return Mixed(self.groups.take(slots), self.used, self.table, self.plan.take(slots), self.computed[slots])
 
     def named_rewards(self) -> Floats:
-        """Raw rewards, `(n, G, functions)`. The reward of a file that does not name its functions stands for the first
-        one that has a weight, so that the weighted sum is right."""
+        """Raw rewards, `(n, G, functions)`. The reward of a file that does not name its functions stands for the one
+        that counts, or the first one that has a weight, so that the weighted sum is right."""
         rewards = self.column("row_rewards", self.groups.rewards)
         other = self.column("row_other_reward", np.full(rewards.shape[:2], np.nan))
         weights = self.groups.reward_weights
         weighted = np.flatnonzero(weights)
         if np.isnan(other).all() or not len(weighted):
             return rewards
-        first = weighted[0]
-        rewards[..., first] = np.where(np.isnan(other), rewards[..., first], other / weights[first])
+        counting = self.groups.counting
+        carrier = int(weighted[0]) if counting is None or not weights[counting] else counting
+        values = {carrier: other / weights[carrier]}
+        if counting is not None and counting != carrier:  # without a weight it adds nothing to the sum
+            values[counting] = other
+        for function, value in values.items():
+            rewards[..., function] = np.where(np.isnan(other), rewards[..., function], value)
         return rewards
 
     def lacks_a_function(self) -> Bools:
