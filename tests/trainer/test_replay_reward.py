@@ -302,3 +302,17 @@ def test_135_rows_of_a_file_with_a_single_reward_are_mixed_into_slots_that_faile
         total = np.array([1.0, 0.2, 0.3, 0.4])
         by_hand = (total - total.mean()) / (total.std(ddof=1) + 1e-4)
         np.testing.assert_allclose(advantages.numpy(), [by_hand] * 3, atol=1e-5)
+
+
+@pytest.mark.parametrize("preset", [None, "repo"])
+def test_136_groups_that_the_function_does_not_score_are_mixed_by_the_sum(tmp_path: Path, preset: str | None) -> None:
+    apart, right = Rewards([LIVE] * 3, [DEAD] * 3), Rewards([NOT_SCORED] * 3)
+    apart.__name__, right.__name__ = "apart", "accuracy"
+    trainer = make_trainer(tmp_path, [apart, right], max_steps=3)
+    settings: dict[str, Any] = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_start": 0}
+    if preset is not None:
+        settings = {"replay_preset": preset, "replay_sampler_kwargs": {"entries": 1}}
+    session = trl_replay.attach(trainer, replay_reward="accuracy", **settings)
+    trainer.train()
+    assert session.totals.counters["replaced"] == 6, session.explain()
+    assert (session.buffer.table.row_reward == session.buffer.table.row_total).all()

@@ -117,12 +117,13 @@ class Table:
     def row_reward(self) -> NDArray[np.float64]:
         """`(n, G)`: each row's reward that counts: of the function that `replay_reward` names, else `row_total`.
 
-        NaN for a row that it did not score. Of a file that does not name its functions, its single reward.
+        NaN for a row that it did not score. `row_total` in groups of which it scored none, as in those of a file that
+        does not name its functions.
         """
         if self.counting is None:
             return self.row_total
         counted = self.row_rewards[..., self.counting].astype(np.float64)
-        return np.where(np.isnan(self.row_other_reward), counted, self.row_other_reward)
+        return np.where(np.isnan(counted).all(axis=1, keepdims=True), self.row_total, counted)
 
     @property
     def row_total(self) -> NDArray[np.float64]:

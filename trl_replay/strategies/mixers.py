@@ -32,7 +32,7 @@ def make_inject(rows: int = 1) -> Mixer:
     def inject(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         stored = _rewards(table, drawn)
-        fresh = np.nan_to_num(slots.reward, nan=-np.inf)
+        fresh = np.nan_to_num(slots.reward_or_total, nan=-np.inf)
         best_stored = np.argsort(-stored, axis=1, kind="stable")[:, :rows]
         worst_fresh = np.argsort(fresh, axis=1, kind="stable")[:, :rows]
         most = min(best_stored.shape[1], worst_fresh.shape[1])

@@ -62,7 +62,7 @@ def make_one_success(reward: float = 0.1) -> Mixer:
     def one_success(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
-        is_success = ~reaches(-table.row_reward, -reward) & table.row_trains
+        is_success = np.isfinite(table.row_reward) & ~reaches(-table.row_reward, -reward) & table.row_trains
         for slot, entry in enumerate(drawn[:, 0].tolist()):
             if entry < 0:
                 continue

@@ -69,7 +69,7 @@ def make_successes(rows: int = 2, reward: float = 0.5) -> Mixer:
         count, size = slots.advantages.shape
         taken = np.full((count, size), -1)
         is_success = reaches(table.row_reward, reward) & table.row_trains
-        worst_first = np.argsort(np.nan_to_num(slots.reward, nan=-np.inf), axis=1, kind="stable")
+        worst_first = np.argsort(np.nan_to_num(slots.reward_or_total, nan=-np.inf), axis=1, kind="stable")
         for slot, entry in enumerate(drawn[:, 0].tolist()):
             pool = np.flatnonzero(is_success[entry]) if entry >= 0 else np.empty(0, np.int64)
             chosen = context.rng.permutation(pool)[:rows]

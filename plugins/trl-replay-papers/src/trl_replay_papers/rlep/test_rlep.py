@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import DEAD, HALF, LIVE, Rewards, Spy, record
 
 import trl_replay
 from trl_replay.loss.micro_batch import ROWS
-from trl_replay.testing import make_trainer
+from trl_replay.setup.rehearsal import made_up_groups
+from trl_replay.testing import make_context, make_table, make_trainer
+from trl_replay_papers.rlep import make_successes
 
 SIZE = 4
 SUCCESSES = {"1=": ["11", "12", "13"], "12=": ["21"], "123+4=": ["31", "32"]}
@@ -69,3 +73,10 @@ def test_a_run_that_resumes_with_it_takes_the_pool_in(tmp_path: Any, name: str) 
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert session.buffer.table.origin.tolist() == [2, 2, 2]
     assert session.totals.counters["replaced"] > 0
+
+
+def test_136_of_fresh_rows_that_the_function_does_not_score_the_worst_by_the_sum_leave() -> None:
+    table = make_table([1.0])
+    slots = made_up_groups(np.array([[[np.nan, 0.4], [np.nan, 0.1], [np.nan, 0.3], [np.nan, 0.2]]]))
+    taken = make_successes()(table, np.array([[0]]), replace(slots, counting=0), make_context(table))
+    assert taken.tolist() == [[-1, 0, -1, -1]]
