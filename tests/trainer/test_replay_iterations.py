@@ -211,13 +211,33 @@ def test_the_preset_sample_efficient_needs_two_settings_of_the_trainer_and_train
 
 
 def test_all_wrong_groups_stay_fresh_where_their_kl_counts(tmp_path: Path) -> None:
-    """All-right groups are replaced, all-wrong ones are not offered to the selector."""
+    """All-right groups are replaced."""
     trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [DEAD, RIGHT, LIVE]), beta=0.1, max_steps=4)
     session = trl_replay.attach(trainer, replay_kl="all_wrong", replay_start=0)
     steps = record(session)
     trainer.train()
     slots = [(batch[ROWS][:, 0] < 0).view(-1, 4).all(dim=1).tolist() for _, batch in steps]
     assert slots == [[False] * 3, [False, True, False], [False, True, False], [False, True, False]]
+
+
+def test_137_a_selector_has_the_whole_batch_where_all_wrong_groups_stay(tmp_path: Path, plug: Any) -> None:
+    seen = []
+
+    class Seeing:
+        @trl_replay.hookimpl
+        def trl_replay_select(self, groups: Any) -> None:
+            seen.append(len(groups))
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, LIVE], [RIGHT, DEAD, LIVE]), beta=0.1, max_steps=4)
+    session = trl_replay.attach(
+        trainer, replay_kl="all_wrong", replay_start=0, replay_plugins=plug(Seeing()), replay_selector="always",
+        replay_selector_kwargs={"share": 0.34},
+    )  # fmt: skip
+    steps = record(session)
+    trainer.train()
+    assert seen == [3] * 4
+    slots = [(batch[ROWS][:, 0] < 0).view(-1, 4).all(dim=1).tolist() for _, batch in steps]
+    assert slots[1:] == [[True, False, False]] * 3, "a share of the batch is a group"
 
 
 def test_81_where_all_wrong_groups_stay_fresh_explain_says_so(tmp_path: Path) -> None:
@@ -359,6 +379,11 @@ def test_nothing_is_wrapped_for_the_same_batch_again(tmp_path: Path) -> None:
             {"num_iterations": 2, "beta": 0.1},
             {"replay_kl": "all_wrong", "replay_unfilled": "mask"},
             "use replay_unfilled='keep'",
+        ),
+        (
+            {"num_iterations": 2, "beta": 0.1},
+            {"replay_kl": "all_wrong", "replay_refill_rounds": 2},
+            "replay_kl='all_wrong'.*replay_refill_rounds=2.*use replay_refill_rounds=0",
         ),
     ],
 )

@@ -131,6 +131,11 @@ def _without_effect_on_kl(trainer: Any, settings: Settings) -> Iterator[str]:
             f"{name} keeps the KL term of all-wrong groups, and replay_unfilled={config.replay_unfilled!r} takes "
             "it away: use replay_unfilled='keep'"
         )
+    if config.replay_kl == "all_wrong" and config.replay_refill_rounds:
+        yield (
+            f"{name} keeps all-wrong groups for their KL term, and replay_refill_rounds={config.replay_refill_rounds} "
+            "generates them again: use replay_refill_rounds=0, or another replay_kl"
+        )
 
 
 def _without_iterations(trainer: Any, settings: Settings, components: Components) -> Iterator[str]:

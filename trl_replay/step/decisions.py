@@ -281,13 +281,11 @@ class Decisions:
         return slots, most
 
     def _select(self, fresh: Groups) -> Ints:
-        """The selector's slots. Groups whose KL term is to count (`replay_kl="all_wrong"`) are not offered to it."""
+        """The selector's slots, without groups whose KL term is to count (`replay_kl="all_wrong"`)."""
+        slots = self._hooks.select(fresh, self._context())
         if self._settings.config.replay_kl != "all_wrong":
-            return self._hooks.select(fresh, self._context())
-        offered = np.flatnonzero(~self._success.without(fresh))
-        if not len(offered):
-            return offered
-        return offered[self._hooks.select(fresh.take(offered), self._context())]
+            return slots
+        return slots[~self._success.without(fresh)[slots]]
 
     def _place(
         self, fresh: FreshBatch, slots: Ints, most: int, collected_at: int | None, tally: Tally
