@@ -38,8 +38,8 @@ class OffPolicyStats:
         count = mask.new_tensor(len(mask))
         weightless = torch.zeros_like(count)
         if weights is not None:
-            silent = weights.eq(0).view(len(mask), -1)
-            weightless = silent.all(dim=1).sum().double()
+            silent = weights.eq(0).view(len(mask), -1) | ~rows.mask
+            weightless = (silent.all(dim=1) & rows.mask.any(dim=1)).sum().double()
         self._since_log.append(torch.stack([mask.sum(), ratio, squares, drift, weightless, count]))
 
     def metrics(self) -> dict[str, float]:
