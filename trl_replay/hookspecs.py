@@ -261,6 +261,11 @@ class SessionHooks(Protocol):
         """
 
 
+def called_alone() -> list[str]:
+    """Names of the hooks that are called on one plugin after the other, where a wrapper would have nothing to wrap."""
+    return [*hook_names(RegistryHooks), *(f"{PROJECT}_{name}" for name in ("eligible", "plan", "save", "load"))]
+
+
 def hook_names(specs: type) -> list[str]:
     """Names of the hooks that a class of specifications holds."""
     return [name for name in vars(specs) if name.startswith(f"{PROJECT}_")]

@@ -24,7 +24,7 @@ from .base.arguments import GIVEN, arguments_of, refuse_unknown_arguments
 from .base.validation import unusable
 from .data.fields import FieldSpec
 from .errors import ConfigurationError, PluginError, ReplayError, UnknownNameError
-from .hookspecs import PROJECT, RegistryHooks, SessionHooks, hook_names
+from .hookspecs import PROJECT, RegistryHooks, SessionHooks, called_alone, hook_names
 from .specs import SPECS, Kind, Preset, StrategySpec
 
 BUILTIN = "builtin"
@@ -169,6 +169,7 @@ class Registry:
             )
         try:
             self._refuse_unknown_hooks(plugin, name)
+            self._refuse_lone_wrappers(plugin, name)
             self._manager.register(plugin, name)
             self._manager.check_pending()
             self._require_marked_hooks(plugin, name)
@@ -248,6 +249,16 @@ class Registry:
                 and self._manager.parse_hookimpl_opts(plugin, hook)
             ):
                 raise PluginError(self._unknown(f"Plugin {name!r}", hook, "hook", known))
+
+    def _refuse_lone_wrappers(self, plugin: Any, name: str) -> None:
+        """Refuse wrappers of hooks that are called on one plugin at a time."""
+        for hook in called_alone():
+            options = self._manager.parse_hookimpl_opts(plugin, hook) if hasattr(plugin, hook) else None
+            if options and (options.get("wrapper") or options.get("hookwrapper")):
+                raise PluginError(
+                    f"Plugin {name!r} has {hook} as a wrapper, and this hook is called on each plugin alone, so that "
+                    "there is nothing to wrap: leave out wrapper=True and yield."
+                )
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
         """Refuse hooks without a mark, which pluggy ignores silently, so that the plugin would do nothing."""

@@ -230,6 +230,18 @@ def test_53_a_mistake_in_a_plugin_is_named(refusal, plugin, words):
     assert [part for part in words if part not in told] == []
 
 
+@pytest.mark.parametrize("hook", ["eligible", "plan", "save", "load", "strategies", "fields", "presets"])
+@pytest.mark.parametrize("kind", ["wrapper", "hookwrapper"])
+def test_139_a_wrapper_of_a_hook_that_is_called_on_each_plugin_alone_is_refused(refusal, hook, kind):
+    def wrapping(self):
+        yield
+
+    name = f"trl_replay_{hook}"
+    told = refusal(type("Wrapping", (), {name: hookimpl(**{kind: True})(wrapping)})())
+    assert f"'mine' has {name} as a wrapper" in told
+    assert "leave out wrapper=True" in told
+
+
 def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install):
     code = (
         "from trl_replay import hookimpl\n"
