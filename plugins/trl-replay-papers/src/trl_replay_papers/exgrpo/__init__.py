@@ -60,6 +60,8 @@ class ExGRPO:
         pass_reward (`float`, *optional*, defaults to `0.5`): The least weighted reward of a success.
     """
 
+    needs_success = True
+
     def __init__(self, share: float = 0.5, pass_reward: float = 0.5) -> None:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigurationError(f"ExGRPO: share={share!r} can't be used: give a number from 0 to 1.")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from methods import SIZE, mean_logp, mixed_slots, same_prompt, stored, train
+from support import Rewards
 
 import trl_replay
 from trl_replay import ConfigurationError, InputsContext, PromptTable, RefusedError
@@ -112,3 +113,10 @@ def test_one_of_your_own_beside_the_plugin_itself_is_refused_and_alone_it_is_use
         assert trl_replay.attach(trainer, **{**SETTINGS, **own}).enabled
     finally:
         trl_replay.unregister("my_exgrpo")
+
+
+def test_140_where_it_is_not_known_what_is_solved_a_warning_says_that_nothing_is_asked_again(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards([[1.0, 0.5, 0.0, 0.0]] * 3), max_steps=2)
+    trl_replay.attach(trainer, replay_plugins=["exgrpo"])
+    with pytest.warns(UserWarning, match=r"the plugin 'exgrpo' can't act\. Set replay_pass_reward"):
+        trainer.train()
