@@ -449,8 +449,8 @@ def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
         raise unusable(PLUGIN_ARGUMENTS, {plugin.name: dict(arguments)}, remedy)
     given = f"{PLUGIN_ARGUMENTS}={ {plugin.name: dict(arguments)}!r}"
     refuse_unknown_arguments(given, f"the plugin {plugin.name!r}", taken, arguments)
-    own: dict[str, Any] = getattr(plugin.object, "__dict__", {})
-    kept = {argument.name: own[argument.name] for argument in taken.named if argument.name in own}
+    names = [argument.name for argument in taken.named if hasattr(plugin.object, argument.name)]
+    kept = {name: getattr(plugin.object, name) for name in names}
     try:
         return maker(**{**kept, **arguments})
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,25 @@ def test_an_argument_that_is_not_named_stays_what_the_registered_plugin_was_made
     settings = {"replay_scorer": "halves/constant", "replay_plugins_kwargs": {"halves": {"worth": 3.0}}}
     session, advantages = trained(tmp_path, **settings)
     assert session.buffer.table.score.tolist() == [3.0] * len(session.buffer)
+    assert max(advantages) < 1.0, "without it the largest is 1.5"
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Slotted:
+    """Keeps its arguments in slots."""
+
+    by: float = 1.0
+    worth: float = 1.0
+
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return self.by * groups.advantages
+
+
+def test_141_a_plugin_with_slots_keeps_what_it_was_made_with(tmp_path: Path, plug: Any) -> None:
+    plug(Slotted(by=0.5), "slotted")
+    arguments = {"slotted": {"worth": 2.0}}
+    _, advantages = trained(tmp_path, replay_plugins=["slotted"], replay_plugins_kwargs=arguments)
     assert max(advantages) < 1.0, "without it the largest is 1.5"
 
 

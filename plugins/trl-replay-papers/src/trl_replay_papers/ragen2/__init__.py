@@ -28,6 +28,7 @@ class Ragen2:
     """
 
     def __init__(self, p: float = 0.9) -> None:
+        self.p = p
         self._others = make_top_p_variance(p)  # the same rule as a selector
 
     @hookimpl

@@ -12,6 +12,7 @@ from support import DEAD, LIVE, Rewards, Spy, record
 import trl_replay
 from trl_replay import ConfigurationError
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS
+from trl_replay.registry import registry
 from trl_replay.testing import make_context, make_groups, make_table, make_trainer
 from trl_replay_papers.ragen2 import Ragen2
 
@@ -45,3 +46,12 @@ def test_the_others_train_nothing_and_count_nowhere(tmp_path: Any) -> None:
 def test_a_share_that_can_not_be_used_is_refused(p: Any) -> None:
     with pytest.raises(ConfigurationError, match="p="):
         Ragen2(p)
+
+
+def test_141_ragen2_that_is_made_anew_keeps_its_share() -> None:
+    trl_replay.register(Ragen2(0.3), "mine")
+    try:
+        made = registry().with_arguments({"mine": {}}).plugin("mine", "replay_plugins").object
+    finally:
+        trl_replay.unregister("mine")
+    assert made.p == 0.3
