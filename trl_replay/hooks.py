@@ -177,10 +177,11 @@ class CheckedHooks:
                 raise ResultError(f"{self.giver} may not edit the plan so, at update {self._update}: {fault}.")
 
     def _each(self, hook: str, update: int) -> Iterator[Callable[..., list[Any]]]:
-        """Call that reach one plugin each, in pluggy's order."""
+        """Calls that reach one plugin each, in pluggy's order, and then the settings."""
         self._update = update
         self._hook = name = f"{PROJECT}_{hook}"
         plugins: list[Any] = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
+        plugins.sort(key=lambda plugin: plugin.is_ours)  # settings act after a plugin that asks to be last
         for plugin in plugins:
             self._giver = f"{plugin.label(name)}, in {name},"
             yield self._manager.subset_hook_caller(name, [other for other in plugins if other is not plugin])

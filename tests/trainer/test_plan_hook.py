@@ -242,6 +242,21 @@ def test_the_rows_that_a_plugin_masks_stay_masked_when_the_setting_runs_after_it
     assert session.totals.counters["excluded"] > 0
 
 
+def test_142_a_setting_runs_after_a_plugin_that_asks_to_be_last(tmp_path: Path, plug: Any) -> None:
+    seen = []
+
+    class Last:
+        @hookimpl(trylast=True)
+        def trl_replay_plan(self, plan: Any) -> None:
+            seen.append(bool(plan.masked.any()))
+
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=3)
+    session = trl_replay.attach(trainer, replay_plugins=plug(Last()), replay_unfilled="exclude", replay_buffer_size=0)
+    trainer.train()
+    assert session.totals.counters["excluded"] > 0
+    assert seen == [False] * 3
+
+
 def test_in_a_dry_run_nothing_is_treated(tmp_path: Path) -> None:
     def plan(plan: Any) -> None:
         raise AssertionError("called in a dry run")
