@@ -13,13 +13,7 @@ WORDS = {path.relative_to(DOCS).as_posix(): len(re.findall(r"\S*\w\S*", path.rea
 """With a letter or a digit: the borders of tables are none."""
 IN_ALL = 36_000
 A_PAGE = 1_500
-REFERENCE = {
-    "compatibility.md",
-    "hooks.md",
-    "metrics.md",
-    "reference/settings.md",
-    "reference/strategies.md",
-}
+REFERENCE = {"compatibility.md", "hooks.md", "metrics.md", "reference/settings.md", "reference/strategies.md"}
 """Pages to look things up in."""
 
 

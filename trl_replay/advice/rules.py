@@ -303,8 +303,8 @@ RULES = (
     Rule(
         "dead groups",
         (Bound(DEAD_EXACT, least=0.2), Bound(UNSOLVED, most=0.85), Bound(ALL_RIGHT, most=0.5), *TAUGHT_WITHOUT_REPLAY),
-        "Fewer groups fail than on the tasks where replay gained most: tune `learning_rate` first, and expect little of "
-        "the defaults.",
+        "Fewer groups fail than on the tasks where replay gained most: tune `learning_rate` first, and expect little "
+        "of the defaults.",
         "on no task where fewer groups failed at stock's end, tiny or real, did the defaults gain 0.1, but where a "
         "stock run had collapsed.",
         "when-replay-pays.md#the-rule",
