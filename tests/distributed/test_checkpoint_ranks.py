@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from launches import Launches
 from one_rank import told
-from resuming import SCOPES, group_hash, restored, runs_on_ranks, train
+from resuming import SCOPES, group_hash, last, restored, runs_on_ranks, train
 
 from trl_replay import last_complete_checkpoint
 from trl_replay.checkpoint import format as saved
@@ -153,6 +153,13 @@ def test_a_failure_to_save_on_one_rank_stops_all_and_leaves_no_whole_checkpoint(
         assert rank["ours"]
         assert "no room" in told(rank)
     assert last_complete_checkpoint(folder / "unsaved") is None
+
+
+def test_124_what_failed_on_one_rank_stops_all_before_the_next_checkpoint(launches: Launches, folder: Path) -> None:
+    for rank in launches(2, "kept"):
+        assert rank["ours"]
+        assert "no metric on this rank" in told(rank)
+    assert last(folder / "kept").endswith("checkpoint-2")
 
 
 def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(

@@ -50,3 +50,9 @@ class KeptErrors:
         """The kept error, which is forgotten here."""
         error, self.first = self.first, None
         return error
+
+    def raise_kept(self) -> None:
+        """Raise the kept error, which is forgotten here; without one, do nothing."""
+        error = self.take()
+        if error is not None:
+            raise error

@@ -37,9 +37,10 @@ def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, 
 
     Raises:
         CheckpointError: A process can't write its part.
-        SeamError: Not all processes write, or replay is detached on some of them.
+        SeamError: Not all processes write, replay is detached on some of them, or something has failed on one.
     """
     session.roll_call("checkpoint", "a checkpoint")
+    run_on_all_ranks(session.components.errors.raise_kept, SeamError)  # ranks may differ since
     told = gather_object([(session.detached, uuid.uuid4().hex)])
     detached = [is_detached for is_detached, _ in told]
     save_id = told[0][1]

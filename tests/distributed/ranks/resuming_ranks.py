@@ -134,6 +134,21 @@ def unsaved(folder: Path) -> None:
     train(folder, replay_plugins="unlucky", max_steps=2, save_steps=2)
 
 
+class Failing:
+    """A plugin whose metrics fail on rank 1."""
+
+    @trl_replay.hookimpl
+    def trl_replay_metrics(self, context: Any) -> dict[str, float]:
+        if RANK == 1 and context.update == 2:
+            raise ValueError("no metric on this rank")
+        return {}
+
+
+def kept(folder: Path) -> None:
+    trl_replay.register(Failing(), "failing")
+    train(folder, replay_plugins="failing", max_steps=4, save_steps=1)
+
+
 TEACHER = [row for prompt in ("1+1=", "3-1=", "2*1=") for row in rows_of(prompt, list("2345"), [1, 0, 0, 0])]
 
 
@@ -193,6 +208,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         for scope in SCOPES:
             yield f"unapplied, {scope}", partial(unapplied, folder / f"unapplied {scope}", scope)
         yield "unsaved", lambda: outcome(lambda: unsaved(folder / "unsaved"))
+        yield "kept", lambda: outcome(lambda: kept(folder / "kept"))
 
 
 if __name__ == "__main__":
