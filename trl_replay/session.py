@@ -170,7 +170,7 @@ class Session:
     def pause(self) -> None:
         """From the next generation batch on, the trainer is stock; what is stored stays. Call it on every process."""
         self.paused = True
-        self.carry.collected_at = None  # the updates to come need not go through the seam
+        self.handshake.awaited = False  # the updates to come need not go through the seam
 
     def resume(self) -> None:
         """Take back `pause`. Call it on every process."""
@@ -419,6 +419,7 @@ class Session:
             composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
             candidates = collect(fresh, agreed.decision.candidates, self.components, self.carry.serial)
             self.carry.collected(PendingGroups(fresh.groups, candidates), self.update)
+            self.handshake.awaited = True
             waiting = [candidate for candidate in candidates if candidate.waits]
             composed = self._expect(fresh, agreed, composed, waiting, placements)
             if self.template is not None:
@@ -427,6 +428,7 @@ class Session:
             self._log(composed, agreed.total, fresh, started)
             return composed
         except Exception as caught:
+            self.handshake.awaited = False  # the loss gets a batch that need not go through the seam
             self.components.errors.keep(caught)
             return with_reference(fresh.batch, fresh.reference)
 
@@ -483,6 +485,7 @@ class Session:
         self.components.clock.update = state["update"]
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
+        self.handshake.awaited = False
         self.carry.load_state_dict(state)
         self.components.metrics = dict(state["metrics"])
         self.components.load_state_dict(state, shared=own or shared, local=own)

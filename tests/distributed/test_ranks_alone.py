@@ -74,6 +74,11 @@ def test_77_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_
     assert "rank 1: OutOfMemoryError: no memory on this rank" in waiting["text"]
 
 
+def test_125_a_batch_that_one_rank_could_not_compose_is_no_false_alarm_in_the_next_training(of: Results) -> None:
+    for rank in of("training again after composing failed on one"):
+        assert rank["type"] == "", rank["text"]
+
+
 def test_43_pause_and_resume_on_both_train_on(of: Results) -> None:
     paused, resumed = (of(f"{verb} on both") for verb in ("pause", "resume"))
     for before, after in zip(paused, resumed, strict=True):

@@ -161,6 +161,34 @@ def test_29_training_around_the_seam_is_an_error_before_anything_is_replayed(
     check_goes_around(make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=trainer_class), words)
 
 
+def test_125_a_loss_that_goes_around_the_seam_since_a_resume_is_an_error_at_the_next_batch(tmp_path: Any) -> None:
+    rewards = Rewards([LIVE, DEAD, DEAD])
+    first = make_trainer(tmp_path, rewards, max_steps=2, save_strategy="steps", save_steps=2)
+    trl_replay.attach(first)
+    first.train()
+    trainer = make_trainer(tmp_path, rewards, trainer_class=AroundTheLoss, max_steps=6)
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer.state.global_step == 3
+
+
+def test_125_a_loss_that_goes_around_the_seam_in_the_midst_of_training_is_an_error_at_the_next_batch(
+    tmp_path: Any,
+) -> None:
+    class Later(Spy):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == 2:
+                return AroundTheTap._compute_loss(self, model, inputs)
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), trainer_class=Later, max_steps=6)
+    trl_replay.attach(trainer)
+    with pytest.raises(trl_replay.SeamError, match="goes around the seam"):
+        trainer.train()
+    assert trainer.state.global_step == 3
+
+
 @shipping("dppo")
 def test_dppo_is_refused_in_its_first_loss(tmp_path: Any) -> None:
     """It takes its ratio to the sampler's log-probs, and never reads the old ones."""

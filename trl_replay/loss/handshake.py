@@ -17,11 +17,13 @@ class Handshake:
 
     Attributes:
         verified (`bool`): Whether a loss has called the tap and then read the old log-probs.
+        awaited (`bool`): Whether candidates were collected, and no loss has done so since.
     """
 
     def __init__(self, beside_the_tap: bool) -> None:
         self._beside = beside_the_tap
         self.verified = False
+        self.awaited = False
 
     def check(self, micro: MicroBatch) -> None:
         """Look at what a loss has done with its micro-batch.
@@ -45,6 +47,7 @@ class Handshake:
                 "loss." + REMEDY
             )
         self.verified = True
+        self.awaited = False
 
     def has_run(self, update: int, collected_at: int | None) -> bool:
         """Tell whether replayed rows would be corrected.
@@ -56,7 +59,7 @@ class Handshake:
         Raises:
             SeamError: The model was updated since, and no loss went through the seam.
         """
-        if not self.verified and collected_at is not None and update > collected_at:
+        if self.awaited and collected_at is not None and update > collected_at:
             raise SeamError(
                 f"The model was updated, but {LOSS} and {LOGPS} were not seen to run: the loss of this trainer goes "
                 "around the seam, so that replayed rows could not be corrected." + REMEDY

@@ -5,6 +5,7 @@ In most cases one rank does something that the other does not.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -150,6 +151,10 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for iterations in ("same", "replay"):
         name = f"composing fails on one, {iterations}"
         yield name, lambda i=iterations: composing(case(settings=ITERATIONS, replay_iterations=i))
+    yield (
+        "training again after composing failed on one",
+        lambda: training_again(case(settings=ITERATIONS, replay_scope="process")),
+    )
     yield "save on one", lambda: saving(case(brief=True))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
     yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)
@@ -235,6 +240,14 @@ def composing(case: Case) -> dict[str, Any]:
         return stock(*args)
 
     case.session.tap.expect = expect
+    return case.train()
+
+
+def training_again(case: Case) -> dict[str, Any]:
+    stock = case.session.tap.expect
+    with contextlib.suppress(torch.OutOfMemoryError, trl_replay.SeamError):
+        composing(case)
+    case.session.tap.expect = stock
     return case.train()
 
 
