@@ -64,6 +64,15 @@ def test_43_what_one_rank_does_of_its_own_all_are_told_at_the_next_batch(of: Res
         assert words in rank["text"]
 
 
+def test_126_detach_while_scoring_on_one_rank_is_told_to_all_in_the_same_batch(of: Results) -> None:
+    for rank in of("detach on one while scoring"):
+        assert rank["type"] == "SeamError", rank["text"]
+        assert DETACHED in rank["text"]
+    for rank in of("detach on both while scoring"):
+        assert rank["type"] == "", rank["text"]
+        assert rank["seam"] == []
+
+
 @pytest.mark.parametrize("iterations", ["same", "replay"])
 def test_77_a_batch_that_one_rank_cannot_compose_is_told_to_all_before_the_next_collective(
     of: Results, iterations: str

@@ -148,9 +148,9 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
     try:
         batch = stock(session.begin(inputs) if trains and not paused else inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
-        if not trains or session.detached:
+        if not trains:
             return batch
-        if paused or session.paused:
+        if paused or session.paused or session.detached:
             session.abstain(len(inputs))
             return batch
         scored = unsloth.as_trl(trainer, batch)

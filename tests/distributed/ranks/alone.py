@@ -134,6 +134,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         lambda: detaching(case(settings=ITERATIONS, replay_iterations="replay"), update=4),
     )
     yield "detach on one in the last update", lambda: detaching(case(), update=5)
+    yield "detach on one while scoring", lambda: detaching_while_scoring(case())
+    yield "detach on both while scoring", lambda: detaching_while_scoring(case(), ranks=(0, 1))
     yield "detach and attach again on both", lambda: attaching_again(case(replay_scope="gathered"))
     yield "detach and save on both", lambda: saving(detached(case()), ranks=(0, 1))
     yield "a plan edited on one", lambda: case(replay_scope="gathered", replay_plugins=["lopsided"]).train()
@@ -182,6 +184,19 @@ def clearing(case: Case) -> dict[str, Any]:
 
 def detaching(case: Case, ranks: tuple[int, ...] = (0,), update: int = 3) -> dict[str, Any]:
     return case.at(update, lambda: trl_replay.detach(case.trainer), ranks).train()
+
+
+def detaching_while_scoring(case: Case, ranks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """In the reward function of the third batch."""
+    script = case.trainer.reward_funcs[0]
+
+    def rewards(**kwargs: Any) -> list[float]:
+        if RANK in ranks and script.update == 2:
+            trl_replay.detach(case.trainer)
+        return script(**kwargs)  # type: ignore[no-any-return]
+
+    case.trainer.reward_funcs[0] = rewards
+    return case.train()
 
 
 def attaching_again(case: Case) -> dict[str, Any]:
