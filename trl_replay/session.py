@@ -220,7 +220,6 @@ class Session:
         self.detached = True
         self.buffer.adder = None
         self.tap.forget()
-        self.judge.rewards = None
 
     def explain(self) -> str:
         """Describe what was replayed so far, why not more was, and what to change."""

@@ -390,6 +390,26 @@ class Failing:
             raise ZeroDivisionError
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_127_detach_inside_a_reward_function_of_a_further_round_ends_in_peace(tmp_path: Any, at: int) -> None:
+    calls = 0
+
+    def rewards(completions: list[str], **_: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            trl_replay.detach(trainer)
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(tmp_path, rewards, PROMPTS, max_steps=3)
+    trl_replay.attach(trainer, replay_refill_rounds=2)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert "_compute_loss" not in trainer.__dict__
+    assert "replay/replaced" not in trainer._logs["extra"]
+    assert calls == (1 if at == 1 else 3) + 2
+
+
 def test_a_column_of_a_round_that_failed_leaves_a_table_that_can_be_logged(tmp_path: Any, plug: Any) -> None:
     failing = Failing()
     trainer = make_trainer(tmp_path, failing.reward, PROMPTS, max_steps=1, log_completions=True)

@@ -65,12 +65,15 @@ def put_on(trainer: Any, session: Session) -> None:
 
 
 def leave(trainer: Any, session: Session) -> None:
-    """Take the seam off, or, in the midst of training on several processes, let it do so itself.
+    """Take the seam off, once no batch is being scored; in the midst of training on several processes, let it do so
+    itself.
 
     There the others may go on with replay, and would wait for this process at their next batch. So what is left of
     the present generation batch is trained on as it was composed, and at the next one, or at the end of training, the
     processes tell each other that they have left.
     """
+    if session.judge.rewards is not None:
+        return
     if session.components.processes > 1 and trainer.is_in_train:
         completions_table.end(trainer)
     else:
@@ -162,6 +165,8 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
     finally:
         session.judge.rewards = None
         completions_table.mark(trainer, session.replaced)
+        if session.detached and _is_ours(trainer.__dict__.get(compat.SCORE), session):
+            leave(trainer, session)
 
 
 def _score_again(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
