@@ -20,6 +20,7 @@ from resuming import (
     resume,
     runs,
     state,
+    stopped_after_loading,
     train,
 )
 from safetensors.numpy import load_file
@@ -355,6 +356,26 @@ def test_117_rows_that_a_new_function_has_not_scored_share_no_baseline_with_fres
     trainer.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
     assert (session.buffer.table.uses.sum() > 0) == is_mixed
     assert ("not of each function" in session.explain()) != is_mixed
+
+
+def test_128_rewards_of_functions_that_share_a_name_stay_apart_when_another_function_comes(tmp_path: Path) -> None:
+    def rewards(functions: int) -> list[Any]:
+        made = [Rewards([LIVE] * 3), Rewards([[2.0] * 4] * 3), Rewards([[3.0] * 4] * 3)][:functions]
+        for function in made[:2]:
+            function.__name__ = "<lambda>"
+        return made
+
+    saves = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}
+    first = make_trainer(tmp_path / "a", rewards(2), **saves)
+    stored = trl_replay.attach(first)
+    first.train()
+    trainer = make_trainer(tmp_path / "b", rewards(3))
+    with stopped_after_loading(trainer, str(tmp_path / "a" / "checkpoint-2")) as session:
+        table = session.buffer.table
+        assert table.row_rewards[..., 1].tolist() == [[2.0] * 4] * len(table)
+        assert np.isnan(table.row_rewards[..., 2]).all()
+        assert session.carry.pending.groups.rewards[..., 1].tolist() == [[2.0] * 4] * 3
+    assert len(stored.buffer.table) > 0
 
 
 def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, checkpoint: Path) -> None:

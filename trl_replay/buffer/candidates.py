@@ -250,12 +250,19 @@ def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Gr
 
 
 def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
-    """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score."""
+    """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score. Of
+    functions that share a name, the first goes with the first."""
     if list(then) == list(now):
         return rewards
     missing = np.full(rewards.shape[:-1], np.nan, rewards.dtype)
-    columns = [rewards[..., then.index(name)] if name in then else missing for name in now]
+    known = _numbered(then)
+    columns = [rewards[..., known.index(name)] if name in known else missing for name in _numbered(now)]
     return np.stack(columns, axis=-1)
+
+
+def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Each name, and how often it came before."""
+    return [(name, names[:place].count(name)) for place, name in enumerate(names)]
 
 
 def with_named_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
