@@ -13,7 +13,7 @@ import replaying
 import torch
 from advantages_by_hand import advantages
 from releases import since
-from resuming import build, digits
+from resuming import build, differences, digits, state
 from support import DEAD, LIVE, Rewards, Spy, record, replayed
 from teacher import IDS, TEACHER, rows, rows_of
 from tools import tool_tokenizer
@@ -414,3 +414,16 @@ def test_a_forward_that_fails_leaves_no_group_behind(tmp_path: Path, monkeypatch
     with pytest.raises(trl_replay.ReplayError, match="no room"):
         session.buffer.add(TEACHER)
     assert len(session.buffer) == len(session.buffer.held()) == 0
+
+
+def test_129_a_forward_that_fails_leaves_a_full_buffer_as_it_was(tmp_path: Path, monkeypatch: Any) -> None:
+    trainer = make_trainer(tmp_path, digits, max_completion_length=3)
+    session = trl_replay.attach(trainer, replay_buffer_size=2, replay_evictor="fifo")
+    session.buffer.add(TEACHER)
+    before = state(session)
+    monkeypatch.setattr(compat, "with_old_logps", mock.Mock(side_effect=MemoryError("no room")))
+    with pytest.raises(trl_replay.ReplayError, match="no room"):
+        session.buffer.add([row for task in "345" for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])])
+    after = state(session)
+    assert len(session.buffer) == len(session.buffer.held()) == 2
+    assert set(differences(before, after)) == {"serial", "generators"}, "numbers are not used again"

@@ -265,6 +265,16 @@ class ReplayBuffer:
         known["keys"] = numbers[columns["keys"]]
         self.table.append(known, len(columns["serial"]))
 
+    def remember(self) -> Callable[[], None]:
+        """Return what puts the entries of now back, with their payload."""
+        state, payload, nbytes = self.state_dict(), dict(self._payload), self._payload_bytes
+
+        def undo() -> None:
+            self.load_state_dict(state)
+            self._payload, self._payload_bytes = payload, nbytes
+
+        return undo
+
     def receive(self, groups: Mapping[int, Group]) -> None:
         """Put away copies of the payload that lives on this process, in main memory.
 

@@ -88,16 +88,19 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     tally.refuse(len(trainable) - len(scored), NOT_FINITE)
     table = session.buffer.table
     before = set(table.serial.tolist())
+    limiter = session.components.rate_limiter
+    undo, inserted = session.buffer.remember(), limiter.inserted
     try:
         stayed = _run(session, lambda: _offer(session, scored, division, tally))
         _complete(session, scored, stayed, tally)
-    except Exception:
-        session.buffer.withdraw(sorted(set(table.serial.tolist()) - before))
+    except BaseException:
+        undo()
+        limiter.inserted = inserted
         raise
     session.totals.add(tally, batches=0)
     added = set(table.serial.tolist()) - before
     if added:
-        session.components.rate_limiter.prefilled = True
+        limiter.prefilled = True
     return len(added)
 
 
