@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support import DEAD, HALF, LIVE, Rewards, record
+from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay.data.counters import Tally, Totals
@@ -72,6 +73,27 @@ def test_an_error_before_the_first_loss_and_a_pause_leave_no_false_alarm(tmp_pat
     trainer.train()
     session.resume()
     trainer.train()
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_130_after_an_interrupted_training_batches_may_have_another_size(tmp_path: Any, rows: int) -> None:
+    def rewards(completions: list[str], **_: Any) -> list[float]:
+        return [1.0, 0.0, 0.0, 0.0] * (len(completions) // 4)
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    trainer = make_trainer(tmp_path, rewards, max_steps=2)
+    session = trl_replay.attach(trainer)
+    trainer.add_callback(Stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.remove_callback(Stop)
+    trainer.args.per_device_train_batch_size = trainer._train_batch_size = trainer.args.generation_batch_size = rows
+    trainer.train()
+    assert "3 x a group was refused: batches have another size since it was generated" in session.explain()
+    assert len(session.buffer) == 2 * rows // 4
 
 
 def test_the_summary_without_a_buffer_tells_of_refilling_only_where_there_was_some() -> None:

@@ -127,6 +127,8 @@ class PendingGroups:
         recorded = np.zeros(count, np.int64)
         logps = np.zeros(count)
         nbytes = np.zeros(count, np.int64)
+        if any(candidate.rows.stop > count for candidate in self.candidates):  # batches are smaller now
+            return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
         complete = [candidate for candidate in self.candidates if candidate.group is not None and candidate.complete()]
         sums = fetch({candidate.serial: trainable_sums(_payload(candidate)) for candidate in complete})
         for candidate in complete:
@@ -147,6 +149,9 @@ class PendingGroups:
         """
         if self.stale:
             tally.refuse(len(self.candidates), STALE)
+            return [], None
+        if len(columns["recorded"]) != self.groups.advantages.size:  # a training was interrupted
+            tally.refuse(len(self.candidates), "batches have another size since it was generated")
             return [], None
         size = self.groups.advantages.shape[1]
         slots = np.array([candidate.slot for candidate in self.candidates], np.int64)
