@@ -383,6 +383,7 @@ class Session:
         batch, reference = split_reference(generated.batch, self.settings.config.replay_kl)
         of_tokens = self.components.fields.has_token_advantages(batch)
         recorded = None
+        keys: frozenset[str] = frozenset()
         with self.components.errors.keeping():
             if self.components.beside_the_tap:
                 batch = compat.with_old_logps(self.trainer, batch)
@@ -390,6 +391,7 @@ class Session:
                 recorded = compat.forward_logps(self.trainer, batch)
         with self.components.errors.keeping():
             batch = write_advantages(batch, rows, generated.fresh, of_tokens)
+            keys = rows.takes(self.components.fields.stored_keys(batch))
         return FreshBatch(
             batch=batch,
             rows=rows,
@@ -397,7 +399,7 @@ class Session:
             generations=generated.generations,
             refilled=generated.refilled,
             rule=AdvantageRule(rows.columns, generated.scored, setup, rows.size, of_tokens),
-            keys=rows.takes(self.components.fields.stored_keys(batch)),
+            keys=keys,
             recorded=recorded,
             reference=reference,
             logps_known=recorded is not None or compat.OLD_LOGPS in batch,

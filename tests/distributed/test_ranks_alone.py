@@ -88,6 +88,12 @@ def test_125_a_batch_that_one_rank_could_not_compose_is_no_false_alarm_in_the_ne
         assert rank["type"] == "", rank["text"]
 
 
+def test_131_a_batch_key_that_nobody_knows_is_told_to_all(of: Results) -> None:
+    for rank in of("a batch key on one"):
+        assert rank["ours"], rank["text"]
+        assert "found_by_a_tool" in rank["text"]
+
+
 def test_43_pause_and_resume_on_both_train_on(of: Results) -> None:
     paused, resumed = (of(f"{verb} on both") for verb in ("pause", "resume"))
     for before, after in zip(paused, resumed, strict=True):

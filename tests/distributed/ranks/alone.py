@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from one_rank import perform_apart
 from scripted import build
+from support import Spy
 from transformers import TrainerCallback
 
 import trl_replay
@@ -73,6 +74,16 @@ class Lopsided:
 
 
 trl_replay.register(Lopsided(), "lopsided")
+
+
+class Odd(Spy):
+    """A trainer whose second batch has a key that nobody knows, on one rank."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        if RANK == 1 and len(self.scored) == 2:
+            batch["found_by_a_tool"] = torch.zeros(len(inputs))
+        return batch
 
 
 class Case:
@@ -157,6 +168,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         "training again after composing failed on one",
         lambda: training_again(case(settings=ITERATIONS, replay_scope="process")),
     )
+    yield "a batch key on one", lambda: case(settings={"trainer_class": Odd}).train()
     yield "save on one", lambda: saving(case(brief=True))
     yield "resume from a checkpoint on one", lambda: continuing(case(brief=True), folder)
     yield "export on one", lambda: exporting(case(replay_scope="sharded"), folder)
