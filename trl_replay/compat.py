@@ -519,7 +519,7 @@ def syncs_reference(trainer: Any) -> bool:
 
 def reference_synced(trainer: Any, state: Any) -> bool:
     """Return whether the reference model has changed at the end of this update."""
-    return state.global_step % trainer.args.ref_model_sync_steps == 0 and syncs_reference(trainer)
+    return syncs_reference(trainer) and state.global_step % trainer.args.ref_model_sync_steps == 0
 
 
 def reference_moved(trainer: Any) -> bool:

@@ -243,6 +243,13 @@ def test_a_reference_that_is_synced_at_every_update_is_told_at_attach(tmp_path: 
         trl_replay.attach(trainer)
 
 
+def test_132_no_interval_of_syncs_is_fine_where_nothing_is_synced(tmp_path: Any) -> None:
+    trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2, ref_model_sync_steps=0)
+    trl_replay.attach(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 DEAD_LATER = ([LIVE, HALF, DEAD], [DEAD, DEAD, DEAD])
 
 
