@@ -162,6 +162,13 @@ def test_124_what_failed_on_one_rank_stops_all_before_the_next_checkpoint(launch
     assert last(folder / "kept").endswith("checkpoint-2")
 
 
+def test_133_with_batches_of_another_size_each_rank_goes_on_in_its_own_part_of_the_prompts(launches: Launches) -> None:
+    ranks = launches(2, "positions")
+    for then, now in ranks:
+        assert (now["order"], now["position"]) == (then["order"], then["position"])
+    assert ranks[0][0] != ranks[1][0], "each was elsewhere"
+
+
 def test_a_checkpoint_that_lacks_the_generators_of_a_rank_is_not_whole(
     launches: Launches, folder: Path, tmp_path: Path
 ) -> None:

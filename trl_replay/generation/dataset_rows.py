@@ -182,6 +182,12 @@ class PromptSource:
         """Return the position in the current order."""
         return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
 
+    def load_any(self, states: Sequence[Mapping[str, int]]) -> None:
+        """Continue at the position of this rank's part, or of the one state; with other parts, in the next order."""
+        has_parts = len(states) == self._parts == states[0]["parts"]
+        latest = max(states, key=lambda state: state["order"])
+        self.load_state_dict(states[self._part] if has_parts else latest)
+
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue at a saved position; with another number of ranks or rows, at the beginning of the next order."""
         self._size = -1

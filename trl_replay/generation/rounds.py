@@ -293,7 +293,7 @@ class Rounds:
         return {"batches": self.batches, "source": self._prompts.source.state_dict()}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave on this rank; or on several, of another number of ranks."""
-        latest = max(states, key=lambda state: int(state["source"]["order"]))
+        """Take what `state_dict` gave on this rank; or on all ranks, of another layout."""
         self.batches = max(state["batches"] for state in states)
-        self._prompts.source.load_state_dict(latest["source"])
+        sources = [state["source"] for state in states]
+        self._prompts.source.load_any(sources)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from one_rank import outcome, perform
-from resuming import SCOPES, build, group_hash, interrupted, restored, runs_on_ranks, train
+from resuming import PROMPTS, SCOPES, build, group_hash, interrupted, restored, runs_on_ranks, train
 from support import weights_hash
 from teacher import rows_of
 
@@ -149,6 +149,14 @@ def kept(folder: Path) -> None:
     train(folder, replay_plugins="failing", max_steps=4, save_steps=1)
 
 
+def positions(folder: Path) -> list[dict[str, int]]:
+    """Where this rank is in the order of prompts, at a checkpoint and when it resumes with batches of another size."""
+    settings = {"replay_refill_rounds": 2, "prompts": PROMPTS[:24], "replay_scope": "process"}
+    _, session = train(folder, **settings, max_steps=2, save_steps=2)
+    found = restored(folder, str(folder / "checkpoint-2"), **settings, per_device_train_batch_size=8)
+    return [session.rounds.state_dict()["source"], found["rounds"]["source"]]
+
+
 TEACHER = [row for prompt in ("1+1=", "3-1=", "2*1=") for row in rows_of(prompt, list("2345"), [1, 0, 0, 0])]
 
 
@@ -207,6 +215,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "mixed", lambda: outcome(lambda: mixed(folder / "mixed"))
         for scope in SCOPES:
             yield f"unapplied, {scope}", partial(unapplied, folder / f"unapplied {scope}", scope)
+        yield "positions", lambda: positions(folder / "positions")
         yield "unsaved", lambda: outcome(lambda: unsaved(folder / "unsaved"))
         yield "kept", lambda: outcome(lambda: kept(folder / "kept"))
 
