@@ -464,6 +464,7 @@ class Session:
         """Return what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         return {
             "update": self.update,
+            "shares": self.communicator.shares,
             "paused": self.paused,
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
@@ -484,6 +485,7 @@ class Session:
             shared (`bool`): Whether ranks that share a buffer draw alike.
         """
         self.components.clock.update = state["update"]
+        self.communicator.shares = state.get("shares", 0)  # checkpoints of earlier releases lack it
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False

@@ -29,6 +29,7 @@ from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
+from trl_replay.distributed import communicator
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 RUNS = dict(runs())
@@ -118,6 +119,14 @@ def test_119_a_run_that_was_saved_while_paused_is_paused_when_it_resumes(tmp_pat
     whole = run()
     assert whole["totals"][1]["replaced"] > 0
     assert not differences(whole, run(str(tmp_path / "checkpoint-6")))
+
+
+def test_groups_that_are_tasks_of_their_own_resume_bit_identically(tmp_path: Path, monkeypatch: Any) -> None:
+    """As where the rows of a group were shown different prompts by environments without a `task_id`."""
+    monkeypatch.setattr(communicator, "with_environments", lambda keys, *_: keys + np.arange(len(keys)))
+    whole, found = interrupted(tmp_path, max_steps=6)
+    assert max(whole["columns"]["prompt"]) < 0
+    assert not found
 
 
 class Counting:

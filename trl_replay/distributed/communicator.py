@@ -58,6 +58,7 @@ class Communicator:
     Attributes:
         rank (`int`): This process.
         ranks (`int`): Number of processes.
+        shares (`int`): How often columns were shared.
 
     Args:
         components ([`Components`]): Scope, buffer and fields.
@@ -69,7 +70,7 @@ class Communicator:
         self._errors = components.errors
         self.rank = rank
         self.ranks = components.processes
-        self._shares = 0
+        self.shares = 0
 
     def share(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
         """Row columns of the fresh batch and of the last one's candidates, from all processes.
@@ -132,8 +133,8 @@ class Communicator:
         size = self._components.num_generations
         update = self._components.clock.update
         shared: Columns = self._components.scope.share(local)
-        self._shares += 1
-        prompt = task_of_group(shared["prompt"], shared["row"], size, update, self._shares)
+        self.shares += 1
+        prompt = task_of_group(shared["prompt"], shared["row"], size, update, self.shares)
         return RowLayout({**shared, "prompt": prompt}, local, size)
 
     def agree(
