@@ -485,7 +485,7 @@ class Session:
             shared (`bool`): Whether ranks that share a buffer draw alike.
         """
         self.components.clock.update = state["update"]
-        self.communicator.shares = state.get("shares", 0)  # checkpoints of earlier releases lack it
+        self.communicator.shares = state["shares"]
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False
