@@ -171,6 +171,7 @@ def play(trainer: Any, pattern: Pattern, rank: int) -> dict[str, Any]:
         session.begin(pattern.inputs(update, rank))
         out = session.step(pattern.batch(update, rank))
         session.judge.rewards = None
+        session.handshake.awaited = False  # as after its loss
         session.updated()
         steps.append(
             {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,9 @@ import trl_replay
 from trl_replay import FieldSpec, ScopeSpec
 from trl_replay.registry import registry
 from trl_replay.strategies.scopes import GatheredScope
+
+GROUPS = Path(tempfile.gettempdir()) / "groups.jsonl"
+GROUPS.touch()
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replay_weight": ({}, {"replay_weight": 0.5}),
@@ -34,7 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replay_max_bytes": ({}, {"replay_max_bytes": "1GB"}),
     "replay_refill_rounds": ({}, {"replay_refill_rounds": 2}),
     "replay_refill_until": ({"replay_refill_rounds": 1}, {"replay_refill_rounds": 1, "replay_refill_until": 0.5}),
-    "replay_warm_start": ({}, {"replay_warm_start": __file__}),
+    "replay_warm_start": ({}, {"replay_warm_start": str(GROUPS)}),
     "replay_plugins": ({}, {"replay_plugins": ["shaping"]}),
     "replay_plugins, of prompts": ({}, {"replay_plugins": ["prompts"]}),
     "replay_plugins, another release": ({"replay_plugins": ["released"]}, {"replay_plugins": ["released"]}),
