@@ -253,7 +253,7 @@ def test_99_the_priority_of_a_group_that_the_function_does_not_score_is_that_of_
     session = trl_replay.attach(trainer, replay_reward="accuracy", replay_start=0)
     trainer.train()
     table = session.buffer.table
-    scored = np.isfinite(table.row_reward).all(axis=1)
+    scored = np.isfinite(table.row_rewards[..., table.counting]).all(axis=1)
     assert 0 < scored.sum() < len(table)
     assert table.reward_std[~scored] == pytest.approx(np.std(SPREAD, ddof=1))
     assert table.score[~scored].min() > 0

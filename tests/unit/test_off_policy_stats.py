@@ -46,7 +46,7 @@ def test_the_metrics_are_means_over_tokens_and_shares_of_rows() -> None:
 
 def test_a_row_is_gated_when_all_its_tokens_are_without_weight() -> None:
     stats = OffPolicyStats()
-    weights = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
+    weights = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.5]])
     stats.add(rows(RATIOS, MASK, ADVANTAGES), weights)
     assert stats.metrics()["replay/gated_fraction"] == 0.5
 
