@@ -603,7 +603,9 @@ def training_data(trainer: Any) -> tuple[Any, Callable[[list[Any]], Any]]:
     """
     loader = getattr(trainer.callback_handler, "train_dataloader", None)
     if loader is None:
-        return trainer.train_dataset, trainer.data_collator
+        dataset = trainer.train_dataset
+        unused = unused_columns(trainer, getattr(dataset, "column_names", None) or [])
+        return (dataset.remove_columns(unused) if unused else dataset), trainer.data_collator
     return loader.dataset, loader.collate_fn
 
 

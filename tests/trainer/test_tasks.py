@@ -319,3 +319,14 @@ def test_rows_of_a_foreign_file_that_name_the_task_are_grouped_by_it(tmp_path: A
     _, session = taken(tmp_path, foreign, ONE_PROMPT)
     keys = [session.components.tasks.key(row) for row in ONE_PROMPT]
     assert session.buffer.table.prompt.tolist() == keys
+
+
+def test_groups_that_are_added_before_training_are_of_the_tasks_that_it_trains_on(tmp_path: Any) -> None:
+    """`remove_unused_columns` leaves the prompt alone."""
+    rows = [{"prompt": prompt, "label": prompt} for prompt in ("1=", "12=", "123=")]
+    trainer = build(tmp_path, rows, Rewards([LIVE, LIVE, LIVE]), max_steps=2, remove_unused_columns=True)
+    session = trl_replay.attach(trainer)
+    session.buffer.add([{"prompt": "1=", "completion": "2", "reward": float(number == 0)} for number in range(4)])
+    (added,) = session.buffer.table.prompt.tolist()
+    trainer.train()
+    assert added in session.buffer.table.prompt.tolist()[1:]

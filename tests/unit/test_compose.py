@@ -11,7 +11,8 @@ import torch
 from batches import EXTRA, KEYS, PAD, SIZE, make_batch, place, rows_of
 from hypothesis import given, settings
 
-from trl_replay import BatchError, FieldSpec
+from trl_replay import BatchError, ConfigurationError, FieldSpec
+from trl_replay.base.plain import in_json
 from trl_replay.batch.compose import compose, cut, join, row_lengths
 from trl_replay.data.fields import FieldTable
 
@@ -158,3 +159,12 @@ def test_a_group_without_a_key_of_the_batch_is_never_composed() -> None:
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], ["ref_per_token_logps"], 0, [True])
     with pytest.raises(BatchError, match="lacks 'ref_per_token_logps'"):
         compose(batch, fields, [place(0, group)])
+
+
+def test_a_dtype_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"FieldSpec\('flag'\): dtype 'flaot32' is none of float64"):
+        FieldSpec("flag", "row", dtype="flaot32")
+
+
+def test_a_set_is_told_alike_on_every_process() -> None:
+    assert in_json({"b", "a", "c"}) == ["a", "b", "c"]

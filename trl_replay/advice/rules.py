@@ -475,6 +475,9 @@ def _unscored(last: Log) -> float:
 
 def healthy_before(log: Log) -> float | None:
     """Return the last logged step before a collapse that goes on at the end of a log; None if there is none."""
+    now = log[-1].get(LOWEST) if log else None
+    if not is_number(now) or now < LEAST_DEAD:  # before the whole log is looked at, which may be long
+        return None
     entries = [entry for entry in log if is_number(entry.get(LOWEST))]
     if len(entries) < 2 * FEWEST or entries[-1][LOWEST] < LEAST_DEAD:
         return None

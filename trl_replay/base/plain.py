@@ -16,6 +16,8 @@ def in_json(value: Any) -> Any:
         return {str(key): in_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [in_json(item) for item in value]
+    if isinstance(value, set | frozenset):  # whose order differs from process to process
+        return sorted(map(in_json, value), key=repr)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     try:

@@ -13,6 +13,7 @@ Layout = Literal["prompt", "completion", "sequence", "row", "scalar", "count", "
 LAYOUTS: tuple[Layout, ...] = ("prompt", "completion", "sequence", "row", "scalar", "image", "tile")
 """Layouts that a plugin may declare; `"count"` (a list of numbers, one a row) and `"pixels"` are TRL's own."""
 IMAGE_LAYOUTS = frozenset({"count", "image", "tile", "pixels"})
+DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 PIXELS = "pixel_values"
 """The key that every batch with images holds. It stands for all image keys where entries are compared with a batch."""
 
@@ -45,6 +46,8 @@ class FieldSpec:
             raise ConfigurationError(
                 f"FieldSpec({self.name!r}): layout {self.layout!r} is none of {', '.join(LAYOUTS)}."
             )
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigurationError(f"FieldSpec({self.name!r}): dtype {self.dtype!r} is none of {', '.join(DTYPES)}.")
 
 
 STORED_REWARDS = "trl_replay_rewards"

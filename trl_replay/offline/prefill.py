@@ -180,8 +180,8 @@ def _digest(groups: Sequence[OfflineGroup]) -> int:
     """Tell the groups that one process read from those of another."""
     digests = []
     for group in groups:
-        rows = [group.prompt_ids, group.completion_ids, group.tokens, group.rewards, max(group.task, UNKNOWN)]
-        digests.append(encoded(rows))
+        rows = [group.prompt_ids, group.completion_ids, group.tokens, group.rewards, group.advantages, group.masked]
+        digests.append(encoded([*rows, max(group.task, UNKNOWN)]))
     return hashed(*digests)
 
 
