@@ -73,7 +73,7 @@ def leave(trainer: Any, session: Session) -> None:
     processes tell each other that they have left.
     """
     if session.judge.rewards is not None:
-        return
+        return  # `_score` comes back to it at its end
     if session.components.processes > 1 and trainer.is_in_train:
         completions_table.end(trainer)
     else:
