@@ -258,6 +258,7 @@ def test_a_log_is_estimated_though_the_buffer_beside_it_is_damaged(tmp_path: Pat
         ("log.csv", "\ufeffstep,frac_reward_zero_std\n1,0.5\n"),  # of a spreadsheet
         ("log.JSONL", '{"step": 1, "frac_reward_zero_std": 0.5}\n'),
         ("log.txt", '{"step": 1, "frac_reward_zero_std": 0.5}\n{"step": 2, "frac_reward_zero_std": 0.5}\n'),
+        ("log.txt", '[{"step": 1, "frac_reward_zero_std": 0.5}]'),
         ("log.jsonl", '{"step": 1, "frac_reward_zero_std": 0.5}\n{"step": 2, "frac_re'),  # of a run that was killed
     ],
 )

@@ -120,13 +120,6 @@ def test_a_curriculum_passes_over_nothing_while_it_is_not_known_what_is_solved(t
     assert not (prompts.pass_rate >= 0).any(), "NaN"
 
 
-def test_140_exgrpo_asks_no_prompt_again_while_it_is_not_known_what_is_solved(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, Rewards([GRADES] * 3), max_steps=2)
-    trl_replay.attach(trainer, replay_plugins=["exgrpo"])
-    with pytest.warns(UserWarning, match=r"the plugin 'exgrpo' can't act\. Set replay_pass_reward"):
-        trainer.train()
-
-
 def test_resuming_goes_on_with_the_values_seen(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 2}
     trainer = make_trainer(tmp_path, Rewards([RIGHT, LIVE, LIVE]), max_steps=2, **settings)

@@ -53,9 +53,11 @@ class FileTasks:
         told = max(int(row.get(TASK) or UNKNOWN), UNKNOWN)  # a group's own is no other run's
         if found.get("prompt") is not None and columns - {*PROMPT_COLUMNS[1:]} <= found.keys():
             key = self._tasks.key(found)
-            another = told not in (key, UNKNOWN) and not self._is_exported and self._dataset.size is not None
-            # exported, and read by others: its columns are texts now, and the hash tells whether it is of this dataset
-            return told if another and key not in self._known and told in self._known else key
+            if self._is_exported or told in (key, UNKNOWN) or self._dataset.size is None:
+                return key
+            if key in self._known or told not in self._known:
+                return key
+            return told  # exported, and read by others: what was a list or a number in its columns is text now
         if self._trusts_hash and row.get(TASK):
             return told
         if self._columns is None or self._dataset.size is None:

@@ -90,11 +90,9 @@ def advice_on(log: Log, settings: Mapping[str, Any]) -> tuple[str, list[Advice]]
     """Return which steps advice is about, in words, and what to change in a run with these settings; without any, in
     one with the defaults."""
     about, found = advise(log, {**ReplayConfig().to_dict(), **settings})
-    attached = any(DEAD_EXACT in entry for entry in log)
-    return (
-        f"{about}, by default settings, since the run's are not known" if attached and not settings else about,
-        found,
-    )
+    if not settings and any(DEAD_EXACT in entry for entry in log):
+        about += ", by default settings, since the run's are not known"
+    return about, found
 
 
 def _columns(states: Sequence[saved.RankState]) -> dict[str, NDArray[Any]]:

@@ -75,8 +75,15 @@ def _entries(path: Path) -> list[Any]:
     ending = path.suffix.lower()
     if ending == ".csv":
         return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(text.splitlines())]
-    if ending in (".jsonl", ".txt", ".log"):
-        return _of_lines(text.splitlines())
+    if ending == ".json":
+        return _of_json(text)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return _of_json(text)
+    return _of_lines(text.splitlines())
+
+
+def _of_json(text: str) -> list[Any]:
+    """The entries of a list, or of a trainer's state."""
     found = json.loads(text)
     return found if isinstance(found, list) else found["log_history"]
 
