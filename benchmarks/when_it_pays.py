@@ -33,7 +33,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -231,6 +231,8 @@ class Task:
     """Batches from a line of the ledger to the next."""
     accuracy_every: int = 20
     """Batches from a measurement of accuracy to the next."""
+    listed: Callable[[], list[dict[str, str]]] | None = None
+    """Prompts that come again, where those held out are others: measured, too, as `listed_sampled` and so on."""
 
     @property
     def rollouts(self) -> int:
@@ -317,12 +319,20 @@ def answers(model: Any, tokenizer: Any, prompts: list[str], count: int, tokens: 
 
 
 def measured(model: Any, tokenizer: Any, task: Task) -> dict[str, Any]:
-    """Accuracy of held-out prompts: greedy, of a sample, and that one of eight samples is right."""
-    rows = task.rows(task.held_out, HELD_OUT_SEED)
+    """Accuracy of held-out prompts, and of the list: greedy, of a sample, and that one of eight samples is right."""
+    found = accuracy(model, tokenizer, task.rows(task.held_out, HELD_OUT_SEED), task.tokens)
+    if task.listed is not None:
+        of_list = accuracy(model, tokenizer, task.listed(), task.tokens)
+        found |= {f"listed_{name}": value for name, value in of_list.items()}
+    return found
+
+
+def accuracy(model: Any, tokenizer: Any, rows: list[dict[str, str]], tokens: int) -> dict[str, Any]:
+    """Of these prompts; the global generator's state stays."""
     model.eval()
     state = torch.get_rng_state()
     torch.manual_seed(1)
-    found = answers(model, tokenizer, [row["prompt"] for row in rows], SAMPLES, task.tokens)
+    found = answers(model, tokenizer, [row["prompt"] for row in rows], SAMPLES, tokens)
     torch.set_rng_state(state)
     model.train()
     both = [[is_right(text, row["answer"]) for text in texts] for texts, row in zip(found, rows, strict=True)]
@@ -357,9 +367,11 @@ class ClipShares:
 class Watch(TrainerCallback):
     """Appends what the run showed to the ledger."""
 
-    def __init__(self, run: Run, path: Path, measure: Callable[[], dict[str, Any]], found: set[str]) -> None:
-        self.run, self.path, self.measure, self.found = run, path, measure, found
-        self.iterations = ARMS[run.arm].iterations
+    def __init__(
+        self, run: Run, task: Task, iterations: int, path: Path, measure: Callable[[], dict[str, Any]], found: set[str]
+    ) -> None:
+        self.run, self.task, self.iterations = run, task, iterations
+        self.path, self.measure, self.found = path, measure, found
         self.seen: dict[str, list[float]] = defaultdict(list)
         self.rollouts = 0
         ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
@@ -373,7 +385,7 @@ class Watch(TrainerCallback):
         known = {name: round(sum(values) / len(values), 5) for name, values in self.seen.items()}
         self.seen.clear()
         line = {**vars(self.run), **self.origin, "batch": batch, "cpu": round(time.process_time()), **known}
-        task = TASKS[self.run.task]
+        task = self.task
         line["rollouts"] = max(self.rollouts, batch * task.groups * task.size)
         line["found"] = sorted(self.found)
         if is_over or batch % task.accuracy_every == 0:
@@ -393,22 +405,22 @@ class Watch(TrainerCallback):
         for name in ("reward", "frac_reward_zero_std", "entropy", "grad_norm", "clip_ratio/region_mean", *logs):
             if name in logs and (name.startswith("replay/") or "/" not in name or "clip" in name):
                 self.seen[name].append(float(logs[name]))
-        task, (batch, rest) = TASKS[self.run.task], divmod(state.global_step, self.iterations)
+        task, (batch, rest) = self.task, divmod(state.global_step, self.iterations)
         is_over = batch == task.batches or self.rollouts >= task.rollouts
         if rest == 0 and (batch % task.every == 0 or is_over):
             self.write(batch, is_over)
             control.should_training_stop |= is_over
 
 
-def perform(run: Run, out: Path) -> None:
-    """Trains one run."""
+def perform(run: Run, task: Task, arm: Arm, path: Path) -> None:
+    """Trains one run, whose lines this ledger gets; the model lies next to it."""
     from datasets import Dataset
     from smollm2_reasoning import smollm2
     from trl import GRPOConfig, GRPOTrainer
 
     import trl_replay
 
-    task, arm = TASKS[run.task], ARMS[run.arm]
+    out = path.parent
     _, tokenizer = smollm2(out / "model")
     # On a CPU, attention without fused kernels trains 1.5 times as fast on rows this short.
     model = AutoModelForCausalLM.from_pretrained(out / "model", attn_implementation="eager")
@@ -449,7 +461,7 @@ def perform(run: Run, out: Path) -> None:
     def measure() -> dict[str, Any]:
         return measured(trainer.model, tokenizer, task) if trainer.state.global_step else AT_THE_START[run.task]
 
-    watch = Watch(run, out / "when_it_pays.jsonl", measure, found)
+    watch = Watch(run, task, arm.iterations, path, measure, found)
     trainer.add_callback(watch)
     trl_replay.register(ClipShares(watch.seen), "clip_shares")
     try:
@@ -462,9 +474,9 @@ def perform(run: Run, out: Path) -> None:
 
 
 def ledger(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The lines of each run, benchmarks/results first; of one that began anew the last ones."""
+    """The lines of each run, of the first ledger first; of one that began anew the last ones."""
     found: dict[Run, list[dict[str, Any]]] = {}
-    texts = [path.read_text() for path in (RESULTS, *paths) if path.exists()]
+    texts = [path.read_text() for path in paths if path.exists()]
     for text in "".join(texts).splitlines():
         line = json.loads(text)
         run = Run(line["task"], line["arm"], line["rate"], line["seed"])
@@ -474,13 +486,28 @@ def ledger(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
     return found
 
 
+@contextmanager
+def claimed(run: Run, out: Path) -> Iterator[bool]:
+    """Whether the run is this process's; the lock of one that died is free."""
+    with (out / f"{run.name}.claim").open("w") as claim:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def is_whole(task: Task, last: dict[str, Any]) -> bool:
+    """Whether a run's last line is its end."""
+    return last["batch"] == task.batches or last.get("rollouts", 0) >= task.rollouts
+
+
 def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
-    """The runs that are whole; dynamic sampling only with its rollouts, which the first lines do not have."""
-
-    def is_whole(run: Run, last: dict[str, Any]) -> bool:
-        return last["batch"] == TASKS[run.task].batches or last.get("rollouts", 0) >= TASKS[run.task].rollouts
-
-    whole = {run: lines for run, lines in ledger(*paths).items() if is_whole(run, lines[-1])}
+    """The runs that are whole, those in benchmarks/results first; dynamic sampling only with its rollouts, which the
+    first lines do not have."""
+    there = ledger(RESULTS, *paths)
+    whole = {run: lines for run, lines in there.items() if is_whole(TASKS[run.task], lines[-1])}
     return {run: lines for run, lines in whole.items() if run.arm != "dynamic sampling" or "rollouts" in lines[-1]}
 
 
@@ -554,11 +581,11 @@ def queue(path: Path, pilots: bool, tasks: Iterable[str]) -> Iterator[Run]:
                 yield Run(task, arm, rate, seeds[number])
 
 
-def screen(out: Path) -> None:
+def screen(out: Path, tasks: dict[str, Task]) -> None:
     """Prints each task's pass rate and dead groups at the start, and its accuracy after 20 supervised steps."""
     from smollm2_reasoning import smollm2
 
-    for name, task in TASKS.items():
+    for name, task in tasks.items():
         model, tokenizer = smollm2(out / "model")
         torch.manual_seed(0)
         rows = task.rows(40, 0)
@@ -570,7 +597,7 @@ def screen(out: Path) -> None:
         known = task.rows(16 * 20, 1)
         for start in range(0, len(known), 16):
             part = known[start : start + 16]
-            wanted = [row["answer"] if name != "products" else product(int(row["answer"][1:])) for row in part]
+            wanted = [product(row["answer"]) if row["answer"].startswith("*") else row["answer"] for row in part]
             tokenizer.padding_side = "left"
             whole = tokenizer(
                 [f"{row['prompt']} {text}\n" for row, text in zip(part, wanted, strict=True)],
@@ -590,11 +617,14 @@ def screen(out: Path) -> None:
         dead = sum(not any(group) for group in groups) / len(groups)
         ceiling = measured(model, tokenizer, task)
         after = f"{ceiling['greedy']:.2f} greedy, {ceiling['sampled']:.2f} sampled"
+        if "listed_sampled" in ceiling:
+            after += f", {ceiling['listed_sampled']:.2f} on the list"
         print(f"{name}: {share:.1%} right, {dead:.0%} all wrong; after 20 supervised steps {after}", flush=True)
 
 
-def product(number: int) -> str:
-    """A right answer."""
+def product(answer: str) -> str:
+    """A right answer to `*12`."""
+    number = int(answer[1:])
     factor = next(factor for factor in range(2, number) if number % factor == 0)
     return f"{factor} * {number // factor}"
 
@@ -713,18 +743,14 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if options.screen:
-        screen(options.out)
+        screen(options.out, TASKS)
         return 0
     if not options.table:
         os.nice(19)
         for run in queue(path, options.pilots, options.tasks):
-            with (options.out / f"{run.name}.claim").open("w") as claim:
-                try:
-                    fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue  # another process has it; the lock of one that died is free
-                if run not in finished(path):
-                    perform(run, options.out)
+            with claimed(run, options.out) as is_mine:
+                if is_mine and run not in finished(path):
+                    perform(run, TASKS[run.task], ARMS[run.arm], path)
                     print(f"{run.name}: done", flush=True)
     done = finished(path)
     pilots = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]

@@ -373,7 +373,7 @@ def test_a_run_of_the_study_that_another_process_holds_is_left_to_it(
     runs = [study.Run("topics", arm, 1e-5, 0) for arm in ("stock", "topr")]
     performed: list[Any] = []
     monkeypatch.setattr(study, "queue", lambda path, pilots, tasks: iter(runs))
-    monkeypatch.setattr(study, "perform", lambda run, out: performed.append(run))
+    monkeypatch.setattr(study, "perform", lambda run, *_: performed.append(run))
     monkeypatch.setattr(study.os, "nice", lambda more: 19)
     with (tmp_path / f"{runs[0].name}.claim").open("w") as claim:
         study.fcntl.flock(claim, study.fcntl.LOCK_EX)
@@ -459,3 +459,39 @@ def test_the_benchmark_of_long_completions_runs_in_small(
     shown = capsys.readouterr().out
     assert "\n".join(long.table(found)) in shown
     assert "\n".join(long.lines_table(found)) in shown
+
+
+def test_updates_a_batch_are_run_in_the_order_of_the_plan(
+    benchmark: Any, study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratio = benchmark("updates_per_batch")
+    monkeypatch.setattr(ratio, "RESULTS", tmp_path / "ratio.jsonl")
+    arm, path = "preset, 4 updates", tmp_path / "running.jsonl"
+    first = [run for run in ratio.left(path) if run.arm == arm]
+    rates = [("french", 2e-5), ("french", 1e-5), ("products", 5e-6), ("products", 3e-6)]
+    assert first == [study.Run(task, arm, rate, study.PILOT) for task, rate in rates], "no seed before both pilots"
+    assert ratio.left(path)[:4] == first
+    assert not any("uses" in run.arm for run in ratio.left(path)), "not before their rate is known"
+    assert not ratio.exists(study.Arm({"replay_preset": "sample_efficient", "replay_correction": "no_such"}))
+    ends = {("french", arm, 2e-5, study.PILOT): 0.4, ("french", arm, 1e-5, study.PILOT): 0.5}
+    path.write_text(measurements(study, {**ends, ("french", arm, 1e-5, 0): 0.5}))
+    study.RESULTS.write_text(measurements(study, {("french", "stock", 8e-5, 2): 0.3}))
+    left = ratio.left(path)
+    assert left[:2] == [study.Run("french", arm, 1e-5, 1), study.Run("french", arm, 1e-5, 2)]
+    uses = [(run.arm[19:], run.rate, run.seed) for run in left if run.arm.endswith("uses")]
+    assert uses == [(f"{uses} uses", 1e-5, seed) for uses in (4, 12) for seed in (0, 1, 2)]
+    assert study.Run("french", "stock", 8e-5, 2) not in left, "what the first ledger has is not repeated"
+    assert study.Run("french", "stock", 8e-5, 1) in left
+
+
+def test_a_list_of_prompts_comes_again_and_others_are_held_out(benchmark: Any) -> None:
+    study, ratio = benchmark("when_it_pays"), benchmark("updates_per_batch")
+    for task in ratio.LISTS.values():
+        listed = {row["prompt"] for row in task.listed()}
+        rows = task.rows(task.groups * task.batches, 0)
+        assert len(listed) == 48
+        assert all({row["prompt"] for row in rows[at : at + 48]} == listed for at in range(0, len(rows), 48))
+        assert len(rows) == 16 * 48
+        held_out = {row["prompt"] for row in task.rows(task.held_out, study.HELD_OUT_SEED)}
+        assert len(held_out) == 100
+        assert not held_out & listed
