@@ -234,3 +234,33 @@ def test_the_overhead_benchmark_counts_no_forward_that_replay_adds(monkeypatch):
 )
 def test_the_examples_run(tmp_path: Path, name: str, words: str) -> None:
     assert words in fork(name, "--out", tmp_path / "out", cwd=tmp_path)
+
+
+def test_gsm8k_replay_trains_what_is_missing_once_and_prints_completions_to_stocks_accuracy(local):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(local / "chat")
+    make_model(tokenizer).save_pretrained(local / "chat")
+    for split in ("train", "test"):
+        questions = [{"question": f"{n} + 1?", "answer": f"One more.\n#### {n + 1}"} for n in range(8)]
+        (local / f"{split}.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    arguments = (
+        "--model", "chat", "--data", ".", "--no-vllm", "--seeds", 0, "--batches", 2, "--every", 1, "--prompts", 2,
+        "--group", 4, "--rows", 8, "--tokens", 4, "--questions", 4,
+    )  # fmt: skip
+    told = fork("gsm8k_replay.py", *arguments, cwd=local).splitlines()
+    lines = [json.loads(line) for line in (local / "gsm8k.jsonl").read_text().splitlines()]
+    runs = {(line["arm"], line["rate"], line["seed"]) for line in lines}
+    assert len(runs) == 9, "three arms: two pilots and a seed each"
+    assert [line["completions"] for line in lines[:3]] == [0, 8, 16]
+    assert [line.split(":")[0] for line in told[-2:]] == ["| stock, 2 updates", "| preset"]
+    fork("gsm8k_replay.py", *arguments, cwd=local)
+    assert len((local / "gsm8k.jsonl").read_text().splitlines()) == len(lines)
+
+
+def test_gsm8k_replay_reads_the_number_behind_the_mark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    accuracy = importlib.import_module("gsm8k_replay").accuracy
+    texts = ["so\n#### 1,200", "#### 1200.00", "#### $-7.50", "1200", "#### none"]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    assert accuracy(completions, ["1200", "1,200", "-7.5", "1200", "1200"]) == [1, 1, 1, 0, 0]
