@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 from queue import Empty, Queue
 from typing import Any
 
@@ -466,6 +467,27 @@ def test_rows_that_a_group_lacks_have_not_failed(policy: Any, tmp_path: Any) -> 
     session = trl_replay.attach(trainer, replay_start=None)
     trainer.train()
     assert session.totals.counters["failed"] == 0
+
+
+def test_161_rows_of_rollouts_that_failed_are_stored_masked_and_not_replayed(policy: Any, tmp_path: Any) -> None:
+    """TRL's worker sends them, with advantage 0."""
+
+    def failing(number: int, version: int) -> list[Any]:
+        samples = samples_of(number, LIVE if number % 2 == 0 else DEAD, version)
+        if number % 2 == 0:
+            samples[1] = replace(samples[1], advantage=0.0, metrics={"reward": np.nan, "rewards/right": np.nan})
+        return samples
+
+    trainer = make_async_trainer(tmp_path, policy, Script(failing), max_steps=4)
+    session = trl_replay.attach(trainer, replay_start=None)
+    out = handed_out(session)
+    trainer.train()
+    table = session.buffer.table
+    assert len(table)
+    assert table.row_masked.tolist() == [[False, True, False, False]] * len(table)
+    assert (table.items == table.row_items[:, [0, 2, 3]].sum(axis=1)).all(), "a masked row counts nowhere"
+    replayed = [sample for sample in out if sample.group_id < 0]
+    assert len(replayed) == 3 * session.totals.counters["replaced"] > 0
 
 
 def test_93_a_dead_group_that_never_completes_holds_nothing_up(policy: Any, tmp_path: Any) -> None:

@@ -19,10 +19,9 @@ import numpy as np
 from .. import compat
 from ..batch.samples import HELD, samples_of
 from ..data.counters import COUNTERS, Tally
-from ..data.types import Floats, Groups
+from ..data.types import Floats, Groups, Ints
 from ..serialization.samples import decoded, encoded
 from ..session import Session
-from ..step.decisions import SOLVED
 from .groups import Arriving, Reading, teach
 from .view import TrainerView
 
@@ -227,7 +226,7 @@ class ReplayQueue:
         self.in_a_row = self.in_a_row + 1 if drops else 0
         self._remember(group.id, drops)
         if not dead:
-            self._store(group, view, payload, len(solved) > 0, tally)
+            self._store(group, view, payload, solved, tally)
         elif not (drops or self._dry):
             tally.dead_after = 1
             tally.note(1, PASSED)
@@ -252,14 +251,9 @@ class ReplayQueue:
                 by = []
         self._line = line
 
-    def _store(self, group: Arriving, view: Groups, payload: Any, solved: bool, tally: Tally) -> None:
-        if not self._buffer.capacity:
-            return
-        if solved:
-            tally.refuse(1, SOLVED)
-        elif not np.isfinite(view.behavior_logps).all():  # type: ignore[arg-type]  # a view has them
-            tally.refuse(1, "a trainable token's log-prob is not finite")
-        elif self._session.decisions.offer(view, [group.serial], [payload.nbytes], [HELD], tally):
+    def _store(self, group: Arriving, view: Groups, payload: Any, solved: Ints, tally: Tally) -> None:
+        serials, sizes, offer = [group.serial], [payload.nbytes], self._session.decisions.offer
+        if self._buffer.capacity and offer(view, serials, sizes, [HELD], tally, solved=solved):
             self._buffer.receive({group.serial: payload})
 
     def _born(self, sample: Any) -> int:

@@ -158,18 +158,12 @@ class PendingGroups:
         recorded = columns["recorded"].reshape(-1, size)
         complete = recorded[slots].all(axis=1)
         logps = columns["logps"].reshape(-1, size)
-        sums = logps[slots]
-        finite = np.isfinite(sums).all(axis=1)
-        chosen = np.flatnonzero(complete & finite)
-        if len(chosen) < len(slots):
-            incomplete = int((~complete).sum())
-            infinite = int((complete & ~finite).sum())
-            tally.refuse(incomplete, "a row's first forward was missing or came after an update")
-            tally.refuse(infinite, "a trainable token's log-prob is not finite")
+        chosen = np.flatnonzero(complete)
+        tally.refuse(len(slots) - len(chosen), "a row's first forward was missing or came after an update")
         if len(chosen) == 0:
             return [], None
         usable = [self.candidates[row] for row in chosen]
-        return usable, self.groups.take(slots[chosen], sums[chosen])
+        return usable, self.groups.take(slots[chosen], logps[slots[chosen]])
 
 
 def fill_missing(tensors: dict[str, torch.Tensor]) -> None:

@@ -185,7 +185,7 @@ def _ready(
     group = join(groups, fields)
     sums = trainable_sums(group).cpu().numpy()
     size = pending.groups.advantages.shape[1]
-    if len(sums) != size or not np.isfinite(sums).all():
+    if len(sums) != size:
         return None
     view = pending.groups.take([parts[0].slot], sums[None])
     return Ready(serial, view, group, parts[0].keys, owner)

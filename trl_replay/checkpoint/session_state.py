@@ -284,7 +284,6 @@ def _offer_candidates(session: Session, resharded: Resharded, take: Callable[[Gr
     if ready:
         groups = _scored_as_today(Groups.concatenate([one.view for one in ready]), then, session)
         sizes = [one.group.nbytes for one in ready]
-        groups = session.decisions.without_failed(groups)
         kept = session.decisions.offer(
             groups, [one.serial for one in ready], sizes, [one.keys for one in ready], tally
         )

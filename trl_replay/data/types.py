@@ -168,6 +168,8 @@ class Groups:
         return replace(parts[0], **joined)
 
 
+FROM_FILE, FROM_POLICY = 1, 2
+"""Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
 OF_GROUPS = ("rewards", "advantages", "lengths", "trainable", "dead", "update", "prompt", "items", "masked", "origin")
 """Fields of [`Groups`] with one part a group."""
 

@@ -23,7 +23,7 @@ from ..data.counters import Tally
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
 from ..data.rewards import have_equal_rewards, weighted_rewards
 from ..data.tasks import encoded, hashed, own
-from ..data.types import Batch, Bools, Floats, Group, Groups
+from ..data.types import FROM_FILE, FROM_POLICY, Batch, Floats, Group, Groups
 from ..distributed.all_ranks import run_on_all_ranks
 from ..errors import ReplayError
 from ..protocols import Division
@@ -35,8 +35,6 @@ from .schema import reward_columns
 
 Result = TypeVar("Result")
 
-FROM_FILE, FROM_POLICY = 1, 2
-"""Values of the table's column `origin`: whose log-probs a group made elsewhere has; 0 is a group generated here."""
 NOT_FINITE = "a trainable token's log-prob is not finite"
 
 
@@ -82,17 +80,13 @@ def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
     groups, advantages = _read(session, source, incomplete, tally)
     newcomers: list[Newcomer] = []
     _run(session, lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)))
-    trainable = [newcomer for newcomer in newcomers if newcomer.view.trains.any()]
-    tally.refuse(len(newcomers) - len(trainable), "it has no trainable token")
-    scored = [newcomer for newcomer in trainable if _has_finite_logps(newcomer.group)]
-    tally.refuse(len(trainable) - len(scored), NOT_FINITE)
     table = session.buffer.table
     before = set(table.serial.tolist())
     limiter = session.components.rate_limiter
     undo, inserted = session.buffer.remember(), limiter.inserted
     try:
-        stayed = _run(session, lambda: _offer(session, scored, division, tally))
-        _complete(session, scored, stayed, tally)
+        stayed = _run(session, lambda: _offer(session, newcomers, division, tally))
+        _complete(session, newcomers, stayed, tally)
     except BaseException:
         undo()
         limiter.inserted = inserted
@@ -185,12 +179,13 @@ def _digest(groups: Sequence[OfflineGroup]) -> int:
     return hashed(*digests)
 
 
-def _has_finite_logps(group: Group) -> bool:
-    """Return whether all trainable tokens have finite log-probs, the policy's and the sampler's."""
-    for key in (compat.OLD_LOGPS, compat.SAMPLING_LOGPS):
-        if key in group.tensors and not trainable_sums(group, key).isfinite().all():
-            return False
-    return True
+def _logps(group: Group) -> Floats:
+    """`(G,)`: summed log-probs of the trainable tokens; NaN where one of the policy's or the sampler's is not
+    finite."""
+    sums = [trainable_sums(group, key) for key in (compat.OLD_LOGPS, compat.SAMPLING_LOGPS) if key in group.tensors]
+    finite = torch.stack(sums).isfinite().all(dim=0)
+    logps: Floats = torch.where(finite, sums[0], torch.nan).cpu().numpy()
+    return logps
 
 
 def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, tally: Tally) -> dict[int, int]:
@@ -249,13 +244,13 @@ def _receive(session: Session, newcomer: Newcomer, serial: int, batch: Batch, ta
     buffer = session.buffer
     table = buffer.table
     group = _payload(session, newcomer.offline, batch)
-    if not _has_finite_logps(group):
+    sums = _logps(group)
+    if not np.isfinite(sums).all():
         tally.stored -= buffer.withdraw([serial])
         tally.refuse(1, NOT_FINITE)
         return
     (row,) = table.rows_of([serial])
     tokens = newcomer.view.trainable[0]
-    sums = trainable_sums(group).cpu().numpy()
     table.writable("row_logp")[row] = np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
     if table.owner[row] == session.communicator.rank:
         buffer.receive({serial: group})
@@ -317,7 +312,7 @@ def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> Ne
     columns = describe(batch, 0, np.full(size, offline.task), fields)
     has_logps = compat.OLD_LOGPS in offline.tokens
     origin = FROM_FILE if has_logps else FROM_POLICY
-    logps = trainable_sums(group).cpu().numpy() if has_logps else np.full(size, np.nan)
+    logps = _logps(group) if has_logps else np.full(size, np.nan)
     view = Groups(
         rewards=offline.rewards[None],
         reward_weights=offline.weights,
@@ -329,7 +324,7 @@ def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> Ne
         update=np.array([session.update - 1]),  # so that it is old enough for the next batch
         prompt=columns["prompt"][:1],
         behavior_logps=logps[None],
-        masked=_masked(session, offline)[None],
+        masked=offline.masked[None],
         origin=np.array([origin]),
         counting=session.components.counting if offline.named else None,
     )
@@ -450,14 +445,6 @@ def _advantages(session: Session, groups: Sequence[OfflineGroup], source: Any) -
             given = np.array([np.abs(row).mean() for row in group.tokens[ADVANTAGES]])
         advantages.append(np.where(group.masked, 0.0, given))
     return advantages
-
-
-def _masked(session: Session, offline: OfflineGroup) -> Bools:
-    """`(G,)`: rows that train nothing: those of the file, and those that failed, as of a group generated here."""
-    unscored = np.isnan(weighted_rewards(offline.rewards, offline.weights))
-    if unscored.all() or session.components.beside_the_tap:  # unknown rewards; a loss that masks no row
-        return offline.masked
-    return offline.masked | unscored
 
 
 def _counted_rewards(group: OfflineGroup) -> Floats:

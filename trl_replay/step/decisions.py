@@ -17,7 +17,7 @@ from ..buffer.candidates import Candidate, PendingGroups
 from ..data.counters import Tally
 from ..data.plan import Plan
 from ..data.table import Table
-from ..data.types import Bools, Floats, Groups, Ints
+from ..data.types import FROM_POLICY, Bools, Floats, Groups, Ints
 from ..distributed.decision import Admitted, Decision
 from ..distributed.row_layout import RowLayout
 from ..loss.handshake import Handshake
@@ -171,22 +171,18 @@ class Decisions:
         usable, groups = pending.admissible(rows.columns, tally)
         if groups is None:
             return Admitted()
-        if len(solved):
-            due = np.flatnonzero(~np.isin(groups.prompt, solved))
-            tally.refuse(len(usable) - len(due), SOLVED)
-            usable = [usable[row] for row in due]
-            groups = groups.take(due)
         kept = self.offer(
-            self.without_failed(groups),
+            groups,
             [candidate.serial for candidate in usable],
             rows.sizes([candidate.slot for candidate in usable]),
             [candidate.keys for candidate in usable],
             tally,
+            solved=solved,
         )
         stored = [candidate for candidate in usable if candidate.serial in kept]
         return self._admitted(stored, rows)
 
-    def without_failed(self, groups: Groups) -> Groups:
+    def _without_failed(self, groups: Groups) -> Groups:
         """The groups as they are stored: rows that failed are masked, where some row of their group has a reward."""
         if not self._masks_rows:
             return groups
@@ -208,6 +204,7 @@ class Decisions:
         keys: Sequence[frozenset[str]],
         tally: Tally,
         rewards: Floats | None = None,
+        solved: Ints = NO_PROMPTS,
     ) -> set[int]:
         """Score groups and offer them to the buffer; return the serials of those that stayed, whose payload is due.
 
@@ -219,10 +216,16 @@ class Decisions:
             tally ([`Tally`]): Counts what is refused, stored and evicted.
             rewards (`(n, G, functions)`, *optional*): Raw rewards of the trainer's functions, where `groups` has
                 others; NaN in groups whose file does not name them.
+            solved (`(n,)`, *optional*): Prompts whose groups are refused.
         """
+        groups = self._without_failed(groups)
+        due = self._due(groups, solved, tally)
+        if not len(due):
+            return set()
+        groups = groups.take(due)
         context = self._context()
         scores = self._hooks.score(groups, context)
-        nbytes = np.asarray(sizes, np.int64)
+        nbytes = np.asarray(sizes, np.int64)[due]
         finite = np.isfinite(scores)
         fitting = self._buffer.fits(nbytes)
         chosen = np.flatnonzero(finite & fitting)
@@ -232,20 +235,21 @@ class Decisions:
             tally.refuse(int((~finite & ~unwanted).sum()), "its score is infinite")
             tally.refuse(int((finite & ~fitting).sum()), "it alone is larger than replay_max_bytes")
             groups = groups.take(chosen)
-        keysets = [self._buffer.keyset(keys[row]) for row in chosen.tolist()]
+            nbytes, scores, due = nbytes[chosen], scores[chosen], due[chosen]
+        keysets = [self._buffer.keyset(keys[row]) for row in due.tolist()]
         columns: dict[str, NDArray[Any]] = {
-            "serial": np.asarray(serials, np.int64)[chosen],
+            "serial": np.asarray(serials, np.int64)[due],
             "update": groups.update,
-            "score": scores[chosen],
+            "score": scores,
             "reward_mean": groups.reward_mean,
             "reward_std": groups.reward_std,
             "tokens": groups.trainable.sum(axis=1),
             "items": groups.counted.sum(axis=1),
             "prompt": groups.prompt,
-            "nbytes": nbytes[chosen],
+            "nbytes": nbytes,
             "keys": np.array(keysets, np.int64),
         }
-        columns |= _row_columns(groups, groups.rewards if rewards is None else rewards[chosen])
+        columns |= _row_columns(groups, groups.rewards if rewards is None else rewards[due])
         stored, evicted = self._buffer.offer(
             columns,
             self._rank,
@@ -256,6 +260,21 @@ class Decisions:
         tally.stored = len(stored)
         self._rate_limiter.inserted += len(stored)
         return set(stored)
+
+    def _due(self, groups: Groups, solved: Ints, tally: Tally) -> Ints:
+        """The groups that may be scored; the others are counted by the first reason."""
+        finite = np.isfinite(np.asarray(groups.behavior_logps)).all(axis=1)
+        known = groups.origin != FROM_POLICY  # whose log-probs are computed only if they stay
+        refused = {
+            "it has no trainable token": np.asarray(~groups.trains.any(axis=1)),
+            "a trainable token's log-prob is not finite": known & ~finite,
+            SOLVED: np.isin(groups.prompt, solved),
+        }
+        left = np.ones(len(groups), bool)
+        for reason, rows in refused.items():
+            tally.refuse(int((left & rows).sum()), reason)
+            left &= ~rows
+        return np.flatnonzero(left)
 
     def trim(self) -> int:
         """Evict what a smaller capacity than the saved one has no room for; return its number."""
