@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from loss_by_hand import forward
 from releases import SAMPLES_IMAGE_TOKENS, shipping
-from replaying import Checked, Watch, build, check_batches, check_losses, replay
+from replaying import Checked, Watch, build, check_batches, check_losses, loadable_model, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy
 
 import trl_replay
@@ -133,11 +135,11 @@ class AroundTheLoss(Spy):
         return AroundTheTap._compute_loss(self, model, inputs)
 
 
-class ReadsTooEarly(Spy):
-    """A trainer whose loss reads the old log-probs before it computes the new ones."""
+class NeverReads(Spy):
+    """A trainer whose loss takes the new log-probs for the old ones."""
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        return super()._compute_loss(model, dict(inputs))
+        return super()._compute_loss(model, {key: inputs[key] for key in inputs if key != "old_per_token_logps"})
 
 
 def check_goes_around(trainer: Any, words: str) -> None:
@@ -151,7 +153,7 @@ def check_goes_around(trainer: Any, words: str) -> None:
     ("trainer_class", "words"),
     [
         (AroundTheTap, "never called _get_per_token_logps_and_entropies"),
-        (ReadsTooEarly, "did not read 'old_per_token_logps'"),
+        (NeverReads, "did not use 'old_per_token_logps'"),
         (AroundTheLoss, "goes around the seam"),
     ],
 )
@@ -195,7 +197,7 @@ def test_dppo_is_refused_in_its_first_loss(tmp_path: Any) -> None:
     from trl.experimental.dppo import DPPOConfig, DPPOTrainer
 
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=DPPOTrainer, config_class=DPPOConfig)
-    check_goes_around(trainer, "did not read 'old_per_token_logps'")
+    check_goes_around(trainer, "did not use 'old_per_token_logps'")
 
 
 def test_rloo_is_refused_by_name(tmp_path: Any) -> None:
@@ -215,6 +217,80 @@ def test_trainers_that_go_around_the_tap_are_refused_by_name(tmp_path: Any, name
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=type(name, (Checked,), {}))
     with pytest.raises(trl_replay.ContractError, match=r"it replays by itself|Unsloth's loss does not call"):
         trl_replay.attach(trainer)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "stars": lambda inputs: {**inputs},
+    "dict": dict,
+    "method": lambda inputs: inputs.copy(),
+    "copy": copy.copy,
+    "or": lambda inputs: inputs | {"of": "mine"},
+    "keys": lambda inputs: {key: inputs[key] for key in inputs},
+    "deep": copy.deepcopy,
+}
+
+
+class Copying(Spy):
+    """A trainer that gives its loss a copy of the batch, with half of its advantages."""
+
+    copied: Callable[[Any], Any] = staticmethod(lambda inputs: inputs)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        inputs["advantages"] = inputs["advantages"] * 0.5
+        return super()._compute_loss(model, type(self).copied(inputs))
+
+
+class Changing(Spy):
+    """A trainer that gives its loss a copy of the batch with other advantages, or other reference log-probs."""
+
+    changed = "advantages"
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super()._compute_loss(model, {**inputs, self.changed: inputs[self.changed] * 0.5})
+
+
+def trained_weights(folder: Any, way: str) -> Any:
+    """The model after updates in which old, sampling, and reference log-probs, and weights, count."""
+    copied = staticmethod(COPIES[way]) if way else Copying.copied
+    trainer = build(
+        folder, Rewards(*SCRIPT), trainer_class=type("OfThisWay", (Copying,), {"copied": copied}),
+        model=loadable_model(folder), beta=0.1, off_policy_mask_threshold=0.2, learning_rate=3e-2, max_steps=4,
+    )  # fmt: skip
+    session = trl_replay.attach(trainer, replay_correction="truncated", replay_unfilled="exclude", replay_start=0)
+    trainer.train()
+    assert session.totals.counters["replaced"] > 0
+    return trainer.model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def weights_without_copies(tmp_path_factory: Any) -> Any:
+    return trained_weights(tmp_path_factory.mktemp("direct"), "")
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_158_a_loss_that_is_given_a_copy_of_its_batch_trains_as_without(
+    tmp_path: Any, way: str, weights_without_copies: Any
+) -> None:
+    for name, weights in trained_weights(tmp_path, way).items():
+        assert torch.equal(weights, weights_without_copies[name]), name
+
+
+@pytest.mark.parametrize("key", ["advantages", "ref_per_token_logps"])
+def test_158_a_loss_that_is_given_other_values_in_a_copy_is_refused_with_the_remedy(tmp_path: Any, key: str) -> None:
+    """There a correction's weights, and the bounds of the KL term, would be lost."""
+    trainer_class = type("Of" + key, (Changing,), {"changed": key})
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class, model=loadable_model(tmp_path), beta=0.1)
+    check_goes_around(trainer, rf"did not use the '{key}' that it was given .*inputs\['{key}'\] = …, not into a copy")
+
+
+def test_158_a_deep_copy_that_is_changed_in_place_is_refused(tmp_path: Any) -> None:
+    def halved(inputs: Any) -> Any:
+        mine = copy.deepcopy(inputs)
+        mine["advantages"] *= 0.5
+        return mine
+
+    trainer_class = type("Deep", (Copying,), {"copied": staticmethod(halved)})
+    check_goes_around(build(tmp_path, Rewards(*SCRIPT), trainer_class=trainer_class), "did not use the 'advantages'")
 
 
 class FewerRows(Spy):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..compat import OLD_LOGPS, REF_LOGPS, LossForm
+from ..data.fields import ADVANTAGES
 from .bounds import row_means
 from .means import Means
 from .micro_batch import MicroBatch
@@ -52,7 +53,7 @@ class FreshStats:
             self.means.add("replay/fresh_kl", kl, mask)
         high = self._form.clip_high
         if high is not None:
-            clipped = self._clipped(ratios, micro["advantages"], high)
+            clipped = self._clipped(ratios, micro.peek(ADVANTAGES), high)
             by_row = clipped.size(1) == 1
             counted = mask.any(dim=1, keepdim=True) if by_row else mask
             self.means.add("replay/fresh_clip_ratio", clipped, counted)

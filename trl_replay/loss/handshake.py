@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..compat import HIGH_ENTROPY, LOGPS, LOSS, OLD_LOGPS
+from ..compat import HIGH_ENTROPY, LOGPS, LOSS, OLD_LOGPS, REF_LOGPS
+from ..data.fields import ADVANTAGES
 from ..errors import SeamError
 from .micro_batch import MicroBatch
 
@@ -29,17 +30,25 @@ class Handshake:
         """Look at what a loss has done with its micro-batch.
 
         Raises:
-            SeamError: It did not call the log-prob method with gradients, or did not read the old log-probs after it,
-                or did not choose tokens for the entropy bonus.
+            SeamError: It did not call the log-prob method with gradients, or did not use after it the old log-probs
+                and what else the tap writes, or did not choose tokens for the entropy bonus.
         """
         if not micro.tapped and not self._beside:
             raise SeamError(
                 f"{LOSS} never called {LOGPS} with gradients: replayed rows would train with a ratio of 1." + REMEDY
             )
-        if not micro.read:
+        used = micro.uses.keys
+        if OLD_LOGPS not in used:
             raise SeamError(
-                f"{LOSS} did not read {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
+                f"{LOSS} did not use {OLD_LOGPS!r} after {LOGPS}: replayed rows would train with a ratio of 1."
                 + REMEDY
+            )
+        lost = [key for key in (ADVANTAGES, REF_LOGPS) if key in micro and key not in used]
+        if lost and micro.tapped:
+            raise SeamError(
+                f"{LOSS} did not use the {lost[0]!r} that it was given after {LOGPS}, where replay changes those of "
+                f"replayed rows. Put other values into the batch itself before you call super(), as in "
+                f"inputs[{lost[0]!r}] = …, not into a copy of it, or train without replay: use_replay=False."
             )
         if micro.entropies is not None and micro.high_entropy is None:
             raise SeamError(

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..batch.compose import loss_mask
 from ..compat import OLD_LOGPS, REF_LOGPS, SAMPLING_LOGPS
+from ..data.fields import ADVANTAGES
 from ..data.types import Corrected, Placement, ReplayedRows
 from ..errors import ResultError, SeamError
 from .bounds import Bounds
@@ -97,13 +98,14 @@ class Supply:
         stored = self._stored(micro.ids[places].tolist())
         trains = (micro.flags[places] & SILENT).eq(0).to(logps.device)
         trained = mask[index] & trains.unsqueeze(1)
-        rows = _replayed_rows(stored, logps[index], trained, micro["advantages"][index])
+        rows = _replayed_rows(stored, logps[index], trained, micro.peek(ADVANTAGES)[index])
         corrected = self._fitting(rows, self._correct(rows))
         self.stats.add(rows, corrected.weights)
         weightless = torch.zeros_like(trained)
         if corrected.weights is not None:
             weightless |= corrected.weights.eq(0).view(len(stored), -1)
-            micro["advantages"] = self._weighted(micro["advantages"], index, corrected.weights, logps.size(1))
+            weighted = self._weighted(micro.peek(ADVANTAGES), index, corrected.weights, logps.size(1))
+            micro.write(ADVANTAGES, weighted)
         self._write_logps(micro, index, logps, mask, rows, corrected.old_logps, weightless)
         return _with_rows(torch.zeros_like(mask), index, weightless)
 
@@ -130,13 +132,13 @@ class Supply:
         given = micro.peek(OLD_LOGPS)
         old = logps if given is None else given
         if SAMPLING_LOGPS not in micro:  # TRL's off-policy mask would take the corrected old log-probs for them
-            micro[SAMPLING_LOGPS] = _with_rows(old, index, rows.behavior_logps)
+            micro.write(SAMPLING_LOGPS, _with_rows(old, index, rows.behavior_logps))
             micro.keep(SAMPLING_LOGPS, mask, logps)
-        micro[OLD_LOGPS] = _with_rows(old, index, old_logps)
+        micro.write(OLD_LOGPS, _with_rows(old, index, old_logps))
         reference = micro.peek(REF_LOGPS)
         if reference is not None:
             bounded = self._bounds.reference(rows, old_logps, reference[index], rows.mask & ~weightless)
-            micro[REF_LOGPS] = _with_rows(reference, index, bounded)
+            micro.write(REF_LOGPS, _with_rows(reference, index, bounded))
 
     def _stored(self, ids: Sequence[int]) -> list[PlacedRow]:
         rows, first = self.placed.rows, self.placed.first

@@ -113,17 +113,25 @@ class Tap:
         self._denominator = expected.denominator
         self._candidates = {}
 
-    def loss(self, stock: Callable[[Batch], torch.Tensor], inputs: Batch) -> torch.Tensor:
+    def loss(
+        self, stock: Callable[[Batch], torch.Tensor], inputs: Batch, hands_out: bool | None = None
+    ) -> torch.Tensor:
         """Run the stock loss on a shallow copy of `inputs`, with the tap open.
 
+        Args:
+            stock (`Callable`): The loss.
+            inputs (`dict`): A micro-batch.
+            hands_out (`bool`, *optional*): Whether the loss gets tensors that show in its own copies, too, what the
+                tap writes. It does, unless it may go around the tap.
+
         Raises:
-            SeamError: The loss did not call the log-prob method with gradients, or did not read the old log-probs
-            after it.
+            SeamError: The loss did not call the log-prob method with gradients, or did not use after it what the tap
+                has written.
         """
         if ROWS not in inputs:
             return stock(inputs)
-        micro = MicroBatch(inputs)
-        micro.watched = self._beside  # another loss path may not call the tap: its batch holds everything already
+        micro = MicroBatch(inputs, not self._beside if hands_out is None else hands_out)
+        micro.uses.watched = self._beside  # another loss path may not call the tap: its batch holds everything already
         self._current = micro
         try:
             loss = stock(micro)
@@ -148,7 +156,6 @@ class Tap:
         if micro is None or micro.tapped or not result[0].requires_grad:
             return result
         micro.tapped = True
-        micro.watched = True
         logps = result[0].detach()
         self._record(micro.ids.tolist(), logps)
         self._drop_kl(micro, logps)
@@ -162,6 +169,7 @@ class Tap:
             micro.silence(dead, logps)
             silent = dead.unsqueeze(1)
             masked = silent if masked is None else masked | silent
+        micro.complete(logps)
         return self._denominator.returned(result, micro, masked, self.scale(micro))
 
     def high_entropy(self, chosen: torch.Tensor) -> torch.Tensor:

@@ -203,7 +203,8 @@ def _unsloth_loss(
     def plain(micro: Any) -> Any:
         return stock(model, micro, *args, **kwargs)
 
-    return session.tap.loss(unsloth.tapped(session.tap, trainer, plain) if ROWS in inputs else plain, inputs)
+    loss = unsloth.tapped(session.tap, trainer, plain) if ROWS in inputs else plain
+    return session.tap.loss(loss, inputs, hands_out=False)  # which has its own copies made of what the tap writes
 
 
 def _logps(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
