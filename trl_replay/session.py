@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import compat
-from .advice.logged import DRY_RUN
+from .advice.logged import DRY_RUN, JUDGED_BY
 from .advice.rules import remedy_for_masks, what_to_change
 from .base.living import living
 from .base.sizes import counted
@@ -576,6 +576,8 @@ class Session:
         self._record({"replay/rollouts": rollouts, **further})
         if self.config.replay_dry_run:
             self._record({DRY_RUN: 1.0})
+        if self.config.replay_reward:
+            self._record({f"{JUDGED_BY}/{self.config.replay_reward}": 1.0})
         self._record(dead_by_function(scored, self.trainer.reward_func_names, size))
         for result in self.components.hooks.call("metrics", self.update, context=context):
             self._record(own_metrics(result, self.metrics))

@@ -16,7 +16,8 @@ from support import DEAD, HALF, LIVE, Rewards
 import trl_replay
 from trl_replay import ReplayError
 from trl_replay.cli import main
-from trl_replay.report.comparison import Run, comparison, read_run
+from trl_replay.report.comparison import comparison
+from trl_replay.report.runs import Run, read_run
 from trl_replay.testing import make_trainer
 
 STEPS = 6
@@ -44,11 +45,13 @@ def cells(text: str) -> list[list[str]]:
 
 def test_two_runs_lie_side_by_side_and_one_seed_each_proves_nothing(runs: Path, capsys: Any) -> None:
     out = runs / "page" / "two.html"
-    given = [str(runs / "stock"), str(runs / "replay"), "--out", str(out), "--completions", "12", "--reward", "0.08"]
+    given = [str(runs / "stock"), str(runs / "replay"), "--out", str(out), "--completions", "12", "--level", "0.08"]
     assert main(["report", *given]) == 0
-    assert str(out) in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert str(out) in printed
     text = out.read_text()
     assert "This proves nothing yet" in text
+    assert "This proves nothing yet" in printed, "what the page says first"
     assert "at least 3 seeds, better 5" in text
     stock, replay = cells(text)
     assert stock[:3] == ["stock", "12", "1"]
@@ -82,22 +85,19 @@ def made_up(label: str, rewards: list[float], **more: list[float]) -> Run:
 
 
 def test_where_a_reward_is_reached_by_hand() -> None:
-    """Of 40 steps means over 2, final rewards over 4; 2 seconds an update."""
+    """Of 40 steps means over 4, crossed between two of them; 2 seconds an update."""
     run = made_up("a", [0.0] * 9 + [0.4] + [0.8] * 30, step_time=[2.0] * 40)
-    assert run.final == pytest.approx(0.8)
-    assert run.reached(0.6) == [11 * 8, 11, 22]
-    assert np.isnan(run.reached(0.9)).all()
-    assert run.reached(0.2) == [80, 10, 20]
+    assert run.final("reward") == pytest.approx(0.8)
+    assert run.reached("reward", 0.6) == [100, 12.5, 25]
+    assert run.reached("reward", 0.9) == [np.inf] * 3
+    assert run.reached("reward", 0.2) == [84, 10.5, 21]
 
 
-def test_three_seeds_a_label_are_told_by_their_ranges() -> None:
-    runs = [
-        made_up(label, [end] * 4) for label, ends in (("a", (0.1, 0.2, 0.3)), ("b", (0.4, 0.6, 0.5))) for end in ends
-    ]
+def test_three_seeds_a_label_are_enough_to_tell_a_difference() -> None:
+    ends = {"a": (0.1, 0.2, 0.3), "b": (0.4, 0.6, 0.5)}
+    runs = [made_up(label, [end] * 4) for label in ends for end in ends[label]]
     text = comparison(runs)
-    assert (
-        "Final rewards: a 0.1 to 0.3 (3 runs), b 0.4 to 0.6 (3 runs). Ranges that overlap show no difference." in text
-    )
+    assert "By reward, b ends 0.3 above a (0.5 and 0.2, means of 3 runs each)." in text
     assert "proves nothing" not in text
     assert "proves nothing" in comparison(runs[:-1]), "b has two"
     assert re.findall(r"> (a|b)</text>", text) == ["a", "b"] * 3, "once in each legend"
@@ -131,8 +131,8 @@ def test_the_dead_groups_of_a_run_with_replay_are_those_that_replay_counts() -> 
 def test_a_level_can_be_reached_where_rewards_are_negative() -> None:
     rising = made_up("a", [-1.0, -0.9, -0.7, -0.5])
     text = comparison([rising, made_up("b", [-1.0, -0.9, -0.8, -0.7])])
-    assert "To a reward of -0.75" in text, "halfway from the first to the best final one"
-    assert cells(text)[0][2] == "3"
+    assert "To a reward of -0.7<" in text, "the lower end value"
+    assert [row[2] for row in cells(text)] == ["3", "4"]
 
 
 def test_a_folder_may_have_an_equals_sign_in_its_name(tmp_path: Path, runs: Path) -> None:
@@ -156,7 +156,8 @@ def test_runs_of_the_asynchronous_trainer_are_told(tmp_path: Path, capsys: Any) 
     ("given", "words"),
     [
         (["--completions", "0"], "--completions=0 can't be used: give a number of at least 1"),
-        (["--reward", "nan"], "--reward=nan can't be used: give a finite number"),
+        (["--level", "nan"], "--level=nan can't be used: give a finite number"),
+        (["--reward", "style"], "has no reward 'style'. It has: reward, scripted. Name one of them"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_refused(runs: Path, given: list[str], words: str, capsys: Any) -> None:

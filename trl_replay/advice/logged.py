@@ -16,6 +16,8 @@ DEAD = "frac_reward_zero_std"
 DEAD_EXACT = "replay/dead_fraction"
 DRY_RUN = "replay/dry_run"
 """1 where replay only counted: what it logs as replaced was not."""
+JUDGED_BY = "replay/judged_by"
+"""With a name after it, 1 where that reward function counts (`replay_reward`)."""
 SCALED_BY_BATCH = (
     "With scale_rewards='batch' or multi_objective_aggregation='normalize_then_sum', TRL's frac_reward_zero_std does "
     "not count dead groups, and this log can't tell them: run with replay_dry_run=True, which does."
@@ -44,6 +46,18 @@ def steps(log: Log) -> list[Mapping[str, Any]]:
     takes its place."""
     named = [{DEAD: entry[DEAD_EXACT], **entry} if DEAD_EXACT in entry else entry for entry in log]
     return [entry for entry in named if DEAD in entry and is_number(entry.get("step"))]
+
+
+def functions(log: Log) -> list[str]:
+    """Return the names of the reward functions that a log has means of."""
+    found = [name[8:-5] for entry in log for name in entry if name.startswith("rewards/") and name.endswith("/mean")]
+    return list(dict.fromkeys(found))
+
+
+def judged_by(log: Log) -> str | None:
+    """Return the `replay_reward` of a run with replay, or None."""
+    names = (name for entry in log for name in entry if name.startswith(f"{JUDGED_BY}/"))
+    return next((name.removeprefix(f"{JUDGED_BY}/") for name in names), None)
 
 
 def points(log: Log, key: str) -> list[tuple[float, float]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..base.validation import unusable
 from ..errors import ConfigurationError
 from .command import Command
+from .tables import printable
 
 
 def _add_export_options(parser: argparse.ArgumentParser) -> None:
@@ -37,22 +38,29 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
         "where a label names their settings",
     )
     parser.add_argument("--out", type=Path, help="file to write; report.html in the run's folder, or here for several")
-    parser.add_argument("--reward", type=float, help="of several runs: the reward whose way is told")
+    parser.add_argument(
+        "--reward",
+        metavar="NAME",
+        help="the reward function that counts, as in rewards/NAME/mean; replay_reward, or else the sum, if not given",
+    )
+    parser.add_argument("--level", type=float, help="of several runs: the value of that reward whose way is told")
     parser.add_argument(
         "--completions", type=int, help="of several runs: completions an update, where none are logged"
     )
 
 
 def _report(options: argparse.Namespace) -> int:
-    from ..report.comparison import comparison, read_run
+    from ..report.comparison import comparison, verdict
     from ..report.page import write_page, write_report
+    from ..report.runs import read_run
 
     _refuse_unusable(options)
     if len(options.runs) == 1:
-        path = write_report(options.runs[0], options.out)
+        path = write_report(options.runs[0], options.out, options.reward)
     else:
         runs = [read_run(given, options.completions) for given in options.runs]
-        path = write_page(comparison(runs, options.reward), options.out or Path("report.html"))
+        path = write_page(comparison(runs, options.reward, options.level), options.out or Path("report.html"))
+        print(printable("\n".join(verdict(runs, options.reward))))
     print(f"written: {path}")
     return 0
 
@@ -61,11 +69,11 @@ def _refuse_unusable(options: argparse.Namespace) -> None:
     """Refuse options of the comparison that can't be used, or are given for one run."""
     if options.completions is not None and options.completions < 1:
         raise unusable("--completions", options.completions, "give a number of at least 1")
-    if options.reward is not None and not math.isfinite(options.reward):
-        raise unusable("--reward", options.reward, "give a finite number")
+    if options.level is not None and not math.isfinite(options.level):
+        raise unusable("--level", options.level, "give a finite number")
     if len(options.runs) > 1:
         return
-    for name in ("completions", "reward"):
+    for name in ("completions", "level"):
         if getattr(options, name) is not None:
             raise ConfigurationError(f"--{name} is for several runs: leave it out, or give one more.")
     (run,) = options.runs

@@ -9,35 +9,47 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from ..advice.logged import DEAD, DEAD_EXACT, DRY_RUN, SCALED_BY_BATCH, Log, mean, only_counted, points, steps
+from ..advice.logged import (
+    DEAD,
+    DEAD_EXACT,
+    DRY_RUN,
+    SCALED_BY_BATCH,
+    Log,
+    judged_by,
+    mean,
+    only_counted,
+    points,
+    steps,
+)
+from ..advice.rules import DEAD_AFTER, REPLACED
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
 from ..setup.config import ReplayConfig
 from .charts import Line, line_chart
 from .inspection import SUMMARIZED, SUMMARY, advice_on, inspect
 from .log import buffer_in, read_log
+from .runs import SUM, Measure, Run, evaluations, measure_of
 
 GRAY, BLUE, RED, GREEN = "#868d97", "#2f86d8", "#dd6249", "#3b9d5d"
 """Colors that are seen on a light and on a dark page."""
-DEAD_AFTER = "replay/dead_fraction_after"
-REPLACED = "replay/replaced_fraction"
 
 
-def write_report(run: str | Path, out: str | Path | None = None) -> Path:
+def write_report(run: str | Path, out: str | Path | None = None, reward: str | None = None) -> Path:
     """Write the page and return its path.
 
     Args:
         run (`str` or `Path`): The trainer's `output_dir`, one of its checkpoints, or a file of a run's metrics.
         out (`str` or `Path`, *optional*): `report.html` in that folder, or beside that file, if not given.
+        reward (`str`, *optional*): The reward function that counts; `replay_reward`, or else the sum, if not given.
 
     Raises:
-        ReplayError: There is no log of a run, or it can't be read.
+        ReplayError: There is no log of a run, it can't be read, or it has no such reward.
     """
     run = Path(run)
     log = read_log(run)
     checkpoint = buffer_in(run)
     buffer = inspect(checkpoint) if (checkpoint / FOLDER).is_dir() else None
-    text = page(run.resolve().name, log, buffer)
+    text = page(run.resolve().name, log, buffer, reward)
     folder = run if run.is_dir() else run.parent
     return write_page(text, folder / "report.html" if out is None else Path(out))
 
@@ -49,7 +61,7 @@ def write_page(text: str, path: Path) -> Path:
     return path
 
 
-def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
+def page(name: str, history: Log, buffer: Mapping[str, Any] | None, reward: str | None = None) -> str:
     """The page of a trainer's `log_history`, and of what `inspect` found.
 
     Both come from files that anybody may have written: what should be a number and is none is left out, and every
@@ -60,8 +72,10 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
     acted = [entry for entry in log if entry.get(DRY_RUN) != 1]
     told = log if only_counted(log) else acted
     dead = DEAD_EXACT if replayed else DEAD
-    charts = _charts_of_log(log, acted, dead)
     settings = {} if buffer is None else buffer["settings"]
+    run = Run(name, log, evaluations=evaluations(history), counts=settings.get("replay_reward") or judged_by(log))
+    measure = measure_of([run], reward) if reward or run.counts else Measure(SUM, SUM, given=False)
+    charts = _charts_of_log(log, acted, dead, run, measure)
     defaults = ReplayConfig().to_dict()
     about, advice = advice_on(log, settings)
     changed = {
@@ -77,6 +91,7 @@ def page(name: str, history: Log, buffer: Mapping[str, Any] | None) -> str:
         scaled_by_batch=SCALED_BY_BATCH,
         means={"dead": mean(log, dead), "replaced": mean(told, REPLACED), "dead_after": mean(told, DEAD_AFTER)},
         charts=charts,
+        what=measure.words,
         buffer=buffer,
         summary=SUMMARY,
         columns=SUMMARIZED,
@@ -98,14 +113,15 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def _charts_of_log(log: Log, acted: Log, dead: str) -> dict[str, Any]:
+def _charts_of_log(log: Log, acted: Log, dead: str, run: Run, measure: Measure) -> dict[str, Any]:
     generated = Line("generated", GRAY, points(log, dead))
     trained_on = Line("trained on", BLUE, points(acted, DEAD_AFTER))
-    reward = Line("mean reward of generated completions", GREEN, points(log, "reward"))
+    reward = Line("mean of generated completions", GREEN, points(log, measure.key))
+    evaluated = Line("mean on evaluation prompts", BLUE, points(run.evaluations, measure.evaluated))
     ratios = Line("mean importance ratio", RED, points(log, "replay/ratio_mean"))
     sizes = Line("effective sample size", GREEN, points(log, "replay/ess"))
     return {
         "dead": line_chart([generated, trained_on], "share of groups", percent=True),
-        "reward": line_chart([reward], "mean reward"),
+        "reward": line_chart([reward, evaluated], f"mean {measure.words}"),
         "ratios": line_chart([ratios, sizes], "ratio, and share of tokens"),
     }
