@@ -217,15 +217,20 @@ class CheckedHooks:
         result = self.call("correct", context.update, rows=copies, context=context)
         if not isinstance(result, Corrected):
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
-        weights = result.weights
+        weights, shift = result.weights, result.shift
         finite = self._are_finite(result.old_logps, rows)
         usable = finite if weights is None else self._are_usable(weights, rows.logps)
-        verdicts = torch.stack([finite, usable]).tolist()  # one look at the device
+        small = finite if shift is None else self._is_small(shift, rows)
+        verdicts = torch.stack([finite, usable, small]).tolist()  # one look at the device
         if not verdicts[0]:
             raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
         if weights is not None and not verdicts[1]:
             dtype = rows.logps.dtype
             raise self._bad(f"the weights {weights.tolist()}", f"finite weights of at least 0, as {dtype}")
+        if shift is not None and not verdicts[2]:
+            raise self._bad(
+                f"the shift {shift.tolist()}", f"numbers from {-LARGEST_ADVANTAGE:g} to {LARGEST_ADVANTAGE:g}"
+            )
         return result
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
@@ -243,6 +248,13 @@ class CheckedHooks:
             raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
         applied = weights.to(logps.dtype)
         return ((weights >= 0) & applied.isfinite()).all()
+
+    def _is_small(self, shift: Any, rows: ReplayedRows) -> torch.Tensor:
+        """Tell whether a shift leaves advantages that a gradient bears."""
+        shape = tuple(rows.ages.shape)
+        if not torch.is_tensor(shift) or tuple(shift.shape) != shape:
+            raise self._bad(f"a shift {_shown(shift)}", f"a tensor of shape {shape}, one number for each row")
+        return (shift.abs() <= LARGEST_ADVANTAGE).all()  # NaN is not
 
     def save(self, session: SessionLike, directory: Path) -> None:
         """Let every plugin that keeps something write into a folder of its own in `directory`."""

@@ -254,7 +254,7 @@ class SelectorContract:
 
 
 class CorrectionContract:
-    """Every correction: finite old log-probs, finite weights of at least 0, the same for the same rows."""
+    """Every correction: finite old log-probs, finite weights of at least 0 and shifts, the same for the same rows."""
 
     strategy: Correction
 
@@ -267,8 +267,10 @@ class CorrectionContract:
         """All randomness is `context.rng`'s."""
         first, second = (self._correct(make_replayed_rows()) for _ in range(2))
         assert first.old_logps.equal(second.old_logps), "the same rows got other old_logps"
-        weights = [None if given.weights is None else given.weights.tolist() for given in (first, second)]
-        assert weights[0] == weights[1], f"the same rows got the weights {weights[0]} and {weights[1]}"
+        for name in ("weights", "shift"):
+            values = [getattr(given, name) for given in (first, second)]
+            lists = [None if value is None else value.tolist() for value in values]
+            assert lists[0] == lists[1], f"the same rows got the {name} {lists[0]} and {lists[1]}"
 
     def test_leaves_its_input_alone(self) -> None:
         """Every tensor is as before."""

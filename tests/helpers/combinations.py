@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from advantages_by_hand import mixed_advantages
+from corrected import SHIFTED
 from generating import Coins
 from methods import EVERY_GROUP, INJECTED, SAME_PROMPT
 from replaying import Watch, build, check_batches, check_losses, loadable_model
@@ -89,6 +90,16 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "row weights: topr, sequence level": ({"loss_type": "grpo", **SEQUENCE}, correction("topr")),
     "row weights: sequence_mask, vespo": ({"loss_type": "vespo"}, correction("sequence_mask")),
+    "shifted advantages, two iterations, beta": (
+        {"num_iterations": 2, "max_steps": 6, "beta": 0.1}, correction(SHIFTED),
+    ),
+    "shifted advantages, the off-policy mask, half weight": (
+        {"off_policy_mask_threshold": 0.02, "loss_type": "grpo", "learning_rate": 5e-2},
+        correction(SHIFTED, replay_weight=0.5),
+    ),
+    "shifted advantages, sequence level, accumulation": (
+        {"loss_type": "grpo", **SEQUENCE, **ACCUMULATED}, correction(SHIFTED),
+    ),
     "half weight, sapo, beta": ({"loss_type": "sapo", "beta": 0.1}, {"replay_weight": 0.5}),
     "half weight, the same micro-batch twice": (
         {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2}, {"replay_weight": 0.5},
@@ -109,6 +120,9 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rows: joint, LoRA, token weights": (
         {"lora": True, "scale_rewards": "none"}, {**INJECTED, **correction("truncated"), "replay_advantages": "joint"},
+    ),
+    "rows: joint, shifted advantages": (
+        {"loss_type": "dr_grpo"}, {**INJECTED, **correction(SHIFTED), "replay_advantages": "joint"},
     ),
     "rows: joint, two iterations, half weight": (
         {"num_iterations": 2, "max_steps": 6}, {**ONE_ROW, "replay_weight": 0.5, "replay_advantages": "joint"},

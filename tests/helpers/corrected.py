@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from support import LOSSES
 
+from trl_replay import Corrected
+
 MASKS: dict[str, dict[str, float]] = {
     "geo_mask": {"low": 0.8, "high": 1.25},
     "k3_mask": {"threshold": 0.05},
@@ -35,7 +37,7 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return behavior, torch.tensor(mask_by_hand(name, r.tolist(), advantage), dtype=one.dtype)
     if name == "ratio":
         return behavior, one
-    if name == "none":
+    if name in ("none", *SHIFTS):
         return new, one
     if name == "per":
         std = 3**-0.5  # of two right among four; TRL divides by 1e-4 more than it, and than the others' 0.5
@@ -56,6 +58,23 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return new, r * (-(r.log() ** 2) / 2).exp()
     assert name == "shaped"
     return new, 0.1 * r / (r + 0.1) ** 2
+
+
+def shifted(rows: Any, context: Any) -> Corrected:
+    """A correction that moves advantages, by something of either sign."""
+    logs = (rows.logps - rows.behavior_logps) * rows.mask
+    return Corrected(rows.logps, shift=0.3 - logs.sum(dim=1))
+
+
+SHIFTED = f"{__name__}:shifted"
+SHIFTS: dict[str, Callable[[torch.Tensor], float]] = {
+    SHIFTED: lambda logs: 0.3 - float(logs.sum()),
+    "asymre": lambda logs: 0.1,
+    "oapl": lambda logs: -0.5 * float(logs.sum()),
+}
+"""What is added to a row's advantage, from the log ratios of its tokens; `oapl` with the argument in `ARGUMENTS`."""
+ARGUMENTS: dict[str, dict[str, float]] = {**MASKS, "oapl": {"beta": 0.5}}
+"""Those that `train` gives corrections, so that they are seen to act."""
 
 
 def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: float) -> list[float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from corrected import MASKS, Gate, weights_by_hand
+from corrected import ARGUMENTS, SHIFTS, Gate, weights_by_hand
 from loss_by_hand import Row, differentiable_loss, forward, forward_alone, setting
 from releases import COUNTS_TRUNCATED
 from support import DEAD, HALF, LIVE, Rewards, Spy
@@ -89,6 +89,8 @@ class Checked(Spy):
         if replayed and len(row.new):
             new, behavior = row.new.detach(), row.old
             row.old, row.weights = weights_by_hand(self.correction, new, behavior, row.advantage)
+            if self.correction in SHIFTS:
+                row.advantage = row.advantage + SHIFTS[self.correction](new - behavior)
             row.sampling = behavior if row.sampling is None else row.sampling
             if self.gate is not None:
                 row.weights = self.gate(new, behavior, row.old, row.weights)
@@ -430,7 +432,7 @@ def train_corrected(
     trainer = build(folder, Rewards(*CORRECTED), **settings)
     trainer.correction, trainer.gate = correction, gate
     replayed = {"replay_correction": correction, "replay_sampler": "newest"}
-    replayed |= {"replay_correction_kwargs": MASKS.get(correction)} | (chosen or {})
+    replayed |= {"replay_correction_kwargs": ARGUMENTS.get(correction)} | (chosen or {})
     if by_hand:
         return trainer, replay(trainer, **replayed)[0]
     session = trl_replay.attach(trainer, **replayed)

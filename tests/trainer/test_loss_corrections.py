@@ -7,8 +7,10 @@ what the loss makes of it is not. What the masks give is also computed by hand i
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from corrected import CORRECTIONS, MASKS, TWO_LOSSES, allowed
@@ -95,6 +97,29 @@ def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, co
         assert all(0 < share < 1 if correction == "veto_negative" else share == 0 for share in gated)
     else:
         assert set(gated) == {1}
+
+
+class MasksTheLastRow:
+    @trl_replay.hookimpl
+    def trl_replay_advantages(self, groups: Any, context: Any) -> Any:
+        return np.where(np.arange(4) == 3, np.nan, groups.advantages)
+
+
+def test_a_shift_moves_an_advantage_of_0_and_no_masked_row(tmp_path: Any, plug: Any) -> None:
+    script = Rewards([[1.0, 0.5, 0.0, 0.5]] * 3, [DEAD] * 3)
+    trainer = make_trainer(tmp_path, script, trainer_class=Spy, max_steps=3, scale_rewards="none")
+    shift = functools.partial(shifted_by, 0.1)
+    trl_replay.attach(trainer, replay_correction=shift, replay_start=0, replay_plugins=plug(MasksTheLastRow()))
+    trainer.train()
+    fresh, *later = [loss["inputs"]["advantages"].sort().values for loss in trainer.losses]
+    torch.testing.assert_close(fresh, torch.tensor([-0.5, 0.0, 0.0, 0.5]).repeat_interleave(3))
+    assert len(later) == 2
+    for advantages in later:
+        torch.testing.assert_close(advantages, torch.tensor([-0.4, 0.0, 0.1, 0.6]).repeat_interleave(3))
+
+
+def shifted_by(amount: float, rows: Any, context: Any) -> Any:
+    return trl_replay.Corrected(rows.logps, shift=torch.full((len(rows.ages),), amount))
 
 
 def test_per_weighs_against_the_samplers_preferences(tmp_path: Any) -> None:

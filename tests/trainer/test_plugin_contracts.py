@@ -168,6 +168,7 @@ CALLS = itertools.count(1)
         (lambda rows, context: Corrected(rows.behavior_logps, -rows.ages.float()), "finite weights of at least 0"),
         (lambda rows, context: Corrected(rows.behavior_logps[:1]), "a tensor of shape"),
         (lambda rows, context: Corrected(rows.behavior_logps, next(CALLS) * rows.priorities), "got the weights"),
+        (lambda rows, context: Corrected(rows.logps, shift=next(CALLS) * rows.priorities), "got the shift"),
         (writes, "rows.advantages was changed"),
     ],
 )

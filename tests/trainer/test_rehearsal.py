@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any, ClassVar
 
@@ -87,6 +88,10 @@ WRONG = [
     ("correction", lambda rows, context: Corrected(rows.logps, torch.ones(1)), r"weights .*shape \(1,\)"),
     ("correction", lambda rows, context: Corrected(rows.logps, -ones(rows)[:, 0]), r"weights \[-1\.0, .*at least 0"),
     ("correction", lambda rows, context: Corrected(rows.logps, ones(rows) / 0), r"weights \[\[inf, .*finite"),
+    ("correction", lambda rows, context: Corrected(rows.logps, shift=0.1), "a shift of type float"),
+    ("correction", lambda rows, context: Corrected(rows.logps, shift=ones(rows)), r"a shift .*\(3, 5\).*shape \(3,\)"),
+    ("correction", lambda rows, context: Corrected(rows.logps, shift=ones(rows)[:, 0] * -2e9), "from -1e.09 to 1e.09"),
+    ("correction", lambda rows, context: Corrected(rows.logps, shift=ones(rows)[:, 0] * math.nan), r"shift \[nan"),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import MASKS
+from corrected import MASKS, SHIFTED
 from generating import Coins
 from methods import INJECTED
 from releases import since
@@ -75,6 +75,7 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"replay_correction": "suffix_veto", "replay_correction_kwargs": MASKS["suffix_veto"]},
     ),
     "truncated": ({}, {"replay_correction": "truncated"}),
+    "shifted": ({"learning_rate": 5e-2}, {"replay_correction": SHIFTED}),
 }  # fmt: skip
 NEWER = {"luspo, sequence level": since("1.10.0", "luspo without padding in its mean")}
 
@@ -117,6 +118,20 @@ def test_rows_of_one_sign_get_one_weight_at_sequence_level_and_rows_of_both_are_
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=Credit, **settings)
     trl_replay.attach(trainer, replay_correction="topr")
     with pytest.raises(trl_replay.ReplayError, match="sign of an advantage gives them to rows whose tokens have both"):
+        trainer.train()
+
+
+def test_a_shift_makes_a_token_without_an_advantage_count_at_sequence_level(tmp_path: Any) -> None:
+    class Pausing(Credit):
+        shares = torch.tensor([1.0, 0.5, 0.0, 0.25] * 8)
+
+    def halves_pauses(rows: Any, context: Any) -> Any:
+        weights = 1.0 - 0.5 * rows.advantages.eq(0)
+        return trl_replay.Corrected(rows.logps, weights, rows.advantages.new_ones(len(weights)))
+
+    trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=Pausing, loss_type="grpo", **SEQUENCE)
+    trl_replay.attach(trainer, replay_correction=halves_pauses, replay_start=0)
+    with pytest.raises(trl_replay.ReplayError, match="token weights"):
         trainer.train()
 
 

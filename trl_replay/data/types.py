@@ -358,7 +358,10 @@ class Corrected:
     Attributes:
         old_logps (`(R, C)`): What the loss shall take as the old log-probs.
         weights (`(R,)` or `(R, C)`, *optional*): Non-negative loss weight of each row or token. None means 1.
+        shift (`(R,)`, *optional*): Added to each row's advantages, with either sign, before the weights multiply them.
+            No weight can move an advantage of 0. None means 0.
     """
 
     old_logps: torch.Tensor
     weights: torch.Tensor | None = None
+    shift: torch.Tensor | None = None

@@ -104,8 +104,8 @@ class Supply:
         weightless = torch.zeros_like(trained)
         if corrected.weights is not None:
             weightless |= corrected.weights.eq(0).view(len(stored), -1)
-            weighted = self._weighted(micro.peek(ADVANTAGES), index, corrected.weights, logps.size(1))
-            micro.write(ADVANTAGES, weighted)
+        if corrected.weights is not None or corrected.shift is not None:
+            micro.write(ADVANTAGES, _signal(micro.peek(ADVANTAGES), index, corrected, logps.size(1)))
         self._write_logps(micro, index, logps, mask, rows, corrected.old_logps, weightless)
         return _with_rows(torch.zeros_like(mask), index, weightless)
 
@@ -159,7 +159,10 @@ class Supply:
         weights = corrected.weights
         if weights is None or weights.dim() == 1 or self._token_weights:
             return corrected
-        counts = rows.mask & rows.advantages.view(len(weights), -1).ne(0)
+        signal = rows.advantages.view(len(weights), -1)
+        if corrected.shift is not None:
+            signal = signal + corrected.shift.to(signal).unsqueeze(1)
+        counts = rows.mask & signal.ne(0)
         highest = weights.masked_fill(~counts, -torch.inf).amax(dim=1)
         lowest = weights.masked_fill(~counts, torch.inf).amin(dim=1)
         if bool((highest > lowest).any()):
@@ -169,16 +172,6 @@ class Supply:
                 "with one weight a row, or set importance_sampling_level='token'."
             )
         return replace(corrected, weights=torch.where(counts.any(dim=1), highest, 1.0))
-
-    def _weighted(
-        self, advantages: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, width: int
-    ) -> torch.Tensor:
-        """A copy of `advantages`, `(B,)`, `(B, 1)` or `(B, C)`, with the weights of the rows `index` folded in."""
-        if weights.dim() == 1 and advantages.dim() == 2:
-            weights = weights.unsqueeze(1)
-        elif weights.dim() == 2 and (advantages.dim() == 1 or advantages.size(1) != width):
-            advantages = advantages.view(len(advantages), 1).expand(-1, width)
-        return _with_rows(advantages, index, advantages[index] * weights.to(advantages))
 
 
 def _replayed_rows(
@@ -232,6 +225,25 @@ def _placed_rows(placed: Placement, advantages: torch.Tensor) -> list[PlacedRow]
         own = advantage[: len(row_logps)] if advantage.numel() > 1 else advantage.reshape(())
         rows.append(PlacedRow(logps=row_logps, age=placed.age, advantage=own, priority=placed.priority))
     return rows
+
+
+def _signal(advantages: torch.Tensor, index: torch.Tensor, corrected: Corrected, width: int) -> torch.Tensor:
+    """`advantages`, `(B,)`, `(B, 1)` or `(B, C)`, with what a correction adds to the rows `index` and multiplies them
+    by."""
+    weights, shift = corrected.weights, corrected.shift
+    if weights is not None and weights.dim() == 2 and (advantages.dim() == 1 or advantages.size(1) != width):
+        advantages = advantages.view(len(advantages), 1).expand(-1, width)
+    signal = advantages[index]
+    if shift is not None:
+        signal = signal + _beside(shift.to(signal), signal)
+    if weights is not None:
+        signal = signal * _beside(weights.to(signal), signal)
+    return _with_rows(advantages, index, signal)
+
+
+def _beside(values: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """Rows' values as they are, or `(R, 1)` next to advantages of two dimensions."""
+    return values if values.dim() == advantages.dim() else values.unsqueeze(1)
 
 
 def _with_rows(values: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 With r = π/μ the ratio of the trained to the generating policy, a correction chooses the old log-probs, and so what the
 loss's own ratio and clipping see, and detached weights, which multiply the policy term. Folding a weight into the
 advantage is exact for every loss type at row level, and for token weights with token-level importance sampling and
-with cispo.
+with cispo. A weight can move no advantage of 0 and none past it, so what a correction adds to a row's advantages is a
+term of its own, the shift, which is exact for every loss too: `asymre` and `oapl` in trl-replay-papers.
 
 TRL's bias-corrected KL (`use_bias_correction_kl`) multiplies the KL term by the loss's own ratio. Corrections that set
 the old log-probs to the new ones (`none`, `truncated`, `topr`, `imitation`, `shaped`) leave it as for a fresh row;

@@ -40,6 +40,8 @@ def pool(tmp_path_factory: Any) -> str:
 
 SHORT: dict[str, dict[str, Any]] = {
     "adv_per": {"replay_start": 1},
+    "asymre": {"num_iterations": 2, "max_steps": 8},
+    "oapl": {"num_iterations": 2, "max_steps": 8},
     "popo_stale": {"replay_sampler_kwargs": {"least_age": 2}},
     "exgrpo": {"replay_start_pass_rate": 0.01},
     "fair_er": {"num_iterations": 2, "max_steps": 8},

@@ -18,6 +18,8 @@ METHODS = (
     "dots_rr",
     "fair_er",
     "m2po",
+    "asymre",
+    "oapl",
     "repo",
     "exgrpo",
     "arpo",
