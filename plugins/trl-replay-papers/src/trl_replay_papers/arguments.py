@@ -22,6 +22,14 @@ def above(strategy: str, name: str, value: float, limit: float) -> float:
     return float(value)
 
 
+def fraction(strategy: str, name: str, value: float) -> float:
+    """A number from 0 to 1."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 1:
+        raise ConfigurationError(f"{strategy}: {name}={value!r} can't be used: give a number from 0 to 1.")
+    return float(value)
+
+
 def finite(strategy: str, name: str, value: float) -> float:
     """A finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
