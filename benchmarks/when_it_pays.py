@@ -39,6 +39,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import completions
 import numpy as np
 import torch
 from real_model_report import mean_and_error
@@ -235,9 +236,14 @@ class Task:
     """Prompts that come again, where those held out are others: measured, too, as `listed_sampled` and so on."""
 
     @property
+    def batch(self) -> int:
+        """Completions of a batch."""
+        return self.groups * self.size
+
+    @property
     def rollouts(self) -> int:
         """What stock generates in all; every arm ends there."""
-        return self.batches * self.groups * self.size
+        return self.batches * self.batch
 
 
 @dataclass(frozen=True)
@@ -247,6 +253,12 @@ class Arm:
     settings: dict[str, Any] | None
     iterations: int = 1
     beta: float = 0.0
+
+    @property
+    def passes(self) -> float:
+        """What a batch costs without its generation, in training passes: one an update, and forward passes for the old
+        log-probs, which TRL takes with several updates, and for the reference's."""
+        return self.iterations + completions.FORWARD * ((self.iterations > 1) + (self.beta > 0))
 
 
 TASKS = {
@@ -268,6 +280,8 @@ ARMS = {
 }
 ADDED = {("topics", "stock at 4e-5"): 4e-5, ("french", "stock, 2 updates, KL"): 4e-5}
 """Tasks, arms, and rates that came later: without pilots, and in no mean over tasks."""
+GOALS = {"topics": "stock at 4e-5"}
+"""Whose final accuracy is the goal, where it is not stock's at its own rate: a run that collapsed sets none."""
 PILOTED = [arm for arm in ARMS if arm not in {arm for _, arm in ADDED}]
 PAIRS_OF_ARMS = (
     ("defaults", "stock"),
@@ -386,7 +400,7 @@ class Watch(TrainerCallback):
         self.seen.clear()
         line = {**vars(self.run), **self.origin, "batch": batch, "cpu": round(time.process_time()), **known}
         task = self.task
-        line["rollouts"] = max(self.rollouts, batch * task.groups * task.size)
+        line["rollouts"] = max(self.rollouts, batch * task.batch)
         line["found"] = sorted(self.found)
         if is_over or batch % task.accuracy_every == 0:
             line |= self.measure()
@@ -439,7 +453,7 @@ def perform(run: Run, task: Task, arm: Arm, path: Path) -> None:
         beta=arm.beta,
         learning_rate=run.rate,
         lr_scheduler_type="constant",
-        per_device_train_batch_size=task.groups * task.size,
+        per_device_train_batch_size=task.batch,
         num_generations=task.size,
         max_completion_length=task.tokens,
         logging_steps=1,
@@ -514,7 +528,7 @@ def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
 def end(run: Run, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """The last measurement at which the run had generated no more than stock's whole run and two batches."""
     task = TASKS[run.task]
-    most = task.rollouts + 2 * task.groups * task.size
+    most = task.rollouts + 2 * task.batch
     return [line for line in lines if line.get("rollouts", 0) <= most][-1]
 
 
@@ -548,6 +562,37 @@ def differences(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, to: 
     ends = {(run.arm, run.seed): end(run, lines)["sampled"] for run, lines in done.items() if run.task == task}
     seeds = [seed for seed in SEEDS[task] if {(arm, seed), (to, seed)} <= ends.keys()]
     return {seed: ends[arm, seed] - ends[to, seed] for seed in seeds}
+
+
+def measured_by_arm(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, dict[int, completions.Measured]]:
+    """By arm and seed, the measurements of a task's reported runs up to where they are compared."""
+    found: dict[str, dict[int, completions.Measured]] = {}
+    for run, lines in done.items():
+        if run.task == task and run.seed != PILOT:
+            compared = lines[: lines.index(end(run, lines)) + 1]
+            found.setdefault(run.arm, {})[run.seed] = completions.Measured.of(compared, TASKS[task].batch)
+    return found
+
+
+def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task and arm, as Markdown: completions to the final accuracy of stock on the same seed."""
+    rows = completions.heading()
+    for name, task in TASKS.items():
+        rates = {run.arm: run.rate for run in done if run.task == name and run.seed != PILOT}
+        for arm, savings in savings_of(done, name).items():
+            rows.append(completions.row(name, arm, rates[arm], savings, task.batch, ARMS[arm].passes))
+    return rows
+
+
+def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, list[completions.Saving]]:
+    """Of each arm, by seed."""
+    found = measured_by_arm(done, task)
+    of_goal = found.get(GOALS.get(task, "stock"), {})
+    return {
+        arm: [completions.saving(of_goal[seed], found[arm][seed]) for seed in seeds]
+        for arm in ARMS
+        if (seeds := sorted(found.get(arm, {}).keys() & of_goal.keys()))
+    }
 
 
 def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:
@@ -712,12 +757,6 @@ def over_time(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
     return rows
 
 
-def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
-    """What docs/evidence-when.md shows."""
-    of_products = over_time(done, "products")
-    return [*table(done), "", *across(done), *(["", *of_products] if of_products else [])]
-
-
 def _mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}" if values else "–"
 
@@ -754,7 +793,9 @@ def main(arguments: list[str] | None = None) -> int:
                     print(f"{run.name}: done", flush=True)
     done = finished(path)
     pilots = [["", *rows] for task in TASKS if (rows := by_rate(done, task))]
-    told = [*progress(done), "", *report(done), *itertools.chain(*pilots)]
+    of_products = over_time(done, "products")
+    at_the_end = [*table(done), "", *across(done), *(["", *of_products] if of_products else [])]
+    told = [*to_the_goal(done), "", *progress(done), "", *at_the_end, *itertools.chain(*pilots)]
     print("\n".join([*told, "", "Pilots, all figures:", "", *table(done, pilots=True)]))
     return 0
 

@@ -1,9 +1,9 @@
 """What tells beforehand whether replay pays: the rule of docs/evidence-plan.md, on tiny tasks and on a real model.
 
-    python benchmarks/when_it_pays_report.py           # draws results/when_it_pays.png, prints the table as Markdown
+    python benchmarks/when_it_pays_report.py           # draws results/completions.png, prints the table as Markdown
     python benchmarks/when_it_pays_report.py --stock   # stock's groups at the end of tiny tasks: 20 minutes of a core
 
-The gains on tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
+Tiny tasks are those of results/efficiency.jsonl, on the real model those of results/when_it_pays.jsonl
 and, for chain sums, of results/real_model.jsonl.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import completions
 import real_model_report
 import when_it_pays as study
 
@@ -32,7 +35,8 @@ GRADED = ("grades", "digits")
 TINY_ARMS = {"defaults": "defaults", "topr, start=0": "topr", "sample_efficient": "sample_efficient"}
 REAL_ARMS = ("defaults", "topr", "imitation", "sample_efficient")
 STUCK, GAIN = 0.85, 0.1
-"""The rule: a gain of this or more where so many of stock's groups are dead and not all right at the end."""
+"""The rule: replay saves completions where so many of stock's groups are dead and not all right at the end. At first
+it was to gain so much."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ class Dot:
     is_real: bool
     unsolved: float
     gains: tuple[float, ...]
+    shares: tuple[float, ...]
+    """Of stock's completions to the goal, by seed: below 1 saves some. On tiny tasks it is a reward of 0.25, since
+    stock's own end is no goal where stock learns nothing; on the real model it is stock's final accuracy."""
 
     @property
     def gain(self) -> float:
@@ -52,9 +59,24 @@ class Dot:
         return float(np.mean(self.gains))
 
     @property
+    def sooner(self) -> int:
+        """On how many seeds it is there before stock is."""
+        return sum(share < 1 for share in self.shares)
+
+    @property
+    def saves(self) -> bool:
+        """Completions, on every seed."""
+        return self.sooner == len(self.shares)
+
+    @property
     def agrees(self) -> bool:
         """Whether the rule says so."""
-        return (self.unsolved >= STUCK) == (self.gain >= GAIN)
+        return (self.unsolved >= STUCK) == self.saves
+
+    def __str__(self) -> str:
+        share = completions.middle(self.shares)
+        times = f", {1 / share:.1f} ×" if 0 < share < 1 else ""
+        return f"{self.sooner} of {len(self.shares)}{times}"
 
 
 def not_all_right(dead: float, reward: float) -> float:
@@ -70,11 +92,13 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def tiny_dots() -> list[Dot]:
     """Those of the tiny tasks, whose arms of five updates are compared with stock with as many where it was run."""
     values: dict[tuple[str, str], dict[int, float]] = {}
+    reached: dict[tuple[str, str, int], float] = {}
     for line in lines_of(RESULTS / "efficiency.jsonl"):
         if line["seed"] < 50:
             values.setdefault((line["task"], line["arm"]), {})[line["seed"]] = line.get(
                 "accuracy", line["final_reward"]
             )
+            reached[line["task"], line["arm"], line["seed"]] = line["reached"] or inf
     ends: dict[str, list[float]] = {}
     for line in lines_of(STOCK_ON_TINY_TASKS):
         last = line["last_quarter"]
@@ -89,7 +113,9 @@ def tiny_dots() -> list[Dot]:
             of_arm = values.get((task, arm), {})
             gains = tuple(of_arm[seed] - peer[seed] for seed in sorted(of_arm) if seed in peer)
             if gains and task in ends:
-                found.append(Dot(task, name, False, float(np.mean(ends[task])), gains))
+                both = [(reached[task, arm, seed], reached[task, "stock", seed]) for seed in sorted(of_arm)]
+                shares = tuple(mine / theirs if mine < inf else inf for mine, theirs in both)
+                found.append(Dot(task, name, False, float(np.mean(ends[task])), gains, shares))
     return found
 
 
@@ -102,11 +128,13 @@ def real_dots(done: dict[study.Run, list[dict[str, Any]]]) -> list[Dot]:
             if (run.task, run.arm) == (name, "stock") and run.seed != study.PILOT:
                 late = [line for line in lines if line["batch"] > 0.75 * task.batches]
                 ends += [not_all_right(line["frac_reward_zero_std"], line["reward"]) for line in late]
+        savings = study.savings_of(done, name)
         for arm in REAL_ARMS:
             peer = "stock" if study.ARMS[arm].iterations == 1 else "stock, 2 updates"
             gains = tuple(study.differences(done, name, arm, peer).values())
             if ends and gains:
-                found.append(Dot(name, arm, True, float(np.mean(ends)), gains))
+                shares = tuple(saving.share for saving in savings[arm])
+                found.append(Dot(name, arm, True, float(np.mean(ends)), gains, shares))
     return found
 
 
@@ -121,11 +149,14 @@ def earlier_dots() -> list[Dot]:
             float(np.mean([record[name] for record in late])) for name in ("frac_reward_zero_std", "reward")
         )
         ends.append(not_all_right(dead, reward))
-    found = []
+    found, measured = [], partial(completions.Measured.of, batch=1, measure="accuracy")
     for arm in runs.keys() - {"stock"}:
         of_arm = real_model_report.last_accuracies(runs[arm])
         gains = tuple(value - of_stock[seed] for seed, value in of_arm.items())
-        found.append(Dot("chain sums", arm, True, float(np.mean(ends)), gains))
+        shares = tuple(
+            completions.saving(measured(runs["stock"][seed]), measured(runs[arm][seed])).share for seed in of_arm
+        )
+        found.append(Dot("chain sums", arm, True, float(np.mean(ends)), gains, shares))
     return found
 
 
@@ -144,8 +175,8 @@ def table(found: list[Dot]) -> list[str]:
         of_task = {dot.arm: dot for dot in found if dot.task == task}
         first = next(iter(of_task.values()))
         name = f"**{task}**, real" if first.is_real else task
-        cells = [real_model_report.mean_and_error(of_task[arm].gains) if arm in of_task else "–" for arm in arms]
-        says = f"gain of {GAIN} or more" if first.unsolved >= STUCK else "less"
+        cells = [str(of_task[arm]) if arm in of_task else "–" for arm in arms]
+        says = "saves" if first.unsolved >= STUCK else "saves none"
         right = f"{sum(dot.agrees for dot in of_task.values())} of {len(of_task)}"
         rows.append(f"| {name} | {first.unsolved:.0%} | {' | '.join(cells)} | {says} | {right} |".replace("%", " %"))
     return rows
@@ -157,31 +188,30 @@ def verdict(found: list[Dot]) -> str:
     return f"{sum(tiny)} of {len(tiny)} arms on tiny tasks and {sum(real)} of {len(real)} on the real model"
 
 
-def draw(found: list[Dot], path: Path) -> None:
-    """Gain over stock's unsolved groups at the end: a dot a task and arm."""
+def draw(path: Path) -> None:
+    """Accuracy over completions on the lists that come again: the mean of the seeds, and between which they lie."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     pyplot.rcParams["font.size"] = 14  # can be read on a phone
-    figure, axis = pyplot.subplots(figsize=(7, 5.5), layout="constrained")
-    colors = {"defaults": "#0b6bcb", "topr": "#b35900", "imitation": "#8250df", "sample_efficient": "#1a7f37"}
-    for is_real, marker, kind in ((False, "o", "tiny model"), (True, "D", "SmolLM2-135M")):
-        for arm, color in colors.items():
-            of_arm = [dot for dot in found if (dot.arm, dot.is_real) == (arm, is_real)]
-            errors = [np.std(dot.gains, ddof=1) / len(dot.gains) ** 0.5 if len(dot.gains) > 1 else 0 for dot in of_arm]
-            places, gains = [dot.unsolved for dot in of_arm], [dot.gain for dot in of_arm]
-            face = color if is_real else "white"
-            axis.errorbar(places, gains, errors, fmt=marker, color=color, markerfacecolor=face, markersize=8)
-        axis.plot([], [], marker, color="#444444", markerfacecolor="#444444" if is_real else "white", label=kind)
-    for arm, color in colors.items():
-        axis.plot([], [], "s", color=color, label=arm)
-    axis.axhline(0, color="#999999", linewidth=0.8)
-    axis.axvline(STUCK, color="#999999", linewidth=0.8, linestyle="--")
-    axis.set(xlabel="share of stock's groups that fail, at its end", ylabel="gain over stock", xlim=(-0.03, 1.03))
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    done = study.finished()
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    for axis, name in zip(axes, ("french", "products"), strict=True):
+        of_arms, batch = study.measured_by_arm(done, name), study.TASKS[name].batch
+        for arm, color in (("stock", "#666666"), ("sample_efficient", "#1a7f37")):
+            runs = list(of_arms[arm].values())
+            completed, values = batch * np.array(runs[0].generated), np.array([run.values for run in runs])
+            mean = values.mean(axis=0)
+            axis.fill_between(completed, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
+            axis.plot(completed, mean, color=color, linewidth=2.5)
+            axis.annotate(arm, (completed[-1], mean[-1]), (6, 0), textcoords="offset points", color=color, va="center")
+        goal = float(np.mean([run.end for run in of_arms["stock"].values()]))
+        axis.axhline(goal, color="#666666", linewidth=1, linestyle="--")
+        axis.set(title=f"{name}, {len(runs)} seeds", xlabel="completions", ylim=(0, 0.9), xlim=(0, completed[-1]))
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("accuracy")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
@@ -206,5 +236,5 @@ if __name__ == "__main__":
     if "--stock" in sys.argv:
         run_stock()
     else:
-        draw(dots(), RESULTS / "when_it_pays.png")
+        draw(RESULTS / "completions.png")
         print("\n".join([*table(dots()), "", f"The rule is right for {verdict(dots())}."]))

@@ -122,7 +122,7 @@ def test_what_is_said_of_long_completions_was_measured_at_their_length() -> None
 def test_what_the_study_of_replay_on_a_real_model_has_found_is_what_the_page_says() -> None:
     study = importlib.import_module("when_it_pays")
     page = (ROOT / "docs" / "evidence-when.md").read_text()
-    assert "\n".join(study.report(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
+    assert "\n".join(study.to_the_goal(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
 
 
 def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says() -> None:

@@ -60,8 +60,8 @@ def saved(curve: Curve, stock: Curve) -> Saved:
 def median_and_range(values: Sequence[float]) -> str:
     """Describe numbers of completions: `"1,856 (1,376 to 2,944)"`, `"never"` where most are infinite."""
     low, high = (_counted(value) for value in (min(values), max(values)))
-    middle = _counted(_middle(values))
-    return middle if low == high else f"{middle} ({low} to {high})"
+    median = _counted(middle(values))
+    return median if low == high else f"{median} ({low} to {high})"
 
 
 def saved_table(curves: Mapping[tuple[str, int], Curve], stock: str = "stock") -> list[str]:
@@ -85,14 +85,14 @@ def saved_table(curves: Mapping[tuple[str, int], Curve], stock: str = "stock") -
             f"{label}: {median_and_range([one.to_end for one in found])}",
             str(len(found)),
             median_and_range([one.own for one in found]),
-            f"{_middle(times):.1f} ({min(times):.1f} to {max(times):.1f})",
+            f"{middle(times):.1f} ({min(times):.1f} to {max(times):.1f})",
             *(f"{end:.2f}" for end in ends),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
-def _middle(values: Sequence[float]) -> float:
+def middle(values: Sequence[float]) -> float:
     """The median; infinity where it lies between a number and infinity."""
     ordered = sorted(values)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
