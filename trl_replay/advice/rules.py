@@ -304,9 +304,10 @@ RULES = (
         "dead groups",
         (Bound(DEAD_EXACT, least=0.2), Bound(UNSOLVED, most=0.85), Bound(ALL_RIGHT, most=0.5), *TAUGHT_WITHOUT_REPLAY),
         "Fewer groups fail than on the tasks where replay gained most: tune `learning_rate` first, and expect little "
-        "of the defaults.",
+        f"of the defaults. If a list of prompts comes again and completions are what costs: {PRESET}.",
         "on no task where fewer groups failed at stock's end, tiny or real, did the defaults gain 0.1, but where a "
-        "stock run had collapsed.",
+        "stock run had collapsed. On two lists that came again, a pretrained model had its accuracy after 1.6 and 2.1 "
+        "times fewer completions with the preset.",
         "when-replay-pays.md#the-rule",
         options=(COUNT_FIRST,),
     ),
