@@ -2,7 +2,8 @@
 
     python benchmarks/updates_per_batch.py --screen   # the two lists with held-out siblings, before training
     python benchmarks/updates_per_batch.py            # the runs of docs/evidence-ratio-plan.md, in its order
-    python benchmarks/updates_per_batch.py --left     # only prints which runs are left
+    python benchmarks/updates_per_batch.py --left     # only prints which runs are left, and how long they take
+    python benchmarks/updates_per_batch.py --table    # only prints what there is, and draws it in --out
 
 Tasks, model, and ledger are those of when_it_pays.py, as is what must be installed; what stands in its ledger is not
 run again. Runs append to updates_per_batch.jsonl in --out. Several processes may share the queue.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import completions
 import torch
 import when_it_pays as study
 from when_it_pays import HELD_OUT_SEED, PILOT, Arm, Run, Task
@@ -102,6 +104,8 @@ LATER_STAGES = [
 CURVE = {"french": (8e-5, 4e-5, 2e-5, 1e-5, 5e-6), "products": (3e-5, 1e-5, 3e-6, 1e-6)}
 CURVE_ARMS = ("stock", "sample_efficient", "stock, KL 0.02", "stock, 2 updates", "stock, KL 0.1")
 SEEDS = (0, 1, 2)
+MINUTES = {"french": 6, "products": 7} | dict.fromkeys(LISTS, 10)
+"""Of a core, for a run of stock; those of the lists are guessed."""
 
 
 def exists(arm: Arm) -> bool:
@@ -128,11 +132,16 @@ def piloted_rate(done: dict[Run, list[dict[str, Any]]], stage: Stage) -> float |
     return max(pilots, key=lambda run: (done[run][-1]["sampled"], -run.rate)).rate
 
 
+def rate_of(done: dict[Run, list[dict[str, Any]]], stage: Stage) -> float | None:
+    """That of its own pilots, or of the other arm's."""
+    others = (other for other in STAGES if (other.arm, other.task) == (stage.rate_of, stage.task))
+    return piloted_rate(done, next(others, stage))
+
+
 def runs_of(done: dict[Run, list[dict[str, Any]]], stage: Stage) -> Iterator[Run]:
     """Those that can be said by now: the pilots, and the seeds when the rate is known."""
     yield from (Run(stage.task, stage.arm, rate, PILOT) for rate in stage.rates)
-    of = next((other for other in STAGES if (other.arm, other.task) == (stage.rate_of, stage.task)), stage)
-    rate = piloted_rate(done, of)
+    rate = rate_of(done, stage)
     if rate is not None:
         yield from (Run(stage.task, stage.arm, rate, seed) for seed in SEEDS)
 
@@ -152,6 +161,100 @@ def left(path: Path) -> list[Run]:
     """The runs of the queue that are not whole."""
     done = finished(path)
     return [run for run in queue(done) if run not in done]
+
+
+def hours(runs: list[Run]) -> float:
+    """Of a core, by the study's minutes of stock."""
+    return sum(MINUTES[run.task] * ARMS[run.arm].passes for run in runs) / 60
+
+
+def at_their_rates(
+    done: dict[Run, list[dict[str, Any]]], task: str
+) -> dict[str, tuple[float, list[completions.Measured]]]:
+    """The rate of each arm, and its runs by seed, if all of them are whole: that of its pilots, or of the study's."""
+    rates: dict[str, float | None] = {
+        run.arm: run.rate for run in study.finished() if run.task == task and run.seed in SEEDS and run.arm in ARMS
+    }
+    rates |= {stage.arm: rate_of(done, stage) for stage in (*STAGES, *LATER_STAGES) if stage.task == task}
+    found = {}
+    for arm in ARMS:
+        rate = rates.get(arm)
+        runs = [Run(task, arm, rate, seed) for seed in SEEDS] if rate is not None else []
+        if runs and done.keys() >= set(runs):
+            found[arm] = rate, [completions.Measured.of(done[run], TASKS[task].batch) for run in runs]
+    return found
+
+
+def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task and arm that is whole, as Markdown: completions to the final accuracy of stock on the same seed,
+    with one update or two, whichever ends higher."""
+    rows = completions.heading()
+    for task in TASKS:
+        found = at_their_rates(done, task)
+        stock = [found[arm][1] for arm in ("stock", "stock, 2 updates") if arm in found]
+        if not stock:
+            continue
+        goal = max(stock, key=lambda runs: sum(run.end for run in runs))
+        for arm, (rate, runs) in found.items():
+            savings = [completions.saving(*both) for both in zip(goal, runs, strict=True)]
+            rows.append(completions.row(task, arm, rate, savings, TASKS[task].batch, ARMS[arm].passes))
+    return rows
+
+
+def curve(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
+    """A row an arm, as Markdown: by rate, the mean accuracy at the end, and how many runs collapsed; while seeds are
+    missing, how many there are."""
+    rates = CURVE[task][::-1]
+    rows = [f"| {task} | {' | '.join(f'{rate:g}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
+    for arm in CURVE_ARMS:
+        cells = []
+        for rate in rates:
+            there = [run for seed in SEEDS if (run := Run(task, arm, rate, seed)) in done]
+            values = [[line["sampled"] for line in done[run] if "sampled" in line] for run in there]
+            collapsed = sum(of_run[-1] < max(of_run) / 2 for of_run in values)
+            end = f"{sum(of_run[-1] for of_run in values) / len(SEEDS):.2f}" + (
+                f", {collapsed} collapsed" if collapsed else ""
+            )
+            cells.append(end if len(there) == len(SEEDS) else f"{len(there)} of {len(SEEDS)} seeds")
+        rows.append(f"| {arm} | {' | '.join(cells)} |")
+    return rows
+
+
+def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
+    """Accuracy at the end over the learning rate: the mean of the seeds, and between which they lie."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["font.size"] = 14  # can be read on a phone
+    figure, axes = pyplot.subplots(1, len(CURVE), figsize=(9, 4.5), sharey=True, layout="constrained")
+    for axis, (task, rates) in zip(axes, CURVE.items(), strict=True):
+        for arm, color in zip(CURVE_ARMS, ("#666666", "#1a7f37", "#0b6bcb", "#b35900", "#8250df"), strict=True):
+            runs = {rate: [Run(task, arm, rate, seed) for seed in SEEDS] for rate in rates[::-1]}
+            ends = {
+                rate: [done[run][-1]["sampled"] for run in of_rate]
+                for rate, of_rate in runs.items()
+                if done.keys() >= set(of_rate)
+            }
+            bands = [min(of_rate) for of_rate in ends.values()], [max(of_rate) for of_rate in ends.values()]
+            axis.fill_between(list(ends), *bands, color=color, alpha=0.15, linewidth=0)
+            means = [sum(of_rate) / len(SEEDS) for of_rate in ends.values()]
+            axis.plot(list(ends), means, "o-", color=color, linewidth=2, label=arm)
+        axis.set(title=task, xlabel="learning rate", xscale="log", ylim=(0, 0.9))
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("accuracy at the end")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """All tables, and what is missing."""
+    missing = [run for run in queue(done) if run not in done]
+    curves = itertools.chain(*(["", *curve(done, task)] for task in CURVE))
+    told = f"{len(missing)} runs of those that are known by now are left: {hours(missing):.0f} hours of a core."
+    return [*to_the_goal(done), *curves, "", told]
 
 
 def work(path: Path) -> None:
@@ -175,6 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--screen", action="store_true", help="only measure the lists before training")
     parser.add_argument("--left", action="store_true", help="only print which runs are left")
+    parser.add_argument("--table", action="store_true", help="only print what there is")
     parser.add_argument(
         "--out", type=Path, default=Path("out/updates_per_batch"), help="folder of model, claims, and ledger"
     )
@@ -186,7 +290,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.screen:
         study.screen(options.out, LISTS)
     elif options.left:
-        print("\n".join(run.name for run in left(path)))
+        runs = left(path)
+        print("\n".join([*(run.name for run in runs), f"{hours(runs):.0f} hours of a core"]))
+    elif options.table:
+        done = finished(path)
+        print("\n".join(report(done)))
+        draw(done, options.out / "learning_rates.png")
     else:
         os.nice(19)
         work(path)

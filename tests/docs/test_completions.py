@@ -102,3 +102,54 @@ def test_an_arm_costs_its_updates_and_the_forward_passes_that_it_makes(study: An
     assert passes["stock"] == passes["topr"] == passes["dynamic sampling"] == 1
     assert passes["stock, 2 updates"] == pytest.approx(2 + 1 / 3), "old log-probs"
     assert passes["sample_efficient"] == pytest.approx(2 + 2 / 3), "and those of the reference"
+
+
+@pytest.fixture
+def ratio(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    ratio = importlib.import_module("updates_per_batch")
+    monkeypatch.setattr(ratio, "RESULTS", tmp_path / "ratio.jsonl")
+    return ratio
+
+
+def lines_of(ends: dict[tuple[str, float, int], tuple[float, float]]) -> str:
+    """A ledger of runs on products with these accuracies in the middle and at the end."""
+    return "".join(
+        json.dumps({"task": "products", "arm": arm, "rate": rate, "seed": seed, "batch": batch, "sampled": value})
+        + "\n"
+        for (arm, rate, seed), values in ends.items()
+        for batch, value in zip((0, 96, 192), (0.0, *values), strict=True)
+    )
+
+
+def test_updates_a_batch_are_compared_with_the_better_of_stock_with_one_update_and_two(study: Any, ratio: Any) -> None:
+    of_study = {(arm, 3e-6, seed): (0.2, end) for seed in (0, 1, 2) for arm, end in (("stock", 0.4), ("topr", 0.9))}
+    of_study |= {("stock, 2 updates", 1e-6, seed): (0.3, 0.6) for seed in (0, 1, 2)}
+    of_study |= {("sample_efficient", 1e-5, seed): (0.6, 0.7) for seed in (0, 1)}
+    study.RESULTS.write_text(lines_of(of_study))
+    arm = "preset, 4 updates"
+    pilots = {(arm, 5e-6, 100): (0.1, 0.3), (arm, 3e-6, 100): (0.1, 0.2)}
+    ratio.RESULTS.write_text(lines_of({**pilots, **{(arm, 5e-6, seed): (0.8, 0.7) for seed in (0, 1, 2)}}))
+    rows = ratio.to_the_goal(ratio.finished())[4:]
+    assert [row[: row.index(" ± ")] for row in rows] == [
+        "| products | stock | 3e-06 | never | 3,072 | – | 0 of 3 | 0.40 | −0.200",
+        "| products | stock, 2 updates | 1e-06 | 3,072 | 3,072 | 1.0 | 3 of 3 | 0.60 | +0.000",
+        "| products | preset, 4 updates | 5e-06 | 1,152 | 3,072 | 2.7 | 3 of 3 | 0.70 | +0.100",
+    ], "what lacks a seed is left out, as are arms of the study alone"
+    whole = study.Run("products", arm, 5e-6, 0)
+    assert ratio.hours([whole, whole]) == pytest.approx(2 * 7 * (4 + 2 / 3) / 60), (
+        "four updates, and two forward passes"
+    )
+    assert whole not in ratio.left(ratio.RESULTS)
+    assert study.Run("products", f"{arm}, 4 uses", 5e-6, 0) in ratio.left(ratio.RESULTS), (
+        "at the rate of the other arm"
+    )
+
+
+def test_accuracy_is_told_by_rate_with_what_collapsed_and_what_is_missing(ratio: Any) -> None:
+    ends = {("stock", 1e-5, seed): ((0.6, 0.6), (0.6, 0.3), (0.7, 0.3))[seed] for seed in (0, 1, 2)}
+    ratio.RESULTS.write_text(lines_of({**ends, ("stock, KL 0.1", 3e-5, 0): (0.5, 0.5)}))
+    rows = ratio.curve(ratio.finished(), "products")
+    none = "0 of 3 seeds"
+    assert rows[0] == "| products | 1e-06 | 3e-06 | 1e-05 | 3e-05 |"
+    assert rows[2] == f"| stock | {none} | {none} | 0.40, 1 collapsed | {none} |", "half of the best is none"
+    assert rows[-1] == f"| stock, KL 0.1 | {none} | {none} | {none} | 1 of 3 seeds |"
