@@ -70,7 +70,8 @@ def runs() -> Iterator[tuple[str, dict[str, Any]]]:
         layout = list(LAYOUTS)[(number + shift) % 4]
         yield f"rounds, {name}, {layout}", {"prompts": PROMPTS, **settings, **LAYOUTS[layout]}
     yield "mixed rows", {**INJECTED, "max_steps": 8}
-    yield "further iterations", {"num_iterations": 3, "replay_iterations": "replay", "replay_start": 0}
+    again = {"num_iterations": 3, "replay_iterations": "replay", "replay_start": 0}
+    yield "further iterations, least used first", {**again, "replay_sampler": "least_used"}
     yield "log-probs in bfloat16", {"replay_logps_dtype": "bfloat16"}
     yield "log-probs in bfloat16, a reference model", {"replay_logps_dtype": "bfloat16", "beta": 0.1}
     yield "a later epoch", {"rows": 9}

@@ -69,7 +69,7 @@ def own_sampler(table: Any, count: int, context: Any) -> Any:
     return list(range(count))
 
 
-@pytest.mark.parametrize("sampler", ["top", "newest", own_sampler])
+@pytest.mark.parametrize("sampler", ["top", "newest", "least_used", own_sampler])
 def test_per_refuses_a_sampler_that_does_not_tell_its_chances(tmp_path: Any, sampler: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards(*SCRIPT))
     with pytest.raises(trl_replay.ConfigurationError, match=r"needs the chances.*is no WeightedSampler.*proportional"):

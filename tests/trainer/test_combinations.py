@@ -17,7 +17,7 @@ from trl_replay.registry import BUILTIN, registry
 from trl_replay.testing import make_trainer
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "strategies.md"
-WITHOUT_CHANCES = {"newest", "top", "same_prompt"}
+WITHOUT_CHANCES = {"newest", "top", "least_used", "same_prompt"}
 
 
 def built_in(kind: Any) -> list[str]:

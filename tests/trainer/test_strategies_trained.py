@@ -33,3 +33,20 @@ def test_strategies_train_and_replay_within_the_limits(tmp_path: Any, names: tup
     assert session.totals.counters["replaced"] > 0
     assert len(session.buffer) <= 2
     assert int(session.buffer.table.uses.max(initial=0)) <= 2
+
+
+def test_least_used_uses_each_of_a_files_groups_as_often_as_any_other(tmp_path: Any) -> None:
+    """A second run: one generation batch, whose later iterations are drawn from what an earlier run left."""
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), num_iterations=10, max_steps=10)
+    session = trl_replay.attach(
+        trainer, replay_sampler="least_used", replay_iterations="replay", replay_start=0, replay_buffer_size=8
+    )
+    rows = [
+        {"prompt": f"{group}=", "completion": str(row), "reward": float(row == 0)}
+        for group in range(8)
+        for row in range(4)
+    ]
+    assert session.buffer.add(rows) == 8
+    trainer.train()
+    assert session.totals.counters["iterated"] == 27
+    assert sorted(session.buffer.table.uses.tolist()) == [3, 3, 3, 3, 3, 4, 4, 4]

@@ -66,6 +66,7 @@ class Builtin:
         yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")
         yield SamplerSpec("top", _given(samplers.top), "the highest scores")
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
+        yield SamplerSpec("least_used", _given(samplers.least_used), "the fewest uses; equals by chance")
         yield SamplerSpec("same_prompt", samplers.SamePrompt, "entries of the slot's own prompt")
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
         yield SelectorSpec("low_std", selectors.make_low_std, "groups of little reward deviation")

@@ -66,6 +66,14 @@ def newest(table: Table, count: int, context: Context) -> Ints:
     return np.argsort(-table.serial)[:count]
 
 
+def least_used(table: Table, count: int, context: Context) -> Ints:
+    """Take the entries that were replayed least, among equals by chance: draws go through the buffer in passes.
+
+    A newcomer is drawn first until it has been used as often as the others.
+    """
+    return np.lexsort((context.rng.random(len(table)), table.uses))[:count]
+
+
 class SamePrompt:
     """Draws entries of each slot's own prompt (RePO, arXiv 2506.09340; ExGRPO, arXiv 2510.02245).
 

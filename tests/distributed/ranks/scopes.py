@@ -45,6 +45,11 @@ def rare(update: int, group: int, rank: int) -> int:
     return int(update == group == 0)
 
 
+def at_first(update: int, group: int, rank: int) -> int:
+    """All live, and then all dead."""
+    return int(update == 0)
+
+
 class Raising:
     """A strategy that raises on rank 1 from the third update on."""
 
@@ -125,6 +130,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
             f"waiting {scope}",
             lambda s=scope: trained(folder, "whole", rare, {"max_steps": 12}, replay_scope=s, replay_buffer_size=64),
         )
+        passes = {"replay_sampler": "least_used", "replay_max_fraction": 0.5, "replay_start": 0}
+        yield (f"passes {scope}", lambda s=scope, p=passes: trained(folder, "whole", at_first, replay_scope=s, **p))
     yield from comparable(folder, *LAYOUTS[2]["whole"])
     for layout in LAYOUTS[2]:
         yield (
