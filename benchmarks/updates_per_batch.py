@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import completions
+import numpy as np
 import torch
 import when_it_pays as study
 from when_it_pays import HELD_OUT_SEED, PILOT, Arm, Run, Task
@@ -54,7 +55,7 @@ def list_of(rows: Callable[[int, int], list[dict[str, str]]]) -> Task:
 
 
 LISTS = {"listed sums": list_of(study._sums), "listed topics": list_of(study._topics)}
-"""One of them is run, as the plan says."""
+"""The second is run, as the plan chose."""
 TASKS = {"french": study.TASKS["french"], "products": study.TASKS["products"], **LISTS}
 PRESET: dict[str, Any] = {"replay_preset": "sample_efficient"}
 CORRECTIONS = ("ratio", "m2po", "asymre", "oapl")
@@ -97,9 +98,17 @@ STAGES = [
     ),
 ]
 LATER_STAGES = [
-    Stage(arm, task, rates)
-    for arm in (*(f"preset, {name}" for name in CORRECTIONS), "preset, no anchor", "preset, 1 update")
-    for task, rates in FIRST.items()
+    Stage("stock", "listed topics", (4e-5, 2e-5)),
+    Stage("sample_efficient", "listed topics", (2e-5, 1e-5)),
+    Stage("stock, 2 updates", "listed topics", (2e-5, 1e-5)),
+    Stage("preset, 4 updates", "listed topics", (1e-5, 5e-6)),
+    Stage("stock, 4 updates", "listed topics", (1e-5, 5e-6)),
+    Stage("anchor, 2 updates", "listed topics", (2e-5, 1e-5)),
+    *(
+        Stage(arm, task, rates)
+        for arm in (*(f"preset, {name}" for name in CORRECTIONS), "preset, no anchor", "preset, 1 update")
+        for task, rates in FIRST.items()
+    ),
 ]
 CURVE = {"french": (8e-5, 4e-5, 2e-5, 1e-5, 5e-6), "products": (3e-5, 1e-5, 3e-6, 1e-6)}
 CURVE_ARMS = ("stock", "sample_efficient", "stock, KL 0.02", "stock, 2 updates", "stock, KL 0.1")
@@ -168,36 +177,53 @@ def hours(runs: list[Run]) -> float:
     return sum(MINUTES[run.task] * ARMS[run.arm].passes for run in runs) / 60
 
 
-def at_their_rates(
-    done: dict[Run, list[dict[str, Any]]], task: str
-) -> dict[str, tuple[float, list[completions.Measured]]]:
-    """The rate of each arm, and its runs by seed, if all of them are whole: that of its pilots, or of the study's."""
+Whole = dict[str, tuple[float, list[list[dict[str, Any]]]]]
+
+
+def at_their_rates(done: dict[Run, list[dict[str, Any]]], task: str) -> Whole:
+    """The rate of each arm, and the lines of each seed, if all are whole: that of its pilots, or of the study's."""
     rates: dict[str, float | None] = {
         run.arm: run.rate for run in study.finished() if run.task == task and run.seed in SEEDS and run.arm in ARMS
     }
     rates |= {stage.arm: rate_of(done, stage) for stage in (*STAGES, *LATER_STAGES) if stage.task == task}
-    found = {}
+    found: Whole = {}
     for arm in ARMS:
         rate = rates.get(arm)
         runs = [Run(task, arm, rate, seed) for seed in SEEDS] if rate is not None else []
-        if runs and done.keys() >= set(runs):
-            found[arm] = rate, [completions.Measured.of(done[run], TASKS[task].batch) for run in runs]
+        if rate is not None and done.keys() >= set(runs):
+            found[arm] = rate, [done[run] for run in runs]
     return found
 
 
 def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task and arm that is whole, as Markdown: completions to the final accuracy of stock on the same seed,
-    with one update or two, whichever ends higher."""
+    with one update or two, whichever ends higher. Of lists, accuracy on other prompts, and then on the list's."""
     rows = completions.heading()
-    for task in TASKS:
-        found = at_their_rates(done, task)
+    for name, measure in [*((task, "sampled") for task in TASKS), *((task, "listed_sampled") for task in LISTS)]:
+        task = TASKS[name]
+        found = {
+            arm: (rate, [completions.Measured.of(lines, task.batch, measure) for lines in runs])
+            for arm, (rate, runs) in at_their_rates(done, name).items()
+        }
         stock = [found[arm][1] for arm in ("stock", "stock, 2 updates") if arm in found]
-        if not stock:
-            continue
-        goal = max(stock, key=lambda runs: sum(run.end for run in runs))
-        for arm, (rate, runs) in found.items():
+        goal = max(stock, key=lambda runs: sum(run.end for run in runs), default=None)
+        for arm, (rate, runs) in found.items() if goal else ():
             savings = [completions.saving(*both) for both in zip(goal, runs, strict=True)]
-            rows.append(completions.row(task, arm, rate, savings, TASKS[task].batch, ARMS[arm].passes))
+            of = f"{name}, themselves" if measure.startswith("listed") else name
+            rows.append(completions.row(of, arm, rate, savings, task.batch, ARMS[arm].passes))
+    return rows
+
+
+def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task and arm that is whole, as Markdown: means of the last lines."""
+    rows = ["| task | arm | updates a batch | pass@8 | dead groups | entropy |", "|" + "---|" * 6]
+    for task in TASKS:
+        for arm, (_, runs) in at_their_rates(done, task).items():
+            last = [lines[-1] for lines in runs]
+            means = [
+                np.mean([line[name] for line in last]) for name in ("pass_at_8", "frac_reward_zero_std", "entropy")
+            ]
+            rows.append(f"| {task} | {arm} | {ARMS[arm].iterations} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
     return rows
 
 
@@ -254,7 +280,7 @@ def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     missing = [run for run in queue(done) if run not in done]
     curves = itertools.chain(*(["", *curve(done, task)] for task in CURVE))
     told = f"{len(missing)} runs of those that are known by now are left: {hours(missing):.0f} hours of a core."
-    return [*to_the_goal(done), *curves, "", told]
+    return [*to_the_goal(done), "", *beside(done), *curves, "", told]
 
 
 def work(path: Path) -> None:

@@ -54,6 +54,9 @@ RESULTS = Path(__file__).parent / "results" / "when_it_pays.jsonl"
 SAMPLES = 8
 """Sampled answers to each held-out prompt."""
 HELD_OUT_SEED, PILOT = 10_000, 100
+_ASK = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+COMMIT = subprocess.run(_ASK, capture_output=True, text=True, check=False).stdout.strip()
+"""That of the code that runs, also where the folder gets a newer one meanwhile."""
 AT_THE_START: dict[str, dict[str, Any]] = {}
 """Accuracy before training, which all runs of a task share."""
 
@@ -388,11 +391,9 @@ class Watch(TrainerCallback):
         self.path, self.measure, self.found = path, measure, found
         self.seen: dict[str, list[float]] = defaultdict(list)
         self.rollouts = 0
-        ask = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(ask, capture_output=True, text=True, check=False)
         import trl
 
-        self.origin = {"commit": commit.stdout.strip(), "trl": trl.__version__}
+        self.origin = {"commit": COMMIT, "trl": trl.__version__}
 
     def write(self, batch: int, is_over: bool = False) -> None:
         """A line: means since the last one, and now and then accuracy."""

@@ -467,7 +467,7 @@ def test_updates_a_batch_are_run_in_the_order_of_the_plan(
     ratio = benchmark("updates_per_batch")
     monkeypatch.setattr(ratio, "RESULTS", tmp_path / "ratio.jsonl")
     arm, path = "preset, 4 updates", tmp_path / "running.jsonl"
-    first = [run for run in ratio.left(path) if run.arm == arm]
+    first = [run for run in ratio.left(path) if run.arm == arm and run.task not in ratio.LISTS]
     rates = [("french", 2e-5), ("french", 1e-5), ("products", 5e-6), ("products", 3e-6)]
     assert first == [study.Run(task, arm, rate, study.PILOT) for task, rate in rates], "no seed before both pilots"
     assert ratio.left(path)[:4] == first
