@@ -41,7 +41,7 @@ MODULES = (
 BROAD = "trainer/test_replayed_groups.py"
 """What runs for every module, after the files that are named after it."""
 ALSO = {
-    "batch/compose.py": ("unit/test_wire.py", "unit/test_candidates.py"),
+    "batch/compose.py": ("unit/test_groups_as_tensors.py", "unit/test_candidates.py"),
     "generation/group_layout.py": ("unit/test_generation_reports.py",),
     "generation/merging.py": ("trainer/test_generation_rounds.py",),
     "generation/trainer_log.py": ("trainer/test_generation_rounds.py",),
@@ -55,7 +55,7 @@ ALSO = {
         "trainer/test_success.py",
         "trainer/test_replay_iterations.py",
     ),
-    "distributed/communicator.py": ("unit/test_wire.py", "distributed/test_mixing_ranks.py"),
+    "distributed/communicator.py": ("unit/test_groups_as_tensors.py", "distributed/test_mixing_ranks.py"),
     "step/mixing.py": ("trainer/test_mixing.py",),
     "step/fresh_batch.py": ("trainer/test_mixing.py",),
     "generation/generated.py": ("trainer/test_generation_rounds.py",),

@@ -99,7 +99,7 @@ class Arrival(NamedTuple):
     serial: int
     """The entry's serial number."""
     sizes: Ints
-    """`(ranks,)` bytes that each rank's rows take when packed; 0 where it has none."""
+    """`(ranks,)` bytes of each rank's rows; 0 where it has none."""
 
 
 class Request(NamedTuple):

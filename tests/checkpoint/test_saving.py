@@ -94,18 +94,18 @@ def test_ours_is_there_when_the_trainer_uploads(tmp_path: Path, monkeypatch: Any
 def test_a_disk_that_is_full_while_saving_stops_in_words_and_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    from trl_replay.serialization import group_files
+    from trl_replay.checkpoint import format as saved
 
-    write, calls = group_files.write, []
+    write, calls = saved.save_file, []
 
-    def full(path: Path, groups: Any) -> None:
+    def full(tensors: Any, path: Path) -> None:
         calls.append(path)
-        if len(calls) == 2:
+        if len(calls) == 3:  # two files each time: payload, candidates
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, groups)
+        write(tensors, path)
 
-    monkeypatch.setattr(group_files, "write", full)
+    monkeypatch.setattr(saved, "save_file", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         train(tmp_path)
     assert trl_replay.last_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-6")

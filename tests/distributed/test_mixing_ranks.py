@@ -65,7 +65,7 @@ def test_each_process_mixes_from_a_buffer_of_its_own(launches: Launches) -> None
 
 
 def test_an_owner_sends_no_row_that_is_not_taken(launches: Launches) -> None:
-    joint = launches(2, "joint sharded whole")
+    joint = launches(2, "joint sharded straddling")
     assert sum(rank["received"]["fetch"] for rank in joint) > 0
     for rank in joint:
         assert set(rank["loaded rows"]) == {2}, "of four"

@@ -142,6 +142,7 @@ BROKEN = [
     ({"pixel_values": torch.zeros(3, 4)}, r"'pixel_values'.*images"),
     ({"advantages": torch.zeros(3, 4)}, r"'advantages' has shape \(3, 4\)"),
     ({"old_per_token_logps": torch.zeros(3, 9)}, r"asks for \(3, 5\)"),
+    ({"old_per_token_logps": torch.zeros(3, 5, dtype=torch.complex64)}, "is complex, which no file holds"),
     ({"num_items_in_batch": torch.zeros(3)}, r"'num_items_in_batch' has shape \(3,\)"),
 ]
 
@@ -158,6 +159,16 @@ def test_a_group_without_a_key_of_the_batch_is_never_composed() -> None:
     group = cut(make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True]), fields, [rows_of(0)])[0]
     batch = make_batch([[(2, 5), (2, 3), (2, 4)]], ["ref_per_token_logps"], 0, [True])
     with pytest.raises(BatchError, match="lacks 'ref_per_token_logps'"):
+        compose(batch, fields, [place(0, group)])
+
+
+def test_167_a_group_whose_tokens_are_missing_is_never_composed() -> None:
+    """Padding would stand in their place."""
+    fields = FieldTable(PAD)
+    batch = make_batch([[(2, 5), (2, 3), (2, 4)]], [], 0, [True])
+    (group,) = cut(batch, fields, [rows_of(0)])
+    del group.tensors["completion_ids"]
+    with pytest.raises(BatchError, match="lacks 'completion_ids'"):
         compose(batch, fields, [place(0, group)])
 
 

@@ -14,7 +14,7 @@ from releases import since
 from trl_replay import BatchError
 from trl_replay.batch.compose import check, compose, cut, join
 from trl_replay.data.fields import FieldTable
-from trl_replay.serialization.wire import pack, unpack
+from trl_replay.serialization.groups import from_bytes, to_bytes
 
 FIELDS = FieldTable(PAD)
 
@@ -124,7 +124,7 @@ def test_9_every_layout_comes_back_with_its_rows(layout: str, counts: Any) -> No
     source, target = make(layout, counts[0], 1), make(layout, counts[1], 2)
     check(source, FIELDS)
     groups = cut(source, FIELDS, [rows_of(slot) for slot in range(3)])
-    sent = unpack(torch.cat([pack(group) for group in groups]))
+    sent = from_bytes(to_bytes(groups))
     out = compose(target, FIELDS, [place(2, sent[0]), place(0, sent[1])])
     check(out, FIELDS)
     pairs = [(2 * SIZE + row, row) for row in range(SIZE)] + [(row, SIZE + row) for row in range(SIZE)]

@@ -77,7 +77,7 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
     """The spec of each key; every tensor must have the shape of its layout.
 
     Raises:
-        BatchError: An unknown key, or a shape that its layout does not allow.
+        BatchError: An unknown key, complex numbers, or a shape that the key's layout does not allow.
     """
     specs = fields.of(batch)
     first = next(iter(batch))
@@ -88,6 +88,8 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
     for key, spec in specs.items():
         if spec.layout in IMAGE_LAYOUTS:
             continue
+        if batch[key].is_complex():
+            raise BatchError(f"The batch's {key!r} is complex, which no file holds: give torch.view_as_real of it.")
         shape = tuple(batch[key].shape)
         expected = _expected_shape(spec, rows, widths)
         if shape == expected:
@@ -455,7 +457,8 @@ def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad:
 def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths, pad: float) -> None:
     """Write one field of a placement into its rows of `out`, which is padded to `widths`."""
     group = placed.group
-    if spec.name not in group.keys and spec.name not in TOKEN_TYPES:
+    known = spec.name in group.keys or spec.name in TOKEN_TYPES
+    if not known or (spec.implied is None and spec.name not in group.tensors):
         raise BatchError(f"A stored group lacks {spec.name!r}, which the batch holds; it must not be sampled.")
     rows = out[placed.rows]
     if spec.layout == "row" and spec.name == ADVANTAGES and TOKEN_ADVANTAGES in group.keys:

@@ -17,7 +17,6 @@ from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
 from ..data.counters import Tally
 from ..data.fields import STORED_REWARDS, FieldTable
 from ..data.types import Floats, Group, Groups
-from ..serialization.wire import packed_size
 
 STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
 
@@ -122,7 +121,7 @@ class PendingGroups:
         """Describe them for scopes, as 8-byte columns over this process's `count` rows.
 
         `recorded` is 1 where a row's log-probs are known, `logps` the sum over its trainable tokens, and `nbytes`,
-        which stands at the first local row of a candidate, what its local rows take when packed.
+        which stands at the first local row of a candidate, the bytes of its local rows.
         """
         recorded = np.zeros(count, np.int64)
         logps = np.zeros(count)
@@ -134,7 +133,7 @@ class PendingGroups:
         for candidate in complete:
             recorded[candidate.rows] = 1
             logps[candidate.rows] = sums[candidate.serial].numpy()
-            nbytes[candidate.rows.start] = packed_size(_payload(candidate))
+            nbytes[candidate.rows.start] = _payload(candidate).nbytes
         return {"recorded": recorded, "logps": logps, "nbytes": nbytes}
 
     def admissible(self, columns: Mapping[str, NDArray[Any]], tally: Tally) -> tuple[list[Candidate], Groups | None]:

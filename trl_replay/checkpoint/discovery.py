@@ -7,10 +7,13 @@ import re
 import zipfile
 from pathlib import Path
 
+from ..base.files import named_in, regular
 from .save_id import FOLDER, TRAINER_STATE, SaveId, read_save_id
 
 NAME = re.compile(r"checkpoint-([0-9]+)")
 """Name that the trainer gives a checkpoint, with its step."""
+KINDS = (".json", ".pt", ".pth", ".safetensors")
+"""Endings of files that show their length."""
 UNFINISHED = "checkpoint-is-incomplete.txt"
 """Stands in a checkpoint as long as the trainer writes it on SIGTERM (`enable_jit_checkpoint`)."""
 
@@ -63,17 +66,19 @@ def _has_its_end(path: Path) -> bool:
     others' files short on a network's disk."""
     from safetensors import SafetensorError, safe_open
 
+    if path.suffix not in KINDS:
+        return True
     try:
+        regular(path)
         if path.suffix == ".json":
             json.loads(path.read_bytes())
-        elif path.suffix in (".pt", ".pth"):
-            return zipfile.is_zipfile(path)  # its directory comes last
-        elif path.suffix == ".safetensors":
+            return True
+        if path.suffix == ".safetensors":
             with safe_open(path, "np"):
                 return True
+        return zipfile.is_zipfile(path)  # its directory comes last
     except (OSError, ValueError, RecursionError, SafetensorError):
         return False
-    return True
 
 
 def _has_all_ranks(folder: Path, saved: SaveId | None) -> bool:
@@ -94,9 +99,9 @@ def _has_all_files(rank: Path) -> bool:
     """Tell whether the files of one rank are there: ours, and those that the trainer writes for it besides."""
     checkpoint = rank.parents[1]
     try:
-        content = json.loads((rank / "state.json").read_bytes())["content"]
-        paths = [rank / name for name in content["files"]]
-        paths += [checkpoint / name for name in content["beside"]]
+        content = json.loads(regular(rank / "state.json").read_bytes())["content"]
+        paths = [named_in(rank, name) for name in content["files"]]
+        paths += [named_in(checkpoint, name) for name in content["beside"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return all(path.is_file() for path in paths)

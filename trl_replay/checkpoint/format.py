@@ -22,15 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
+from ..base.files import named_in, regular
 from ..buffer.candidates import Candidate, PendingGroups
 from ..data.types import OF_GROUPS, Group, Groups
 from ..errors import CheckpointError, MismatchError
-from ..serialization import group_files
-from ..serialization.wire import pack, unpack
+from ..serialization.groups import from_tensors, to_tensors
 from .save_id import FOLDER
 
 FORMAT = 1
@@ -138,8 +139,8 @@ class RankState:
     def payload(self) -> Iterator[tuple[int, Group]]:
         """`(serial, group)` of all payload that this rank held."""
         for path in self.files:
-            with _blaming(path):
-                yield from group_files.read(path)
+            with _blaming(path), safe_open(path, framework="pt") as file:
+                yield from from_tensors(file.keys(), file.get_tensor)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -162,7 +163,7 @@ def write(
     mine.mkdir(parents=True)
     save_arrays({name: np.ascontiguousarray(column) for name, column in saved.columns.items()}, mine / TABLE)
     for number, groups in enumerate(_shards(payload)):
-        group_files.write(mine / f"payload-{number:05d}.safetensors", groups)
+        save_file(to_tensors(groups), mine / f"payload-{number:05d}.safetensors")
     if saved.pending is not None:
         save_file(_tensors_of(saved.pending), mine / CANDIDATES)
     if saved.prompts is not None:
@@ -194,22 +195,23 @@ def read(folder: Path, rank: int) -> RankState:
     mine = rank_folder(folder, rank)
     with _blaming(mine):
         content = _content(mine / STATE)
-        for name, checksum in content["files"].items():
-            if _checksum(mine / name) != checksum:
-                raise CheckpointError(f"{mine / name} is not what was saved: its checksum differs. {REMEDY}")
+        files = {name: named_in(mine, name) for name in content["files"]}
+        for name, path in files.items():
+            if _checksum(path) != content["files"][name]:
+                raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
         payload_rank = content["payload_rank"]
-        payload = [mine / name for name in content["files"] if name.startswith("payload-")]
+        payload = [path for name, path in files.items() if name.startswith("payload-")]
         return RankState(
             identity=Identity(**content["identity"]),
             save_id=content["save_id"],
             rank=content["rank"],
             payload_rank=payload_rank,
             session=content["session"],
-            columns=load_arrays(mine / TABLE),
+            columns=load_arrays(files[TABLE]),
             keysets=[frozenset(keys) for keys in content["keysets"]],
             beside=content["beside"],
-            pending=_read_pending(content["pending"], mine),
-            prompts=load_arrays(mine / PROMPTS) if PROMPTS in content["files"] else None,
+            pending=_read_pending(content["pending"], files),
+            prompts=load_arrays(files[PROMPTS]) if PROMPTS in files else None,
             files=payload if payload_rank == rank else read(folder, payload_rank).files,
         )
 
@@ -257,7 +259,7 @@ def _blaming(path: Path) -> Iterator[None]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    text = json.loads(path.read_text())
+    text = json.loads(regular(path).read_text())
     version = text["format"]
     if version != FORMAT:
         raise MismatchError(f"{path} has the format version {version!r}; this release reads version {FORMAT}.")
@@ -272,7 +274,7 @@ def _digest(content: Any) -> str:
 
 
 def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -311,9 +313,9 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 def _tensors_of(pending: PendingGroups) -> dict[str, torch.Tensor]:
     """Collect candidates for safetensors: their view, their payload, and log-probs recorded so far."""
     tensors = {name: torch.from_numpy(np.array(getattr(pending.groups, name))) for name in VIEWS}
+    held = {candidate.serial: candidate.group for candidate in pending.candidates if candidate.group is not None}
+    tensors |= to_tensors(held)
     for candidate in pending.candidates:
-        if candidate.group is not None:
-            tensors[str(candidate.serial)] = pack(candidate.group)
         for row, record in enumerate(candidate.records):
             if record is not None:
                 on_cpu = record.detach().to("cpu", copy=True)
@@ -325,19 +327,22 @@ def _record_name(serial: int, row: int) -> str:
     return f"{serial}@{row}"
 
 
-def _read_pending(description: dict[str, Any] | None, mine: Path) -> PendingGroups | None:
+def _read_pending(description: dict[str, Any] | None, files: Mapping[str, Path]) -> PendingGroups | None:
     """The candidates of one rank, if it had any."""
     if not description:
         return None
-    tensors = load_file(mine / CANDIDATES)
+    tensors = load_file(files[CANDIDATES])
     views: dict[str, Any] = {name: tensors[name].numpy() for name in VIEWS}
-    candidates = [_read_candidate(described, tensors) for described in description["candidates"]]
+    groups = dict(from_tensors(tensors, tensors.__getitem__))
+    candidates = [_read_candidate(described, tensors, groups) for described in description["candidates"]]
     return PendingGroups(Groups(**views), candidates, bool(description["stale"]))
 
 
-def _read_candidate(described: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Candidate:
+def _read_candidate(
+    described: dict[str, Any], tensors: Mapping[str, torch.Tensor], groups: Mapping[int, Group]
+) -> Candidate:
     serial = described["serial"]
-    group = unpack(tensors[str(serial)])[0] if described["complete"] else None
+    group = groups[serial] if described["complete"] else None
     records = []
     for row, known in enumerate(described["records"]):
         records.append(tensors[_record_name(serial, row)] if known else None)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.files import regular
+
 TRAINER_STATE = "trainer_state.json"
 FOLDER = "trl_replay"
 """Our part of a checkpoint; and where its identity stands among the states of callbacks in `TRAINER_STATE`."""
@@ -40,8 +42,9 @@ def put_save_id(state: Any, save_id: str, folders: Sequence[str]) -> None:
 def read_save_id(checkpoint: Path) -> SaveId | None:
     """The identity in a checkpoint's trainer state; None where it was saved without replay, or can't be read."""
     try:
-        state = json.loads((checkpoint / TRAINER_STATE).read_bytes())
+        state = json.loads(regular(checkpoint / TRAINER_STATE).read_bytes())
         told = SaveId(**state["stateful_callbacks"][FOLDER]["attributes"])
+        named = all(isinstance(name, str) for name in told.folders)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return told if told.update == state.get("global_step") else None
+    return told if named and told.update == state.get("global_step") else None

@@ -22,9 +22,6 @@ NO_LENGTHS: Ints = np.empty(0, np.int64)
 MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 """Travels in the place of a group that its owner failed to give out, so that nobody waits for it."""
 
-LENGTHS_BYTES = 2 * 8
-"""Bytes of a stored row's prompt length and completion length."""
-
 
 class Exchange(NamedTuple):
     """A fresh group that takes another one's slot, with rows on this process."""
@@ -177,13 +174,11 @@ class RowLayout:
         return [Arrival(serial, of_ranks) for serial, of_ranks in zip(serials, sizes, strict=True)]
 
     def sizes(self, slots: Sequence[int]) -> list[int]:
-        """Bytes of payload of the candidates in `slots`: what their parts take when packed, and their lengths."""
+        """Bytes of payload of the candidates in `slots`."""
         if not slots:
             return []
         by_group = self.columns["nbytes"].reshape(-1, self.size)
-        packed = by_group[list(slots)].sum(axis=1)
-        lengths = LENGTHS_BYTES * self.size
-        sizes: list[int] = (packed + lengths).tolist()
+        sizes: list[int] = by_group[list(slots)].sum(axis=1).tolist()
         return sizes
 
     def requests(self, plan: Plan, table: Table) -> list[Request]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -53,42 +54,34 @@ class Collectives:
         self.received[verb] += gathered.nbytes - mine.nbytes
         return gathered
 
-    def exchange(
-        self, verb: str, outgoing: Sequence[Sequence[int]], load: Load, incoming: Sequence[int] | None
-    ) -> list[list[Group]]:
-        """One `all_to_all_single` of packed groups.
+    def exchange(self, verb: str, outgoing: Sequence[Sequence[int]], load: Load, crossing: bool) -> list[list[Group]]:
+        """Two `all_to_all_single`: of sizes, 8 bytes from each rank, and of groups. None if no group goes anywhere.
 
         Args:
             verb (`str`): For the count of bytes.
-            outgoing (`Sequence[Sequence[int]]`): Per rank, the serials to send, in an order that the receiver knows.
+            outgoing (`Sequence[Sequence[int]]`): Per rank, the serials to send, in an order that the receiver knows;
+                this rank's own do not count.
             load (`Callable`): Gives the payload of a serial; called once for each that another rank needs.
-            incoming (`Sequence[int]`, *optional*): Per rank, the bytes to receive; this rank's own do not count. None
-                if only the sender knows: then the numbers go first, 8 bytes from each rank.
+            crossing (`bool`): Whether any rank sends another one a group; the same on all.
 
         Returns:
             Per rank, the groups received.
         """
-        if self.ranks == 1:
-            return [[]]
+        if not crossing:
+            return [[] for _ in range(self.ranks)]
         import torch
 
-        from ..serialization.wire import pack, unpack
+        from ..serialization.groups import from_bytes, to_bytes
 
-        packed: dict[int, torch.Tensor] = {}
-        sending = [torch.empty(0, dtype=torch.uint8)]
-        out_sizes = [0] * self.ranks
-        for rank, serials in enumerate(outgoing):
-            for serial in serials if rank != self.rank else ():
-                if serial not in packed:
-                    packed[serial] = pack(load(serial))
-                sending.append(packed[serial])
-                out_sizes[rank] += packed[serial].numel()
-        in_sizes = list(incoming) if incoming is not None else self._sizes_from(verb, out_sizes)
-        in_sizes[self.rank] = 0
-        flat = torch.cat(sending)
-        received = self._all_to_all(flat, out_sizes, in_sizes)
+        messages = [() if rank == self.rank else tuple(serials) for rank, serials in enumerate(outgoing)]
+        loaded = {serial: load(serial) for serial in dict.fromkeys(itertools.chain(*messages))}
+        packed = {serials: to_bytes([loaded[serial] for serial in serials]) for serials in set(messages)}
+        sending = [packed[serials] for serials in messages]  # several ranks may get the same
+        out_sizes = [len(message) for message in sending]
+        in_sizes = self._sizes_from(verb, out_sizes)
+        received = self._all_to_all(torch.cat(sending), out_sizes, in_sizes)
         self.received[verb] += sum(in_sizes)
-        return [unpack(part) for part in torch.split(received, in_sizes)]
+        return [from_bytes(part) for part in torch.split(received, in_sizes)]
 
     def _sizes_from(self, verb: str, out_sizes: list[int]) -> list[int]:
         """Return the bytes that every rank is about to send to this one."""
@@ -197,15 +190,15 @@ class _CommonScope(_Scope):
         """
         outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
         here = []
-        for arrival, ranks in zip(arrivals, targets, strict=True):
+        moves = list(zip(arrivals, targets, strict=True))
+        for arrival, ranks in moves:
             if self.rank in ranks:
                 here.append(arrival)
             if arrival.sizes[self.rank]:
                 for rank in ranks:
                     outgoing[rank].append(arrival.serial)
-        sizes = np.array([arrival.sizes for arrival in here], np.int64).reshape(-1, self.ranks)
-        incoming: list[int] = sizes.sum(axis=0).tolist()
-        received = self._collectives.exchange("admit", outgoing, mine.__getitem__, incoming)
+        crossing = any(np.flatnonzero(arrival.sizes).tolist() != [rank] for arrival, ranks in moves for rank in ranks)
+        received = self._collectives.exchange("admit", outgoing, mine.__getitem__, crossing)
         parts: Parts = {}
         for arrival in here:
             held = parts[arrival.serial] = []
@@ -263,16 +256,14 @@ class ShardedScope(_CommonScope):
         return self._send(arrivals, [[owner] for owner in owners], mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Send drawn groups from their owners to the ranks whose slots they fill: to each that has rows of the slot.
-
-        Only the owner knows which bytes it gives out, so sizes go before payload.
-        """
+        """Send drawn groups from their owners to each rank that has rows of the slots that they fill."""
         outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
         for request in requests:
             if request.owner == self.rank:
                 for rank in request.ranks:
                     outgoing[rank].append(request.serial)
-        received = self._collectives.exchange("fetch", outgoing, load, incoming=None)
+        crossing = any(rank != request.owner for request in requests for rank in request.ranks)
+        received = self._collectives.exchange("fetch", outgoing, load, crossing)
         groups = {}
         for serial, owner, ranks in requests:
             if self.rank not in ranks:

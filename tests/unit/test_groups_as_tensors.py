@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from trl_replay.batch.compose import cut, join
 from trl_replay.data.fields import FieldTable
 from trl_replay.data.types import Group
-from trl_replay.serialization.wire import pack, packed_size, unpack
+from trl_replay.serialization.groups import from_bytes, to_bytes
 
 DTYPES = (
     torch.int8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool,
-    torch.uint8, torch.int16, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.uint8, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2,
 )  # fmt: skip
 NAMES = [f"key{number}" for number in range(19)]
 FIELDS = FieldTable(0, extra=EXTRA)
@@ -63,26 +63,25 @@ def groups(draw: Any) -> Group:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(groups(), max_size=3))
-def test_packed_groups_come_out_as_they_went_in_and_take_the_bytes_that_were_announced(given: list[Group]) -> None:
-    packs = [pack(group) for group in given]
-    assert [len(packed) for packed in packs] == [packed_size(group) for group in given]
-    for group, packed in zip(given, packs, strict=True):  # a candidate has its tensors in another order once resumed
-        assert torch.equal(pack(replace(group, tensors=dict(reversed(group.tensors.items())))), packed)
-    unpacked = unpack(torch.cat([torch.empty(0, dtype=torch.uint8), *packs]))
-    assert len(unpacked) == len(given)
-    for before, after in zip(given, unpacked, strict=True):
+def test_groups_come_out_as_they_went_in_whatever_the_order_of_their_tensors(given: list[Group]) -> None:
+    data = to_bytes(given)
+    resumed = [replace(group, tensors=dict(reversed(group.tensors.items()))) for group in given]
+    assert torch.equal(to_bytes(resumed), data)
+    found = from_bytes(data)
+    assert len(found) == len(given)
+    for before, after in zip(given, found, strict=True):
         assert_same(before, after)
 
 
 def test_what_is_unpacked_owns_its_memory() -> None:
-    data = pack(Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3])))
-    (group,) = unpack(data)
+    data = to_bytes([Group({"key0": torch.ones(3)}, frozenset(NAMES), np.array([2]), np.array([3]))])
+    (group,) = from_bytes(data)
     data.zero_()
     assert group.tensors["key0"].tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(("tokens", "share"), [(128, 0.04), (1024, 0.005)])
-def test_the_header_takes_a_few_bytes_of_a_group_of_eight(tokens: int, share: float) -> None:
+@pytest.mark.parametrize(("tokens", "share"), [(128, 0.12), (1024, 0.015)])
+def test_names_and_lengths_take_less_than_a_kilobyte_of_a_group_of_eight(tokens: int, share: float) -> None:
     lengths = np.full(8, tokens)
     keys = frozenset(name for name in FIELDS.names if name != "num_items_in_batch")
     tensors = {
@@ -93,7 +92,7 @@ def test_the_header_takes_a_few_bytes_of_a_group_of_eight(tokens: int, share: fl
     }
     group = Group(tensors, keys, np.array([8]), lengths)
     values = sum(tensor.nbytes for tensor in tensors.values())
-    assert packed_size(group) <= (1 + share) * values
+    assert len(to_bytes([group])) <= min((1 + share) * values, values + 1000)
 
 
 @st.composite
@@ -120,5 +119,5 @@ def cuts(draw: Any) -> tuple[dict[str, Any], list[slice]]:
 def test_parts_of_a_group_joined_are_the_group_cut_as_a_whole(given: tuple[dict[str, Any], list[slice]]) -> None:
     batch, parts = given
     (whole,) = cut(batch, FIELDS, [slice(0, 6)])
-    sent = [unpack(pack(part))[0] for part in cut(batch, FIELDS, parts)]
+    sent = from_bytes(to_bytes(cut(batch, FIELDS, parts)))
     assert_same(join(sent, FIELDS), whole)
