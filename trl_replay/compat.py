@@ -648,6 +648,39 @@ def templated(trainer: Any, messages: list[Any]) -> list[int]:
     return ids
 
 
+def rendered(trainer: Any, messages: Sequence[Any], opens: bool) -> str:
+    """Return messages as text, in this trainer's chat template; `opens`: with what stands before an answer."""
+    text: str = tokenizer(trainer).apply_chat_template(
+        messages,
+        chat_template=getattr(trainer, "chat_template", None),
+        add_generation_prompt=opens,
+        tokenize=False,
+        **trainer.chat_template_kwargs,
+    )
+    return text
+
+
+def tool_suffix(trainer: Any, messages: Sequence[Any]) -> list[int]:
+    """Return the token ids that the trainer puts between two turns of its model for what tools returned."""
+    ids: list[int] = trainer._get_tool_suffix_ids(messages)
+    return ids
+
+
+def stop_ids(trainer: Any) -> list[int]:
+    """Return the tokens that end a completion: those of the model's generation config, too, from 1.14 on."""
+    return list(getattr(trainer, "eos_token_ids", None) or [tokenizer(trainer).eos_token_id])
+
+
+def has_tools(trainer: Any) -> bool:
+    """Return whether the model may call tools."""
+    return bool(getattr(trainer, "tools", None))
+
+
+def cuts_off(trainer: Any) -> bool:
+    """Return whether completions without an end are masked."""
+    return bool(getattr(trainer, "mask_truncated_completions", False))
+
+
 def streams(dataset: Any) -> bool:
     """Return whether a dataset gives its rows one after the other, without numbers."""
     return not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))

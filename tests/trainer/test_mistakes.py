@@ -295,8 +295,8 @@ FILES: dict[str, tuple[Act, list[str]]] = {
         ["replay_warm_start='no.jsonl'", "a file that exists"],
     ),
     "a warm start in another format": (
-        lambda desk: trl_replay.attach(desk.trainer(), replay_warm_start=desk.write("warm.csv", "")),
-        ["replay_warm_start=", "warm.csv' can't be used", "ends in .parquet or .jsonl"],
+        lambda desk: trl_replay.attach(desk.trainer(), replay_warm_start=desk.write("warm.txt", "")),
+        ["replay_warm_start=", "warm.txt' can't be used", "give a .parquet, .jsonl, .json, or .csv file"],
     ),
     "a warm start of no buffer": (
         lambda desk: trl_replay.attach(

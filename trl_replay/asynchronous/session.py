@@ -51,7 +51,7 @@ class AsyncSession(Session):
             self.queue = ReplayQueue(getattr(view, compat.QUEUE), view, self, reading)
         else:  # nothing fills its buffer
             self.carry.warmed = True
-            self.buffer.adder = lambda source, incomplete: 0
+            self.buffer.adder = lambda *given: 0
 
     @property
     def trainer(self) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from math import inf
 from numbers import Integral, Real
-from pathlib import Path
 from types import NoneType
 from typing import Any, TypeAlias, TypeGuard
 
 from ..errors import ConfigurationError
 from ..specs import Kind
+from .data_files import KINDS, are_paths, data_files
 from .sizes import parse_bytes
 
 STRATEGY_KINDS: tuple[Kind, ...] = ("scorer", "evictor", "sampler", "selector", "mixer", "scope", "correction")
@@ -150,13 +150,21 @@ def function_name(value: object) -> str | None:
     return None if isinstance(value, str) and value else "give the name of a reward function, as TRL logs it"
 
 
-def readable_file(value: object) -> str | None:
-    """The path of a file that is there."""
-    if not isinstance(value, str | Path) or not str(value):
-        return "give the path of a .parquet or .jsonl file"
-    if not Path(value).is_file():
-        return "give the path of a file that exists"
-    return None if Path(value).suffix in (".parquet", ".jsonl") else "give a file that ends in .parquet or .jsonl"
+def readable_files(value: object) -> str | None:
+    """Paths of files that are there."""
+    if not are_paths(value):
+        return f"give the path of {KINDS}, of a folder, a pattern such as 'runs/*.parquet', or a list of these"
+    try:
+        data_files(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def column_names(value: object) -> str | None:
+    """A mapping from texts to texts."""
+    is_mapping = isinstance(value, dict) and all(isinstance(name, str) for name in [*value, *value.values()])
+    return None if is_mapping else "give a mapping such as {'question': 'prompt'}, or the same as a JSON object"
 
 
 def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) -> None:
@@ -180,10 +188,10 @@ def refuse_without_effect(settings: Mapping[str, Any], given: Container[str]) ->
         raise unusable(
             "replay_warm_start", path, "replay_buffer_size=0 stores nothing; give a size, or leave this out"
         )
-    short = settings["replay_warm_start_short"]
-    if "replay_warm_start_short" in given and short != "refuse" and path is None:
-        remedy = "there is no file whose groups could be short; set replay_warm_start, or leave this out"
-        raise unusable("replay_warm_start_short", short, remedy)
+    for name in ("replay_warm_start_short", "replay_warm_start_columns"):
+        if name in given and settings[name] not in ("refuse", None) and path is None:
+            remedy = "there is no file that it could be for; set replay_warm_start, or leave this out"
+            raise unusable(name, settings[name], remedy)
 
 
 def require(name: str, value: object, check: Check) -> None:

@@ -83,7 +83,7 @@ class ReplayBuffer:
         self._payload: dict[int, Group] = {}
         self._payload_bytes = 0
         self._has_warned = False
-        self.adder: Callable[[Any, str], int] | None = None
+        self.adder: Callable[..., int] | None = None
         self.reader: Callable[[int], Entry] | None = None
 
     def __len__(self) -> int:
@@ -127,14 +127,17 @@ class ReplayBuffer:
         """Bytes held: payload, and the used rows of all columns."""
         return self._payload_bytes + len(self.table) * self.table.row_bytes
 
-    def add(self, source: Any, incomplete: str = "refuse") -> int:
+    def add(self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None) -> int:
         """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
 
         Args:
-            source (`str`, `Path` or iterable of mappings): A Parquet or JSONL file, or rows with `prompt`,
-                `completion` and `reward`: docs/files.md lists all columns. All processes get the same.
+            source (`Any`): Paths of files, folders, or patterns, one or a list; or rows, as mappings, a `Dataset`, or
+                a `DataFrame`, with `prompt`, `completion` and `reward`: docs/files.md lists all columns. All processes
+                get the same.
             incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
                 `"resample"` fills them up with rows of their own.
+            columns (`Mapping[str, str]`, *optional*): What columns stand for that have other names:
+                `{"question": "prompt"}`.
 
         Returns:
             How many groups are in the buffer now that were not before.
@@ -146,7 +149,7 @@ class ReplayBuffer:
             raise ReplayError(
                 "Groups can be added to the buffer of an attached session only: attach(trainer).buffer.add(…)."
             )
-        return self.adder(source, incomplete)
+        return self.adder(source, incomplete, columns)
 
     def clear(self) -> None:
         """Forget every entry. Groups noted but not yet settled are still stored later."""

@@ -32,12 +32,15 @@ class FileTasks:
         trainer (`trl.GRPOTrainer`): Whose tasks they may be.
         tasks ([`Tasks`]): Tells them apart.
         metadata (`Mapping[str, str]`): Of the file.
+
+    Attributes:
+        dataset ([`Dataset`]): The trainer's.
     """
 
     def __init__(self, trainer: Any, tasks: Tasks, metadata: Mapping[str, str]) -> None:
         self._tasks = tasks
-        self._dataset = _dataset(trainer, tasks)
-        self._columns = _columns(trainer, self._dataset, tasks)
+        self.dataset = _dataset(trainer, tasks)
+        self._columns = _columns(trainer, self.dataset, tasks)
         self._is_exported = FINGERPRINT in metadata
         self._trusts_hash = metadata.get(TASK_COLUMNS) == json.dumps(tasks.columns)
         self._by_prompt: dict[int, int] | None = None
@@ -53,28 +56,28 @@ class FileTasks:
         told = max(int(row.get(TASK) or UNKNOWN), UNKNOWN)  # a group's own is no other run's
         if found.get("prompt") is not None and columns - {*PROMPT_COLUMNS[1:]} <= found.keys():
             key = self._tasks.key(found)
-            if self._is_exported or told in (key, UNKNOWN) or self._dataset.size is None:
+            if self._is_exported or told in (key, UNKNOWN) or self.dataset.size is None:
                 return key
             if key in self._known or told not in self._known:
                 return key
             return told  # exported, and read by others: what was a list or a number in its columns is text now
         if self._trusts_hash and row.get(TASK):
             return told
-        if self._columns is None or self._dataset.size is None:
+        if self._columns is None or self.dataset.size is None:
             return UNKNOWN
         return self._of_prompt({**found, "prompt": found.get("prompt") or row["prompt"]})
 
     @cached_property
     def _known(self) -> set[int]:
         """The tasks of the dataset."""
-        return {self._tasks.key(row) for row in self._dataset}
+        return {self._tasks.key(row) for row in self.dataset}
 
     def _of_prompt(self, found: Mapping[str, Any]) -> int:
         """The task of a row that lacks columns: the one with its prompt."""
         alone = Tasks([])
         if self._by_prompt is None:
             self._by_prompt = {}
-            for row in self._dataset:
+            for row in self.dataset:
                 key = self._tasks.key(row)
                 if self._by_prompt.setdefault(alone.key(row), key) != key:
                     self._by_prompt[alone.key(row)] = UNKNOWN

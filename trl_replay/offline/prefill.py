@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import compat
-from ..base.validation import choice, require
+from ..base.validation import choice, column_names, optional, require
 from ..batch.compose import cut, loss_mask
 from ..batch.group_view import describe
 from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
@@ -30,7 +30,7 @@ from ..protocols import Division
 from ..session import Session
 from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
-from .reader import OfflineGroup, read_groups, source_name
+from .reader import OfflineGroup, Reading, read_groups
 from .schema import reward_columns
 
 Result = TypeVar("Result")
@@ -61,23 +61,26 @@ class Newcomer:
 
 def begin(session: Session) -> None:
     """Fill the buffer from `replay_warm_start`, once in the life of a run."""
-    path = session.settings.config.replay_warm_start
+    config = session.settings.config
+    path = config.replay_warm_start
     if path is not None and not session.carry.warmed:
-        count = add(session, path, session.settings.config.replay_warm_start_short)
+        count = add(session, path, config.replay_warm_start_short, config.columns_of_warm_start)
         if not count and session.communicator.rank == 0:
             reasons = "; ".join(session.totals.reasons) or "it has no rows"
             warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)
         session.carry.warmed = True
 
 
-def add(session: Session, source: Any, incomplete: str = "refuse") -> int:
+def add(session: Session, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None) -> int:
     """Add groups made elsewhere: [`ReplayBuffer.add`]. Return their number."""
     require("incomplete", incomplete, choice("refuse", "resample"))
+    require("columns", columns, optional(column_names))
+    reading = Reading(source, incomplete, columns or {})
     division = session.scope.division
     tally = Tally()
     if session.components.processes > 1:
         session.roll_call("add", "adding groups to its buffer")
-    groups, advantages = _read(session, source, incomplete, tally)
+    groups, advantages = _read(session, reading, tally)
     newcomers: list[Newcomer] = []
     _run(session, lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)))
     table = session.buffer.table
@@ -103,7 +106,7 @@ def _run(session: Session, action: Callable[[], Result]) -> list[Result | None]:
     return run_on_all_ranks(action, ReplayError, alone=session.components.processes == 1)
 
 
-def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
+def _read(session: Session, reading: Reading, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
     """The groups that can be used, and their advantages; the same ones on all processes.
 
     A group whose rewards do not differ can be used where its rows stand beside fresh ones, with advantages of all.
@@ -118,8 +121,8 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     may_be_alike = session.components.mixes_rows and session.settings.config.replay_advantages != "stored"
 
     def read() -> int:
-        whole = read_groups(session, source, incomplete, tally)
-        for group, of_group in zip(whole, _advantages(session, whole, source), strict=True):
+        whole = read_groups(session, reading, tally)
+        for group, of_group in zip(whole, _advantages(session, whole, reading.name), strict=True):
             with np.errstate(over="ignore"):
                 stored = of_group.astype(np.float32)  # as it will be trained on
             trained = stored[~group.masked]
@@ -142,7 +145,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
         lack_logps = any(compat.OLD_LOGPS not in group.tokens for group in groups)
         if lack_logps and not computes_logps:
             raise ReplayError(
-                f"Groups of {source_name(source)} have no log-probs, and an asynchronous trainer computes none "
+                f"Groups of {reading.name} have no log-probs, and an asynchronous trainer computes none "
                 "outside its loss: give a file that session.export() wrote of a run with this tokenizer."
             )
         if lack_logps and awaits_its_engine:
@@ -156,7 +159,7 @@ def _read(session: Session, source: Any, incomplete: str, tally: Tally) -> tuple
     digests = _run(session, read)
     if len(set(digests)) > 1:
         raise ReplayError(
-            f"The processes read different groups from {source_name(source)}: give all of them the same file or rows. "
+            f"The processes read different groups from {reading.name}: give all of them the same file or rows. "
             "Nothing was added."
         )
     return groups, advantages
@@ -412,7 +415,7 @@ def _padded(rows: Sequence[NDArray[Any]], value: float, dtype: torch.dtype, side
     return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 
-def _advantages(session: Session, groups: Sequence[OfflineGroup], source: Any) -> list[Floats]:
+def _advantages(session: Session, groups: Sequence[OfflineGroup], source: str) -> list[Floats]:
     """The file's advantages; where it has none, those that the trainer's rule gives its rewards.
 
     A row that no function scored, or that is masked, does not count, and gets 0. Where the rule takes a mean or a
@@ -430,7 +433,7 @@ def _advantages(session: Session, groups: Sequence[OfflineGroup], source: Any) -
             columns = ", ".join(map(repr, reward_columns(session.trainer.reward_func_names)))
             raise ReplayError(
                 "multi_objective_aggregation='normalize_then_sum' normalizes the rewards of each function, and groups "
-                f"of {source_name(source)} have only a sum: give the columns {columns}, or 'advantage'."
+                f"of {source} have only a sum: give the columns {columns}, or 'advantage'."
             )
         rewards = np.stack([_each_reward(group, functions) for group in groups])
     else:

@@ -1,12 +1,12 @@
-"""Rows made elsewhere (Parquet, JSONL, or mappings), read and combined into groups of token ids."""
+"""Rows made elsewhere, checked and combined into groups of token ids."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,62 @@ from ..data.rewards import weighted_rewards
 from ..data.types import Bools, Floats
 from ..errors import ReplayError
 from ..session import Session
-from .export import PORTION
-from .file_tasks import IN_JSON, TASK, TASK_COLUMNS, UNKNOWN, FileTasks
-from .schema import FINGERPRINT, TOKENS, Row, checked, compact, has_images, reward_columns
+from .file_tasks import TASK, UNKNOWN, FileTasks
+from .logged import LoggedPrompts
+from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, reward_columns
+from .sources import Source, read_sources, source_name
+from .tokens import SEVERAL, RowError, Tokens, has_turns
 
-METADATA = (FINGERPRINT, TASK_COLUMNS, IN_JSON)
-"""Keys of a Parquet file's metadata."""
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read, and how.
+
+    Attributes:
+        source (`Any`): Paths, or rows.
+        incomplete (`str`): What becomes of groups of too few rows.
+        columns (`Mapping[str, str]`): By names in the source, the names that they stand for.
+    """
+
+    source: Any
+    incomplete: str
+    columns: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The source's name in errors."""
+        return source_name(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One row of a group.
+
+    Attributes:
+        row (`Mapping`): As read.
+        task (`int`): As in the table; `UNKNOWN` if the file does not say.
+        prompt_ids, completion_ids (`NDArray`): The file's, or made of its texts.
+        tokens (`dict[str, NDArray]`): Token-level fields, by batch key.
+    """
+
+    row: Row
+    task: int
+    prompt_ids: NDArray[np.int32]
+    completion_ids: NDArray[np.int32]
+    tokens: dict[str, NDArray[np.float32]]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Rows that belong together.
+
+    Attributes:
+        members (`list[Member]`): Those that can be used.
+        lacks (`bool`): Whether others were refused.
+    """
+
+    members: list[Member] = field(default_factory=list)
+    lacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,55 +110,79 @@ class OfflineGroup:
         return bool(self.masked.any()) or ADVANTAGES in self.tokens
 
 
-def read_groups(session: Session, source: Any, incomplete: str, tally: Tally) -> list[OfflineGroup]:
-    """The groups of a file or of rows, each with the trainer's number of rows.
+def read_groups(session: Session, reading: Reading, tally: Tally) -> list[OfflineGroup]:
+    """The groups of files or of rows, each with the trainer's number of rows.
 
-    Rows belong together by the column `group` where there is one, and else by their task; a group of more rows than
-    `num_generations` gives several. Token ids and log-probs count only if the file's tokenizer is this one.
+    Rows belong together by the column `group` of their file where there is one, and else by their task; a group of
+    more rows than `num_generations` gives several. Token ids and log-probs count only if the file's tokenizer is this
+    one.
 
     Raises:
         ReplayError: The source can't be read, or a row lacks what is needed: names the row.
     """
-    name = source_name(source)
+    name = reading.name
     trainer = session.trainer
-    rows, metadata = _read(source)
-    tasks = FileTasks(trainer, session.components.tasks, metadata)
-    gathered = _gathered(rows, name, compat.vocabulary_size(trainer), tasks)
-    same_tokenizer = metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
+    tokens = Tokens(trainer)
+    sources = read_sources(reading.source, reading.columns, trainer.reward_func_names)
+    gathered = _gathered(session, sources, tokens, tally)
+    members = [member for one in gathered for member in one.members]
     size = session.components.num_generations
     rng = np.random.default_rng(trainer.args.seed)
     groups: list[OfflineGroup] = []
     sorted_by_reward = 0
-    for members in gathered:
-        parts = _parts(size, members, name, incomplete, tally, rng)
-        cut = [_group(trainer, part, same_tokenizer, tasks) for part in parts]
+    for one in gathered:
+        cut = [_group(trainer, tokens, *part) for part in _parts(size, one, name, reading.incomplete, tally, rng)]
         sorted_by_reward += _is_sorted(cut)
         groups += cut
-    if sorted_by_reward and trainer.accelerator.is_main_process:
-        warnings.warn(
-            f"In {name}, {counted(sorted_by_reward, 'prompt')} of different rewards gave only groups of equal ones, "
-            "which teach nothing: neighboring rows make a group, and these are sorted by reward. Shuffle the rows, or "
-            "number the groups in a column `group`.",
-            stacklevel=2,
-        )
-    if trainer.accelerator.is_main_process and any(group.advantages is not None for group in groups):
-        _warn_of_other_functions(trainer, gathered, name)
-    if trainer.accelerator.is_main_process and not any("prompt_ids" in row for rows in gathered for row in rows):
-        _warn_of_plain_texts(trainer, [rows[0]["prompt"] for rows in gathered], name)
+    if trainer.accelerator.is_main_process:
+        _warn_of_order(sorted_by_reward, name)
+        _warn_of_other_functions(trainer, members, groups, name)
+        _warn_of_plain_texts(trainer, tokens, members, name)
+        _warn_of_ends(trainer, tokens, members)
     return _fitting(trainer, groups, name, tally)
 
 
-def _warn_of_plain_texts(trainer: Any, prompts: Sequence[Any], source: str) -> None:
+def _warn_of_order(prompts: int, source: str) -> None:
+    """Warn of so many prompts whose rows are sorted by reward."""
+    if prompts:
+        warnings.warn(
+            f"In {source}, {counted(prompts, 'prompt')} of different rewards gave only groups of equal ones, which "
+            "teach nothing: neighboring rows make a group, and these are sorted by reward. Shuffle the rows, or "
+            "number the groups in a column `group`.",
+            stacklevel=3,
+        )
+
+
+def _warn_of_ends(trainer: Any, tokens: Tokens, members: Sequence[Member]) -> None:
+    """Warn of messages whose end, by the chat template, is none for this trainer."""
+    said = any(not _has_ids(member.row) and _is_messages(member.row) for member in members)
+    if said and not tokens.ends_turns:
+        tokenizer = compat.tokenizer(trainer)
+        stops = tokenizer.convert_ids_to_tokens(compat.stop_ids(trainer))
+        warnings.warn(
+            f"The chat template ends an answer with {tokenizer.decode(tokens.ending)!r}, and this trainer's model "
+            f"goes on after it: it stops at {', '.join(map(repr, stops))}. Add that token to eos_token_id of the "
+            "model's generation_config before the trainer is made (TRL 1.14 and later), or make it the tokenizer's "
+            "eos_token.",
+            stacklevel=3,
+        )
+
+
+def _is_messages(row: Row) -> bool:
+    return not isinstance(row["prompt"], str) or not isinstance(row["completion"], str)
+
+
+def _warn_of_plain_texts(trainer: Any, tokens: Tokens, members: Sequence[Member], source: str) -> None:
     """Warn of texts that lack the chat template which the trainer puts around its dataset's messages."""
     dataset = trainer.train_dataset
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    texts = [member for member in members if isinstance(member.row["prompt"], str) and not _has_ids(member.row)]
     if not texts or compat.streams(dataset) or compat.has_environments(trainer) or not len(dataset):
         return
     messages = dataset[0].get("prompt")
     if not isinstance(messages, list):
         return
-    ending = compat.templated(trainer, messages)[-1]
-    if all(_prompt_ids(trainer, text)[-1:] != ending for text in texts):
+    ending = tokens.prompt(messages)[-1]
+    if all(member.prompt_ids[-1] != ending for member in texts):
         warnings.warn(
             f"The prompts in {source} are texts without a chat template, and those of the dataset are messages: the "
             "model never gets such prompts. Give messages, as in the dataset.",
@@ -116,19 +190,24 @@ def _warn_of_plain_texts(trainer: Any, prompts: Sequence[Any], source: str) -> N
         )
 
 
-def _warn_of_other_functions(trainer: Any, gathered: Sequence[Sequence[Row]], source: str) -> None:
+def _warn_of_other_functions(
+    trainer: Any, members: Sequence[Member], groups: Sequence[OfflineGroup], source: str
+) -> None:
     """Warn of advantages that were made from rewards of other functions than the trainer has."""
+    if all(group.advantages is None for group in groups):
+        return
+    rows = [member.row for member in members]
     trained = set(reward_columns(trainer.reward_func_names))
-    scored = {name for rows in gathered for row in rows for name, value in row.items() if value is not None}
+    scored = {name for row in rows for name, value in row.items() if value is not None}
     counted_in = {name for name in scored if name.startswith("reward/")}
     others = sorted(counted_in - trained)
-    lacking = sorted(trained - {name for rows in gathered for row in rows for name in row})
+    lacking = sorted(trained - {name for row in rows for name in row})
     if counted_in and (others or lacking):
         words = [f"with {name}" for name in others] + [f"without {name}" for name in lacking]
         warnings.warn(
             f"The advantages in {source} are of other reward functions than the trainer's ({', '.join(words)}), and "
             "are used as they are. To have them computed from its functions, drop the column `advantage`.",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
@@ -140,45 +219,103 @@ def _is_sorted(groups: Sequence[OfflineGroup]) -> bool:
     return alike and len({float(of_group[0]) for of_group in known}) > 1
 
 
-def _gathered(rows: Iterable[Any], source: str, vocabulary: int, tasks: FileTasks) -> list[list[Row]]:
-    """Rows that belong together, if all of them can be used."""
-    gathered: dict[str, list[Row]] = {}
-    for number, given in enumerate(rows):
-        label = f"Row {number} of {source}"
-        row = checked(given, label, vocabulary)
-        key = row.get("group")
-        if key is None:
-            key = [tasks.of(row), row["prompt"]]
-        text = json.dumps(key, sort_keys=True, default=str)
-        members = gathered.setdefault(text, [])
-        if members and row.get(TASK) != members[0].get(TASK):
-            raise ReplayError(
-                f"{label} is of another task ({TASK}) than another row of its group {row.get('group')!r}: rewards of "
-                "two tasks have no baseline in common. Number groups apart."
-            )
-        if members and row["prompt"] != members[0]["prompt"] and not row.get(TASK):
-            raise ReplayError(
-                f"{label} has the prompt {row['prompt']!r}, and another row of its group {row['group']!r} has "
-                f"{members[0]['prompt']!r}: rewards of two prompts have no baseline in common. Number groups apart."
-            )
-        members.append(row)
+def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally: Tally) -> list[Gathered]:
+    """Rows that belong together, if all of them can be used. A row that the trainer could not have made is counted,
+    and left out."""
+    trainer = session.trainer
+    vocabulary = compat.vocabulary_size(trainer)
+    gathered: dict[str, Gathered] = defaultdict(Gathered)
+    for index, source in enumerate(sources):
+        tasks = FileTasks(trainer, session.components.tasks, source.metadata)
+        logged = LoggedPrompts(trainer, tokens, tasks.dataset) if source.logged else None
+        same_tokenizer = source.metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
+        for number, given in enumerate(source.rows):
+            label = f"Row {number} of {source.name}"
+            row = checked(given, label, vocabulary)
+            one = Gathered()
+            try:
+                row = logged.restored(row) if logged else row
+                task, group = tasks.of(row), row.get("group")
+                key = [task, row["prompt"]] if group is None else [f"file {index}", group]
+                one = gathered[json.dumps(key, sort_keys=True, default=str)]
+                member = _member(row, task, tokens, same_tokenizer)
+            except RowError as reason:
+                one.lacks = True
+                tally.note(1, f"a row was refused: {reason}")
+                continue
+            if not len(member.prompt_ids) or not len(member.completion_ids):
+                raise ReplayError(f"{label}, with the prompt {row['prompt']!r}, has no tokens.")
+            if group is not None and one.members:
+                _refuse_another_task(row, one.members[0].row, label)
+            one.members.append(member)
     return list(gathered.values())
 
 
+def _refuse_another_task(row: Row, first: Row, label: str) -> None:
+    """Refuse a row of another task or prompt than the first one of its group.
+
+    Raises:
+        ReplayError: Names both.
+    """
+    advice = "Number groups apart, or give files by their paths: each then has groups of its own."
+    if row.get(TASK) != first.get(TASK):
+        raise ReplayError(
+            f"{label} is of another task ({TASK}) than another row of its group {row['group']!r}: rewards of two "
+            f"tasks have no baseline in common. {advice}"
+        )
+    if row["prompt"] != first["prompt"] and not row.get(TASK):
+        raise ReplayError(
+            f"{label} has the prompt {row['prompt']!r}, and another row of its group {row['group']!r} has "
+            f"{first['prompt']!r}: rewards of two prompts have no baseline in common. {advice}"
+        )
+
+
+def _member(row: Row, task: int, tokens: Tokens, same_tokenizer: bool) -> Member:
+    """A row with its token ids: those of the file, or made of its texts.
+
+    Raises:
+        RowError: The trainer could not have made it.
+    """
+    fields: dict[str, NDArray[np.float32]] = {}
+    if same_tokenizer and _has_ids(row):
+        prompt, completion = row["prompt_ids"], row["completion_ids"]
+        fields = {name: np.asarray(row[name]).astype(np.float32) for name in TOKENS if row.get(name) is not None}
+        if not any(name in fields for name in MASKS) and has_turns(row["completion"]):
+            raise RowError(SEVERAL)
+        _move_mask(fields)
+    else:
+        prompt = tokens.prompt(row["prompt"])
+        completion, tool_mask = tokens.completion(row["prompt"], prompt, row["completion"])
+        if tool_mask is not None:
+            fields["tool_mask"] = np.array(tool_mask, np.float32)
+    return Member(row, task, np.asarray(prompt).astype(np.int32), np.asarray(completion).astype(np.int32), fields)
+
+
+def _move_mask(fields: dict[str, NDArray[np.float32]]) -> None:
+    """Make a tool mask of a completion mask that leaves out some tokens: they count in no loss, but the model has
+    seen them. (TRL's own is all ones, or all zeros.)"""
+    mask = fields.get("completion_mask")
+    if mask is not None and mask.any() and not mask.all():
+        del fields["completion_mask"]
+        fields["tool_mask"] = fields.get("tool_mask", 1.0) * mask
+
+
 def _parts(
-    size: int, members: list[Row], source: str, incomplete: str, tally: Tally, rng: np.random.Generator
-) -> Iterator[list[Row]]:
-    """Parts of `size` rows. What is left over is refused, or filled up with rows of its own."""
-    if any(map(has_images, members)):
+    size: int, gathered: Gathered, source: str, incomplete: str, tally: Tally, rng: np.random.Generator
+) -> Iterator[tuple[list[Member], bool]]:
+    """Parts of `size` rows, and whether they are a whole group of the file. What is left over is refused, or filled up
+    with rows of its own."""
+    members = gathered.members
+    if any(has_images(member.row) for member in members):
         tally.refuse(1, "it has images, and its file does not hold them")
         return
     whole = len(members) // size * size
     for start in range(0, whole, size):
-        yield members[start : start + size]
+        yield members[start : start + size], len(members) == size and not gathered.lacks
     rest = members[whole:]
     if rest and incomplete == "resample":
         drawn = rng.integers(len(rest), size=size - len(rest))
-        yield rest + [rest[index] for index in drawn]
+        yield rest + [rest[index] for index in drawn], False
     elif rest:
         reason = f"it has fewer rows in {source} than num_generations={size}"
         tally.refuse(1, f"{reason} ('resample' in replay_warm_start_short fills it up)")
@@ -222,91 +359,50 @@ def _longest_row(group: OfflineGroup) -> int:
     return max(len(prompt) + len(completion) for prompt, completion in pairs)
 
 
-def _read(source: Any) -> tuple[Iterable[Any], Mapping[str, str]]:
-    """The rows, and what their file says of itself: `METADATA`."""
-    if not isinstance(source, str | Path):
-        if not isinstance(source, Iterable):
-            raise ReplayError(f"{source!r} can't be read: give a path, or rows as mappings.")
-        return source, {}
-    path = Path(source)
-    try:
-        if path.suffix == ".parquet":
-            return _read_parquet(path)
-        if path.suffix == ".jsonl":
-            lines = path.read_bytes().split(b"\n")
-            return [json.loads(line, object_pairs_hook=_named_once) for line in lines if line.strip()], {}
-    except Exception as error:  # of pyarrow, json or the system
-        raise ReplayError(f"{path} can't be read: {type(error).__name__}: {error}") from error
-    raise ReplayError(f"{path} can't be read: give a path that ends in .parquet or .jsonl.")
-
-
-def _named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping of a JSON object or of a file's columns.
-
-    Raises:
-        ValueError: A name comes twice.
-    """
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"it has {name!r} twice")
-        found[name] = value
-    return found
-
-
-def _read_parquet(path: Path) -> tuple[list[Row], Mapping[str, str]]:
-    from pyarrow import parquet
-
-    file = parquet.ParquetFile(path)
-    _named_once([(name, None) for name in file.schema_arrow.names])
-    found = file.schema_arrow.metadata or {}
-    metadata = {key: found[key.encode()].decode() for key in METADATA if key.encode() in found}
-    in_json = json.loads(metadata.get(IN_JSON, "[]"))
-    rows: list[Row] = []
-    for batch in file.iter_batches(PORTION):
-        for row in map(compact, batch.to_pylist()):
-            rows.append(row | {name: json.loads(row[name]) for name in in_json if row.get(name) is not None})
-    return rows, metadata
-
-
-def source_name(source: Any) -> str:
-    """Return the name of a source in errors."""
-    return str(source) if isinstance(source, str | Path) else "the rows given"
-
-
-def _group(trainer: Any, rows: Sequence[Row], same_tokenizer: bool, tasks: FileTasks) -> OfflineGroup:
-    with_ids = same_tokenizer and all(map(_has_ids, rows))
-    if with_ids:
-        prompts = [np.asarray(row["prompt_ids"]).astype(np.int32) for row in rows]
-        completions = [np.asarray(row["completion_ids"]).astype(np.int32) for row in rows]
-    else:
-        prompts = [_prompt_ids(trainer, row["prompt"]) for row in rows]
-        completions = [_completion_ids(trainer, row["completion"]) for row in rows]
-    if not all(map(len, prompts)) or not all(map(len, completions)):
-        raise ReplayError(f"A row with the prompt {rows[0]['prompt']!r} has no tokens.")
+def _group(trainer: Any, tokens: Tokens, members: Sequence[Member], is_whole: bool) -> OfflineGroup:
+    rows = [member.row for member in members]
     rewards, weights, named = _rewards(trainer, rows)
-    of_rows = {tasks.of(row) for row in rows}
+    of_rows = {member.task for member in members}
+    fields = _token_fields(members)
+    if compat.cuts_off(trainer):
+        _mask_cut_off(fields, tokens, members)
     return OfflineGroup(
-        prompt_ids=prompts,
-        completion_ids=completions,
+        prompt_ids=[member.prompt_ids for member in members],
+        completion_ids=[member.completion_ids for member in members],
         rewards=rewards,
         weights=weights,
         named=named,
-        advantages=_advantages(rows),
+        advantages=_advantages(rows) if is_whole else None,
         masked=np.array([bool(row.get("masked")) for row in rows]),
         task=of_rows.pop() if len(of_rows) == 1 else UNKNOWN,
-        tokens=_token_fields(rows) if with_ids else {},
+        tokens=fields,
     )
+
+
+def _mask_cut_off(fields: dict[str, list[NDArray[np.float32]]], tokens: Tokens, members: Sequence[Member]) -> None:
+    """Mask completions without an end, as TRL does with `mask_truncated_completions`."""
+    cut_off = [tokens.is_cut_off(member.completion_ids) for member in members]
+    if any(cut_off):
+        masks = fields.get("completion_mask") or [_ones(member) for member in members]
+        fields["completion_mask"] = [mask * (not cut) for mask, cut in zip(masks, cut_off, strict=True)]
 
 
 def _has_ids(row: Row) -> bool:
     return row.get("prompt_ids") is not None and row.get("completion_ids") is not None
 
 
-def _token_fields(rows: Sequence[Row]) -> dict[str, list[NDArray[np.float32]]]:
-    """Return the token-level fields that every row has."""
-    present = [name for name in TOKENS if all(row.get(name) is not None for row in rows)]
-    return {name: [np.asarray(row[name]).astype(np.float32) for row in rows] for name in present}
+def _token_fields(members: Sequence[Member]) -> dict[str, list[NDArray[np.float32]]]:
+    """Return the token-level fields that every row has, and masks that any has."""
+    fields: dict[str, list[NDArray[np.float32]]] = {}
+    for name in TOKENS:
+        has = [name in member.tokens for member in members]
+        if all(has) or (name in MASKS and any(has)):
+            fields[name] = [member.tokens.get(name, _ones(member)) for member in members]
+    return fields
+
+
+def _ones(member: Member) -> NDArray[np.float32]:
+    return np.ones(len(member.completion_ids), np.float32)
 
 
 def _advantages(rows: Sequence[Row]) -> Floats | None:
@@ -339,35 +435,3 @@ def _rewards(trainer: Any, rows: Sequence[Row]) -> tuple[Floats, Floats, bool]:
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> Floats:
     """`(G, names)`; NaN for None."""
     return np.array([[row.get(name) for name in names] for row in rows], np.float64)
-
-
-def _prompt_ids(trainer: Any, prompt: Any) -> NDArray[np.int32]:
-    """Of a text, or of messages in the trainer's chat template.
-
-    Raises:
-        ReplayError: An environment adds what the file does not tell.
-    """
-    tokenizer = compat.tokenizer(trainer)
-    if isinstance(prompt, str):
-        encoded = tokenizer(prompt)
-        return np.array(encoded["input_ids"], np.int32)
-    if compat.has_environments(trainer):
-        raise ReplayError(
-            "The prompts of this file are messages, and environments add their tools and words to those of the run: "
-            "give the prompt's text as the model gets it, or prompt_ids and completion_ids."
-        )
-    return np.array(compat.templated(trainer, list(prompt)), np.int32)
-
-
-def _completion_ids(trainer: Any, completion: Any) -> NDArray[np.int32]:
-    """Of a text, or of messages of which the last one counts; the end token follows where there is room for it."""
-    tokenizer = compat.tokenizer(trainer)
-    text = completion if isinstance(completion, str) else completion[-1]["content"]
-    encoded = tokenizer(text, add_special_tokens=False)
-    ids = list(encoded["input_ids"])
-    limit = trainer.max_completion_length
-    ended = ids[-1:] == [tokenizer.eos_token_id]
-    full = limit is not None and len(ids) >= limit
-    if not ended and not full:
-        ids.append(tokenizer.eos_token_id)
-    return np.array(ids, np.int32)

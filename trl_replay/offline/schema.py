@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ TOKENS += (ADVANTAGES,)
 OWN = {"completion", "prompt_ids", "completion_ids", "reward", "advantage", "masked", "update", "uses", "score"}
 OWN |= {"group", "images", *TOKENS}
 """Columns that are a file's."""
+WRITTEN_OUT = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
+"""How a text begins that pandas, or JSON, made of messages."""
 MASKS = ("completion_mask", "tool_mask")
 """Fields that tell which tokens are trained on."""
 LOGP_FLOOR = -1000.0
@@ -73,13 +76,16 @@ def _refuse_lacking(row: Row, label: str) -> None:
         if reward is None:
             missing.append("reward")
     if missing:
-        raise ReplayError(f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}.")
+        raise ReplayError(
+            f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}. If that is another column, name "
+            f"it: replay_warm_start_columns={{'its name': {missing[0]!r}}}, or columns=… of buffer.add."
+        )
 
 
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:
     """Return the fault in a column's value, if its kind is wrong."""
     if name in ("prompt", "completion"):
-        return _text_fault(name, value)
+        return _text_fault(value)
     if name in ("reward", "advantage") or name.startswith("reward/"):
         if not are_numbers(value, 0):
             return "is no number"
@@ -179,10 +185,12 @@ def has_images(row: Row) -> bool:
     return bool(images)
 
 
-def _text_fault(name: str, value: Any) -> str | None:
-    """Return the fault in a prompt or a completion; of a completion's messages the last one's text counts."""
-    if not _is_text(value) or (name == "completion" and not isinstance(_last_text(value), str)):
+def _text_fault(value: Any) -> str | None:
+    """Return the fault in a prompt or a completion."""
+    if not isinstance(value, str) and not _are_messages(value):
         return "is neither text nor messages"
+    if isinstance(value, str) and WRITTEN_OUT.match(value):
+        return "is messages written as text: give them as a list (CSV can't hold any; JSONL and Parquet can)"
     try:
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
@@ -190,16 +198,19 @@ def _text_fault(name: str, value: Any) -> str | None:
     return None
 
 
-def _last_text(value: Any) -> Any:
-    return value if isinstance(value, str) else value[-1]["content"]
-
-
-def _is_text(value: Any) -> bool:
-    """Tell a text, or messages (mappings with a content), from anything else."""
-    if isinstance(value, str):
-        return True
+def _are_messages(value: Any) -> bool:
     is_list = isinstance(value, Sequence | np.ndarray) and len(value) > 0
-    return is_list and all(isinstance(message, Mapping) and "content" in message for message in value)
+    return is_list and all(map(_is_message, value))
+
+
+def _is_message(value: Any) -> bool:
+    """Tell a mapping with a text, a list of parts, or calls of tools from anything else."""
+    if not isinstance(value, Mapping):
+        return False
+    content = value.get("content")
+    if content is None:
+        return value.get("tool_calls") is not None and len(value["tool_calls"]) > 0
+    return isinstance(content, str | list | np.ndarray)
 
 
 def are_numbers(value: Any, dimensions: int) -> bool:

@@ -17,13 +17,14 @@ from ..base.validation import (
     Check,
     arguments_of_plugins,
     choice,
+    column_names,
     function_name,
     keyword_arguments,
     names,
     number,
     optional,
     preset_name,
-    readable_file,
+    readable_files,
     refuse_without_effect,
     require,
     share,
@@ -291,10 +292,16 @@ class ReplayConfig:
         """What to do on resuming from a checkpoint whose buffer is damaged, does not fit or can't be restored:
         `"refuse"` raises, `"empty"` warns and continues with an empty buffer.""",
     )
-    replay_warm_start: Annotated[str | None, Rule(optional(readable_file))] = setting(
+    replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
         None,
-        """A Parquet or JSONL file that fills the buffer when training begins: what `session.export` wrote, or
-        prompt, completion and reward of any origin. Not read again when training resumes from a checkpoint.""",
+        """Files that fill the buffer when training begins: what `session.export` or TRL's `log_completions` wrote,
+        or prompts, completions and rewards of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a pattern
+        such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a checkpoint.""",
+    )
+    replay_warm_start_columns: Annotated[dict[str, str] | str | None, Rule(optional(column_names))] = setting(
+        None,
+        """What the columns of these files stand for, where they have other names: `{"question": "prompt"}`; on the
+        command line a JSON string.""",
     )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
@@ -310,6 +317,7 @@ class ReplayConfig:
         for kind in STRATEGY_KINDS:
             self._parse_kwargs(f"replay_{kind}_kwargs")
         self._parse_kwargs("replay_plugins_kwargs")
+        self._parse_kwargs("replay_warm_start_columns")
         if isinstance(self.replay_plugins, str):
             self.replay_plugins = [self.replay_plugins]
         if self.replay_task_columns in ("", [""]):  # as the command line gives no column
@@ -372,6 +380,12 @@ class ReplayConfig:
     def kwargs_of(self, kind: str) -> dict[str, Any]:
         """Return the keyword arguments given for a kind of strategy."""
         return dict(getattr(self, f"replay_{kind}_kwargs") or {})
+
+    @property
+    def columns_of_warm_start(self) -> dict[str, str]:
+        """By name in the files of `replay_warm_start`, what a column stands for."""
+        columns = self.replay_warm_start_columns
+        return columns if isinstance(columns, dict) else {}
 
     def with_settings(self, settings: Mapping[str, Any], source: str) -> ReplayConfig:
         """Return a validated copy with some fields set; errors name `source`."""

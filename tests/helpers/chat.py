@@ -1,0 +1,65 @@
+"""A chat model in small: turns end with a token of their own, and the tokenizer puts one in front of every text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from releases import TRL, Version
+from replaying import build
+from support import DEAD, Rewards, Spy
+
+import trl_replay
+from trl_replay.testing import CHARACTERS, make_model
+
+TEMPLATE = (
+    "{{ '<bos>' }}{% for m in messages %}{{ '<turn>' + m['role'] + ' ' + m['content'] + '<end>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<turn>assistant ' }}{% endif %}"
+)
+QUESTION = [{"role": "user", "content": "1="}]
+KNOWS_ENDS = Version("1.14") <= TRL
+"""TRL stops at every token that the model's generation config names."""
+
+
+def chat_tokenizer() -> Any:
+    """A character tokenizer whose `eos_token` is not what its template ends a turn with."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<eos>", "<unk>", "<bos>", "<turn>", "<end>", "<think>"]
+    vocabulary = {token: number for number, token in enumerate([*special, *CHARACTERS, "\n"])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 3)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<bos>",
+        padding_side="left", additional_special_tokens=special[4:],
+    )  # fmt: skip
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def chat_trainer(folder: Path, ends: bool = True, prompt: Any = QUESTION, **settings: Any) -> Any:
+    """A trainer whose dataset is `prompt`, and whose rewards are 0; `ends`: its model stops at the end of a turn."""
+    tokenizer = chat_tokenizer()
+    model = make_model(tokenizer)
+    if ends:
+        model.generation_config.eos_token_id = [1, 5]
+    settings = {"max_steps": 3, **settings}
+    return build(folder, Rewards([DEAD] * 3), [{"prompt": prompt}], tokenizer, model, Spy, **settings)
+
+
+def attached(trainer: Any, **settings: Any) -> Any:
+    """A session that keeps its trainer alive."""
+    session: Any = trl_replay.attach(trainer, **settings)
+    session.its_trainer = trainer
+    return session
+
+
+def stored(session: Any, serial: int = 0, key: str = "completion_ids") -> list[str]:
+    """The rows of a stored group, as tokens joined."""
+    group = session.buffer.load(serial)
+    lengths = group.prompt_lengths if key == "prompt_ids" else group.completion_lengths
+    convert = session.trainer.processing_class.convert_ids_to_tokens
+    return ["".join(convert(row.tolist())) for row in group.tensors[key].split(lengths.tolist())]

@@ -1,0 +1,242 @@
+"""Files and other sources of rows, in the forms that people have them in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from chat import attached, chat_trainer, stored
+from datasets import Dataset, load_dataset
+from support import DEAD, LIVE, Rewards, Spy
+from teacher import IDS, rows, rows_of
+
+import trl_replay
+from trl_replay import ConfigurationError, ReplayError
+from trl_replay.testing import make_trainer
+
+ROWS = rows(note="né", group=0)
+
+
+def in_lines(made: list[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in made).encode()
+
+
+WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], Any]] = {
+    "rows.jsonl": lambda path, made: path.write_bytes(in_lines(made)),
+    "rows.json": lambda path, made: path.write_text(json.dumps(made, indent=1)),
+    "lines.json": lambda path, made: path.write_bytes(in_lines(made)),
+    "rows.jsonl.gz": lambda path, made: path.write_bytes(gzip.compress(in_lines(made))),
+    "rows.csv": lambda path, made: pd.DataFrame(made).to_csv(path, index=False),
+    "rows.csv.gz": lambda path, made: pd.DataFrame(made).to_csv(path, index=False),
+    "rows.parquet": lambda path, made: pd.DataFrame(made).to_parquet(path),
+}
+TABLES: list[Callable[[list[dict[str, Any]]], Any]] = [pd.DataFrame, Dataset.from_list, pa.Table.from_pylist, iter]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Any:
+    return attached(make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, trainer_class=Spy))
+
+
+def check_one_group(session: Any) -> None:
+    (serial,) = session.buffer
+    entry = session.buffer[serial]
+    assert (entry.prompts[0], entry.completions) == ("1=", ["2", "3", "4", "5"])
+    assert entry.rewards == {"reward": LIVE}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_174_a_file_of_any_usual_kind_fills_the_buffer(session: Any, tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name, ROWS)
+    assert session.buffer.add(tmp_path / name) == 1
+    check_one_group(session)
+
+
+@pytest.mark.parametrize("made", TABLES, ids=["pandas", "datasets", "pyarrow", "a generator"])
+def test_174_tables_and_datasets_are_rows(session: Any, made: Any) -> None:
+    assert session.buffer.add(made([*ROWS, {**ROWS[0], "group": 1, "advantage": 1.0}])) == 1
+    check_one_group(session)
+
+
+def test_174_numbers_that_are_texts_stay_so_in_csv_and_lists_are_read(session: Any, tmp_path: Path) -> None:
+    made = rows_of("1=", ["007", "null", "1e5", ""], [1, 0, 0, 0.5])
+    pd.DataFrame([{**row, "masked": number == 3} for number, row in enumerate(made)]).to_csv(tmp_path / "rows.csv")
+    assert session.buffer.add(tmp_path / "rows.csv") == 1
+    entry = session.buffer[0]
+    assert entry.completions == ["007", "null", "1e5", ""]
+    assert (entry.rewards["reward"], entry.masked) == ([1, 0, 0, 0.5], [False] * 3 + [True])
+    pd.DataFrame(rows(**IDS)).to_csv(tmp_path / "ids.csv", index=False)
+    assert session.buffer.add(tmp_path / "ids.csv") == 1
+    assert session.buffer.load(1).tensors["old_per_token_logps"].tolist() == [-1.0, -2.0] * 4
+
+
+@pytest.mark.parametrize("named", ["a list", "a folder", "a pattern", "the name that was exported to"])
+def test_174_groups_of_several_files_are_told_apart(tmp_path: Path, named: str) -> None:
+    """Numbers of groups begin at 0 in each, also where both have groups of one prompt."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    files = [folder / f"out-0000{number}-of-00002.parquet" for number in range(2)]
+    for number, file in enumerate(files):
+        made = [
+            {
+                **row,
+                "group": group,
+                "prompt": f"{number}=" if group else "1=",
+                "advantage": (1 + group) * row["reward"],
+            }
+            for group in range(2)
+            for row in rows()
+        ]
+        pd.DataFrame(made).to_parquet(file)
+    (folder / "notes.txt").write_text("not a file of rows")
+    source = {"a list": list(map(str, files)), "a folder": folder, "a pattern": str(folder / "*.parquet")}
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=1)
+    session = trl_replay.attach(trainer, replay_warm_start=source.get(named, folder / "out.parquet"))
+    trainer.train()
+    assert [session.buffer[serial].prompts[0] for serial in session.buffer] == ["1=", "0=", "1=", "1="]
+    assert session.buffer.table.row_advantage[:, 0].tolist() == [1, 2, 1, 2], "whole groups keep theirs"
+
+
+def test_174_a_prompt_with_all_its_completions_in_lists(session: Any) -> None:
+    row = {"prompt": "1=", "completions": list("2345"), "rewards": LIVE, "masked": [False, False, False, True]}
+    other = {"prompt": "1=", "completions": list("6789"), "reward/scripted": LIVE, "note": [1]}
+    assert session.buffer.add([row, other]) == 2
+    assert [session.buffer[serial].completions for serial in session.buffer] == [list("2345"), list("6789")]
+    assert session.buffer[0].masked == row["masked"]
+    with pytest.raises(ReplayError, match=r"Row 1 of .* has 3 values of rewards for 4 completions"):
+        session.buffer.add([row, {**row, "rewards": [1, 0, 0]}])
+
+
+COLUMNS = {"question": "prompt", "answer": "completion", "score": "reward/scripted"}
+FOREIGN = [{"question": "1=", "answer": row["completion"], "score": row["reward"]} for row in ROWS]
+
+
+@pytest.mark.parametrize("by", ["the setting", "the argument"])
+def test_174_columns_of_other_names_are_named(tmp_path: Path, by: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(in_lines(FOREIGN))
+    settings = {"replay_warm_start": [path], "replay_warm_start_columns": json.dumps(COLUMNS)}
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=1)
+    session = trl_replay.attach(trainer, **(settings if by == "the setting" else {}))
+    if by == "the argument":
+        assert session.buffer.add(path, columns=COLUMNS) == 1
+    trainer.train()
+    assert session.buffer[0].rewards == {"scripted": LIVE}
+
+
+def test_174_missing_columns_are_told_with_the_remedy(session: Any) -> None:
+    words = r"Row 0 .* lacks prompt, completion: it has question, answer, score\. .*columns=\{'its name': 'prompt'\}"
+    with pytest.raises(ReplayError, match=words):
+        session.buffer.add(FOREIGN)
+    with pytest.raises(ReplayError, match=r"Row 0 of the rows given lacks points, which .*columns names"):
+        session.buffer.add(FOREIGN, columns={"points": "reward"})
+    with pytest.raises(ReplayError, match=r"Row 0 .* 'completion' twice"):
+        session.buffer.add(ROWS, columns={"prompt": "completion"})
+    with pytest.raises(ConfigurationError, match=r"columns=\['question'\] can't be used: .*\{'question': 'prompt'\}"):
+        session.buffer.add(FOREIGN, columns=["question"])
+    with pytest.raises(ConfigurationError, match=r"replay_warm_start_columns=.* there is no file"):
+        trl_replay.attach(session.its_trainer, replay_warm_start_columns=COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["prompt", "completion"])
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_174_messages_that_were_written_as_text_are_named(session: Any, name: str, write: Any) -> None:
+    text = write([{"role": "user", "content": "1="}])
+    with pytest.raises(ReplayError, match=f"Row 0 of .* has {name}=.* is messages written as text"):
+        session.buffer.add([{**row, name: text} for row in ROWS])
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("nothing/*.parquet", "nor a folder or a pattern"),
+        ("rows.txt", r"give a \.parquet, \.jsonl, .*, not rows\.txt"),
+        (["rows.txt", "none.csv"], "not rows.txt"),
+        ({"train": []}, "give a path, or rows"),
+    ],
+)
+def test_174_what_holds_no_rows_is_named(
+    session: Any, tmp_path: Path, source: Any, words: str, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.txt").write_text("1=")
+    with pytest.raises(ReplayError, match=f"can't be read: .*{words}"):
+        session.buffer.add(source)
+
+
+def test_174_a_table_with_a_column_twice_is_refused(session: Any, tmp_path: Path) -> None:
+    twice = pd.DataFrame([["1=", "1", 0.0, 1.0]], columns=["prompt", "completion", "reward", "reward"])
+    twice.to_csv(tmp_path / "rows.csv", index=False)
+    for source in (twice, tmp_path / "rows.csv"):
+        with pytest.raises(ReplayError, match=r"can't be read: .*'reward' twice"):
+            session.buffer.add(source)
+
+
+# the tables of completions that TRL logs
+
+
+def graded(completions: list[Any], **_: Any) -> list[float]:
+    texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+    return [float(len(set(text))) for text in texts]
+
+
+def logged_run(folder: Path, make: Callable[..., Any], **settings: Any) -> tuple[Any, Path]:
+    """A run that logs its completions, each batch twice, and where."""
+    trainer = make(folder, log_completions=True, max_steps=4, steps_per_generation=2,
+                   per_device_train_batch_size=6, **settings)  # fmt: skip
+    trainer.reward_funcs, trainer.reward_func_names = [graded], ["graded"]
+    trainer.train()
+    return trainer, folder / "completions"
+
+
+def of_texts(folder: Path, **settings: Any) -> Any:
+    return make_trainer(folder, graded, trainer_class=Spy, **settings)
+
+
+@pytest.mark.parametrize("make", [of_texts, chat_trainer], ids=["texts", "messages"])
+def test_174_what_trl_logged_is_a_warm_start(tmp_path: Path, make: Any) -> None:
+    trainer, folder = logged_run(tmp_path / "first", make)
+    assert len(list(folder.iterdir())) == 4
+    again = make(tmp_path / "second", max_steps=1, per_device_train_batch_size=12)
+    again.reward_funcs, again.reward_func_names = [graded], ["graded"]
+    session = attached(again, replay_scorer=lambda groups, context: 1.0 + groups.reward_std)
+    assert session.buffer.add(folder) == 6, f"of two batches: {session.totals.reasons}"
+    made = [session.buffer[serial] for serial in session.buffer]
+    advantages = [value for entry in made for value in entry.advantages]
+    trained = [value for batch in trainer.scored for value in batch["advantages"].tolist()]
+    assert sorted(advantages) == pytest.approx(sorted(trained), abs=1e-5)
+    assert all(list(entry.rewards) == ["graded"] for entry in made)
+
+
+def test_174_texts_that_trl_logged_without_special_tokens_get_the_datasets_prompts(tmp_path: Path) -> None:
+    """As all releases before 1.15 log messages."""
+    session = attached(chat_trainer(tmp_path))
+    table = [
+        {"step": 1, "prompt": prompt, "completion": row["completion"], "scripted": row["reward"], "advantage": -1.0}
+        for prompt in ("user 1=\nassistant ", "user 2=\nassistant ")
+        for row in ROWS
+    ]
+    table[0]["advantage"] = 3.0
+    assert session.buffer.add(table) == 1
+    assert session.buffer.table.row_advantage.tolist() == [[3.0, -1.0, -1.0, -1.0]]
+    assert stored(session, key="prompt_ids") == ["<bos><turn>user 1=<end>\n<turn>assistant "]
+    reason = "a row was refused: TRL logged its prompt without special tokens, and none of the dataset is logged so"
+    assert session.totals.reasons[reason] == 4
+
+
+def test_174_files_are_read_as_datasets_reads_them(session: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(in_lines(ROWS))
+    dataset = load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train", cache_dir=str(tmp_path))
+    assert session.buffer.add(dataset) == 1
+    check_one_group(session)

@@ -1,0 +1,263 @@
+"""Token ids made of a file's texts and messages: those that the trainer would have made, or the row is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chat import KNOWS_ENDS, QUESTION, attached, chat_trainer, stored
+from releases import since
+from replaying import build
+from support import DEAD, LIVE, Rewards, Spy, record
+from teacher import rows, rows_of
+from tools import tool_tokenizer
+
+from trl_replay.batch.compose import loss_mask
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+REWARDS = [1.0, 0.0, 0.0, 0.0]
+
+
+def said(*texts: str) -> list[Any]:
+    """Completions of one message."""
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+# the end of a turn
+
+
+@since("1.14", "the model's own end tokens")
+@pytest.mark.parametrize("prompt", [QUESTION, "<bos><turn>user 1=<end>\n<turn>assistant "])
+def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_path: Path, prompt: Any) -> None:
+    session = attached(chat_trainer(tmp_path))
+    session.buffer.add(rows_of(prompt, [*said("1", "2<end>"), "3", "4<end>\n"], REWARDS))
+    assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
+    steps = record(session)
+    session.trainer.train()
+    assert any(ids.tolist()[:2] == [8, 5] for _, after in steps for ids in after["completion_ids"]), "it is trained on"
+
+
+def test_154_texts_get_the_end_token_where_no_template_is_in_sight(tmp_path: Path) -> None:
+    session = attached(chat_trainer(tmp_path, prompt="1="))
+    ending = "<end>" if KNOWS_ENDS else "<end><eos>"
+    session.buffer.add(rows_of("1=", ["1", "2<eos>", "3<end>", "456789"], REWARDS))
+    assert stored(session) == ["1<eos>", "2<eos>", f"3{ending}", "456789"]
+
+
+def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path: Path) -> None:
+    session = attached(chat_trainer(tmp_path, ends=False))
+    with pytest.warns(UserWarning, match="ends an answer with '<end>', .* it stops at '<eos>'.* generation_config"):
+        session.buffer.add(rows_of(QUESTION, said("1", "2", "3", "4"), REWARDS))
+    assert stored(session) == ["1<end>", "2<end>", "3<end>", "4<end>"]
+
+
+# the beginning of a prompt
+
+
+@pytest.mark.parametrize("prompt", ["<bos><turn>user 1=<end>\n<turn>assistant ", QUESTION])
+def test_157_a_prompt_gets_one_token_in_front(tmp_path: Path, prompt: Any) -> None:
+    trainer = chat_trainer(tmp_path)
+    session = attached(trainer)
+    session.buffer.add(rows_of(prompt, list("1234"), REWARDS))
+    trainer.train()
+    batch = trainer.scored[0]
+    of_trainer = batch["prompt_ids"][0][batch["prompt_mask"][0].bool()].tolist()
+    assert session.buffer.load(0).tensors["prompt_ids"].tolist() == of_trainer
+    assert of_trainer.count(3) == 1
+
+
+def test_157_a_plain_prompt_gets_its_token_as_before(tmp_path: Path) -> None:
+    session = attached(chat_trainer(tmp_path, prompt="1="))
+    session.buffer.add(rows_of("1=", list("1234"), REWARDS))
+    assert stored(session, key="prompt_ids") == ["<bos>1="]
+
+
+def test_157_what_a_prompt_ends_with_is_not_said_again(tmp_path: Path) -> None:
+    """Templates of reasoning models begin the reasoning, and a teacher's text does, too."""
+    session = attached(chat_trainer(tmp_path, prompt="1=<think>"))
+    session.buffer.add(rows_of("1=<think>", ["<think>12", "3", "4", "5"], REWARDS))
+    assert stored(session) == ["12<eos>", "3<eos>", "4<eos>", "5<eos>"]
+
+
+# completions that were cut off
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_156_cut_off_rows_of_files_are_masked_as_the_trainer_masks_its_own(tmp_path: Path, with_ids: bool) -> None:
+    tokenizer = make_tokenizer()
+    made = rows_of("1=", ["1", "222222", "333333", "444444"], REWARDS)
+    if with_ids:
+        made[0] |= {"completion_ids": [*tokenizer("1")["input_ids"], tokenizer.eos_token_id]}
+        made[1:] = [{**row, "completion_ids": tokenizer(row["completion"])["input_ids"]} for row in made[1:]]
+        made = [{**row, "prompt_ids": tokenizer("1=")["input_ids"]} for row in made]
+    trainer = make_trainer(tmp_path, Rewards([DEAD] * 3), max_steps=2, mask_truncated_completions=True)
+    session = attached(trainer, replay_start=0)
+    assert session.buffer.add(made) == 1
+    advantages = session.buffer.table.row_advantage[0]
+    assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-3), "cut-off rows count in the mean"
+    steps = record(session)
+    trainer.train()
+    replaced = steps[1][1]["advantages"] != 0
+    assert loss_mask(steps[1][1])[replaced].sum(dim=1).tolist() == [2, 0, 0, 0]
+
+
+def test_156_a_group_of_cut_off_rows_alone_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, Rewards([DEAD]), mask_truncated_completions=True)
+    session = attached(trainer)
+    assert session.buffer.add(rows_of("1=", ["123456", "222222", "333333", "444444"], REWARDS)) == 0
+    assert list(session.totals.reasons) == ["a group was refused: it has no trainable token"]
+
+
+# groups that are cut or filled up
+
+
+@pytest.mark.parametrize(("size", "short"), [(4, "refuse"), (2, "refuse"), (6, "resample")])
+def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path: Path, size: int, short: str) -> None:
+    made = [
+        {**row, "advantage": 30.0 if row["reward"] else -10.0, "group": number}
+        for number, right in enumerate("14")
+        for row in rows_of("1=", list("1234"), [float(text == right) for text in "1234"])
+    ]
+    session = attached(make_trainer(tmp_path, Rewards([[0.0] * size] * 3), num_generations=size))
+    assert session.buffer.add(made, incomplete=short) == 2
+    for serial in session.buffer:
+        entry = session.buffer[serial]
+        rewards = torch.tensor(entry.rewards["reward"])
+        by_rule = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        expected = by_rule if size != 4 else 40 * rewards - 10
+        assert entry.advantages == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+# several turns
+
+CALL = '<tool_call>\n{"name": "lookup", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
+
+
+def lookup(key: str) -> str:
+    """Looks something up.
+
+    Args:
+        key: What.
+
+    Returns:
+        What it found.
+    """
+    return key * 3
+
+
+class Speaker(Spy):
+    """Its model says what the script has for each turn."""
+
+    script: Sequence[Sequence[str]] = ()
+
+    def _generate_single_turn(self, prompt_ids: Any, *given: Any, **named: Any) -> Any:
+        turn = self.script[self.turn]
+        self.turn += 1
+        return [self.processing_class(text)["input_ids"] for text in turn[: len(prompt_ids)]], None
+
+
+def tool_trainer(folder: Path, reward: Any = None, **settings: Any) -> Any:
+    tokenizer = tool_tokenizer()
+    model = make_model(tokenizer, max_position_embeddings=2048)
+    defaults = {"max_steps": 1, "per_device_train_batch_size": 4, "max_completion_length": 400}
+    trainer = build(
+        folder, reward or Rewards([LIVE]), [{"prompt": QUESTION}], tokenizer, model, Speaker,
+        arguments={"tools": [lookup]}, **{**defaults, **settings},
+    )  # fmt: skip
+    trainer.turn = 0
+    trainer.script = [[f"<think>\nhm\n</think>\n\n{CALL}"] * 4, [f"{row}<|im_end|>" for row in range(4)]]
+    return trainer
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+@pytest.mark.parametrize("form", ["trl", "verifiers", "ids"])
+def test_155_turns_and_tools_of_a_file_become_what_the_trainer_made_of_them(tmp_path: Path, form: str) -> None:
+    kept: list[Any] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        kept[:] = completions
+        return LIVE
+
+    trainer = tool_trainer(tmp_path, reward)
+    trainer.train()
+    (batch,) = trainer.scored
+    assert [message["role"] for message in kept[0]] == ["assistant", "tool", "assistant"]
+    made = rows_of(QUESTION, kept, LIVE)
+    if form == "verifiers":
+        made = [{**row, "completion": [as_verifiers(message) for message in row["completion"]]} for row in made]
+    lengths = batch["completion_mask"].sum(dim=1).tolist()
+    ids = [row[:length].tolist() for row, length in zip(batch["completion_ids"], lengths, strict=True)]
+    mask = [row[:length].tolist() for row, length in zip(batch["tool_mask"], lengths, strict=True)]
+    if form == "ids":  # a mask of the model's tokens, by the name that other libraries have for it
+        beside = zip(made, ids, mask, strict=True)
+        made = [row | {"prompt_ids": [3], "completion_ids": one, "completion_mask": its} for row, one, its in beside]
+    session = attached(trainer)
+    assert session.buffer.add(made) == 1
+    group = session.buffer.load(0)
+    assert group.tensors["completion_ids"].tolist() == [*itertools.chain(*ids)]
+    assert group.tensors["tool_mask"].tolist() == [*itertools.chain(*mask)]
+    assert 0 in mask[0]
+    assert "completion_mask" not in group.tensors, "all of it is seen"
+
+
+def as_verifiers(message: dict[str, Any]) -> dict[str, Any]:
+    """As verifiers and prime-rl write it: calls as JSON, without the outer mapping; tools by the number of a call."""
+    if message["role"] == "tool":
+        return {"role": "tool", "tool_call_id": "call_0", "content": message["content"]}
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    flat = [json.dumps({"id": "call_0", **call, "arguments": json.dumps(call["arguments"])}) for call in calls]
+    return {**message, "tool_calls": flat or None}
+
+
+def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path: Path) -> None:
+    trainer = chat_trainer(tmp_path, max_completion_length=40, ends=KNOWS_ENDS)
+    session = attached(trainer)
+    turns = [
+        {"role": "user", "content": "no"},
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "ok"},
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the end of a turn, before TRL 1.14
+        assert session.buffer.add(rows_of(QUESTION, [[*one, *turns] for one in said(*"1234")], REWARDS)) == 1
+    assert stored(session)[0] == "1<end>\n<turn>user no<end>\n<turn>assistant 3<end>"
+    mask = session.buffer.load(0).tensors["tool_mask"].tolist()
+    between = len("\n") + 1 + len("user no") + 1 + len("\n") + 1 + len("assistant ")
+    assert mask[: 4 + between] == [1, 1, *[0] * between, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        ([{"role": "user", "content": "1"}], "do not begin with the assistant's"),
+        (said("1")[0] + said("2")[0], "follow each other"),
+        ("1<end>\n<turn>user 2", "goes on after the end of a turn"),
+        ([{"role": "assistant", "content": "1", "reasoning_content": "hm"}], "leaves out its reasoning_content"),
+        ([{"role": "assistant", "content": [{"type": "image"}]}], "more than text"),
+        ([{"role": "assistant", "content": None, "tool_calls": ["{"]}], "a call of a tool can't be read"),
+    ],
+)
+def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(
+    tmp_path: Path, completion: Any, reason: str
+) -> None:
+    session = attached(chat_trainer(tmp_path, ends=KNOWS_ENDS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the end of a turn, before TRL 1.14
+        added = session.buffer.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS]))
+    assert added == 1
+    (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
+    assert reason in counted
+
+
+def test_155_ids_of_several_turns_without_a_mask_are_refused(tmp_path: Path) -> None:
+    session = attached(make_trainer(tmp_path, Rewards([DEAD])))
+    turns = [*said("1")[0], {"role": "tool", "content": "2"}, *said("3")[0]]
+    assert session.buffer.add(rows(prompt_ids=[4], completion_ids=[6, 7], completion=turns)) == 0
+    assert session.totals.reasons["a row was refused: it has several turns, and no tool_mask tells which of its "
+                                  "completion_ids the model said"] == 4  # fmt: skip
