@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,9 @@ from support import DEAD, HALF, LIVE, Rewards, masked_rollout, record
 from teacher import rows
 
 import trl_replay
+from trl_replay import ReplayError
 from trl_replay.cli.commands import main
+from trl_replay.report.page import write_report
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 
@@ -259,6 +262,23 @@ def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path: Path, mon
         session.export(path)
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.glob("out*")] == ["out.parquet"]
+
+
+def test_168_an_export_and_a_report_write_through_no_link_that_somebody_planted(tmp_path: Path) -> None:
+    trainer, session = train(tmp_path)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("out.parquet", "out.parquet.part", "report.html"):
+        (tmp_path / name).symlink_to(victim)
+    trainer.save_state()
+    for written in (session.export(tmp_path / "out.parquet"), write_report(tmp_path)):
+        assert not written.is_symlink()
+        assert written.stat().st_size > 100
+        assert written.stat().st_mode & 0o777 == victim.stat().st_mode & 0o777, "readable as any new file"
+    assert victim.read_text() == "precious"
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(ReplayError, match=r"pipe.parquet is no regular file: give another path"):
+        session.export(tmp_path / "pipe.parquet")
 
 
 def test_51_reward_functions_of_one_name_have_a_column_each_and_are_read_back(tmp_path: Path) -> None:

@@ -1,8 +1,14 @@
-"""Files that anybody may have written: only regular ones are read, and names in them lead nowhere else."""
+"""Files in folders where anybody may write: only regular ones are read or replaced, and names in them lead nowhere
+else."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+
+from ..errors import ReplayError
 
 
 def named_in(folder: Path, name: str) -> Path:
@@ -26,3 +32,20 @@ def regular(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no regular file")
     return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; once all is written, the file takes the place of what was at `path`. A link that stands
+    there is replaced, not followed.
+
+    Raises:
+        ReplayError: A folder, device, or pipe is there.
+    """
+    if path.exists() and not path.is_file():
+        raise ReplayError(f"{path} is no regular file: give another path.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:  # nobody else's
+        part = Path(folder) / path.name
+        yield part
+        part.replace(path)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..base.files import replacing
 from ..batch.samples import masked_rows
 from ..buffer.replay_buffer import Entry, ReplayBuffer
 from ..checkpoint import format as saved
@@ -167,24 +168,18 @@ def write(path: str | Path, source: Source) -> int:
     path = Path(path)
     if path.suffix != ".parquet":
         raise ReplayError(f"{path} can't be written: give a path that ends in .parquet.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")  # what was there before stays until all is written
     schema = _schema(source)
     rows: list[dict[str, Any]] = []
     count = 0
-    try:
-        with parquet.ParquetWriter(part, schema) as writer:
-            for number, entry in enumerate(source.entries):
-                rows += rows_of(number, entry, source)
-                if number % PORTION == PORTION - 1:
-                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-                    count += len(rows)
-                    rows = []
-            if rows:  # an empty row group is more than readers expect
+    with replacing(path) as part, parquet.ParquetWriter(part, schema) as writer:
+        for number, entry in enumerate(source.entries):
+            rows += rows_of(number, entry, source)
+            if number % PORTION == PORTION - 1:
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+                count += len(rows)
+                rows = []
+        if rows:  # an empty row group is more than readers expect
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
     return count + len(rows)
 
 

@@ -22,6 +22,7 @@ from ..advice.logged import (
     steps,
 )
 from ..advice.rules import DEAD_AFTER, REPLACED
+from ..base.files import replacing
 from ..base.sizes import counted, format_bytes
 from ..checkpoint.save_id import FOLDER
 from ..setup.config import ReplayConfig
@@ -56,8 +57,8 @@ def write_report(run: str | Path, out: str | Path | None = None, reward: str | N
 
 def write_page(text: str, path: Path) -> Path:
     """Write a page, and return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
     return path
 
 
