@@ -572,6 +572,32 @@ def test_settings_that_the_script_overruled_are_told() -> None:
     assert verdict == (0, "the script attaches replay by itself; its own settings were used, not the given ones.")
 
 
+SPOIL = """
+import json, os, sys
+told = os.path.join(json.loads(os.environ["TRL_REPLAY_AUTOATTACH"])["reports"], "z.json")
+content = sys.argv[1].replace("DEEP", "[" * 200_000)
+os.mkfifo(told) if content == "a pipe" else open(told, "w").write(content)
+raise SystemExit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[]", "{}", '{"event": 5', "null", '{"event": "refused", "python": "p", "reason": 5}', "DEEP", "a pipe"],
+)
+@pytest.mark.parametrize(("status", "expected"), [(0, NOT_ATTACHED), (7, 7)])
+def test_169_a_spoilt_report_hides_no_status(content: str, status: int, expected: int, capsys: Any) -> None:
+    assert main(["run", "--", sys.executable, "-c", SPOIL, content, str(status)]) == expected
+    assert ("a report of its processes can't be read (z.json)" in capsys.readouterr().err) == (status == 0)
+
+
+def test_169_where_replay_is_attached_a_spoilt_report_is_told() -> None:
+    verdict = judge([attached(), Report("spoilt", "", reason="z.json")], 0)
+    assert verdict.status == 0
+    assert verdict.message is not None
+    assert verdict.message.endswith("can't be read (z.json): whether one was without replay is unknown.")
+
+
 WRONG = [
     (["--replay_evctor", "fifo"], "trl-replay run has no setting 'replay_evctor'. Did you mean 'replay_evictor'?"),
     (["--replay_max_age", "ten"], "replay_max_age='ten' can't be used: leave it out or give a whole number"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ..base.files import regular
 
 NOT_ATTACHED = 91
 """The command succeeded, and replay was attached to no trainer."""
@@ -22,7 +25,7 @@ SKIPPED = (
 @dataclass(frozen=True)
 class Report:
     """One process's word: that it `started`, or that hooking `failed`; and of each trainer that it `attached`,
-    `refused`, or was of a class that it can't attach to (`unseen`)."""
+    `refused`, or was of a class that it can't attach to (`unseen`). One that can't be read is `spoilt`."""
 
     event: str
     python: str
@@ -40,12 +43,19 @@ class Verdict(NamedTuple):
 
 def read(folder: Path) -> list[Report]:
     """All reports of a run, the oldest first."""
-    known = {fact.name for fact in fields(Report)}
-    reports = []
-    for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
-        facts: dict[str, Any] = json.loads(path.read_text())
-        reports.append(Report(**{name: value for name, value in facts.items() if name in known}))
-    return reports
+    return [_read(path) for path in sorted(folder.glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)]
+
+
+def _read(path: Path) -> Report:
+    """Read a report; any process of the command may have written it."""
+    known = {fact.name: type(fact.default) for fact in fields(Report)} | {"event": str, "python": str}
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        facts: Any = json.loads(regular(path).read_text())
+        if isinstance(facts, dict) and facts.keys() >= {"event", "python"}:
+            kept = {name: facts[name] for name in known if name in facts}
+            if all(isinstance(value, known[name]) for name, value in kept.items()):
+                return Report(**kept)
+    return Report("spoilt", "", reason=path.name)
 
 
 def judge(reports: Sequence[Report], status: int, misplaced: Sequence[str] = ()) -> Verdict:
@@ -68,6 +78,8 @@ def judge(reports: Sequence[Report], status: int, misplaced: Sequence[str] = ())
         return _nothing_attached(reports, status)
     if any(report.own for report in attached):
         return Verdict(status, "the script attaches replay by itself; its own settings were used, not the given ones.")
+    if spoilt := _spoilt(reports):
+        return Verdict(status, f"{spoilt}: whether one was without replay is unknown.")
     if misplaced:
         names = ", ".join(misplaced)
         return Verdict(
@@ -82,7 +94,9 @@ def _nothing_attached(reports: Sequence[Report], status: int) -> Verdict:
     failed = _distinct(report.reason for report in reports if report.event == "failed")
     started = [report for report in reports if report.event == "started"]
     without = _distinct(report.python for report in started if not report.installed)
-    if failed:
+    if spoilt := _spoilt(reports):
+        reason = spoilt
+    elif failed:
         reason = f"its processes could not set it up: {failed}"
     elif not started:
         reason = SKIPPED
@@ -91,6 +105,11 @@ def _nothing_attached(reports: Sequence[Report], status: int) -> Verdict:
     else:
         reason = "no GRPOTrainer trained in it"
     return Verdict(NOT_ATTACHED, f"replay was not attached: {reason}.")
+
+
+def _spoilt(reports: Sequence[Report]) -> str:
+    names = ", ".join(report.reason for report in reports if report.event == "spoilt")
+    return f"a report of its processes can't be read ({names})" if names else ""
 
 
 def _distinct(texts: Iterable[str]) -> str:
