@@ -100,10 +100,6 @@ NAMED = (
         "if over > excess:", "if over:",
     ),
     Named(
-        "sizes of payload without lengths", "distributed/row_layout.py",
-        "(packed + lengths).tolist()", "packed.tolist()",
-    ),
-    Named(
         "the tap does not forget", "loss/tap.py",
         """what is recorded already stays.\"""
         self._candidates = {}""", """what is recorded already stays.\"""

@@ -139,8 +139,9 @@ def _presets() -> Iterator[Preset]:
             yield from plugin.trl_replay_presets()
 
 
+BUILT_IN = ("sample_efficient", "second_run")
 PRESETS = {
     preset.name: preset
-    for preset in sorted(_presets(), key=lambda preset: ["sample_efficient", *METHODS].index(preset.name))
+    for preset in sorted(_presets(), key=lambda preset: [*BUILT_IN, *METHODS].index(preset.name))
 }
 PARTS = {"settings": settings, "commands": commands, "presets": presets}

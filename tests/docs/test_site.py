@@ -201,7 +201,7 @@ def test_every_preset_has_a_page_with_what_it_sets_and_a_row_in_the_index() -> N
         assert text.startswith(f"# `{name}`: ")
         assert all(f"`{setting}=" in text for setting in preset.settings)
         assert f"[`{name}`]" in index
-    assert {Path(page).stem for page in made.method_pages()} == {"sample_efficient", *METHODS}
+    assert {Path(page).stem for page in made.method_pages()} == {*made.BUILT_IN, *METHODS}
     assert {len(row) for row in rows(made.presets())} == {3}, "a bar in a title is no border of a cell"
 
 

@@ -237,6 +237,8 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "is none. Load the model in the same dtype (model_init_kwargs={'dtype': ...}), or set bf16=True."
         )
     yield from _useless(trainer, settings, components)
+    if settings.config.replay_preset == "second_run":
+        yield from _generates_again(trainer, settings)
     if (
         components.forwards_to_record
         and settings.config.replay_record == "auto"
@@ -246,6 +248,24 @@ def misgivings(trainer: Any, settings: Settings, components: Components) -> Iter
             "Stored rows are mixed into live groups, whose log-probs the loss then never shows: replay_record='auto' "
             "adds one forward without gradients to every generation batch. Set replay_record='forward' to agree, or "
             "'loss' to go without such groups."
+        )
+
+
+def _generates_again(trainer: Any, settings: Settings) -> Iterator[str]:
+    """Yield why a second run would not train on the completions of a file alone."""
+    if settings.config.replay_warm_start is None:
+        yield (
+            "replay_preset='second_run' trains on the completions of a file, and replay_warm_start is not set: name "
+            "the file, or call session.buffer.add(...) before training begins."
+        )
+    steps, iterations = trainer.args.max_steps, trainer.num_iterations
+    updates = iterations * trainer.args.steps_per_generation // trainer.args.gradient_accumulation_steps
+    if steps <= 0 or updates < steps:
+        length = f"max_steps={steps}" if steps > 0 else f"num_train_epochs={trainer.args.num_train_epochs:g}"
+        yield (
+            f"replay_preset='second_run' generates one batch, and num_iterations={iterations} with {length} generates "
+            f"another after every {counted(updates, 'update')}: set num_iterations and max_steps both to the number "
+            "of updates."
         )
 
 

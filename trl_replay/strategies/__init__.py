@@ -40,6 +40,15 @@ generation) and `beta` (2.0 was measured on tiny models; it held back a pretrain
 docs/evidence.md has the measurements.
 """
 
+SECOND_RUN = """\
+For completions that exist already: a fresh policy trains on a file, and generates one batch in all. Every update draws
+groups of the file that were used least, in passes.
+
+It needs `replay_warm_start`, and of GRPOConfig `num_iterations` and `max_steps` both set to the number of updates.
+`replay_correction="imitation"` trains on the successes alone; with `"ratio"` most tokens soon leave the loss's clip
+region. docs/howto/have-completions.md has the steps.
+"""
+
 
 class Builtin:
     """The plugin that holds the built-in strategies; its names can't be shadowed."""
@@ -121,3 +130,10 @@ class Builtin:
             "replay_start": 0,
         }
         yield Preset("sample_efficient", settings, "more updates a completion", SAMPLE_EFFICIENT)
+        settings = {
+            "replay_iterations": "replay",
+            "replay_sampler": "least_used",
+            "replay_correction": "topr",
+            "replay_start": 0,
+        }
+        yield Preset("second_run", settings, "trains on a file of completions, generates one batch", SECOND_RUN)

@@ -1,0 +1,63 @@
+"""A second run on the completions of a first one (`replay_preset="second_run"`): one generated batch in all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resuming import digits
+
+import trl_replay
+from trl_replay.testing import make_trainer
+
+UPDATES = 8
+
+
+def first_run(folder: Path, batches: int = 6) -> Path:
+    """Stock's groups, exported."""
+    trainer = make_trainer(folder / "first", digits, max_steps=batches)
+    session = trl_replay.attach(trainer, replay_dry_run=True)
+    trainer.train()
+    return session.export(folder / "first.parquet")
+
+
+def second_run(folder: Path, file: Path, **settings: Any) -> tuple[Any, Any]:
+    """Not trained yet."""
+    given = {"max_steps": UPDATES, "num_iterations": UPDATES, **settings}
+    trainer = make_trainer(folder / "second", digits, **given)
+    return trainer, trl_replay.attach(trainer, replay_preset="second_run", replay_warm_start=str(file))
+
+
+def test_a_second_run_generates_one_batch_and_goes_through_the_file_in_passes(tmp_path: Path) -> None:
+    trainer, session = second_run(tmp_path, first_run(tmp_path))
+    trainer.train()
+    totals = session.totals
+    assert totals.batches == 1
+    assert trainer.state.global_step == UPDATES
+    table = session.buffer.table
+    taught = table.uses[table.origin > 0]
+    slots = totals.counters["iterated"] + totals.counters["replaced"]
+    assert slots == table.uses.sum() > 0
+    assert taught.max() - taught.min() <= 1, "each group is used as often as the others, or once more"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_iterations": 4}, "num_iterations=4 with max_steps=8 generates another after every 4 updates"),
+        ({"max_steps": -1}, "num_iterations=8 with num_train_epochs=3 generates another after every 8 updates"),
+    ],
+)
+def test_a_second_run_that_would_generate_again_is_told_what_to_set(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    file = first_run(tmp_path)
+    with pytest.warns(UserWarning, match=words):
+        second_run(tmp_path, file, **settings)
+
+
+def test_a_second_run_without_a_file_is_told_so(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, digits, max_steps=UPDATES, num_iterations=UPDATES)
+    with pytest.warns(UserWarning, match="replay_warm_start is not set"):
+        trl_replay.attach(trainer, replay_preset="second_run")
