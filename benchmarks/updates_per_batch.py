@@ -1,6 +1,6 @@
 """How many completions does replay save, with how many updates a batch, and at which learning rates?
 
-    python benchmarks/updates_per_batch.py --screen   # the two lists with held-out siblings, before training
+    python benchmarks/updates_per_batch.py --screen   # the lists before training
     python benchmarks/updates_per_batch.py            # the runs of docs/evidence-ratio-plan.md, in its order
     python benchmarks/updates_per_batch.py --left     # only prints which runs are left, and how long they take
     python benchmarks/updates_per_batch.py --table    # only prints what there is, and draws it in --out
@@ -18,7 +18,8 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import trl_replay
 RESULTS = Path(__file__).parent / "results" / "updates_per_batch.jsonl"
 LISTED, OTHERS = 48, 100
 """Prompts that come again, and held-out ones."""
+PAIRS = 24
 
 
 def list_of(rows: Callable[[int, int], list[dict[str, str]]]) -> Task:
@@ -54,9 +56,35 @@ def list_of(rows: Callable[[int, int], list[dict[str, str]]]) -> Task:
     return Task(again, 4, 192, OTHERS, every=24, accuracy_every=24, listed=lambda: listed)
 
 
+def _two_sums(count: int, seed: int) -> list[dict[str, str]]:
+    """A closed list of prompts that ask for two sums, of which both must be right."""
+    sums = [(row["prompt"].splitlines()[-1].removesuffix(" ="), row["answer"]) for row in study._sums(2 * PAIRS, 11)]
+    listed = [
+        {
+            "prompt": f"3 + 4, 12 + 5 = 7, 17\n20 + 9, 8 + 31 = 29, 39\n{one}, {other} =",
+            "answer": f"{of_one}, {of_other}",
+        }
+        for (one, of_one), (other, of_other) in zip(sums[::2], sums[1::2], strict=True)
+    ]
+    rng, rows = random.Random(seed), list[dict[str, str]]()
+    while len(rows) < count:
+        rows += listed if seed == HELD_OUT_SEED else rng.sample(listed, PAIRS)
+    return rows[:count]
+
+
 LISTS = {"listed sums": list_of(study._sums), "listed topics": list_of(study._topics)}
 """The second is run, as the plan chose."""
-TASKS = {"french": study.TASKS["french"], "products": study.TASKS["products"], **LISTS}
+TWO_SUMS = Task(_two_sums, 10, 150, PAIRS, every=30, accuracy_every=30)
+"""Sparse, and each prompt comes 25 times."""
+LONG = replace(study.TASKS["products"], batches=960)
+"""Each prompt comes 40 times: what collapses?"""
+TASKS = {
+    "french": study.TASKS["french"],
+    "products": study.TASKS["products"],
+    **LISTS,
+    "two sums": TWO_SUMS,
+    "products, 40 passes": LONG,
+}
 PRESET: dict[str, Any] = {"replay_preset": "sample_efficient"}
 CORRECTIONS = ("ratio", "m2po", "asymre", "oapl")
 ARMS = {
@@ -70,6 +98,8 @@ ARMS = {
     "stock, KL 0.1": Arm(None, beta=0.1),
     **{f"preset, {name}": Arm({**PRESET, "replay_correction": name}, iterations=2, beta=0.1) for name in CORRECTIONS},
     "preset, no anchor": Arm({**PRESET, "replay_kl": "all"}, iterations=2),
+    "bapo": Arm({"replay_buffer_size": 0, "replay_plugins": ["bapo"]}),
+    "preset, bapo": Arm({**PRESET, "replay_plugins": ["bapo"]}, iterations=2, beta=0.1),
     "preset, 1 update": Arm({**PRESET, "replay_iterations": "same"}, beta=0.1),
 }
 
@@ -109,21 +139,28 @@ LATER_STAGES = [
         for arm in (*(f"preset, {name}" for name in CORRECTIONS), "preset, no anchor", "preset, 1 update")
         for task, rates in FIRST.items()
     ),
+    Stage("stock", "two sums", (1e-5, 5e-6)),
+    Stage("sample_efficient", "two sums", (1e-5, 5e-6)),
+    Stage("bapo", "two sums", (1e-5, 5e-6)),
+    Stage("preset, bapo", "two sums", (1e-5, 5e-6)),
 ]
+COLLAPSE = {"stock": (3e-6, 6e-6), "sample_efficient": (1e-5, 2e-5), "stock, 2 updates": (3e-6, 6e-6)}
+"""On products, 40 passes: the rate of the study, and twice it."""
 CURVE = {"french": (8e-5, 4e-5, 2e-5, 1e-5, 5e-6), "products": (3e-5, 1e-5, 3e-6, 1e-6)}
 CURVE_ARMS = ("stock", "sample_efficient", "stock, KL 0.02", "stock, 2 updates", "stock, KL 0.1")
 SEEDS = (0, 1, 2)
-MINUTES = {"french": 6, "products": 7} | dict.fromkeys(LISTS, 10)
-"""Of a core, for a run of stock; those of the lists are guessed."""
+MINUTES = {"french": 6, "products": 7, "products, 40 passes": 35, "two sums": 12} | dict.fromkeys(LISTS, 10)
+"""Of a core, for a run of stock; those of the lists and of two sums are guessed."""
 
 
 def exists(arm: Arm) -> bool:
-    """Whether this release of trl_replay has the arm's correction."""
+    """Whether the arm's correction and plugins are installed."""
+    settings = arm.settings or {}
     try:
-        trl_replay.ReplayConfig(**(arm.settings or {}))
+        trl_replay.ReplayConfig(**settings)
     except trl_replay.UnknownNameError:
         return False
-    return True
+    return set(settings.get("replay_plugins", [])) <= entry_points(group="trl_replay").names
 
 
 def finished(*paths: Path) -> dict[Run, list[dict[str, Any]]]:
@@ -164,6 +201,8 @@ def queue(done: dict[Run, list[dict[str, Any]]]) -> Iterator[Run]:
     for stage in LATER_STAGES:
         if exists(ARMS[stage.arm]):
             yield from runs_of(done, stage)
+    for arm, rates in COLLAPSE.items():
+        yield from (Run("products, 40 passes", arm, rate, seed) for rate, seed in itertools.product(rates, SEEDS))
 
 
 def left(path: Path) -> list[Run]:
@@ -216,34 +255,45 @@ def to_the_goal(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
 
 def beside(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     """A row a task and arm that is whole, as Markdown: means of the last lines."""
-    rows = ["| task | arm | updates a batch | pass@8 | dead groups | entropy |", "|" + "---|" * 6]
+    rows = ["| task | arm | updates a batch | pass@8 | dead groups | entropy | found, not learned |", "|" + "---|" * 7]
     for task in TASKS:
         for arm, (_, runs) in at_their_rates(done, task).items():
             last = [lines[-1] for lines in runs]
             means = [
                 np.mean([line[name] for line in last]) for name in ("pass_at_8", "frac_reward_zero_std", "entropy")
             ]
-            rows.append(f"| {task} | {arm} | {ARMS[arm].iterations} | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+            missed = np.mean([len(set(line["found"]) - set(line["answers_right"])) for line in last])
+            cells = [task, arm, str(ARMS[arm].iterations), *(f"{mean:.2f}" for mean in means), f"{missed:.1f}"]
+            rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
 def curve(done: dict[Run, list[dict[str, Any]]], task: str) -> list[str]:
-    """A row an arm, as Markdown: by rate, the mean accuracy at the end, and how many runs collapsed; while seeds are
-    missing, how many there are."""
+    """A row an arm, as Markdown: by rate, the mean accuracy at the end, and how many runs collapsed."""
     rates = CURVE[task][::-1]
     rows = [f"| {task} | {' | '.join(f'{rate:g}' for rate in rates)} |", f"|{'---|' * (len(rates) + 1)}"]
     for arm in CURVE_ARMS:
-        cells = []
-        for rate in rates:
-            there = [run for seed in SEEDS if (run := Run(task, arm, rate, seed)) in done]
-            values = [[line["sampled"] for line in done[run] if "sampled" in line] for run in there]
-            collapsed = sum(of_run[-1] < max(of_run) / 2 for of_run in values)
-            end = f"{sum(of_run[-1] for of_run in values) / len(SEEDS):.2f}" + (
-                f", {collapsed} collapsed" if collapsed else ""
-            )
-            cells.append(end if len(there) == len(SEEDS) else f"{len(there)} of {len(SEEDS)} seeds")
-        rows.append(f"| {arm} | {' | '.join(cells)} |")
+        rows.append(f"| {arm} | {' | '.join(_ends(done, task, arm, rate)[1] for rate in rates)} |")
     return rows
+
+
+def collapses(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row an arm and rate, as Markdown: the mean of the best measurements, and of the last ones."""
+    rows = ["| products, 40 passes | rate | best | end |", "|---|---|---|---|"]
+    for arm, rate in ((arm, rate) for arm, rates in COLLAPSE.items() for rate in rates):
+        rows.append(f"| {arm} | {rate:g} | {' | '.join(_ends(done, 'products, 40 passes', arm, rate))} |")
+    return rows
+
+
+def _ends(done: dict[Run, list[dict[str, Any]]], task: str, arm: str, rate: float) -> tuple[str, str]:
+    """The best, and the end and what collapsed; while seeds are missing, how many there are."""
+    there = [run for seed in SEEDS if (run := Run(task, arm, rate, seed)) in done]
+    if len(there) < len(SEEDS):
+        return (f"{len(there)} of {len(SEEDS)} seeds",) * 2
+    values = [[line["sampled"] for line in done[run] if "sampled" in line] for run in there]
+    collapsed = sum(of_run[-1] < max(of_run) / 2 for of_run in values)
+    best, end = np.mean([(max(of_run), of_run[-1]) for of_run in values], axis=0)
+    return f"{best:.2f}", f"{end:.2f}" + (f", {collapsed} collapsed" if collapsed else "")
 
 
 def draw(done: dict[Run, list[dict[str, Any]]], path: Path) -> None:
@@ -280,7 +330,7 @@ def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     missing = [run for run in queue(done) if run not in done]
     curves = itertools.chain(*(["", *curve(done, task)] for task in CURVE))
     told = f"{len(missing)} runs of those that are known by now are left: {hours(missing):.0f} hours of a core."
-    return [*to_the_goal(done), "", *beside(done), *curves, "", told]
+    return [*to_the_goal(done), "", *beside(done), *curves, "", *collapses(done), "", told]
 
 
 def work(path: Path) -> None:
@@ -314,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if options.screen:
-        study.screen(options.out, LISTS)
+        study.screen(options.out, {**LISTS, "two sums": TWO_SUMS})
     elif options.left:
         runs = left(path)
         print("\n".join([*(run.name for run in runs), f"{hours(runs):.0f} hours of a core"]))

@@ -480,7 +480,8 @@ def perform(run: Run, task: Task, arm: Arm, path: Path) -> None:
     trainer.add_callback(watch)
     trl_replay.register(ClipShares(watch.seen), "clip_shares")
     try:
-        watched = {**(arm.settings or {}), "replay_plugins": ["clip_shares"]}
+        settings = arm.settings or {}
+        watched = {**settings, "replay_plugins": [*settings.get("replay_plugins", []), "clip_shares"]}
         trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else watched))
         with redirect_stdout(StringIO()):
             trainer.train()

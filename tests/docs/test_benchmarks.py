@@ -495,3 +495,24 @@ def test_a_list_of_prompts_comes_again_and_others_are_held_out(benchmark: Any) -
         held_out = {row["prompt"] for row in task.rows(task.held_out, study.HELD_OUT_SEED)}
         assert len(held_out) == 100
         assert not held_out & listed
+
+
+def test_every_arm_of_updates_a_batch_trains(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, ratio, example = (benchmark(name) for name in ("when_it_pays", "updates_per_batch", "smollm2_reasoning"))
+    tokenizer = make_tokenizer()
+    make_model(tokenizer).save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(example, "smollm2", lambda folder: (None, tokenizer))
+    monkeypatch.setattr(study, "AT_THE_START", {"sums": {"sampled": 0.0}})
+    monkeypatch.setattr(study, "measured", lambda *_: {"sampled": 0.5})
+    rows = [{"prompt": f"{number % 8}+1=", "answer": "1"} for number in range(64)]
+    task = study.Task(lambda *_: rows, 1, 3, 4, every=3, accuracy_every=3)
+    monkeypatch.setattr(study, "is_right", lambda text, answer: text < "3")
+    path = tmp_path / "ledger.jsonl"
+    for name, arm in ratio.ARMS.items():
+        assert ratio.exists(arm), f"{name} needs the plugins of this repository"
+        study.perform(study.Run("sums", name, 1e-4, 0), task, arm, path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["arm"] for line in lines if line["batch"] == 3] == list(ratio.ARMS)
+    replays = {line["arm"]: line.get("replay/replay_ratio") for line in lines if line["batch"] == 3}
+    assert replays["preset, 4 updates"] == replays["preset, 4 updates, 4 uses"] > replays["sample_efficient"] > 1
+    assert replays["stock, 4 updates"] is None
