@@ -517,14 +517,18 @@ def syncs_reference(trainer: Any) -> bool:
     return False
 
 
-def reference_synced(trainer: Any, state: Any) -> bool:
-    """Return whether the reference model has changed at the end of this update."""
-    return syncs_reference(trainer) and state.global_step % trainer.args.ref_model_sync_steps == 0
+def reference_parameters(trainer: Any) -> list[Any]:
+    """Return the parameters that the reference's log-probs come from; none where the trainer uses no reference.
 
-
-def reference_moved(trainer: Any) -> bool:
-    """Return whether the reference model has changed in the trainer's last `train()`."""
-    return trainer.state.global_step >= trainer.args.ref_model_sync_steps and syncs_reference(trainer)
+    With PEFT these are the base model's, and those of the adapter that TRL copies to be the reference.
+    """
+    if not getattr(trainer, "beta", 0.0):
+        return []
+    if trainer.ref_model is not None:
+        return list(trainer.ref_model.parameters())
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    trained = set(getattr(model, "peft_config", ())) - {"ref"}
+    return [parameter for name, parameter in model.named_parameters() if trained.isdisjoint(name.split("."))]
 
 
 def with_old_logps(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:

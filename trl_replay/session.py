@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from .advice.logged import DRY_RUN, JUDGED_BY
 from .advice.rules import remedy_for_masks, what_to_change
 from .base.living import living
 from .base.sizes import counted
+from .base.weights import fingerprint
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, dead_by_function
 from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
@@ -83,8 +83,7 @@ class Session:
         rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
             plugin chooses. None where nothing is.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
-        reference (`str`): Tells the reference model's states apart; empty as long as it is the one that the trainer
-            was made with.
+        reference (`str`): Tells the reference model's states apart: that of the last look.
     """
 
     def __init__(self, trainer: Any, settings: Settings, components: Components) -> None:
@@ -120,7 +119,7 @@ class Session:
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
-        self.reference = uuid.uuid4().hex if enabled and compat.reference_moved(trainer) else ""
+        self.reference = self._reference_now() if enabled else ""
 
     @property
     def config(self) -> ReplayConfig:
@@ -295,8 +294,7 @@ class Session:
         self.meet()
         started = time.perf_counter()
         self.carry.unfinished = True
-        pending = self.carry.take()
-        rows = self.communicator.share(batch, batch["prompt_ids"].size(0), pending)
+        pending, rows = self._share(batch, batch["prompt_ids"].size(0))
         fresh = self._fresh(self._generate_again(batch, rows, score))
         decide = partial(self.decisions.fill_batch, fresh, pending, self.carry.collected_at)
         agreed = self.communicator.agree(fresh.rows, decide, serials_of(pending))
@@ -323,9 +321,8 @@ class Session:
             self.abstain(rows.count, at_end=True)
             self.tap.expect_again(template.expected)
             return None
-        pending = self.carry.take()
         fresh = template.fresh
-        rows = self.communicator.share(None, rows.count, pending)
+        pending, rows = self._share(None, rows.count)
         iteration = compat.iteration(self.trainer)
         decide = partial(self.decisions.fill_iteration, fresh, rows, pending, self.carry.collected_at, iteration)
         agreed = self.communicator.agree(rows, decide, serials_of(pending))
@@ -354,8 +351,7 @@ class Session:
         if self.detached:
             self.abstain(count, at_end=True)
             return
-        pending = self.carry.take()
-        rows = self.communicator.share(None, count, pending)
+        pending, rows = self._share(None, count)
         agreed = self.communicator.agree(rows, partial(self._settle, rows, pending), serials_of(pending))
         self.communicator.move(rows, agreed.decision)
         self.communicator.agree(rows, Decision)  # what failed while payload moved
@@ -525,10 +521,26 @@ class Session:
         self._record(self.components.bounds.means.metrics())
         self._record(self.tap.fresh.means.metrics())
 
-    def reference_synced(self) -> None:
-        """The reference model has changed: groups that hold its log-probs can't be replayed any more."""
-        self.reference = uuid.uuid4().hex
-        self.forget_reference()
+    def _share(self, batch: Batch | None, count: int) -> tuple[PendingGroups | None, RowLayout]:
+        """Share the columns of `count` rows of this process, and of the last batch's candidates, which are returned.
+        If the reference model of any process has changed since the last batch, groups that hold its log-probs leave
+        everywhere, those that wait included."""
+        changed = False
+        with self.components.errors.keeping():
+            changed = self.has_other_reference()
+        rows = self.communicator.share(batch, count, self.carry.pending, changed)
+        if rows.columns["changed"].any():
+            self.forget_reference()
+        return self.carry.take(), rows
+
+    def has_other_reference(self) -> bool:
+        """Look at the reference model: has it changed since the last look? A callback may copy the policy into it, or
+        put another one in its place."""
+        before, self.reference = self.reference, self._reference_now()
+        return self.reference != before
+
+    def _reference_now(self) -> str:
+        return fingerprint(compat.reference_parameters(self._trainer()))
 
     def forget_reference(self) -> None:
         """Groups that hold the reference's log-probs leave; those that wait are refused."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support import DEAD, LIVE, Rewards, Spy, record
+from transformers import TrainerCallback
+from trl.trainer.grpo_trainer import use_adapter
 
 import trl_replay
+from trl_replay.buffer import candidates
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 STALE = "its reference log-probs are another reference model's"
@@ -29,7 +34,7 @@ def initial(tmp_path: Path) -> Any:
         }  # fmt: skip
         return make_trainer(
             tmp_path / "run", Rewards(*ALTERNATING), model=type(model).from_pretrained(tmp_path / "initial"),
-            trainer_class=Spy, max_steps=steps, **{**defaults, **settings},
+            max_steps=steps, **{"trainer_class": Spy, **defaults, **settings},
         )  # fmt: skip
 
     return make
@@ -45,11 +50,66 @@ def furthest(trainer: Any, steps: list[Any]) -> tuple[int, float]:
         ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
         mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
         width = out["completion_ids"].size(1)
-        with torch.no_grad():
-            now = trainer._get_per_token_logps_and_entropies(trainer.ref_model, ids, mask, width)[0]
+        adapter = nullcontext() if trainer.ref_model is not None else use_adapter(trainer.model, "ref")
+        with torch.no_grad(), adapter:
+            model = trainer.ref_model if trainer.ref_model is not None else trainer.model
+            now = trainer._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
         off = (now - out["ref_per_token_logps"]).abs() * out["completion_mask"]
         gaps += off[replayed].amax(dim=1).tolist()
     return len(gaps), max(gaps, default=0.0)
+
+
+def load(trainer: Any) -> None:
+    trainer.ref_model.load_state_dict(trainer.model.state_dict())
+
+
+def write_data(trainer: Any) -> None:
+    """As TRL's own sync does, which torch's count of changes does not see."""
+    for own, taken in zip(trainer.ref_model.parameters(), trainer.model.parameters(), strict=True):
+        own.data.copy_(taken.data)
+
+
+def put_another(trainer: Any) -> None:
+    trainer.ref_model = copy.deepcopy(trainer.model).eval()
+
+
+def copy_adapter(trainer: Any) -> None:
+    weights = dict(trainer.model.named_parameters())
+    for name, own in weights.items():
+        if ".ref." in name:
+            own.data.copy_(weights[name.replace(".ref.", ".default.")].data)
+
+
+class WithAdapter(Spy):
+    """A trainer that goes on with an adapter, of which TRL makes a copy to be the reference."""
+
+    def __init__(self, model: Any, **given: Any) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+        super().__init__(get_peft_model(model, config), **given)
+
+
+@pytest.mark.parametrize("reset", [load, write_data, put_another, copy_adapter], ids=lambda one: one.__name__)
+def test_159_entries_leave_when_a_callback_resets_the_reference(initial: Any, reset: Any) -> None:
+    class Resetting(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                reset(trainer)
+
+    trainer_class = WithAdapter if reset is copy_adapter else Spy
+    settings = {"sync_ref_model": False, "save_strategy": "no", "learning_rate": 3e-2}
+    trainer = initial(8, trainer_class=trainer_class, **settings)
+    trainer.add_callback(Resetting())
+    session = trl_replay.attach(trainer, replay_start=0)
+    steps = record(session)
+    trainer.train()
+    assert furthest(trainer, steps[:5])[1] > 0.02, "the reference has changed"
+    count, gap = furthest(trainer, steps[5:])
+    assert count > 0, "groups generated since are replayed"
+    assert gap < 1e-4, "with the log-probs of the reference that there is"
+    assert session.totals.reasons[f"an entry was dropped: {candidates.STALE}"] > 0
+    assert STALE in session.explain()
 
 
 def resumed(trainer: Any, checkpoint: str) -> tuple[Any, list[Any]]:

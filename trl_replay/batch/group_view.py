@@ -27,7 +27,7 @@ RELATIVE_TOLERANCE = 1e-5
 """Largest distance of TRL's own advantages of live groups from ours, as a share of them."""
 TINY = 1e-6
 """Shaped advantages of this share of the batch's largest, or less, are 0: float32 noise is a tenth of it."""
-WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes")
+WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "changed")
 """Columns of whole numbers, shared by scopes."""
 
 

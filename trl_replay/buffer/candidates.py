@@ -18,7 +18,7 @@ from ..data.counters import Tally
 from ..data.fields import STORED_REWARDS, FieldTable
 from ..data.types import Floats, Group, Groups
 
-STALE = "its reference log-probs are another reference model's: it was synced since, or is not that of the checkpoint"
+STALE = "its reference log-probs are another reference model's: it changed since, or is not that of the checkpoint"
 
 
 @dataclass(slots=True)

@@ -256,6 +256,7 @@ def _named(session: Session, then: RankState) -> Callable[[NDArray[Any]], NDArra
 def _forget_other_reference(session: Session, mine: RankState) -> None:
     """The trainer does not save its reference model: it resumes with the one that it was made with, whatever
     `sync_ref_model` had made of it."""
+    session.has_other_reference()
     if mine.session["reference"] != session.reference:
         session.forget_reference()
 

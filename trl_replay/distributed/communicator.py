@@ -72,7 +72,9 @@ class Communicator:
         self.ranks = components.processes
         self.shares = 0
 
-    def share(self, batch: Batch | None, count: int, pending: PendingGroups | None) -> RowLayout:
+    def share(
+        self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: bool = False
+    ) -> RowLayout:
         """Row columns of the fresh batch and of the last one's candidates, from all processes.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
@@ -82,11 +84,13 @@ class Communicator:
             batch (`dict`, *optional*): As TRL returned it; None at the end of training.
             count (`int`): Rows of this process's batches.
             pending ([`PendingGroups`], *optional*): The last batch's candidates.
+            changed (`bool`): Whether the reference model has changed here.
 
         Returns:
             Where the rows lie.
         """
         local = blank(self.rank * count, count)
+        local["changed"][:] = changed
         with self._errors.keeping():
             if pending is not None:
                 local |= pending.describe(count)

@@ -10,7 +10,6 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .. import compat
 from ..advice.rules import healthy_before
 from ..checkpoint.discovery import numbered_checkpoints
 from ..errors import SeamError
@@ -49,6 +48,8 @@ class ReplayCallback(TrainerCallback):
             )
         self.session.tap.forget()
         self.session.met = False
+        if self.session.has_other_reference():  # also if an engine has only now sharded it
+            self.session.forget_reference()
         self._trackers_told = False
         self.session.components.rate_limiter.planned = state.max_steps
         self.session.meet()
@@ -73,10 +74,8 @@ class ReplayCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Ratio metrics reach the trainer's metrics before it logs this step; a sync of the reference is noticed."""
+        """Ratio metrics reach the trainer's metrics before it logs this step."""
         self.session.log_ratios()
-        if compat.reference_synced(self.session.trainer, state):
-            self.session.reference_synced()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Warn once where the policy collapses."""
