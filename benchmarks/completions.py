@@ -79,6 +79,12 @@ def _share(of_arm: float, of_stock: float) -> float:
     return of_arm / of_stock if of_stock else of_arm or 1.0
 
 
+def break_even(savings: Sequence[Saving], passes: float) -> float:
+    """Generation of a batch, in training passes, from which on the median run takes fewer hours than stock."""
+    share = middle([saving.share for saving in savings])
+    return max(0.0, (share * passes - 1) / (1 - share)) if share < 1 else inf
+
+
 def saving(stock: Measured, arm: Measured) -> Saving:
     """By stock's final value, which stock itself may have reached before its end."""
     found, gain = arm.first(stock.end), arm.end - stock.end

@@ -97,6 +97,17 @@ def test_several_rounds_of_generation_cost_generation_and_no_training(study: Any
     assert measured.first(0.6) == (inf, inf)
 
 
+def test_an_arm_takes_fewer_hours_from_some_cost_of_generation_on(study: Any) -> None:
+    completions = importlib.import_module("completions")
+
+    def savings(trained: float) -> list[Any]:
+        return [completions.Saving(completions.Spent(100, 100), completions.Spent(trained, trained), 0.5, 0.0, False)]
+
+    assert completions.break_even(savings(50), passes=3) == 1, "50 (3 + 1) = 100 (1 + 1)"
+    assert completions.break_even(savings(50), passes=1) == 0, "at any"
+    assert completions.break_even(savings(100), passes=3) == completions.break_even(savings(inf), passes=3) == inf
+
+
 def test_an_arm_costs_its_updates_and_the_forward_passes_that_it_makes(study: Any) -> None:
     passes = {arm: study.ARMS[arm].passes for arm in study.ARMS}
     assert passes["stock"] == passes["topr"] == passes["dynamic sampling"] == 1

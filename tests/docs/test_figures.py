@@ -125,6 +125,17 @@ def test_what_the_study_of_replay_on_a_real_model_has_found_is_what_the_page_say
     assert "\n".join(study.to_the_goal(study.finished())) in page, "python benchmarks/when_it_pays.py --table"
 
 
+def test_the_hours_that_the_preset_saves_are_what_the_page_says() -> None:
+    study, completions = importlib.import_module("when_it_pays"), importlib.import_module("completions")
+    passes = study.ARMS["sample_efficient"].passes
+    savings = [study.savings_of(study.finished(), task)["sample_efficient"] for task in ("french", "products")]
+    page = " ".join((ROOT / "docs" / "when-replay-pays.md").read_text().split())
+    french, products = (f"{completions.break_even(of, passes):.1f}" for of in savings)
+    assert f"takes more than {french} training passes over it on *french*, and {products} on *products*" in page
+    french, products = (f"{np.median([saving.hours(passes, 5) for saving in of]):.2f}" for of in savings)
+    assert f"at five, the preset takes {french} and {products} of stock's hours" in page
+
+
 def test_what_tells_beforehand_whether_replay_pays_is_what_the_page_says() -> None:
     report = importlib.import_module("when_it_pays_report")
     page = (ROOT / "docs" / "when-replay-pays.md").read_text()
