@@ -22,20 +22,21 @@ import trl_replay
 from trl_replay.testing import make_trainer
 
 ANSWERS = {f"{a}+{b}=": str(a + b) for a in range(2, 7) for b in range(2, 7) if a + b < 10}
-BATCHES, ROWS = 100, 64
+ROWS = 64
+"""Completions of a batch."""
 
 
 def accuracy(prompts, completions, **kwargs):
     return [float(text[:1] == ANSWERS[prompt]) for prompt, text in zip(prompts, completions, strict=True)]
 
 
-def trainer_with(out, updates_of_a_batch):
+def trainer_with(out, updates, updates_of_a_batch):
     return make_trainer(
         out,
         accuracy,
         prompts=list(ANSWERS) * 8,
         eval_prompts=list(ANSWERS) * 8,
-        max_steps=BATCHES,
+        max_steps=updates,
         num_iterations=updates_of_a_batch,
         num_generations=8,
         per_device_train_batch_size=ROWS,
@@ -55,23 +56,25 @@ def trained(trainer):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out/second_run"))
-    out = parser.parse_args().out
+    parser.add_argument("--updates", type=int, default=100, help="of each run")
+    options = parser.parse_args()
+    out, updates = options.out, options.updates
     torch.set_num_threads(1)
-    print(f"{'run':40} completions updates accuracy", flush=True)
+    print(f"{'run':24} completions updates accuracy", flush=True)
 
-    trainer = trainer_with(out, updates_of_a_batch=1)
-    session = trl_replay.attach(trainer, replay_dry_run=True, replay_buffer_size=BATCHES * ROWS // 8)
+    trainer = trainer_with(out, updates, updates_of_a_batch=1)
+    session = trl_replay.attach(trainer, replay_dry_run=True, replay_buffer_size=updates * ROWS // 8)
     first = trained(trainer)
     file = session.export(out / "first_run.parquet")
-    print(f"{'first run, stock':40} {BATCHES * ROWS:11} {BATCHES:7} {first:8.2f}", flush=True)
+    print(f"{'first run, stock':24} {updates * ROWS:11} {updates:7} {first:8.2f}", flush=True)
 
     for correction in ("topr", "imitation"):
-        trainer = trainer_with(out, updates_of_a_batch=BATCHES)
+        trainer = trainer_with(out, updates, updates_of_a_batch=updates)
         trl_replay.attach(
             trainer, replay_preset="second_run", replay_warm_start=str(file), replay_correction=correction
         )
         second = trained(trainer)
-        print(f"{f'second run, {correction}':40} {ROWS:11} {BATCHES:7} {second:8.2f}", flush=True)
+        print(f"{f'second run, {correction}':24} {ROWS:11} {updates:7} {second:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

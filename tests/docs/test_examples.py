@@ -127,6 +127,12 @@ def test_agent_replay_trains_both_arms(tmp_path):
     assert [line.split(":")[0] for line in out] == ["seed 0, stock", "seed 0, replay", "stock", "replay"]
 
 
+def test_second_run_trains_twice_on_what_the_first_run_exported(tmp_path):
+    out = fork("second_run.py", "--updates", 6, cwd=tmp_path)
+    table = [line.split() for line in out.splitlines()]
+    assert [row[-3:-1] for row in table[1:]] == [["384", "6"], ["64", "6"], ["64", "6"]]
+
+
 def test_smollm2_reasoning_prints_every_step_of_a_smoke_run(tmp_path):
     out = fork("smollm2_reasoning.py", "--smoke", "--steps", 6, "--cache", tmp_path / "cache", cwd=tmp_path)
     lines = out.splitlines()
