@@ -427,8 +427,9 @@ class Watch(TrainerCallback):
             control.should_training_stop |= is_over
 
 
-def perform(run: Run, task: Task, arm: Arm, path: Path) -> None:
-    """Trains one run, whose lines this ledger gets; the model lies next to it."""
+def perform(run: Run, task: Task, arm: Arm, path: Path, then: Callable[[Any], object] = lambda session: None) -> None:
+    """Trains one run, whose lines this ledger gets; the model lies next to it. At the end its session is handed to
+    `then`."""
     from datasets import Dataset
     from smollm2_reasoning import smollm2
     from trl import GRPOConfig, GRPOTrainer
@@ -482,9 +483,10 @@ def perform(run: Run, task: Task, arm: Arm, path: Path) -> None:
     try:
         settings = arm.settings or {}
         watched = {**settings, "replay_plugins": [*settings.get("replay_plugins", []), "clip_shares"]}
-        trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else watched))
+        session = trl_replay.attach(trainer, **({"use_replay": False} if arm.settings is None else watched))
         with redirect_stdout(StringIO()):
             trainer.train()
+        then(session)
     finally:
         trl_replay.unregister("clip_shares")
 
