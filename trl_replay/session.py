@@ -19,9 +19,9 @@ from .advice.rules import remedy_for_masks, what_to_change
 from .base.living import living
 from .base.sizes import counted
 from .base.weights import fingerprint
+from .batch.candidates import STALE, Candidate, PendingGroups, serials_of
 from .batch.compose import padding, split_reference, with_reference
 from .batch.group_view import AdvantageRule, dead_by_function
-from .buffer.candidates import STALE, Candidate, PendingGroups, StepCarry, serials_of
 from .data.counters import SETTLED, Tally, log, metrics, own_metrics
 from .data.prompt_table import PromptTable
 from .data.types import Batch, Context, Group, Placement, Row
@@ -43,6 +43,7 @@ from .protocols import Scope
 from .setup.components import Components
 from .setup.config import ReplayConfig
 from .setup.settings import Settings
+from .step.carry import StepCarry
 from .step.decisions import Decisions
 from .step.fresh_batch import FreshBatch
 from .step.template import IterationTemplate

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..batch.samples import completion_numbers, conversations, cut_samples, first_trained
-from ..buffer.candidates import trainable_sums, with_rewards
+from ..batch.stored import trainable_sums, with_rewards
 from ..data.rewards import have_equal_rewards, is_rounding_error
 from ..data.tasks import Tasks, encoded, hashed
 from ..data.types import Floats, Group, Groups, Ints

@@ -13,7 +13,7 @@ import torch
 from .. import compat
 from ..base.progress import KeptErrors
 from ..base.sizes import counted
-from ..buffer.candidates import logps_dtype
+from ..batch.stored import logps_dtype
 from ..distributed.roll_call import roll_call_of
 from ..session import TAG, Session
 from ..setup.assembly import assemble

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from ..base.files import named_in, regular
-from ..buffer.candidates import Candidate, PendingGroups
+from ..batch.candidates import Candidate, PendingGroups
 from ..data.types import OF_GROUPS, Group, Groups
 from ..errors import CheckpointError, MismatchError
 from ..serialization.groups import from_tensors, to_tensors

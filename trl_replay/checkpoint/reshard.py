@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..batch.candidates import Candidate, PendingGroups
 from ..batch.compose import join
-from ..buffer.candidates import Candidate, PendingGroups, logps_dtype, trainable_sums
+from ..batch.stored import logps_dtype, trainable_sums
 from ..data.fields import FieldTable
 from ..data.types import Group, Groups, Ints
 from ..protocols import Columns, Division

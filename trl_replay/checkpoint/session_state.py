@@ -13,12 +13,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .. import compat
-from ..buffer.candidates import PendingGroups, StepCarry, logps_dtype, named_rewards, with_named_rewards
+from ..batch.candidates import PendingGroups
+from ..batch.stored import logps_dtype, named_rewards, with_named_rewards
 from ..data.counters import Tally
 from ..data.types import Group, Groups
 from ..errors import CheckpointError, MismatchError
 from ..session import Session
 from ..setup import assembly
+from ..step.carry import StepCarry
 from ..strategies.scope_choice import SCOPES
 from . import format as files
 from .format import Identity, RankState, plain

@@ -8,9 +8,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from ..batch.candidates import PendingGroups
 from ..batch.compose import check, join, take_rows
 from ..batch.group_view import blank, describe, with_environments
-from ..buffer.candidates import PendingGroups
 from ..data.counters import COUNTERS, Tally
 from ..data.tasks import task_of_group
 from ..data.types import Batch, Floats, Group, Ints

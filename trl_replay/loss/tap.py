@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..base.progress import KeptErrors
+from ..batch.candidates import Candidate
 from ..batch.compose import loss_mask
-from ..buffer.candidates import Candidate
 from ..compat import REF_LOGPS, LossForm, chooses_by_entropy, leave_out_of_entropy_control
 from ..data.types import Batch, Placement
 from .denominator import Denominator

@@ -18,7 +18,7 @@ from .. import compat
 from ..base.validation import choice, column_names, optional, require
 from ..batch.compose import cut, loss_mask
 from ..batch.group_view import describe
-from ..buffer.candidates import fill_missing, trainable_sums, with_rewards
+from ..batch.stored import fill_missing, trainable_sums, with_rewards
 from ..data.counters import Tally
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
 from ..data.rewards import have_equal_rewards, weighted_rewards

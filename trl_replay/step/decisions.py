@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..batch.candidates import Candidate, PendingGroups
 from ..batch.group_view import AdvantageRule
-from ..buffer.candidates import Candidate, PendingGroups
 from ..data.counters import Tally
 from ..data.plan import Plan
 from ..data.table import Table

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from .. import compat
+from ..batch.candidates import Candidate
 from ..batch.compose import compose, cut, with_stored_fields
-from ..buffer.candidates import Candidate, logps_dtype, with_rewards
+from ..batch.stored import logps_dtype, with_rewards
 from ..data.plan import FRESH, Plan
 from ..data.types import Batch, Bools, Floats, Group, Groups, Placement
 from ..distributed.decision import Decision

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..base.transfer import Copies, begin, fetch
-from ..batch.compose import trained_tokens
-from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
+from ..compat import OLD_LOGPS
 from ..data.counters import Tally
-from ..data.fields import STORED_REWARDS, FieldTable
-from ..data.types import Floats, Group, Groups
+from ..data.types import Group, Groups
+from .stored import fill_missing, trainable_sums
 
 STALE = "its reference log-probs are another reference model's: it changed since, or is not that of the checkpoint"
 
@@ -165,127 +164,11 @@ class PendingGroups:
         return usable, self.groups.take(slots[chosen], logps[slots[chosen]])
 
 
-def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
-    """Replace what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
-    sampling = tensors.get(SAMPLING_LOGPS)
-    if sampling is not None:
-        policy = tensors[OLD_LOGPS].to(sampling)
-        tensors[SAMPLING_LOGPS] = torch.where(sampling.isnan(), policy, sampling)
-    ratio = tensors.get(IS_RATIO)
-    if ratio is not None:
-        tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
-
-
 def serials_of(pending: PendingGroups | None) -> list[int]:
     """The serial numbers of candidates, if there are any."""
     return [] if pending is None else [candidate.serial for candidate in pending.candidates]
 
 
-SAVED = ("serial", "collected_at", "unfinished", "warmed", "settled")
-"""Attributes of [`StepCarry`] that a checkpoint keeps."""
-
-
-@dataclass(slots=True)
-class StepCarry:
-    """State that a session carries from one generation batch to the next.
-
-    Attributes:
-        serial (`int`): The next group's serial number.
-        pending ([`PendingGroups`], *optional*): The last batch's candidates; None if they have settled.
-        collected_at (`int`, *optional*): Update at which candidates were last collected.
-        unfinished (`bool`): Whether a batch was scored since training last ended.
-        warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
-        settled (`dict[str, float]`): What further iterations have counted since the batch was generated, on all
-            processes: the next batch's metrics tell it.
-    """
-
-    serial: int = 0
-    pending: PendingGroups | None = None
-    collected_at: int | None = None
-    unfinished: bool = False
-    warmed: bool = False
-    settled: dict[str, float] = field(default_factory=dict)
-
-    def take(self) -> PendingGroups | None:
-        """Return the candidates, for the batch that settles them, and forget them here."""
-        pending, self.pending = self.pending, None
-        return pending
-
-    def collected(self, pending: PendingGroups, update: int) -> None:
-        """Keep a batch's candidates until the next batch settles them, with the number of updates done."""
-        self.serial += len(pending.candidates)
-        self.pending = pending
-        self.collected_at = update
-
-    def take_serials(self, count: int) -> range:
-        """Take serial numbers for `count` groups, which no other group gets."""
-        first = self.serial
-        self.serial += count
-        return range(first, self.serial)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, candidates apart."""
-        return {name: getattr(self, name) for name in SAVED}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, without candidates."""
-        for name in SAVED:
-            setattr(self, name, state[name])
-        self.pending = None
-
-
-def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Group:
-    """The group with the raw rewards of its rows beside TRL's tensors.
-
-    Args:
-        group ([`Group`]): Without them.
-        rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
-        key (`str`, *optional*): `STORED_REWARD` if they are not of the trainer's functions.
-    """
-    rows = len(group.completion_lengths)
-    kept = torch.from_numpy(rewards[:rows].astype(np.float32))
-    return replace(group, tensors={**group.tensors, key: kept})
-
-
-def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
-    """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score. Of
-    functions that share a name, the first goes with the first."""
-    if list(then) == list(now):
-        return rewards
-    missing = np.full(rewards.shape[:-1], np.nan, rewards.dtype)
-    known = _numbered(then)
-    columns = [rewards[..., known.index(name)] if name in known else missing for name in _numbered(now)]
-    return np.stack(columns, axis=-1)
-
-
-def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Each name, and how often it came before."""
-    return [(name, names[:place].count(name)) for place, name in enumerate(names)]
-
-
-def with_named_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
-    """The group with its raw rewards as `named` orders them, on the CPU."""
-    rewards = group.tensors.get(STORED_REWARDS)
-    if rewards is None:
-        return group
-    ordered = torch.from_numpy(named(rewards.cpu().numpy()))
-    return replace(group, tensors={**group.tensors, STORED_REWARDS: ordered})
-
-
-def logps_dtype(fields: FieldTable) -> torch.dtype:
-    """The type in which log-probs are kept."""
-    dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
-    return dtype
-
-
 def _payload(candidate: Candidate) -> Group:
     assert candidate.group is not None
     return candidate.group
-
-
-def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:
-    """The summed behavior log-probs of each row's trainable tokens, float64, where the group is; those of masked
-    tokens do not matter."""
-    kept = torch.where(trained_tokens(group), group.tensors[key].float(), 0.0)
-    rows = torch.split(kept, group.completion_lengths.tolist())
-    return torch.stack([row.sum() for row in rows]).double()

@@ -1,0 +1,79 @@
+"""What is stored of a group next to TRL's own tensors: its raw rewards, and log-probs without gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..compat import IS_RATIO, OLD_LOGPS, SAMPLING_LOGPS
+from ..data.fields import STORED_REWARDS, FieldTable
+from ..data.types import Floats, Group
+from .compose import trained_tokens
+
+
+def fill_missing(tensors: dict[str, torch.Tensor]) -> None:
+    """Replace what vLLM could not score (NaN): the sampler is taken to agree with the policy there, as TRL does."""
+    sampling = tensors.get(SAMPLING_LOGPS)
+    if sampling is not None:
+        policy = tensors[OLD_LOGPS].to(sampling)
+        tensors[SAMPLING_LOGPS] = torch.where(sampling.isnan(), policy, sampling)
+    ratio = tensors.get(IS_RATIO)
+    if ratio is not None:
+        tensors[IS_RATIO] = ratio.nan_to_num(nan=1.0)
+
+
+def with_rewards(group: Group, rewards: Floats, key: str = STORED_REWARDS) -> Group:
+    """The group with the raw rewards of its rows beside TRL's tensors.
+
+    Args:
+        group ([`Group`]): Without them.
+        rewards (`(rows or more, functions)` or `(rows or more,)`): From the group's first row on.
+        key (`str`, *optional*): `STORED_REWARD` if they are not of the trainer's functions.
+    """
+    rows = len(group.completion_lengths)
+    kept = torch.from_numpy(rewards[:rows].astype(np.float32))
+    return replace(group, tensors={**group.tensors, key: kept})
+
+
+def named_rewards(rewards: NDArray[Any], then: Sequence[str], now: Sequence[str]) -> NDArray[Any]:
+    """Raw rewards, `(…, functions)`, in the order of other reward functions; NaN for those that did not score. Of
+    functions that share a name, the first goes with the first."""
+    if list(then) == list(now):
+        return rewards
+    missing = np.full(rewards.shape[:-1], np.nan, rewards.dtype)
+    known = _numbered(then)
+    columns = [rewards[..., known.index(name)] if name in known else missing for name in _numbered(now)]
+    return np.stack(columns, axis=-1)
+
+
+def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Each name, and how often it came before."""
+    return [(name, names[:place].count(name)) for place, name in enumerate(names)]
+
+
+def with_named_rewards(group: Group, named: Callable[[NDArray[Any]], NDArray[Any]]) -> Group:
+    """The group with its raw rewards as `named` orders them, on the CPU."""
+    rewards = group.tensors.get(STORED_REWARDS)
+    if rewards is None:
+        return group
+    ordered = torch.from_numpy(named(rewards.cpu().numpy()))
+    return replace(group, tensors={**group.tensors, STORED_REWARDS: ordered})
+
+
+def logps_dtype(fields: FieldTable) -> torch.dtype:
+    """The type in which log-probs are kept."""
+    dtype: torch.dtype = getattr(torch, fields.spec(OLD_LOGPS).dtype or "float32")
+    return dtype
+
+
+def trainable_sums(group: Group, key: str = OLD_LOGPS) -> torch.Tensor:
+    """The summed behavior log-probs of each row's trainable tokens, float64, where the group is; those of masked
+    tokens do not matter."""
+    kept = torch.where(trained_tokens(group), group.tensors[key].float(), 0.0)
+    rows = torch.split(kept, group.completion_lengths.tolist())
+    return torch.stack([row.sum() for row in rows]).double()

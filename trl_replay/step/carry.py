@@ -1,0 +1,61 @@
+"""What a session carries from one generation batch to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..batch.candidates import PendingGroups
+
+SAVED = ("serial", "collected_at", "unfinished", "warmed", "settled")
+"""Attributes of [`StepCarry`] that a checkpoint keeps."""
+
+
+@dataclass(slots=True)
+class StepCarry:
+    """State that a session carries from one generation batch to the next.
+
+    Attributes:
+        serial (`int`): The next group's serial number.
+        pending ([`PendingGroups`], *optional*): The last batch's candidates; None if they have settled.
+        collected_at (`int`, *optional*): Update at which candidates were last collected.
+        unfinished (`bool`): Whether a batch was scored since training last ended.
+        warmed (`bool`): Whether the buffer was filled from `replay_warm_start`.
+        settled (`dict[str, float]`): What further iterations have counted since the batch was generated, on all
+            processes: the next batch's metrics tell it.
+    """
+
+    serial: int = 0
+    pending: PendingGroups | None = None
+    collected_at: int | None = None
+    unfinished: bool = False
+    warmed: bool = False
+    settled: dict[str, float] = field(default_factory=dict)
+
+    def take(self) -> PendingGroups | None:
+        """Return the candidates, for the batch that settles them, and forget them here."""
+        pending, self.pending = self.pending, None
+        return pending
+
+    def collected(self, pending: PendingGroups, update: int) -> None:
+        """Keep a batch's candidates until the next batch settles them, with the number of updates done."""
+        self.serial += len(pending.candidates)
+        self.pending = pending
+        self.collected_at = update
+
+    def take_serials(self, count: int) -> range:
+        """Take serial numbers for `count` groups, which no other group gets."""
+        first = self.serial
+        self.serial += count
+        return range(first, self.serial)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, candidates apart."""
+        return {name: getattr(self, name) for name in SAVED}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave, without candidates."""
+        for name in SAVED:
+            setattr(self, name, state[name])
+        self.pending = None
