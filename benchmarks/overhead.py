@@ -230,9 +230,10 @@ class Fill(TrainerCallback):
         prompts = np.unique(np.concatenate([buffer.table.prompt, rng.integers(2**62, size=len(PROMPTS))]))
         columns |= {"serial": np.arange(-count, 0), "score": rng.integers(1, 5, count).astype(float)}
         columns["prompt"] = rng.choice(prompts[-len(PROMPTS) :], count)
-        stored, _ = buffer.offer(columns, lambda table: table.score, rng)
+        buffer._store.append(columns, rng)
+        stored = columns["serial"].tolist()
         one_payload = dict.fromkeys(stored, buffer.load(0))  # the time of large tables is measured, not main memory
-        buffer._payload.update(one_payload)
+        buffer._store._payload.update(one_payload)
 
 
 ROWS = {"replay_sampler": "same_prompt", "replay_mixer": "inject", "replay_advantages": "joint"}

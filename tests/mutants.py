@@ -66,7 +66,9 @@ ALSO = {
         "distributed/test_generation_ranks.py",
     ),
     "step/training_batch.py": ("trainer/test_mixing.py", "trainer/test_loss_denominator.py"),
-    "buffer/replay_buffer.py": ("unit/test_evictors.py", "trainer/test_buffer_limits.py"),
+    "buffer/store.py": ("unit/test_evictors.py", "trainer/test_buffer_limits.py"),
+    "buffer/replay_buffer.py": ("trainer/test_buffer_limits.py", "trainer/test_step_decisions.py"),
+    "buffer/rules.py": ("unit/test_replay_buffer.py",),
     "loss/denominator.py": ("trainer/test_loss_denominator.py", "trainer/test_replay_iterations.py"),
     "session.py": ("trainer/test_session.py", "trainer/test_replay_iterations.py"),
     "loss/handshake.py": ("trainer/test_idle.py",),
@@ -92,11 +94,11 @@ class Named(NamedTuple):
 
 NAMED = (
     Named(
-        "nothing retires entries when a batch settles", "step/decisions.py",
-        "        self._buffer.retire(self._clock.update)", "        pass",
+        "nothing retires entries when a batch settles", "buffer/replay_buffer.py",
+        "            spent |= entries", "            pass",
     ),
     Named(
-        "trim forgets the capacity where bytes are too many", "buffer/replay_buffer.py",
+        "trim forgets the capacity where bytes are too many", "buffer/store.py",
         "if over > excess:", "if over:",
     ),
     Named(

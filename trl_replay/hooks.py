@@ -332,6 +332,10 @@ class CheckedHooks:
         """Name the origin of the last result."""
         return self._giver or self._strategy_label(self._hook)
 
+    def label(self, kind: str) -> str:
+        """What the configured strategy of a kind is called."""
+        return self._strategies[kind].label
+
     def _strategy_label(self, hook: str) -> str:
         """Name the configured strategy of a hook's kind, which answers where no plugin does."""
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")

@@ -96,7 +96,7 @@ class Session:
         self.detached = False
         self.met = False
         self.buffer = components.buffer
-        self.totals = components.totals
+        self.totals = components.buffer.totals
         self.handshake = Handshake(components.beside_the_tap)
         self.supply = Supply(components.correct, components.bounds, components.token_weights)
         self.mask_watch = MaskWatch(_what_masks(settings))
@@ -130,7 +130,7 @@ class Session:
     @property
     def metrics(self) -> dict[str, float]:
         """The last generation batch's metrics, with the ratios of rows trained on since."""
-        return self.components.metrics
+        return self.totals.metrics
 
     @property
     def scope(self) -> Scope:
@@ -149,18 +149,18 @@ class Session:
     @property
     def update(self) -> int:
         """Optimizer updates since attach. (`trainer.state.global_step` starts at 0 again with every `train()`.)"""
-        return self.components.clock.update
+        return self.buffer.clock.update
 
     def updated(self) -> None:
         """The optimizer has made an update: rows that have had no forward yet can't be recorded any more."""
-        self.components.clock.update += 1
+        self.buffer.clock.update += 1
         self.tap.forget()
 
     @property
     def prompts(self) -> PromptTable | None:
         """The prompts generated for so far: the one object that every `context.prompts` is. None where nothing is
         generated again and no plugin chooses prompts."""
-        return self.components.prompts
+        return self.buffer.prompts
 
     @property
     def plugins(self) -> list[str]:
@@ -415,7 +415,7 @@ class Session:
             self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
         try:
             composed, placements = compose_batch(fresh, agreed.decision, payload, self.components)
-            candidates = collect(fresh, agreed.decision.candidates, self.components, self.carry.serial)
+            candidates = collect(fresh, agreed.decision.candidates, self.components)
             self.carry.collected(PendingGroups(fresh.groups, candidates), self.update)
             self.handshake.awaited = True
             waiting = [candidate for candidate in candidates if candidate.waits]
@@ -460,7 +460,6 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         return {
-            "update": self.update,
             "shares": self.communicator.shares,
             "paused": self.paused,
             "verified": self.handshake.verified,
@@ -470,25 +469,16 @@ class Session:
             "settings": self.config.to_dict(),
             "totals": self.totals.state_dict(),
             "rounds": None if self.rounds is None else self.rounds.state_dict(),
-            **self.components.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = False) -> None:
-        """Take what `state_dict` gave, but for what belongs to the last generation batch and the totals.
-
-        Args:
-            state (`Mapping`): As read.
-            own (`bool`): Whether this rank existed then; if not, it keeps the generators that it was made with.
-            shared (`bool`): Whether ranks that share a buffer draw alike.
-        """
-        self.components.clock.update = state["update"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave, but for what belongs to the last generation batch and the totals."""
         self.communicator.shares = state["shares"]
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False
         self.carry.load_state_dict(state)
-        self.components.metrics = dict(state["metrics"])
-        self.components.load_state_dict(state, shared=own or shared, local=own)
+        self.totals.metrics = dict(state["metrics"])
 
     def load_rounds(
         self,
@@ -565,7 +555,7 @@ class Session:
         if self.rounds is not None:
             values["replay/rounds"] = float(self.rounds.done)
             values["replay/refilled_fraction"] = total["refilled"] / total["groups"]
-        context = replace(self.components.local_context(), fresh=fresh.groups)
+        context = replace(self.buffer.local_context(), fresh=fresh.groups)
         self._log_groups({**total, **since}, fresh.rule.scored, context, values)
         generating = 0.0 if self.rounds is None else self.rounds.seconds  # the trainer's own work
         self._record({"replay/seconds": time.perf_counter() - started - generating})
@@ -584,7 +574,7 @@ class Session:
         size = self.components.num_generations
         so_far = self.totals.of_all_ranks
         rollouts = so_far["generated"] * size + so_far["paused_rows"]
-        self.components.metrics = {}
+        self.totals.metrics = {}
         self._record(metrics(total, size, self.components.success.least is not None))
         self._record({"replay/rollouts": rollouts, **further})
         if self.config.replay_dry_run:
@@ -597,7 +587,7 @@ class Session:
 
     def _record(self, values: Mapping[str, float]) -> None:
         """Put values into `metrics`, and those that are to be logged where the trainer's log averages them."""
-        self.components.metrics = {**self.metrics, **values}
+        self.totals.metrics = {**self.metrics, **values}
         log(values, compat.training_metrics(self.trainer))
 
 

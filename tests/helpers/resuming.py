@@ -199,7 +199,7 @@ def group_hash(group: Group) -> str:
 
 def state(session: Any) -> dict[str, Any]:
     """All that a checkpoint must bring back, as values that compare."""
-    buffer, components, carry = session.buffer, session.components, session.carry
+    buffer, carry = session.buffer, session.carry
     noted = carry.pending
     rounds = session.rounds
     return {
@@ -208,14 +208,14 @@ def state(session: Any) -> dict[str, Any]:
         "columns": {name: getattr(buffer.table, name).tolist() for name in buffer.table.names},
         "keysets": [sorted(keys) for keys in buffer.state_dict()["keysets"]],
         "payload": {serial: group_hash(buffer.load(serial)) for serial in buffer.held()},
-        "generators": [str(components.rng.bit_generator.state), str(components.local_rng.bit_generator.state)],
+        "generators": buffer.generators.state_dict(),
         "update": session.update,
         "verified": session.handshake.verified,
-        "serial": carry.serial,
+        "serial": buffer.serial,
         "collected_at": carry.collected_at,
         "unfinished": carry.unfinished,
         "totals": [session.totals.batches, dict(session.totals.counters), dict(session.totals.reasons)],
-        "limits": dict(components.rate_limiter.state_dict()),
+        "limits": dict(buffer.rules.limiter.state_dict()),
         "metrics": {key: value for key, value in session.metrics.items() if key != "replay/seconds"},
         "candidates": None if noted is None else [_candidate(candidate) for candidate in noted.candidates],
         "view": None if noted is None else {name: getattr(noted.groups, name).tolist() for name in saved.VIEWS},

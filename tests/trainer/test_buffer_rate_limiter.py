@@ -40,4 +40,4 @@ def test_what_passes_is_a_setting(tmp_path: Any) -> None:
     trainer = make_trainer(tmp_path, Rewards([[3.0, 1, 1, 1]] * 3, [DEAD] * 3), max_steps=3)
     session = trl_replay.attach(trainer, replay_start_pass_rate=0.2, replay_pass_reward=2.0)
     trainer.train()
-    assert session.components.rate_limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)
+    assert session.buffer.rules.limiter.state_dict()["pass_rate"] == pytest.approx(0.25 * (31 / 32) ** 2)

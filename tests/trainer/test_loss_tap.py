@@ -25,7 +25,7 @@ def test_rows_noted_before_weights_were_loaded_are_not_recorded(tmp_path: Any, h
     session = trl_replay.attach(trainer, replay_max_fraction=0.0)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    before, noted = len(trainer.losses), session.carry.serial
+    before, noted = len(trainer.losses), session.buffer.serial
     if how == "by hand":
         with torch.no_grad():
             for parameter in trainer.model.parameters():

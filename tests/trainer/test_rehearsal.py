@@ -149,7 +149,7 @@ def test_what_is_tried_is_not_what_is_used(trainer: Any) -> None:
     assert states[0] == random.getstate()
     state = np.random.default_rng(5)
     state.spawn(1)
-    assert session.components.rng.bit_generator.state == state.bit_generator.state
+    assert session.buffer.generators.shared.bit_generator.state == state.bit_generator.state
     assert [one.calls for one in Counting.made] == [0, 1], "the second one is thrown away"
     ready = Counting()
     attach(trainer, replay_sampler=ready)

@@ -8,7 +8,7 @@ from buffers import nothing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
+from trl_replay.buffer.store import Store
 from trl_replay.registry import registry
 from trl_replay.strategies import evictors
 from trl_replay.testing import make_context, make_table
@@ -16,17 +16,17 @@ from trl_replay.testing import make_context, make_table
 
 def fill(capacity, evictor, scores, batch=1, seed=0):
     """A buffer that was offered one group for each score, in batches."""
-    buffer = ReplayBuffer(capacity, Limits())
+    buffer = Store(capacity)
     rng = np.random.default_rng(seed)
     context = make_context(buffer.table, capacity=capacity)
     for start in range(0, len(scores), batch):
         serials = np.arange(start, min(start + batch, len(scores)))
         before = len(buffer)
         columns = {"serial": serials, "update": serials, "score": np.asarray(scores, float)[serials]}
-        stored, evicted = buffer.offer(columns, lambda table: evictor(table, context), rng)
-        buffer.receive(nothing(stored))
-        assert set(stored) <= set(serials.tolist())
-        assert len(buffer) == min(capacity, serials[-1] + 1) == before + len(stored) - evicted
+        buffer.append(columns, rng)
+        left = buffer.evict(lambda table: evictor(table, context))
+        buffer.receive(nothing(serial for serial in serials.tolist() if serial in buffer.table.serial))
+        assert len(buffer) == min(capacity, serials[-1] + 1) == before + len(serials) - left
         assert buffer.held() == buffer.table.serial.tolist()
     return buffer
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trl_replay import ReplayConfig
+from trl_replay.base.progress import Clock
 from trl_replay.buffer.rate_limiter import RateLimiter, RateLimits
 from trl_replay.testing import make_groups
 
@@ -15,10 +16,14 @@ LIVE = [1.0, 0.0, 0.0, 0.0]
 DEAD = [0.0] * 4
 
 
-def limiter(capacity: int = 64, **settings: Any) -> RateLimiter:
+def limiter(**settings: Any) -> RateLimiter:
     config = ReplayConfig(**{"replay_start": 0, **settings})
     limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
-    return RateLimiter(limits, capacity)
+    return RateLimiter(limits)
+
+
+def allowed(limits: RateLimiter, groups: int, update: int) -> tuple[int, str]:
+    return limits.slots_allowed(groups, 64, Clock(update))
 
 
 def seen(limits: RateLimiter, *batches: list[list[float]]) -> None:
@@ -29,7 +34,7 @@ def seen(limits: RateLimiter, *batches: list[list[float]]) -> None:
 
 @pytest.mark.parametrize(("fraction", "slots"), [(0.0, 0), (0.34, 1), (1 / 3, 1), (0.3, 0), (0.67, 2), (1.0, 3)])
 def test_a_fraction_is_rounded_down(fraction: float, slots: int) -> None:
-    assert limiter(replay_max_fraction=fraction).slots_allowed(3, 0) == (slots, "replay_max_fraction")
+    assert allowed(limiter(replay_max_fraction=fraction), 3, 0) == (slots, "replay_max_fraction")
 
 
 ONE_OF_16, NONE_OF_16 = [LIVE, *[DEAD] * 15], [DEAD] * 16
@@ -65,7 +70,7 @@ def test_an_adaptive_start_waits_while_live_groups_are_rare_and_still_come(
     limits = limiter(replay_start="adaptive")
     seen(limits, *batches)
     limits.inserted += stored
-    assert limits.slots_allowed(16, 99)[0] == slots
+    assert allowed(limits, 16, 99)[0] == slots
 
 
 def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
@@ -81,7 +86,7 @@ def test_the_limits_go_on_where_a_checkpoint_left_them() -> None:
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert resumed.state_dict() == state
     for groups in (1, 4, 8, 32):
-        assert resumed.slots_allowed(groups, 9) == limits.slots_allowed(groups, 9)
+        assert allowed(resumed, groups, 9) == allowed(limits, groups, 9)
 
 
 @pytest.mark.parametrize("begun", ["drawn", "prefilled"])
@@ -89,7 +94,7 @@ def test_a_resumed_adaptive_start_that_has_begun_does_not_wait_again(begun: str)
     limits, resumed = limiter(replay_start="adaptive"), limiter(replay_start="adaptive")
     seen(limits, ONE_OF_16)
     limits.inserted += 1
-    assert limits.slots_allowed(16, 99)[0] == 0
+    assert allowed(limits, 16, 99)[0] == 0
     setattr(limits, begun, 1)
     resumed.load_state_dict(json.loads(json.dumps(limits.state_dict())))
-    assert limits.slots_allowed(16, 99)[0] == resumed.slots_allowed(16, 99)[0] == 16
+    assert allowed(limits, 16, 99)[0] == allowed(resumed, 16, 99)[0] == 16

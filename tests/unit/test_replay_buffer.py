@@ -1,139 +1,186 @@
-"""The buffer: capacity in groups and in bytes, which entries are eligible, and which leave; by hand."""
+"""What enters a buffer, is drawn from it, and leaves: without a trainer."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from buffers import nothing
 
-from trl_replay import Group, ReplayError
-from trl_replay.buffer.replay_buffer import Limits, ReplayBuffer
+from trl_replay import ReplayConfig, ReplayError
+from trl_replay.buffer import Newcomer, ReplayBuffer, Rules
+from trl_replay.data.counters import Tally
 from trl_replay.data.fields import PIXELS
+from trl_replay.data.types import FROM_FILE, FROM_POLICY, Groups
+from trl_replay.testing import make_groups
 
+LIVE, DEAD = [1.0, 0.0, 0.0, 0.0], [0.0] * 4
 TEXT = frozenset({"prompt_ids", "completion_ids"})
+UNKNOWN = np.full((1, 4), np.nan)
 
 
-def by_score(table: Any) -> Any:
-    return table.score
+def newest(table: Any, count: int, context: Any) -> Any:
+    return np.argsort(-table.serial)[:count]
 
 
-def stored(capacity: int = 50, limits: Limits | None = None, count: int = 4, **columns: Any) -> ReplayBuffer:
-    """A buffer that was offered entries with serials 0, 1, …, of score 1 each."""
-    buffer = ReplayBuffer(capacity, limits or Limits())
-    offer(buffer, count, **columns)
-    if "uses" in columns:
-        buffer.table.writable("uses")[:] = columns["uses"]
-    return buffer
+def buffer_of(capacity: int = 8, **rules: Any) -> ReplayBuffer:
+    return ReplayBuffer(capacity, Rules.of(**{"evictor": "fifo", "sampler": newest, **rules}), size=4)
 
 
-def offer(buffer: ReplayBuffer, count: int, **columns: Any) -> tuple[list[int], int]:
-    first = columns.pop("first", 0)
-    keys = [buffer.keyset(keys) for keys in columns.pop("keysets", [TEXT] * count)]
-    made = {"serial": np.arange(first, first + count), "score": np.ones(count), "keys": np.array(keys, np.int64)}
-    made |= {name: np.asarray(values) for name, values in columns.items()}
-    serials, evicted = buffer.offer(made, by_score, np.random.default_rng(first))
-    buffer.receive(nothing(serials))
-    return serials, evicted
+def live(**fields: Any) -> Groups:
+    return replace(make_groups([LIVE]), **fields)
 
 
-def serials(buffer: ReplayBuffer) -> list[int]:
-    return sorted(buffer.table.serial.tolist())
+def drawn(buffer: ReplayBuffer, slots: int = 4, tally: Tally | None = None, **asked: Any) -> list[int]:
+    found = buffer.sample(make_groups([DEAD] * slots), tally, **asked)
+    return [] if found is None else found.table.serial[found.rows.ravel()].tolist()
 
 
-def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits() -> None:
-    buffer = stored(count=3, nbytes=[1000, 800, 1000], score=[3.0, 1.0, 1.0])
-    buffer.max_bytes = 3000 + 3 * buffer.table.row_bytes
-    with pytest.warns(UserWarning, match=r"replay_max_bytes is reached with 3 .*A group costs .* on average"):
-        offer(buffer, 1, first=3, nbytes=[1500], score=[2.0])
-    assert serials(buffer) == [0, 3], "the older of two equal ranks left first, then the other"
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"trainable": np.zeros((1, 4), np.int64)}, "it has no trainable token"),
+        ({"behavior_logps": np.array([[-1.0, np.nan, -1.0, -1.0]])}, "a trainable token's log-prob is not finite"),
+        ({"behavior_logps": None}, "a trainable token's log-prob is not finite"),
+        ({"behavior_logps": UNKNOWN, "origin": np.array([FROM_FILE])}, "a trainable token's log-prob is not finite"),
+        ({"prompt": np.array([7])}, "its prompt is solved (replay_retire_passes)"),
+    ],
+)
+def test_what_is_refused_before_it_is_scored(fields: dict[str, Any], reason: str) -> None:
+    buffer, tally = buffer_of(scorer=lambda groups, context: pytest.fail("it was scored")), Tally()
+    assert buffer.extend(live(**fields), tally=tally, solved=np.array([7])) == set()
+    assert tally.reasons == {f"a group was refused: {reason}": 1}
+    assert (tally.refused, len(buffer)) == (1, 0)
 
 
-def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides() -> None:
-    """One entry less would fit into the bytes, but the buffer has room for two groups."""
-    buffer = stored(count=5, nbytes=[100, 100, 100, 100, 1000], score=[5.0, 4.0, 3.0, 2.0, 1.0])
-    buffer.capacity, buffer.max_bytes = 2, 500 + 5 * buffer.table.row_bytes
-    assert buffer.trim(by_score) == 3, "without a warning: bytes are not what evicts most"
-    assert serials(buffer) == [0, 1]
+@pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
+def test_a_score_that_is_no_number_refuses(score: float) -> None:
+    buffer, tally = buffer_of(scorer=lambda groups, context: np.array([score, 1.0])), Tally()
+    assert buffer.extend(make_groups([LIVE, LIVE]), tally=tally) == {1}
+    assert (tally.refused, tally.stored) == (1, 1)
 
 
-def test_bytes_that_just_fit_evict_nobody() -> None:
-    buffer = stored(count=3, nbytes=[100, 100, 100])
-    buffer.max_bytes = 300 + 3 * buffer.table.row_bytes
-    assert buffer.trim(by_score) == 0
-    buffer.max_bytes -= 1
-    with pytest.warns(UserWarning, match=r"is reached with 2 of replay_buffer_size=50"):
-        assert buffer.trim(by_score) == 1
-    assert serials(buffer) == [1, 2]
-    assert buffer.fits(np.array([buffer.max_bytes - buffer.table.row_bytes])).tolist() == [True]
-    assert buffer.fits(np.array([buffer.max_bytes - buffer.table.row_bytes + 1])).tolist() == [False]
-    buffer.max_bytes = None
-    assert buffer.fits(np.array([10**15, 1])).tolist() == [True, True]
+def test_a_group_that_alone_is_too_large_is_refused() -> None:
+    buffer, tally = ReplayBuffer(8, max_bytes=2000, size=4), Tally()
+    assert buffer.extend(make_groups([LIVE, LIVE]), [Newcomer(5, 10**6), Newcomer(6, 10)], tally) == {6}
+    assert tally.reasons == {"a group was refused: it alone is larger than replay_max_bytes": 1}
 
 
-def eligible(buffer: ReplayBuffer, update: int, keys: frozenset[str] = TEXT) -> tuple[list[int], list[str]]:
-    rows, reasons = buffer.eligible(update, keys)
-    return buffer.table.serial[rows].tolist(), reasons
+def test_rows_that_failed_are_masked_and_count_nowhere() -> None:
+    buffer = buffer_of()
+    buffer.extend(make_groups([LIVE]))
+    groups = replace(make_groups([LIVE]), rewards=np.array([[[1.0], [np.nan], [0.0], [0.0]]]))
+    buffer.extend(groups)
+    assert buffer.table.row_masked.tolist() == [[False] * 4, [False, True, False, False]]
+    assert (4 * buffer.table.items == [3 * 4 * 5 + 4 * 5, 3 * 4 * 5]).all()
+    around_the_tap = buffer_of(masks_rows=False)
+    around_the_tap.extend(groups)
+    assert not around_the_tap.table.row_masked.any()
+
+
+def test_log_probs_that_come_later_are_judged_when_they_come() -> None:
+    buffer, tally = buffer_of(), Tally()
+    groups = replace(make_groups([LIVE, LIVE]), behavior_logps=np.full((2, 4), np.nan))
+    groups = replace(groups, origin=np.full(2, FROM_POLICY))
+    assert buffer.extend(groups, tally=tally) == {0, 1}
+    tokens = np.full(4, 2)
+    assert buffer.fill_logps(0, np.full(4, -3.0), tokens, tally)
+    assert not buffer.fill_logps(1, np.array([-3.0, np.inf, -3.0, -3.0]), tokens, tally)
+    assert buffer.table.serial.tolist() == [0]
+    assert buffer.table.row_logp.tolist() == [[-1.5] * 4]
+    assert (tally.stored, tally.refused) == (1, 1)
+
+
+def test_an_entry_is_drawn_only_after_an_update_and_its_uses_are_counted() -> None:
+    buffer, tally = buffer_of(capacity=2), Tally()
+    assert buffer.extend(make_groups([LIVE] * 3), tally=tally) == {1, 2}
+    assert (tally.stored, tally.evicted) == (2, 0)
+    assert drawn(buffer, tally=tally) == []
+    assert tally.reasons == {"the buffer held fewer eligible groups than slots (held back: too new)": 1}
+    buffer.clock.update = 1
+    found = buffer.sample(make_groups([DEAD]))
+    assert found is not None
+    assert found.table.serial[found.rows].tolist() == [[2]]
+    buffer.replay(found.eligible[found.rows.ravel()], tally)
+    assert buffer.table.uses[buffer.table.serial == 2] == buffer.rules.limiter.drawn == tally.entries == 1
 
 
 def test_the_limits_include_their_value_and_are_named() -> None:
-    steps, uses = [0, 6, 7, 7], [0, 0, 2, 3]
-    buffer = stored(limits=Limits(max_age=4, max_uses=3), update=steps, uses=uses)
-    assert eligible(buffer, 10) == ([1, 2], ["replay_max_age", "replay_max_uses"])
-    assert eligible(stored(update=[0] * 4), 10) == ([0, 1, 2, 3], [])
+    buffer = buffer_of(max_age=4, max_uses=3)
+    buffer.extend(replace(make_groups([LIVE] * 4), update=np.array([0, 6, 7, 7])))
+    buffer.table.writable("uses")[:] = [0, 0, 2, 3]
+    buffer.clock.update = 10
+    tally = Tally()
+    assert drawn(buffer, tally=tally) == [2, 1]
+    assert tally.reasons == {
+        "the buffer held fewer eligible groups than slots (held back: replay_max_age, replay_max_uses)": 1
+    }
+    assert drawn(buffer, held={"a plugin's": buffer.table.serial == 2}) == [1]
+    buffer.observe([], tally)
+    assert sorted(buffer) == [1, 2], "no limit will let the others through again"
 
 
 def test_an_entry_must_restore_every_key_and_brings_images_only_where_they_fit() -> None:
-    reference, pictured = TEXT | {"ref_per_token_logps"}, TEXT | {PIXELS}
-    buffer = stored(update=[0] * 4, keysets=[TEXT, reference, pictured, TEXT])
-    assert eligible(buffer, 9) == ([0, 1, 3], ["has images, the batch none"])
-    assert eligible(buffer, 9, TEXT | {PIXELS})[0] == [0, 1, 2, 3], "those without images fit in any batch"
-    told = ["lacks a tensor", "has images, the batch none"]
-    assert eligible(buffer, 9, reference) == ([1], told)
+    buffer = buffer_of()
+    keysets = [TEXT, TEXT | {"ref_per_token_logps"}, TEXT | {PIXELS}, TEXT]
+    buffer.extend(make_groups([LIVE] * 4), [Newcomer(serial, keys=keys) for serial, keys in enumerate(keysets)])
+    buffer.clock.update = 9
+    assert drawn(buffer, keys=TEXT) == [3, 1, 0]
+    assert drawn(buffer, keys=TEXT | {PIXELS}) == [3, 2, 1, 0], "those without images fit in any batch"
+    tally = Tally()
+    assert drawn(buffer, keys=keysets[1], tally=tally) == [1]
+    assert "has images, the batch none, lacks a tensor" in next(iter(tally.reasons))
 
 
-def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
-    pictured = TEXT | {PIXELS}
-    saved = stored(count=3, keysets=[TEXT, pictured, TEXT], score=[1.0, 2.0, 3.0], prompt=[4, 4, 5])
-    saved.table.add_column("gone", fill=1.0)
-    state = saved.state_dict()
-    saved.table.writable("score")[:] = 0.0
-    other = ReplayBuffer(50, Limits())
-    other.table.add_column("mine", fill=0.5)
-    other.keyset(pictured)
-    offer(other, 2, first=90)
-    other.load_state_dict(state)
-    table = other.table
-    assert table.serial.tolist() == [0, 1, 2]
-    assert table.score.tolist() == [1.0, 2.0, 3.0], "the state is a copy"
-    assert table.mine.tolist() == [0.5] * 3
-    assert "gone" not in table.names
-    assert table.peers.tolist() == [2, 2, 1]
-    keysets = other.state_dict()["keysets"]
-    assert [keysets[number] for number in table.keys.tolist()] == [TEXT, pictured, TEXT]
-    assert other.held() == []
+def test_entries_of_a_solved_prompt_leave() -> None:
+    buffer, tally = buffer_of(retire_passes=2), Tally()
+    buffer.extend(make_groups([LIVE, LIVE]))
+    buffer.rules.success.note(np.array([0.0, 1.0]))
+    assert buffer.observe([make_groups([LIVE, [1.0, 1.0, 0.0, 0.0]])], tally).tolist() == [1]
+    assert list(buffer) == [0]
+    assert (tally.retired, tally.generated, tally.dead) == (1, 2, 0)
 
 
-def test_a_buffer_keeps_copies_and_hands_out_copies() -> None:
-    tensor = torch.arange(4, dtype=torch.int32)
-    group = Group({"completion_ids": tensor}, frozenset(["completion_ids"]), np.array([2]), np.array([1, 3]))
-    buffer = ReplayBuffer(1, Limits())
-    buffer.offer({"serial": np.array([5])}, by_score, np.random.default_rng(0))
-    empty = buffer.nbytes
-    buffer.receive({5: group})
-    assert buffer.nbytes - empty == group.nbytes == 4 * 4 + 3 * 8
-    tensor[:] = 9
-    buffer.load(5).tensors["completion_ids"][:] = 8
-    buffer.load(5).completion_lengths[:] = 8
-    again = buffer.load(5)
-    assert again.tensors["completion_ids"].tolist() == [0, 1, 2, 3]
-    assert again.completion_lengths.tolist() == [1, 3]
-    buffer.clear()
-    assert buffer.nbytes == 0
+def test_what_is_remembered_comes_back() -> None:
+    buffer = buffer_of()
+    buffer.extend(make_groups([LIVE]))
+    undo = buffer.remember()
+    buffer.extend(make_groups([LIVE]))
+    undo()
+    assert list(buffer) == [0]
+    assert buffer.rules.limiter.inserted == 1
 
 
-def test_a_buffer_of_no_session_takes_nothing() -> None:
+def test_a_buffer_goes_on_where_its_state_was_saved() -> None:
+    first, second = (ReplayBuffer(4, Rules.of(sampler="uniform"), size=4, seed=seed) for seed in (0, 1))
+    first.extend(make_groups([LIVE] * 6))
+    first.clock.update = 3
+    second.load_state_dict(first.state_dict())
+    assert second.take_serials(1) == range(6, 7)
+    assert [drawn(first, 2) for _ in range(5)] == [drawn(second, 2) for _ in range(5)]
+
+
+def test_rules_without_a_trainer_have_the_strategies_of_the_defaults() -> None:
+    config, labels = ReplayConfig(), Rules.of().hooks.label
+    kinds = ("scorer", "evictor", "sampler")
+    assert [labels(kind) for kind in kinds] == [getattr(config, f"replay_{kind}") for kind in kinds]
+
+
+def test_a_buffer_of_no_session_reads_no_files() -> None:
     with pytest.raises(ReplayError, match=r"of an attached session only"):
-        ReplayBuffer(1, Limits()).add([])
+        buffer_of().add([])
+
+
+def test_a_buffer_knows_no_trainer_batch_or_other_process() -> None:
+    above = "batch loss setup.components step distributed generation session checkpoint.session_state offline"
+    program = (
+        "import sys, trl_replay.buffer; found = [name for name in sys.modules if name.split('.')[0] in "
+        "('trl', 'transformers', 'accelerate')]; "
+        f"found += [name for name in sys.modules if name.startswith(tuple('trl_replay.' + one for one in "
+        f"{above.split()!r} + ['compat', 'trainer', 'asynchronous']))]; print(sorted(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -18,8 +18,9 @@ import numpy as np
 
 from .. import compat
 from ..batch.samples import HELD, samples_of
+from ..buffer import Newcomer
 from ..data.counters import COUNTERS, Tally
-from ..data.types import Floats, Groups, Ints
+from ..data.types import NONE, Floats, Groups, Ints
 from ..serialization.samples import decoded, encoded
 from ..session import Session
 from .groups import Arriving, Reading, teach
@@ -86,7 +87,7 @@ class ReplayQueue:
         self._reading = reading
         self._components = session.components
         self._buffer = session.buffer
-        self._clock = session.components.clock
+        self._clock = session.buffer.clock
         self._dry = session.config.replay_dry_run
         self._line: deque[Handed] = deque()
         self._given: deque[Handed] = deque()
@@ -181,7 +182,7 @@ class ReplayQueue:
             return
         group = self._open.get(number)
         if group is None:
-            group = self._open[number] = Arriving(number, self._session.carry.take_serials(1)[0])
+            group = self._open[number] = Arriving(number, self._buffer.take_serials(1)[0])
         group.rows.append(sample)
         self._line.append(Handed(sample, group.serial, group))
         group.live = group.live or self._reading.are_live(group.rows)
@@ -217,10 +218,9 @@ class ReplayQueue:
         view = self._reading.view(group.rows, self._born(group.rows[0]), payload)
         tally = Tally(groups=1)
         self._components.success.note(view.reward)
-        solved = self._session.decisions.solve([view], tally)
+        solved = self._buffer.observe([view], tally)
         tally.failed -= int(view.masked.sum())  # rows that a group lacks
         self.scored.append(view.rewards[0])
-        self._buffer.retire(self._clock.update)
         dead = bool(view.dead[0]) and not group.live
         drops = dead and not self._dry and self.in_a_row < DROUGHT
         self.in_a_row = self.in_a_row + 1 if drops else 0
@@ -252,9 +252,9 @@ class ReplayQueue:
         self._line = line
 
     def _store(self, group: Arriving, view: Groups, payload: Any, solved: Ints, tally: Tally) -> None:
-        serials, sizes, offer = [group.serial], [payload.nbytes], self._session.decisions.offer
-        if self._buffer.capacity and offer(view, serials, sizes, [HELD], tally, solved=solved):
-            self._buffer.receive({group.serial: payload})
+        if self._buffer.capacity:
+            newcomer = Newcomer(group.serial, payload.nbytes, HELD, payload=payload)
+            self._buffer.extend(view, [newcomer], tally, solved)
 
     def _born(self, sample: Any) -> int:
         """Updates done when a sample's policy was synced."""
@@ -265,17 +265,23 @@ class ReplayQueue:
         """A stored group's samples; None where nothing may be replayed. Of a dry run it is only counted."""
         if not self._buffer.capacity:
             return None
-        counters = self._components.totals.counters
+        counters = self._buffer.totals.counters
         tally = Tally()
-        most, limit = self._components.rate_limiter.slots_allowed(int(counters["generated"]), self._clock.update)
+        most, limit = self._buffer.allowed(int(counters["generated"]))
         try:
             if counters["replaced"] >= most:
                 tally.note(1, f"{limit} allows no further group")
                 return None
+            self._buffer.observe([], tally)  # since the last group, entries may have grown too old
             waiting = [handed.serial for handed in (*self._line, *self._given)]
             held = {UNTRAINED: np.isin(self._buffer.table.serial, waiting)}
-            drawn = self._session.decisions.draw_one(slot, held, tally)
-            return None if drawn is None else self._take(*drawn)
+            drawn = self._buffer.sample(slot, tally, held=held)
+            if drawn is None:
+                return None
+            row = drawn.rows[drawn.rows != NONE][0]
+            self._buffer.replay(drawn.eligible[[row]], tally)
+            tally.replaced, tally.rows = 1, self._buffer.size
+            return self._take(int(drawn.eligible[row]), float(drawn.chances[row]))
         finally:
             self._count(tally)
 
@@ -292,7 +298,7 @@ class ReplayQueue:
 
     def _may_replay_waiting(self) -> bool:
         """Tell whether a stored group may be handed out because nothing else is there."""
-        may_wait = self._decides and not self._dry and self._session.decisions.draws_for_any
+        may_wait = self._decides and not self._dry and not self._buffer.rules.draws_same_prompt
         spent = 2 * (self._version - self._arrived_at + 1) > self._view.args.max_staleness
         return may_wait and not spent and not self._line and len(self._buffer) > 0
 
@@ -323,7 +329,7 @@ class ReplayQueue:
         """Add counters to those of the run and to those since the last metrics."""
         counted = {name: getattr(tally, name) for name in COUNTERS}
         self.window.update(counted)
-        self._components.totals.add(tally, batches=0, of_all_ranks=counted)
+        self._buffer.totals.add(tally, batches=0, of_all_ranks=counted)
 
     @contextmanager
     def counted_as_trained(self) -> Iterator[None]:

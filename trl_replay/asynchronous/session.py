@@ -43,7 +43,7 @@ class AsyncSession(Session):
         if view.accelerator.is_main_process:
             reading = Reading(
                 view.reward_func_names,
-                components.counting,
+                components.buffer.table.counting,
                 components.num_generations,
                 components.tasks,
                 logps_dtype(components.fields),
@@ -86,7 +86,7 @@ class AsyncSession(Session):
         self.totals.batches += 1
         held = {"size": len(self.buffer), "tasks": self.buffer.table.tasks, "bytes": self.buffer.nbytes}
         rewards = torch.from_numpy(np.concatenate(scored))
-        self._log_groups({**window, **held}, rewards, self.components.local_context(), {})
+        self._log_groups({**window, **held}, rewards, self.buffer.local_context(), {})
         if window["replaced"] and not self.config.replay_dry_run:
             compat.tag_model(self.view.own, TAG)
 
@@ -107,9 +107,9 @@ class AsyncSession(Session):
         """Return what a checkpoint keeps, with the samples that are not trained on yet."""
         return {**super().state_dict(), "queue": None if self.queue is None else self.queue.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = False) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave."""
-        super().load_state_dict(state, own, shared)
+        super().load_state_dict(state)
         if self.queue is not None and state.get("queue"):
             self.queue.load_state_dict(state["queue"])
 

@@ -13,9 +13,11 @@ class Clock:
 
     Attributes:
         update (`int`): Updates so far.
+        planned (`int`): Updates of the run that is being trained; 0 if that is not known.
     """
 
     update: int = 0
+    planned: int = 0
 
 
 class KeptErrors:

@@ -1,1 +1,6 @@
-"""The buffer: entries, groups on their way in, and how much of it may be replayed."""
+"""What is kept, and the rules of what enters, is drawn, and leaves: without a trainer, a batch, or other processes."""
+
+from .replay_buffer import Drawn, Newcomer, ReplayBuffer
+from .rules import Rules
+
+__all__ = ["Drawn", "Newcomer", "ReplayBuffer", "Rules"]

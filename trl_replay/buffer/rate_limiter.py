@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..base.progress import Clock
 from ..base.validation import ADAPTIVE
 from ..data.types import Bools, Groups
 
@@ -41,22 +42,17 @@ class RateLimiter:
     """Applies the limits. On processes that share a buffer it sees the same and says the same.
 
     Args:
-        limits ([`RateLimits`]): What may not be exceeded.
-        capacity (`int`): Groups that the buffer may hold, on all processes that share it.
+        limits ([`RateLimits`]): What may not be exceeded; nothing, if not given.
 
     Attributes:
-        capacity (`int`): Groups that the buffer may hold.
-        planned (`int`): Updates of the run that is being trained; 0 if that is not known.
         pass_rate (`float`, *optional*): Running share of completions that pass; None before the first batch.
         inserted, drawn (`int`): Newcomers of the buffer so far, and entries that were replayed.
         seen, live, seen_at_live (`int`): Groups generated; live ones of them; groups seen when the last live one came.
         prefilled (`bool`): The buffer was filled from elsewhere: there is nothing to wait for.
     """
 
-    def __init__(self, limits: RateLimits, capacity: int) -> None:
-        self._limits = limits
-        self.capacity = capacity
-        self.planned = 0
+    def __init__(self, limits: RateLimits | None = None) -> None:
+        self._limits = limits or RateLimits()
         self.pass_rate: float | None = None
         self.inserted = 0
         self.drawn = 0
@@ -87,31 +83,32 @@ class RateLimiter:
             self.live += live
             self.seen_at_live = self.seen
 
-    def slots_allowed(self, groups: int, update: int) -> tuple[int, str]:
+    def slots_allowed(self, groups: int, capacity: int, clock: Clock) -> tuple[int, str]:
         """Return how many of a batch's `groups` replay may fill, and which limit says so.
 
         Args:
             groups (`int`): Of the fresh batch.
-            update (`int`): Updates done.
+            capacity (`int`): Groups that the buffer may hold, on all processes that share it.
+            clock ([`Clock`]): Updates done and planned.
         """
         rules = self._limits
         if rules.start == ADAPTIVE:
-            if self._waits(update):
+            if self._waits(capacity, clock):
                 return 0, "replay_start='adaptive' (sparse rewards, too few entries yet)"
-        elif update < int(rules.start or 0):
+        elif clock.update < int(rules.start or 0):
             return 0, "replay_start"
         start_rate = rules.start_pass_rate
         if start_rate is not None and (self.pass_rate or 0.0) < start_rate:
             return 0, "replay_start_pass_rate"
         return slots_within(rules.max_fraction, groups), "replay_max_fraction"
 
-    def _waits(self, update: int) -> bool:
+    def _waits(self, capacity: int, clock: Clock) -> bool:
         """Tell whether too few groups were stored yet of rewards that are sparse."""
-        enough = min(ENOUGH, self.capacity // 4)
+        enough = min(ENOUGH, capacity // 4)
         has_begun = self.prefilled or self.drawn > 0
         if has_begun or not 0 < self.inserted < enough:  # with nothing stored, nothing is held back
             return False
-        too_late = self.planned > 0 and update >= self.planned // RUN_PART
+        too_late = clock.planned > 0 and clock.update >= clock.planned // RUN_PART
         return not too_late and self._is_sparse() and self._live_groups_keep_coming()
 
     def _is_sparse(self) -> bool:

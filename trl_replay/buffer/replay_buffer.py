@@ -1,35 +1,68 @@
-"""The replay buffer: a table of metadata, the payloads, and the rules of capacity and eligibility."""
+"""The replay buffer: the rules by which groups enter, are drawn, and leave."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ..base.sizes import format_bytes
-from ..base.transfer import fetch
-from ..data.fields import PIXELS
-from ..data.table import CORE, Table
-from ..data.types import Bools, Group, Ints
+from ..base.generators import Generators
+from ..base.progress import Clock
+from ..data.counters import Tally, Totals
+from ..data.prompt_table import PromptTable
+from ..data.table import Table
+from ..data.types import FROM_POLICY, NONE, Bools, Context, Floats, Group, Groups, Ints
 from ..errors import ReplayError
+from .rules import Rules
+from .store import Store
+
+SOLVED = "its prompt is solved (replay_retire_passes)"
+NOT_FINITE = "a trainable token's log-prob is not finite"
+NO_PROMPTS: Ints = np.empty(0, np.int64)
+
+
+class Newcomer(NamedTuple):
+    """What the buffer is told of a group that it is offered, beside its numbers."""
+
+    serial: int
+    """Its serial number."""
+    nbytes: int = 0
+    """Bytes of its payload, on all processes."""
+    keys: frozenset[str] = frozenset()
+    """Batch keys that it can restore."""
+    owner: int = 0
+    """The rank that holds its payload, if that is known by now."""
+    payload: Group | None = None
+    """The payload, if it is here; the rest follows by `receive`."""
+    rewards: Floats | None = None
+    """`(G, functions)`: raw rewards of the trainer's functions, where its numbers have others; NaN where its file does
+    not name them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on which entries are eligible for replay; None is no limit.
+class Drawn:
+    """Entries drawn for some slots.
 
     Attributes:
-        max_age (`int`, *optional*): Updates since generation.
-        max_uses (`int`, *optional*): Replays of one entry.
+        rows (`(m, k)`): Of each slot, rows of `table`; -1 for none.
+        table ([`Table`]): The eligible entries alone.
+        eligible (`(n,)`): Their rows in the buffer's table.
+        chances (`(n,)`): How likely each of them was drawn first, relative to the least likely one; 1 where no
+            correction asks.
     """
 
-    max_age: int | None = None
-    max_uses: int | None = None
+    rows: Ints
+    table: Table
+    eligible: Ints
+    chances: Floats
+
+    @property
+    def some(self) -> Bools:
+        """Tell for which slots anything was drawn, `(m,)`."""
+        return np.asarray((self.rows != NONE).any(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +93,51 @@ class Entry:
 
 
 class ReplayBuffer:
-    """Entries of up to `capacity` groups. The session fills and samples it; users look at it.
+    """Groups to train on again: `extend` stores, `sample` draws, and a session does both. It knows no trainer, batch,
+    or other process; processes that share it all do the same to it.
 
     Attributes:
-        table ([`Table`]): The metadata columns.
-        capacity (`int`): Groups (not rows, not tokens) that the buffer keeps.
-        max_bytes (`int`, *optional*): Most bytes of payload and table rows.
-        drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
+        rules ([`Rules`]): Strategies and limits.
+        clock ([`Clock`]): Counts updates.
+        generators ([`Generators`]): What is drawn from.
+        totals ([`Totals`]): Counters and metrics, which strategies may read.
+        prompts ([`PromptTable`], *optional*): The prompts generated for so far, which strategies may read.
+        serial (`int`): The next group's serial number.
         adder (`Callable`, *optional*): What `add` calls; set at attach.
         reader (`Callable`, *optional*): What `buffer[serial]` calls; set at attach.
+
+    Args:
+        capacity (`int`): Groups (not rows, not tokens) that it keeps.
+        rules ([`Rules`], *optional*): Those of the default strategies, if not given.
+        max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+        size (`int`): Rows of a group.
+        functions (`int`): Reward functions.
+        seed (`int`): Of its generators.
     """
 
     def __init__(
-        self, capacity: int, limits: Limits, max_bytes: int | None = None, size: int = 1, functions: int = 1
+        self,
+        capacity: int,
+        rules: Rules | None = None,
+        max_bytes: int | None = None,
+        size: int = 8,
+        functions: int = 1,
+        seed: int = 0,
+        prompts: PromptTable | None = None,
     ) -> None:
-        self.capacity = capacity
-        self.max_bytes = max_bytes
-        self.drops = False
-        self.limits = limits
-        self.table = Table.empty(size, functions)
-        self._keysets: list[frozenset[str]] = []
-        self._payload: dict[int, Group] = {}
-        self._payload_bytes = 0
-        self._has_warned = False
+        self.rules = rules or Rules.of()
+        self.clock = Clock()
+        self.generators = Generators(seed)
+        self.totals = Totals()
+        self.prompts = prompts
+        self.serial = 0
+        self.size = size
+        self._store = Store(capacity, max_bytes, size, functions)
         self.adder: Callable[..., int] | None = None
         self.reader: Callable[[int], Entry] | None = None
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self._store)
 
     def __iter__(self) -> Iterator[int]:
         """Serial numbers of the entries, in the order of the table."""
@@ -111,7 +161,7 @@ class ReplayBuffer:
         """
         if serial not in self:
             raise KeyError(serial)
-        if serial not in self._payload:
+        if serial not in self.held():
             row = self.table.rows_of([serial])[0]
             owner = int(self.table.owner[row])
             raise ReplayError(
@@ -123,9 +173,24 @@ class ReplayBuffer:
         return self.reader(serial)
 
     @property
+    def table(self) -> Table:
+        """The metadata columns."""
+        return self._store.table
+
+    @property
+    def capacity(self) -> int:
+        """Groups that it keeps."""
+        return self._store.capacity
+
+    @property
     def nbytes(self) -> int:
         """Bytes held: payload, and the used rows of all columns."""
-        return self._payload_bytes + len(self.table) * self.table.row_bytes
+        return self._store.nbytes
+
+    def resize(self, capacity: int, max_bytes: int | None, seed: int) -> None:
+        """Give it another room, and begin its generators anew."""
+        self._store.capacity, self._store.max_bytes = capacity, max_bytes
+        self.generators = Generators(seed)
 
     def add(self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None) -> int:
         """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
@@ -153,234 +218,356 @@ class ReplayBuffer:
 
     def clear(self) -> None:
         """Forget every entry. Groups noted but not yet settled are still stored later."""
-        self._forget(np.arange(len(self)))
+        self._store.forget(np.arange(len(self)))
 
-    def keyset(self, keys: frozenset[str]) -> int:
-        """The number that stands for `keys` in the table's column of that name."""
-        if keys not in self._keysets:
-            self._keysets.append(keys)
-        return self._keysets.index(keys)
+    def take_serials(self, count: int) -> range:
+        """Take serial numbers for `count` groups, which no other group gets."""
+        first = self.serial
+        self.serial += count
+        return range(first, self.serial)
 
-    def offer(
-        self,
-        columns: Mapping[str, NDArray[Any]],
-        rank: Callable[[Table], NDArray[Any]],
-        rng: np.random.Generator,
-        admitted: Callable[[Ints], None] | None = None,
-    ) -> tuple[list[int], int]:
-        """Offer newcomers' columns; over capacity the lowest keep ranks leave, of equal ranks the older.
-
-        Args:
-            columns (`Mapping[str, NDArray]`): One value a newcomer; `tag` is drawn here.
-            rank (`Callable`): Maps the table, newcomers included, to keep ranks.
-            rng (`numpy.random.Generator`): Draws the newcomers' tags.
-            admitted (`Callable`, *optional*): Is told the newcomers' rows before any is ranked. What it raises takes
-                them back.
-
-        Returns:
-            `(stored, evicted)`: serials of the newcomers that stayed, whose payload is expected by `receive`, and the
-            number of old entries that left.
-        """
-        table = self.table
-        serials: list[int] = columns["serial"].tolist()
-        count = len(serials)
-        first = len(table)
-        tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
-        table.append({**columns, "tag": tags}, count)
-        rows = np.arange(first, first + count)
-        if admitted is not None:
-            try:
-                admitted(rows)
-            except Exception:
-                self._forget(rows)
-                raise
-        left = self.trim(rank)
-        stayed = table.rows_of(serials) >= 0
-        stored = [serial for serial, stays in zip(serials, stayed, strict=True) if stays]
-        newcomers_lost = count - len(stored)
-        return stored, left - newcomers_lost
-
-    def trim(self, rank: Callable[[Table], NDArray[Any]]) -> int:
-        """Let the lowest keep ranks leave until the rest fits (with `drops` all of -inf); return how many left."""
-        table = self.table
-        excess = max(len(table) - self.capacity, 0)
-        costs = table.nbytes + table.row_bytes
-        total = int(costs.sum())
-        is_over = self.max_bytes is not None and total > self.max_bytes
-        if not (excess or is_over or (self.drops and len(table))):
-            return 0
-        ranks = rank(table)
-        order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
-        if self.drops:
-            excess = max(excess, int(np.isneginf(ranks).sum()))
-        if is_over:
-            left = total - np.cumsum(costs[order])
-            over = int(np.argmax(left <= self.max_bytes)) + 1
-            if over > excess:
-                self._warn_of_bytes(costs)
-                excess = over
-        return self._forget(order[:excess])
-
-    def fits(self, nbytes: Ints) -> Bools:
-        """Tell whether groups of `nbytes` payload would fit into the buffer alone."""
-        most = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
-        return np.asarray(nbytes <= most)
-
-    def load(self, serial: int) -> Group:
-        """A fresh copy of payload that is on this process."""
-        return self._payload[serial].map(torch.clone)
-
-    def _warn_of_bytes(self, costs: Ints) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        mean = format_bytes(float(costs.mean()))
-        warnings.warn(
-            f"replay_max_bytes is reached with {len(costs) - 1} of replay_buffer_size={self.capacity} groups, and "
-            f"evicts from now on. A group costs {mean} on average.",
-            stacklevel=2,
+    def context(self, slots: Groups | None = None) -> Context:
+        """Return what strategies may know now; a sampler or mixer also of the `slots` that may be filled."""
+        return Context(
+            update=self.clock.update,
+            rng=self.generators.shared,
+            capacity=self.capacity,
+            num_generations=self.size,
+            table=self.table,
+            metrics=self.totals.metrics,
+            slots=slots,
+            prompts=self.prompts,
+            noted=self.totals.reasons,
         )
 
-    def held(self) -> list[int]:
-        """Serials of the entries whose payload is on this process, in the order of the table."""
-        return [serial for serial in self.table.serial.tolist() if serial in self._payload]
+    def local_context(self) -> Context:
+        """Return the same, with a generator from which this process may draw as often as its own rows need."""
+        return replace(self.context(), rng=self.generators.local)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
-        batch keys that its column `keys` counts in."""
-        columns = {name: getattr(self.table, name).copy() for name in self.table.names}
-        return {"columns": columns, "keysets": list(self._keysets)}
+    def observe(self, generated: Sequence[Groups], tally: Tally) -> Ints:
+        """Take note of how generated groups went; return the prompts that are solved, whose entries leave. So do
+        those that no limit will ever let through again."""
+        rules, table = self.rules, self.table
+        prompts = NO_PROMPTS
+        for fresh in generated:
+            passed = rules.success.passed(fresh)
+            rules.limiter.observe(fresh, passed, known=rules.success.least is not None)
+            tally.judge(fresh, passed, rules.success)
+            prompts = np.append(prompts, fresh.prompt[self._solved(passed)])
+        left = self._store.forget(np.flatnonzero(np.isin(table.prompt, prompts)))
+        tally.retire(left, "its prompt was solved (replay_retire_passes)")
+        spent = np.zeros(len(table), bool)
+        for entries in self._spent().values():
+            spent |= entries
+        self._store.forget(np.flatnonzero(spent))  # not counted: these limits are the entries' ordinary end
+        return prompts
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave in the place of its own entries; the payload that belongs here follows by
-        `receive`.
+    def solved(self, groups: Groups) -> Bools:
+        """Tell which groups solve their prompt: enough of their rows pass."""
+        return self._solved(self.rules.success.passed(groups))
 
-        Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+    def _solved(self, passed: Bools) -> Bools:
+        """The same of which rows, `(n, G)`, pass."""
+        needed = self.rules.retire_passes
+        return np.zeros(len(passed), bool) if needed is None else np.asarray(passed.sum(axis=1) >= needed)
 
-        Raises:
-            KeyError: One of the table's own columns is missing.
-        """
-        self.clear()
-        columns = state["columns"]
-        renumbered = [self.keyset(keys) for keys in state["keysets"]]
-        numbers = np.array(renumbered, np.int64)
-        known = {name: columns[name] for name in self.table.names if name in CORE or name in columns}
-        known["keys"] = numbers[columns["keys"]]
-        self.table.append(known, len(columns["serial"]))
-
-    def remember(self) -> Callable[[], None]:
-        """Return what puts the entries of now back, with their payload."""
-        state, payload, nbytes = self.state_dict(), dict(self._payload), self._payload_bytes
-
-        def undo() -> None:
-            self.load_state_dict(state)
-            self._payload, self._payload_bytes = payload, nbytes
-
-        return undo
-
-    def receive(self, groups: Mapping[int, Group]) -> None:
-        """Put away copies of the payload that lives on this process, in main memory.
-
-        Args:
-            groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
-        """
-        for serial, group in _on_cpu(groups).items():
-            self._payload[serial] = group.map(torch.clone)
-            self._payload_bytes += group.nbytes
-
-    def withdraw(self, serials: Sequence[int]) -> int:
-        """Take back entries whose payload will not come or has no place; return their number."""
-        if not len(serials):
-            return 0
-        rows = self.table.rows_of(serials)
-        return self._forget(np.unique(rows[rows >= 0]))
-
-    def eligible(
-        self, update: int, keys: frozenset[str], unfit: Mapping[str, Bools] | None = None
-    ) -> tuple[Ints, list[str]]:
-        """Rows that may be replayed now, and what holds others back.
+    def extend(
+        self,
+        groups: Groups,
+        newcomers: Sequence[Newcomer] | None = None,
+        tally: Tally | None = None,
+        solved: Ints = NO_PROMPTS,
+    ) -> set[int]:
+        """Offer groups; over capacity the lowest keep ranks leave, of equal ranks the older. These are the rules of
+        all that enters, wherever it comes from.
 
         Args:
-            update (`int`): Updates done so far. An entry is eligible only after one update since its generation.
-            keys (`frozenset[str]`): Batch keys that a group must be able to restore. `pixel_values` among them means
-                that the batch can take groups with images; those without fit in any batch.
-            unfit (`Mapping[str, NDArray]`, *optional*): Further reasons, each with the entries that it excludes.
+            groups ([`Groups`]): With their behavior log-probs; of origin `FROM_POLICY` NaN, for they are computed
+                only if the group stays.
+            newcomers (`Sequence[Newcomer]`, *optional*): One a group; groups without payload, if not given.
+            tally ([`Tally`], *optional*): Counts what is refused, stored, and evicted.
+            solved (`(n,)`, *optional*): Prompts whose groups are refused.
 
         Returns:
-            `(rows, reasons)`: row indices, and the reasons that exclude some entry.
+            The serials of those that stayed. Payload that did not come with them is due by `receive`.
         """
-        too_new = {"too new": self.table.update >= update}
-        excluded = too_new | self._spent(update) | self._unrestorable(keys) | dict(unfit or {})
+        tally = Tally() if tally is None else tally
+        if newcomers is None:
+            newcomers = [Newcomer(serial) for serial in self.take_serials(len(groups))]
+        rules, hooks, store = self.rules, self.rules.hooks, self._store
+        if rules.masks_rows:
+            groups = _with_failed_masked(groups)
+        known = groups.origin != FROM_POLICY
+        refused = {
+            "it has no trainable token": ~groups.trains.any(axis=1),
+            NOT_FINITE: known & ~np.isfinite(_logps(groups)).all(axis=1),
+            SOLVED: np.isin(groups.prompt, solved),
+        }
+        due = _left(len(groups), refused, tally)
+        if not len(due):
+            return set()
+        groups, newcomers = groups.take(due), [newcomers[row] for row in due]
+        context = self.context()
+        score = hooks.score(groups, context)
+        nbytes = np.array([newcomer.nbytes for newcomer in newcomers], np.int64)
+        refused = {
+            f"the scorer {hooks.label('scorer')} stores none like it (NaN)": np.isnan(score),
+            "its score is infinite": np.isinf(score),
+            "it alone is larger than replay_max_bytes": ~store.fits(nbytes),
+        }
+        due = _left(len(groups), refused, tally)
+        groups, newcomers = groups.take(due), [newcomers[row] for row in due]
+        told = {
+            "serial": np.array([newcomer.serial for newcomer in newcomers], np.int64),
+            "score": score[due],
+            "nbytes": nbytes[due],
+            "keys": np.array([store.keyset(newcomer.keys) for newcomer in newcomers], np.int64),
+            "owner": np.array([newcomer.owner for newcomer in newcomers], np.int64),
+        }
+        rewards = [newcomer.rewards for newcomer in newcomers if newcomer.rewards is not None]
+        columns = _columns(groups, np.stack(rewards) if rewards else groups.rewards)
+        rows = store.append({**told, **columns}, context.rng)
+        try:
+            hooks.admitted(self.table, rows, groups, context)
+        except Exception:
+            store.forget(rows)
+            raise
+        left = self.trim()
+        stayed = {newcomer.serial: newcomer.payload for newcomer in newcomers if newcomer.serial in self}
+        tally.stored = len(stayed)
+        tally.evicted = left - (len(newcomers) - len(stayed))
+        rules.limiter.inserted += len(stayed)
+        self.receive({serial: payload for serial, payload in stayed.items() if payload is not None})
+        return set(stayed)
+
+    def fill_logps(self, serial: int, sums: Floats, tokens: Ints, tally: Tally) -> bool:
+        """Take the log-probs of an entry from elsewhere; it leaves if one of them is not finite. Tell whether it
+        stays.
+
+        Args:
+            serial (`int`): Which entry.
+            sums (`(G,)`): Over each row's trainable tokens.
+            tokens (`(G,)`): Their number.
+            tally ([`Tally`]): Counts it.
+        """
+        if not np.isfinite(sums).all():
+            tally.stored -= self.withdraw([serial])
+            tally.refuse(1, NOT_FINITE)
+            return False
+        self.table.writable("row_logp")[self.table.rows_of([serial])] = _mean_logps(sums, tokens)
+        self.rules.limiter.prefilled = True
+        return True
+
+    def trim(self) -> int:
+        """Evict what there is no room for; return its number."""
+        return self._store.evict(lambda table: self.rules.hooks.rank(table, self.context()), self.rules.drops)
+
+    def allowed(self, groups: int) -> tuple[int, str]:
+        """Return how many of a batch's `groups` replay may fill, and which limit says so."""
+        return self.rules.limiter.slots_allowed(groups, self.capacity, self.clock)
+
+    def sample(
+        self,
+        slots: Groups | None = None,
+        tally: Tally | None = None,
+        keys: frozenset[str] = frozenset(),
+        held: Mapping[str, Bools] | None = None,
+        wanted: int | None = None,
+    ) -> Drawn | None:
+        """Draw entries for slots, never one twice.
+
+        Args:
+            slots ([`Groups`], *optional*): The fresh groups whose places they may take, in the selector's order; one
+                entry that takes no group's place, if not given.
+            tally ([`Tally`], *optional*): Counts what keeps entries from being drawn.
+            keys (`frozenset[str]`): Batch keys that an entry must be able to restore.
+            held (`Mapping[str, Bools]`, *optional*): Entries that can't be replayed, by reason, beside those that
+                plugins name.
+            wanted (`int`, *optional*): So many slots will be filled; all, if not given.
+
+        Returns:
+            What was drawn; None if nothing was.
+        """
+        tally = Tally() if tally is None else tally
+        hooks, context = self.rules.hooks, self.context(slots)
+        eligible, reasons = self._eligible(keys, hooks.eligible(self.table, self.context()) | dict(held or {}))
+        if not len(eligible):
+            tally.note(1, self._shortage(reasons))
+            return None
+        table = self.table.take(eligible) if len(eligible) < len(self) else self.table
+        count = 1 if slots is None else len(slots)
+        wanted = count if wanted is None else wanted
+        rows = hooks.sample(table, count, context)
+        if len(rows) < wanted:
+            tally.note(1, self._shortage(reasons))
+        some = (rows != NONE).any(axis=1)
+        empty = np.flatnonzero(~some)[: max(min(len(some), wanted) - int(some.sum()), 0)]
+        self._note_empty(empty if slots is None else slots.prompt[empty], table, tally)
+        return Drawn(rows, table, eligible, self._chances(table)) if some.any() else None
+
+    def replay(self, rows: Ints, tally: Tally) -> None:
+        """Count that these rows of the table are replayed."""
+        self.rules.limiter.drawn += len(rows)
+        self.table.writable("uses")[rows] += 1
+        tally.replay(self.table, rows, self.clock.update)
+
+    def _eligible(self, keys: frozenset[str], held: Mapping[str, Bools]) -> tuple[Ints, list[str]]:
+        """Rows of the table that may be replayed now, and the reasons that hold others back. An entry is replayed
+        only after one update since its generation."""
+        too_new = {"too new": self.table.update >= self.clock.update}
+        excluded = too_new | self._spent() | self._store.unrestorable(keys) | dict(held)
         reasons = [reason for reason, entries in excluded.items() if entries.any()]
-        eligible = np.ones(len(self.table), bool)
+        eligible = np.ones(len(self), bool)
         for reason in reasons:
             eligible &= ~excluded[reason]
         return np.flatnonzero(eligible), reasons
 
-    def _spent(self, update: int) -> dict[str, Bools]:
-        """Return the entries that a limit excludes forever."""
-        limits = self.limits
+    def _spent(self) -> dict[str, Bools]:
+        """The entries that a limit excludes forever, by its name."""
+        rules, table = self.rules, self.table
         excluded = {}
-        if limits.max_age is not None:
-            excluded["replay_max_age"] = update - self.table.update > limits.max_age
-        if limits.max_uses is not None:
-            excluded["replay_max_uses"] = self.table.uses >= limits.max_uses
+        if rules.max_age is not None:
+            excluded["replay_max_age"] = self.clock.update - table.update > rules.max_age
+        if rules.max_uses is not None:
+            excluded["replay_max_uses"] = table.uses >= rules.max_uses
         return excluded
 
-    def _unrestorable(self, keys: frozenset[str]) -> dict[str, Bools]:
-        """Return the entries that a batch with these keys can't take."""
-        needed = keys - {PIXELS}
-        unfit = {
-            "lacks a tensor": [number for number, have in enumerate(self._keysets) if not needed <= have],
-            "has images, the batch none": [] if PIXELS in keys else self._with(PIXELS),
-        }
-        return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
+    def _note_empty(self, prompts: Ints, table: Table, tally: Tally) -> None:
+        """Count the slots, of these prompts, for which the sampler drew nothing."""
+        if not self.rules.draws_same_prompt:
+            tally.note(len(prompts), f"the sampler {self.rules.hooks.label('sampler')} drew nothing for a slot")
+            return
+        stored = int(np.isin(prompts, table.prompt).sum())
+        tally.note(stored, "a slot's prompt has no further group: each is replayed once a batch")
+        tally.note(len(prompts) - stored, "no group of a slot's prompt can be replayed")
+
+    def _shortage(self, held_back: Sequence[str]) -> str:
+        """Describe why fewer entries were drawn than there were slots."""
+        if not len(self):
+            never = "" if self.rules.limiter.inserted else ": no live group has been stored yet"
+            return f"the buffer was empty{never}"
+        told = f" (held back: {', '.join(sorted(held_back))})" if held_back else ""
+        return f"the buffer held fewer eligible groups than slots{told}"
+
+    def _chances(self, table: Table) -> Floats:
+        """How likely each eligible entry is drawn first, relative to the least likely one; 1 where no correction
+        asks."""
+        if self.rules.weigh is None:
+            return np.ones(len(table))
+        weights = np.asarray(self.rules.weigh(table, self.context()), np.float64)
+        least = weights.min(initial=np.inf)
+        if not 0 < least < np.inf:
+            usable = weights[np.isfinite(weights) & (weights > 0)]
+            least = usable.min(initial=np.inf)
+        relative = weights / least
+        relative[~np.isfinite(relative)] = 1.0  # entries without weight are drawn when no others are left
+        return np.asarray(np.maximum(relative, 1.0))
+
+    def held(self) -> list[int]:
+        """Serials of the entries whose payload is on this process, in the order of the table."""
+        return self._store.held()
+
+    def load(self, serial: int) -> Group:
+        """A fresh copy of payload that is on this process."""
+        return self._store.load(serial)
+
+    def receive(self, groups: Mapping[int, Group]) -> None:
+        """Put away copies of the payload that lives on this process, by serial, in main memory."""
+        self._store.receive(groups)
+
+    def withdraw(self, serials: Sequence[int]) -> int:
+        """Take back entries whose payload will not come or has no place; return their number."""
+        return self._store.withdraw(serials)
 
     def forget_with(self, key: str) -> int:
         """Drop the entries that hold the batch key `key`; return their number."""
-        return self._forget_where(np.isin(self.table.keys, self._with(key)))
+        return self._store.forget_with(key)
 
-    def forget_prompts(self, prompts: Ints) -> int:
-        """Drop the entries of these prompts; return their number."""
-        return self._forget_where(np.isin(self.table.prompt, prompts)) if len(prompts) else 0
+    def remember(self) -> Callable[[], None]:
+        """Return what puts the entries of now back, with their payload, and what the limiter has counted."""
+        restore, limiter = self._store.remember(), self.rules.limiter
+        counted = limiter.state_dict()
 
-    def _with(self, key: str) -> list[int]:
-        return [number for number, have in enumerate(self._keysets) if key in have]
+        def undo() -> None:
+            restore()
+            limiter.load_state_dict(counted)
 
-    def use(self, rows: Ints) -> None:
-        """Count that `rows` were replayed once more."""
-        self.table.writable("uses")[rows] += 1
+        return undo
 
-    def retire(self, update: int) -> int:
-        """Drop the entries that no limit will ever let through again; return their number."""
-        gone = np.zeros(len(self.table), bool)
-        for spent in self._spent(update).values():
-            gone |= spent
-        return self._forget_where(gone)
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, payload apart: the table's `columns`, `keysets`, which its column `keys`
+        counts in, and what else JSON can hold."""
+        return {
+            **self._store.state_dict(),
+            "update": self.clock.update,
+            "serial": self.serial,
+            "generators": self.generators.state_dict(),
+            "strategies": self.rules.state_dict(),
+        }
 
-    def _forget_where(self, gone: Bools) -> int:
-        return self._forget(np.flatnonzero(gone))
+    def load_state_dict(self, state: Mapping[str, Any], own: bool = True, shared: bool = True) -> None:
+        """Take what `state_dict` gave; the payload that belongs here follows by `receive`.
 
-    def _forget(self, rows: Sequence[int] | Ints) -> int:
-        index = np.asarray(rows, dtype=np.int64)
-        if len(index) == 0:
-            return 0
-        for serial in self.table.serial[index].tolist():
-            group = self._payload.pop(serial, None)
-            if group is not None:
-                self._payload_bytes -= group.nbytes
-        self.table.remove(index)
-        return len(index)
+        Args:
+            state (`Mapping`): As read.
+            own (`bool`): Whether to take the generator of this process.
+            shared (`bool`): Whether to take that of all processes that share the buffer.
+        """
+        self.clock.update, self.serial = state["update"], state["serial"]
+        self.generators.load_state_dict(state["generators"], shared=shared, local=own)
+        self.rules.load_state_dict(state["strategies"])
+        self._store.load_state_dict(state)
 
 
-def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
-    """Copy groups to the CPU, waiting for the device once."""
-    tensors = {}
-    for serial, group in groups.items():
-        for key, tensor in group.tensors.items():
-            tensors[serial, key] = tensor
-    found = fetch(tensors)
+def _with_failed_masked(groups: Groups) -> Groups:
+    """The groups with rows masked that failed, where some row of their group has a reward."""
+    failed = groups.failed
+    return replace(groups, masked=groups.masked | (failed & ~failed.all(axis=1, keepdims=True)))
+
+
+def _left(count: int, refused: Mapping[str, Bools], tally: Tally) -> Ints:
+    """Rows that no reason refuses; the others are counted by their first one."""
+    left = np.ones(count, bool)
+    for reason, rows in refused.items():
+        tally.refuse(int((left & rows).sum()), reason)
+        left &= ~rows
+    return np.flatnonzero(left)
+
+
+def _logps(groups: Groups) -> Floats:
+    """The groups' summed log-probs, `(n, G)`: NaN where they are not known."""
+    logps = groups.behavior_logps
+    return np.full(groups.advantages.shape, np.nan) if logps is None else logps
+
+
+def _mean_logps(sums: Floats, tokens: Ints) -> Floats:
+    """The mean log-prob of each row's trainable tokens; NaN without any."""
+    return np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
+
+
+def _columns(groups: Groups, rewards: Floats) -> dict[str, NDArray[Any]]:
+    """What the table has of groups' numbers.
+
+    Args:
+        groups ([`Groups`]): With their behavior log-probs.
+        rewards (`(n, G, functions)`): Of the trainer's functions.
+    """
+    unnamed = np.asarray(np.isnan(rewards).all(axis=(1, 2)))[:, None] & ~groups.failed
+    logps = _logps(groups)
+    later = np.isnan(logps) & (groups.origin == FROM_POLICY)[:, None]
     return {
-        serial: replace(group, tensors={key: found[serial, key] for key in group.tensors})
-        for serial, group in groups.items()
+        "update": groups.update,
+        "reward_mean": groups.reward_mean,
+        "reward_std": groups.reward_std,
+        "tokens": groups.trainable.sum(axis=1),
+        "items": groups.counted.sum(axis=1),
+        "prompt": groups.prompt,
+        "origin": groups.origin,
+        "row_rewards": rewards,
+        "row_other_reward": np.where(unnamed, groups.total, np.nan),
+        "row_advantage": groups.advantages,
+        "row_logp": _mean_logps(np.where(later, 0.0, logps), groups.trainable),
+        "row_length": groups.lengths,
+        "row_items": groups.items,
+        "row_masked": groups.masked,
     }

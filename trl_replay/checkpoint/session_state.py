@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from .. import compat
 from ..batch.candidates import PendingGroups
 from ..batch.stored import logps_dtype, named_rewards, with_named_rewards
+from ..buffer import Newcomer
 from ..data.counters import Tally
 from ..data.types import Group, Groups
 from ..errors import CheckpointError, MismatchError
+from ..protocols import Columns
 from ..session import Session
 from ..setup import assembly
 from ..step.carry import StepCarry
@@ -89,24 +91,26 @@ def remember(session: Session, scratch: Path) -> Callable[[], None]:
 def _rank_state(session: Session, save_id: str) -> RankState:
     """This rank's session, without payload."""
     trainer = session.trainer
+    buffer = session.buffer.state_dict()
+    columns, keysets = buffer.pop("columns"), buffer.pop("keysets")
     return RankState(
         identity=identity(session),
         rank=_rank(session),
         payload_rank=_payload_rank(session),
-        session=_json_state(session),
+        session=_json_state(session, buffer),
+        columns=columns,
+        keysets=keysets,
         pending=session.carry.pending,
         beside=compat.files_beside(trainer),
         save_id=save_id,
         prompts=None if session.rounds is None else session.rounds.table.state_dict(),
-        **session.buffer.state_dict(),
     )
 
 
-def _json_state(session: Session) -> dict[str, Any]:
-    """Collect what JSON holds of a session."""
-    state = session.state_dict()
-    strategies = state["strategies"]
-    state["strategies"] = {name: plain(strategy, name) for name, strategy in strategies.items()}
+def _json_state(session: Session, buffer: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect what JSON holds of a session and its buffer."""
+    state = {**session.state_dict(), **buffer}
+    state["strategies"] = {name: plain(strategy, name) for name, strategy in buffer["strategies"].items()}
     state["strategy_names"] = _strategy_names(session)
     state["reward_functions"] = list(session.trainer.reward_func_names)
     return state
@@ -115,7 +119,7 @@ def _json_state(session: Session) -> dict[str, Any]:
 def _strategy_names(session: Session) -> dict[str, str]:
     """Name the strategy of each kind with running state, so that no other strategy takes that state."""
     labels: dict[str, str] = {kind: strategy.label for kind, strategy in session.settings.strategies.items()}
-    return {name: labels.get(name, name) for name in session.components.stateful}
+    return {name: labels.get(name, name) for name in session.buffer.rules.running}
 
 
 def _for_these_strategies(session: Session, state: dict[str, Any]) -> dict[str, Any]:
@@ -219,10 +223,9 @@ def _apply(session: Session, states: list[RankState], folder: Path) -> None:
 def _apply_own(session: Session, mine: RankState) -> None:
     """Every rank goes on where it was."""
     take = _adapter(session, mine)
-    session.load_state_dict(_for_these_strategies(session, mine.session))
+    session.load_state_dict(mine.session)
     session.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
-    columns = {**mine.columns, "row_rewards": _named(session, mine)(mine.columns["row_rewards"])}
-    session.buffer.load_state_dict({"columns": columns, "keysets": mine.keysets})
+    session.buffer.load_state_dict(_buffer_state(session, mine, mine.columns, mine.keysets))
     _fill(session, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
     session.carry.pending = pending
@@ -236,17 +239,23 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     rank = _rank(session)
     ranks = session.components.processes
     existed = rank < len(states)
-    session.load_state_dict(_for_these_strategies(session, mine.session), own=existed, shared=division.one_buffer)
+    session.load_state_dict(mine.session)
     followed = [mine] if division.one_buffer else states[rank::ranks]
     session.totals.load_state_dict(*(state.session["totals"] for state in [mine, *followed]))
     tables = [state.prompts for state in ([mine] if division.one_buffer else states)]
     session.load_rounds([state.session for state in states], tables)
     resharded = reshard(states, RankShard(division, rank, ranks), session.components.fields)
-    columns = {**resharded.columns, "row_rewards": _named(session, mine)(resharded.columns["row_rewards"])}
-    session.buffer.load_state_dict({"columns": columns, "keysets": resharded.keysets})
+    state = _buffer_state(session, mine, resharded.columns, resharded.keysets)
+    state["serial"] = resharded.next_serial
+    session.buffer.load_state_dict(state, own=existed, shared=existed or division.one_buffer)
     _fill(session, resharded.payload(), take)
-    session.carry.serial = resharded.next_serial
     _offer_candidates(session, resharded, take, mine)
+
+
+def _buffer_state(session: Session, then: RankState, columns: Columns, keysets: Sequence[Any]) -> dict[str, Any]:
+    """What the buffer takes: entries, with the rewards of today's functions, and what belongs to its strategies."""
+    columns = {**columns, "row_rewards": _named(session, then)(columns["row_rewards"])}
+    return {**_for_these_strategies(session, then.session), "columns": columns, "keysets": keysets}
 
 
 def _named(session: Session, then: RankState) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -266,12 +275,13 @@ def _forget_other_reference(session: Session, mine: RankState) -> None:
 def empty(session: Session) -> None:
     """Forget entries and candidates: training resumes with an empty buffer."""
     session.buffer.clear()
+    session.buffer.serial = 0
     session.carry = StepCarry()
 
 
 def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
     """Let entries leave that a smaller buffer than then has no room for, and take the payload of the others."""
-    session.decisions.trim()
+    session.buffer.trim()
     kept = set(session.buffer.table.serial.tolist())
     for serial, group in payload:
         if serial in kept:
@@ -281,21 +291,16 @@ def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable
 def _offer_candidates(session: Session, resharded: Resharded, take: Callable[[Group], Group], then: RankState) -> None:
     """Offer candidates that other ranks left, now whole, to the buffer: the new batches have no place for them."""
     tally = Tally()
-    table = session.buffer.table
     tally.refuse(resharded.dropped, "a row's log-probs were missing when the number of processes changed")
     ready = resharded.ready
     if ready:
         groups = _scored_as_today(Groups.concatenate([one.view for one in ready]), then, session)
-        sizes = [one.group.nbytes for one in ready]
-        kept = session.decisions.offer(
-            groups, [one.serial for one in ready], sizes, [one.keys for one in ready], tally
-        )
-        for one in ready:
-            if one.serial not in kept:
-                continue
-            table.writable("owner")[table.serial == one.serial] = one.owner
-            if one.owner == _rank(session):
-                session.buffer.receive({one.serial: take(one.group)})
+        rank = _rank(session)
+        newcomers = [
+            Newcomer(one.serial, one.group.nbytes, one.keys, one.owner, take(one.group) if one.owner == rank else None)
+            for one in ready
+        ]
+        session.buffer.extend(groups, newcomers, tally)
     session.totals.add(tally, batches=0)
 
 
@@ -355,7 +360,7 @@ def _scored_as_today(groups: Groups, then: RankState, session: Session) -> Group
         groups,
         rewards=rewards,
         reward_weights=compat.reward_setup(session.trainer).weights,
-        counting=session.components.counting,
+        counting=session.buffer.table.counting,
     )
 
 

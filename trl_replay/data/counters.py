@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import ResultError
-from .types import Floats
+from .success import Success
+from .table import Table
+from .types import Bools, Floats, Groups, Ints
 
 STATES = ("replay/size", "replay/tasks", "replay/bytes", "replay/rollouts", "replay/replay_ratio", "replay/dry_run")
 """Metrics of which a log entry has the last value."""
 COUNTS = ("replay/failed_rows", "replay/stored", "replay/evicted", "replay/refused", "replay/retired", "replay/lost")
 """Metrics of which a log entry has the sum since the entry before. All others are averaged."""
+UNTRAINED = "a group counted as dead though its rewards differ: no row with an advantage trains a token"
+OF_NO_TASK = "a group counts as a task of its own: its prompts differ, and its environment has no task_id"
+BY_THE_SUM = "a group was judged by the weighted sum: the function that replay_reward names did not score it"
 
 
 @dataclass(slots=True)
@@ -92,6 +97,36 @@ class Tally:
         """Count entries that left before their time, and why."""
         self.retired += count
         self.note(count, f"an entry left: {reason}")
+
+    def judge(self, fresh: Groups, passed: Bools, success: Success) -> None:
+        """Count how generated groups went.
+
+        Args:
+            fresh ([`Groups`]): The groups.
+            passed (`(n, G)`): Which of their rows pass.
+            success ([`Success`]): What the lowest and the highest reward are.
+        """
+        unscored = fresh.unscored
+        self.generated += len(fresh)
+        self.dead += int(fresh.dead.sum())
+        self.failed += int(fresh.failed.sum())
+        self.at_lowest += int(success.at_lowest(fresh).sum())
+        self.at_highest += int(success.at_highest(fresh).sum())
+        self.all_wrong += int((~passed.any(axis=1) & ~unscored.all(axis=1)).sum())
+        self.all_right += int((passed.any(axis=1) & (passed | unscored).all(axis=1)).sum())
+        for_want_of_tokens = fresh.dead & ~fresh.trains.all(axis=1)
+        untrained = int((for_want_of_tokens & ~fresh.equal_rewards).sum()) if for_want_of_tokens.any() else 0
+        self.untrained += untrained
+        self.note(untrained, UNTRAINED)
+        self.note(int((unscored.all(axis=1) & ~fresh.failed.all(axis=1)).sum()), BY_THE_SUM)
+        self.note(int((fresh.prompt < 0).sum()), OF_NO_TASK)
+
+    def replay(self, table: Table, rows: Ints, update: int) -> None:
+        """Count that these rows of the table give rows, at an update."""
+        self.entries = len(rows)
+        self.age = float((update - table.update[rows]).sum())
+        self.score = float(table.score[rows].sum())
+        self.uses = float(table.uses[rows].sum())
 
     def of_iteration(self) -> Tally:
         """Return what a further iteration adds to a run's totals: nothing was generated, nothing of the batch
@@ -193,11 +228,13 @@ class Totals:
 
     Attributes:
         unit (`str`): What is counted as a batch.
+        metrics (`dict[str, float]`): Of the last generation batch.
     """
 
     def __init__(self) -> None:
         self.unit = "generation batches"
         self.batches = 0
+        self.metrics: dict[str, float] = {}
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.of_all_ranks: Counter[str] = Counter()

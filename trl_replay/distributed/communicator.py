@@ -135,7 +135,7 @@ class Communicator:
     def _share(self, local: Columns) -> RowLayout:
         """Share columns; return the layout of the rows of all processes, each with its group's task."""
         size = self._components.num_generations
-        update = self._components.clock.update
+        update = self._components.buffer.clock.update
         shared: Columns = self._components.scope.share(local)
         self.shares += 1
         prompt = task_of_group(shared["prompt"], shared["row"], size, update, self.shares)

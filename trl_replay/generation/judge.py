@@ -59,11 +59,9 @@ class Judge:
         """Return the groups that the scope shares, with what a plugin makes of their advantages."""
         components = self._components
         setup = compat.reward_setup(self._trainer())
-        table = components.buffer.table
+        table, update = components.buffer.table, components.buffer.clock.update
         table.reward_weights = setup.weights
-        table.counting = components.counting
-        update = components.clock.update
-        groups = view(rows.columns, scored, setup, rows.size, update, components.counting, components.success)
+        groups = view(rows.columns, scored, setup, rows.size, update, table.counting, components.success)
         return self._mixing.shape(groups)
 
     def doubt(self) -> str:

@@ -48,7 +48,7 @@ class Prompts:
     ) -> None:
         self._layout = layout
         self._hooks = components.hooks
-        self._context = components.context
+        self._context = components.buffer.context
         self._seed = seed
         self._again = again
         self._asks = components.hooks.has_plugin_for("inputs")

@@ -86,7 +86,7 @@ class Rounds:
         self._fields = components.fields
         self._success = components.success
         self._communicator = communicator
-        self._clock = components.clock
+        self._clock = components.buffer.clock
         self._judge = judge
         self._layout = GroupLayout(compat.local_rows(here), size, communicator.rank, components.processes)
         self._reports = Reports(self._layout)
@@ -94,7 +94,8 @@ class Rounds:
         self._prompts = Prompts(trainer, self._layout, components, seed, again)
         self._errors = components.errors
         self._lengths: dict[str, int] = {}
-        self.table = PromptTable() if components.prompts is None else components.prompts
+        prompts = components.buffer.prompts
+        self.table = PromptTable() if prompts is None else prompts
         self.batches = 0
         self.done = 0
         self.seconds = 0.0

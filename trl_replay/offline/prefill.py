@@ -19,6 +19,7 @@ from ..base.validation import choice, column_names, optional, require
 from ..batch.compose import cut, loss_mask
 from ..batch.group_view import describe
 from ..batch.stored import fill_missing, trainable_sums, with_rewards
+from ..buffer import Newcomer
 from ..data.counters import Tally
 from ..data.fields import ADVANTAGES, STORED_REWARD, STORED_REWARDS, FieldTable
 from ..data.rewards import have_equal_rewards, weighted_rewards
@@ -35,11 +36,9 @@ from .schema import reward_columns
 
 Result = TypeVar("Result")
 
-NOT_FINITE = "a trainable token's log-prob is not finite"
-
 
 @dataclass(slots=True)
-class Newcomer:
+class ReadGroup:
     """A group as it is offered to the buffer.
 
     Attributes:
@@ -47,7 +46,6 @@ class Newcomer:
         advantages (`(G,)`): Of its rows.
         group ([`Group`]): The payload, with zeros for log-probs that are computed only if it stays.
         view ([`Groups`]): What the scorer sees; NaN for these log-probs.
-        origin (`int`): Whose log-probs it has.
         rewards (`(G, functions)`): Of the trainer's functions; NaN where the file does not name them.
     """
 
@@ -55,7 +53,6 @@ class Newcomer:
     advantages: Floats
     group: Group
     view: Groups
-    origin: int
     rewards: Floats
 
 
@@ -81,24 +78,18 @@ def add(session: Session, source: Any, incomplete: str = "refuse", columns: Mapp
     if session.components.processes > 1:
         session.roll_call("add", "adding groups to its buffer")
     groups, advantages = _read(session, reading, tally)
-    newcomers: list[Newcomer] = []
+    newcomers: list[ReadGroup] = []
     _run(session, lambda: newcomers.extend(map(partial(_newcomer, session), groups, advantages)))
-    table = session.buffer.table
-    before = set(table.serial.tolist())
-    limiter = session.components.rate_limiter
-    undo, inserted = session.buffer.remember(), limiter.inserted
+    before = set(session.buffer)
+    undo = session.buffer.remember()
     try:
         stayed = _run(session, lambda: _offer(session, newcomers, division, tally))
         _complete(session, newcomers, stayed, tally)
     except BaseException:
         undo()
-        limiter.inserted = inserted
         raise
     session.totals.add(tally, batches=0)
-    added = set(table.serial.tolist()) - before
-    if added:
-        limiter.prefilled = True
-    return len(added)
+    return len(set(session.buffer) - before)
 
 
 def _run(session: Session, action: Callable[[], Result]) -> list[Result | None]:
@@ -132,14 +123,14 @@ def _read(session: Session, reading: Reading, tally: Tally) -> tuple[list[Offlin
                 tally.refuse(1, "an advantage is not finite")
             elif not len(trained):
                 tally.refuse(1, "all of its rows are masked")
-            elif not may_be_alike and _is_alike(group, session.components.counting):
+            elif not may_be_alike and _is_alike(group, session.buffer.table.counting):
                 tally.refuse(1, "its rewards do not differ (replay_reward)")
             elif not may_be_alike and not (trained if group.is_shaped else trained - trained[0]).any():
                 tally.refuse(1, "its rewards do not differ")
             else:
                 if group.task == UNKNOWN:
                     tally.reasons[f"a group of a file counts as a task of its own: {AMBIGUOUS}"] += 1
-                    group = replace(group, task=own(session.carry.serial, len(groups)))
+                    group = replace(group, task=own(session.buffer.serial, len(groups)))
                 groups.append(group)
                 advantages.append(of_group)
         lack_logps = any(compat.OLD_LOGPS not in group.tokens for group in groups)
@@ -191,7 +182,7 @@ def _logps(group: Group) -> Floats:
     return logps
 
 
-def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, tally: Tally) -> dict[int, int]:
+def _offer(session: Session, newcomers: Sequence[ReadGroup], division: Division, tally: Tally) -> dict[int, int]:
     """Offer groups to the buffer, or this process's share of them to its own; return the serials of those that
     stayed, by their numbers among the newcomers."""
     rank = session.communicator.rank
@@ -200,29 +191,19 @@ def _offer(session: Session, newcomers: Sequence[Newcomer], division: Division, 
     if not numbers:
         return {}
     offered = [newcomers[number] for number in numbers]
-    table = session.buffer.table
-    table.reward_weights = compat.reward_setup(session.trainer).weights
-    table.counting = session.components.counting
-    serials = session.carry.take_serials(len(offered))
-    kept = session.decisions.offer(
-        Groups.concatenate(_alike([newcomer.view for newcomer in offered])),
-        serials,
-        [newcomer.group.nbytes for newcomer in offered],
-        [newcomer.group.keys for newcomer in offered],
-        tally,
-        np.stack([newcomer.rewards for newcomer in offered]),
-    )
+    session.buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
+    serials = session.buffer.take_serials(len(offered))
     dealt = division.one_buffer and not division.replicated
-    stayed = {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
-    for number, serial in stayed.items():
-        row = table.serial == serial
-        table.writable("origin")[row] = newcomers[number].origin
-        table.writable("owner")[row] = number % ranks if dealt else rank
-    return stayed
+    told = [
+        Newcomer(serial, one.group.nbytes, one.group.keys, number % ranks if dealt else rank, rewards=one.rewards)
+        for number, serial, one in zip(numbers, serials, offered, strict=True)
+    ]
+    kept = session.buffer.extend(Groups.concatenate(_alike([one.view for one in offered])), told, tally)
+    return {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
 
 
 def _complete(
-    session: Session, newcomers: Sequence[Newcomer], stayed: Sequence[dict[int, int] | None], tally: Tally
+    session: Session, newcomers: Sequence[ReadGroup], stayed: Sequence[dict[int, int] | None], tally: Tally
 ) -> None:
     """Compute the log-probs of the groups that stayed on any process, on all of them alike, and put away the payload
     of those that live on this one."""
@@ -242,21 +223,14 @@ def _complete(
             _run(session, receive)
 
 
-def _receive(session: Session, newcomer: Newcomer, serial: int, batch: Batch, tally: Tally) -> None:
+def _receive(session: Session, newcomer: ReadGroup, serial: int, batch: Batch, tally: Tally) -> None:
     """Put away a group that stayed, now with its log-probs; take it back if one of them is not finite."""
     buffer = session.buffer
-    table = buffer.table
     group = _payload(session, newcomer.offline, batch)
-    sums = _logps(group)
-    if not np.isfinite(sums).all():
-        tally.stored -= buffer.withdraw([serial])
-        tally.refuse(1, NOT_FINITE)
-        return
-    (row,) = table.rows_of([serial])
-    tokens = newcomer.view.trainable[0]
-    table.writable("row_logp")[row] = np.where(tokens > 0, sums / np.maximum(tokens, 1), np.nan)
-    if table.owner[row] == session.communicator.rank:
-        buffer.receive({serial: group})
+    if buffer.fill_logps(serial, _logps(group), newcomer.view.trainable[0], tally):
+        (row,) = buffer.table.rows_of([serial])
+        if buffer.table.owner[row] == session.communicator.rank:
+            buffer.receive({serial: group})
 
 
 def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
@@ -271,7 +245,7 @@ def _alike(views: Sequence[Groups]) -> Sequence[Groups]:
     return totals
 
 
-def _computed(session: Session, newcomers: Sequence[Newcomer], bar: Any) -> list[Batch]:
+def _computed(session: Session, newcomers: Sequence[ReadGroup], bar: Any) -> list[Batch]:
     """A batch of each group, with log-probs, and the same bits on all processes."""
     batches: list[Batch] = []
 
@@ -306,7 +280,7 @@ def _broadcast(batches: Sequence[Batch]) -> None:
                 batch[key] = broadcast(batch[key].contiguous())
 
 
-def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> Newcomer:
+def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> ReadGroup:
     """A group as it is offered, before any log-prob is computed."""
     size = session.components.num_generations
     fields = session.components.fields
@@ -329,11 +303,11 @@ def _newcomer(session: Session, offline: OfflineGroup, advantages: Floats) -> Ne
         behavior_logps=logps[None],
         masked=offline.masked[None],
         origin=np.array([origin]),
-        counting=session.components.counting if offline.named else None,
+        counting=session.buffer.table.counting if offline.named else None,
     )
     functions = len(session.trainer.reward_func_names)
     rewards = offline.rewards if offline.named else np.full((size, functions), np.nan)
-    return Newcomer(offline, advantages, group, view, origin, rewards)
+    return ReadGroup(offline, advantages, group, view, rewards)
 
 
 def _with_blank_logps(trainer: Any, batch: Batch) -> Batch:

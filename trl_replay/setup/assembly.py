@@ -6,11 +6,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .. import compat
+from ..buffer import ReplayBuffer, Rules
 from ..buffer.rate_limiter import RateLimiter, RateLimits
-from ..buffer.replay_buffer import Limits, ReplayBuffer
 from ..data.fields import FieldTable
 from ..data.prompt_table import PromptTable
 from ..data.success import Success
@@ -61,7 +59,6 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     functions = len(trainer.reward_func_names)
     counting = _counting(trainer, config.replay_reward)
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
-    draws_same_prompt = _draws_same_prompt(settings, made["sampler"])
     records = _records(settings, made["selector"], mixes_rows)
     if room.groups:
         stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
@@ -69,20 +66,30 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     success = Success(config.replay_pass_reward, _in_words(trainer, counting))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, success)
     hooks = CheckedHooks(settings.plugins, strategies, made, by_setting)
-    limits = Limits(config.replay_max_age, config.replay_max_uses)
-    rate_limits = RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
-    rate_limiter = RateLimiter(rate_limits, room.groups)
-    stateful: dict[str, Stateful] = {"rate_limiter": rate_limiter, "success": success}
-    stateful |= {kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)}
-    buffer = ReplayBuffer(room.groups, limits, room.nbytes, size, functions)
-    buffer.drops = _all_say(_objects(settings, "rank") or [made["evictor"]], "drops")
+    beside_the_tap = compat.has_other_loss_path(trainer)
+    rules = Rules(
+        hooks=hooks,
+        limiter=RateLimiter(
+            RateLimits(config.replay_start, config.replay_start_pass_rate, config.replay_max_fraction)
+        ),
+        success=success,
+        max_age=config.replay_max_age,
+        max_uses=config.replay_max_uses,
+        retire_passes=config.replay_retire_passes,
+        weigh=weigh,
+        draws_same_prompt=_draws_same_prompt(settings, made["sampler"]),
+        masks_rows=not beside_the_tap,
+        drops=_all_say(_objects(settings, "rank") or [made["evictor"]], "drops"),
+        stateful={kind: strategy for kind, strategy in made.items() if isinstance(strategy, Stateful)},
+    )
+    prompts = PromptTable() if settings.chooses_prompts else None
+    buffer = ReplayBuffer(room.groups, rules, room.nbytes, size, functions, room.seed, prompts)
     buffer.table.reward_weights = compat.reward_setup(trainer).weights
     buffer.table.counting = counting
     return Components(
         buffer=buffer,
         scope=scope,
         hooks=hooks,
-        rate_limiter=rate_limiter,
         gates=Gates(
             config.replay_weight,
             config.replay_max_weight,
@@ -91,20 +98,14 @@ def assemble(trainer: Any, settings: Settings) -> Components:
         bounds=Bounds(compat.loss_form(trainer)),
         fields=fields,
         tasks=tasks,
-        rng=np.random.default_rng(room.seed),
         num_generations=size,
         pad_to_multiple_of=trainer.pad_to_multiple_of,
         token_weights=compat.allows_token_weights(trainer),
-        beside_the_tap=compat.has_other_loss_path(trainer),
+        beside_the_tap=beside_the_tap,
         mixes_rows=mixes_rows,
-        draws_same_prompt=draws_same_prompt,
         forwards_to_record=records,
         processes=trainer.accelerator.num_processes,
-        counting=counting,
         success=success,
-        weigh=weigh,
-        prompts=PromptTable() if settings.chooses_prompts else None,
-        stateful=stateful,
     )
 
 
@@ -149,9 +150,7 @@ def exchange_scope(trainer: Any, settings: Settings, components: Components) -> 
     generators that go with it. The buffer must be empty, and the same is done on every process."""
     components.scope = _scope(trainer, settings)
     room = room_in(trainer, settings, components.scope)
-    components.buffer.capacity = components.rate_limiter.capacity = room.groups
-    components.buffer.max_bytes = room.nbytes
-    components.seed(room.seed)
+    components.buffer.resize(room.groups, room.nbytes, room.seed)
 
 
 def _scope(trainer: Any, settings: Settings) -> Any:
@@ -213,16 +212,15 @@ def _records(settings: Settings, selector: Any, mixes_rows: bool) -> bool:
 
 def idle_components() -> Components:
     """Build the components of a disabled session: an empty buffer without room, and no plugins."""
+    hooks = CheckedHooks([], {}, {})
     return Components(
-        buffer=ReplayBuffer(0, Limits()),
+        buffer=ReplayBuffer(0, Rules(hooks)),
         scope=ProcessScope(None),
-        hooks=CheckedHooks([], {}, {}),
-        rate_limiter=RateLimiter(RateLimits(), 0),
+        hooks=hooks,
         gates=Gates(),
         bounds=Bounds(),
         fields=FieldTable(0),
         tasks=Tasks(),
-        rng=np.random.default_rng(0),
         num_generations=1,
         token_weights=False,
         beside_the_tap=False,

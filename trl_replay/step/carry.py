@@ -8,7 +8,7 @@ from typing import Any
 
 from ..batch.candidates import PendingGroups
 
-SAVED = ("serial", "collected_at", "unfinished", "warmed", "settled")
+SAVED = ("collected_at", "unfinished", "warmed", "settled")
 """Attributes of [`StepCarry`] that a checkpoint keeps."""
 
 
@@ -17,7 +17,6 @@ class StepCarry:
     """State that a session carries from one generation batch to the next.
 
     Attributes:
-        serial (`int`): The next group's serial number.
         pending ([`PendingGroups`], *optional*): The last batch's candidates; None if they have settled.
         collected_at (`int`, *optional*): Update at which candidates were last collected.
         unfinished (`bool`): Whether a batch was scored since training last ended.
@@ -26,7 +25,6 @@ class StepCarry:
             processes: the next batch's metrics tell it.
     """
 
-    serial: int = 0
     pending: PendingGroups | None = None
     collected_at: int | None = None
     unfinished: bool = False
@@ -40,15 +38,8 @@ class StepCarry:
 
     def collected(self, pending: PendingGroups, update: int) -> None:
         """Keep a batch's candidates until the next batch settles them, with the number of updates done."""
-        self.serial += len(pending.candidates)
         self.pending = pending
         self.collected_at = update
-
-    def take_serials(self, count: int) -> range:
-        """Take serial numbers for `count` groups, which no other group gets."""
-        first = self.serial
-        self.serial += count
-        return range(first, self.serial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, candidates apart."""

@@ -68,7 +68,7 @@ def compose_batch(
     """
     rows, plan, fields = fresh.rows, decision.plan, components.fields
     table = components.buffer.table
-    replayed = rows.placements(decision, table, components.clock.update, payload)
+    replayed = rows.placements(decision, table, components.buffer.clock.update, payload)
     placements = replayed + _copies(fresh, plan, components)
     batch = with_stored_fields(fresh.batch, fields, placements)
     composed = compose(batch, fields, placements, components.pad_to_multiple_of)
@@ -130,14 +130,13 @@ def count_items(batch: Batch, total: Mapping[str, float], size: int) -> Batch:
     return {**batch, "num_items_in_batch": torch.where(counted > 0, counted, items)}
 
 
-def collect(fresh: FreshBatch, slots: Sequence[int], components: Components, serial: int) -> list[Candidate]:
+def collect(fresh: FreshBatch, slots: Sequence[int], components: Components) -> list[Candidate]:
     """The live groups that are to be stored, as candidates: complete where their log-probs are known.
 
     Args:
         fresh ([`FreshBatch`]): The batch.
         slots (`Sequence[int]`): Which groups.
-        components ([`Components`]): How to cut each key.
-        serial (`int`): The first one's serial number.
+        components ([`Components`]): How to cut each key, and the buffer, which numbers them.
     """
     batch = fresh.batch if fresh.recorded is None else {**fresh.batch, compat.OLD_LOGPS: fresh.recorded}
     fields = components.fields
@@ -145,14 +144,15 @@ def collect(fresh: FreshBatch, slots: Sequence[int], components: Components, ser
     local = {slot: fresh.rows.local(slot) for slot in slots}
     groups = iter(cut(batch, fields, [rows for rows, _ in local.values() if rows.stop]))
     candidates = []
-    for number, (slot, (rows, first)) in enumerate(local.items(), serial):
+    numbers = components.buffer.take_serials(len(slots))
+    for number, (slot, (rows, first)) in zip(numbers, local.items(), strict=True):
         candidate = Candidate(
             serial=number,
             slot=slot,
             group=with_rewards(next(groups), fresh.groups.rewards[slot, first:]) if rows.stop else None,
             keys=fresh.rows.holds(stored, slot),
             rows=rows,
-            update=components.clock.update,
+            update=components.buffer.clock.update,
             logps_dtype=logps_dtype(fields),
         )
         candidates.append(candidate)

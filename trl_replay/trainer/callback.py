@@ -51,7 +51,7 @@ class ReplayCallback(TrainerCallback):
         if self.session.has_other_reference():  # also if an engine has only now sharded it
             self.session.forget_reference()
         self._trackers_told = False
-        self.session.components.rate_limiter.planned = state.max_steps
+        self.session.buffer.clock.planned = state.max_steps
         self.session.meet()
         begin(self.session)
 

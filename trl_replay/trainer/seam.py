@@ -222,7 +222,7 @@ def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: 
         template.step = compat.step(trainer)
         template.micro_batches = template.micro_batches or getattr(trainer, compat.BUFFERED)
         drawn = session.iterate(template)
-        seed = int(session.components.local_rng.integers(2**63))
+        seed = int(session.buffer.generators.local.integers(2**63))
         again = template.micro_batches if drawn is None else compat.micro_batches(trainer, drawn, seed)
         setattr(trainer, compat.BUFFERED, again)
     return stock(inputs)

@@ -1,0 +1,111 @@
+"""What is kept: capacity in groups and in bytes, and which entries leave; by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from buffers import nothing
+
+from trl_replay import Group
+from trl_replay.buffer.store import Store
+from trl_replay.data.fields import PIXELS
+
+TEXT = frozenset({"prompt_ids", "completion_ids"})
+
+
+def by_score(table: Any) -> Any:
+    return table.score
+
+
+def stored(capacity: int = 50, count: int = 4, **columns: Any) -> Store:
+    """A buffer that was offered entries with serials 0, 1, …, of score 1 each."""
+    buffer = Store(capacity)
+    offer(buffer, count, **columns)
+    return buffer
+
+
+def offer(buffer: Store, count: int, **columns: Any) -> None:
+    first = columns.pop("first", 0)
+    keys = [buffer.keyset(keys) for keys in columns.pop("keysets", [TEXT] * count)]
+    made = {"serial": np.arange(first, first + count), "score": np.ones(count), "keys": np.array(keys, np.int64)}
+    made |= {name: np.asarray(values) for name, values in columns.items()}
+    buffer.append(made, np.random.default_rng(first))
+    buffer.evict(by_score)
+    buffer.receive(nothing(serial for serial in made["serial"].tolist() if serial in buffer.table.serial))
+
+
+def serials(buffer: Store) -> list[int]:
+    return sorted(buffer.table.serial.tolist())
+
+
+def test_over_the_bytes_the_lowest_keep_ranks_leave_until_the_rest_fits() -> None:
+    buffer = stored(count=3, nbytes=[1000, 800, 1000], score=[3.0, 1.0, 1.0])
+    buffer.max_bytes = 3000 + 3 * buffer.table.row_bytes
+    with pytest.warns(UserWarning, match=r"replay_max_bytes is reached with 3 .*A group costs .* on average"):
+        offer(buffer, 1, first=3, nbytes=[1500], score=[2.0])
+    assert serials(buffer) == [0, 3], "the older of two equal ranks left first, then the other"
+
+
+def test_where_bytes_and_groups_are_both_too_many_the_stricter_limit_decides() -> None:
+    """One entry less would fit into the bytes, but the buffer has room for two groups."""
+    buffer = stored(count=5, nbytes=[100, 100, 100, 100, 1000], score=[5.0, 4.0, 3.0, 2.0, 1.0])
+    buffer.capacity, buffer.max_bytes = 2, 500 + 5 * buffer.table.row_bytes
+    assert buffer.evict(by_score) == 3, "without a warning: bytes are not what evicts most"
+    assert serials(buffer) == [0, 1]
+
+
+def test_bytes_that_just_fit_evict_nobody() -> None:
+    buffer = stored(count=3, nbytes=[100, 100, 100])
+    buffer.max_bytes = 300 + 3 * buffer.table.row_bytes
+    assert buffer.evict(by_score) == 0
+    buffer.max_bytes -= 1
+    with pytest.warns(UserWarning, match=r"is reached with 2 of replay_buffer_size=50"):
+        assert buffer.evict(by_score) == 1
+    assert serials(buffer) == [1, 2]
+    assert buffer.fits(np.array([buffer.max_bytes - buffer.table.row_bytes])).tolist() == [True]
+    assert buffer.fits(np.array([buffer.max_bytes - buffer.table.row_bytes + 1])).tolist() == [False]
+    buffer.max_bytes = None
+    assert buffer.fits(np.array([10**15, 1])).tolist() == [True, True]
+
+
+def test_columns_come_back_with_keys_that_are_numbered_anew() -> None:
+    pictured = TEXT | {PIXELS}
+    saved = stored(count=3, keysets=[TEXT, pictured, TEXT], score=[1.0, 2.0, 3.0], prompt=[4, 4, 5])
+    saved.table.add_column("gone", fill=1.0)
+    state = saved.state_dict()
+    saved.table.writable("score")[:] = 0.0
+    other = Store(50)
+    other.table.add_column("mine", fill=0.5)
+    other.keyset(pictured)
+    offer(other, 2, first=90)
+    other.load_state_dict(state)
+    table = other.table
+    assert table.serial.tolist() == [0, 1, 2]
+    assert table.score.tolist() == [1.0, 2.0, 3.0], "the state is a copy"
+    assert table.mine.tolist() == [0.5] * 3
+    assert "gone" not in table.names
+    assert table.peers.tolist() == [2, 2, 1]
+    keysets = other.state_dict()["keysets"]
+    assert [keysets[number] for number in table.keys.tolist()] == [TEXT, pictured, TEXT]
+    assert other.held() == []
+
+
+def test_a_buffer_keeps_copies_and_hands_out_copies() -> None:
+    tensor = torch.arange(4, dtype=torch.int32)
+    group = Group({"completion_ids": tensor}, frozenset(["completion_ids"]), np.array([2]), np.array([1, 3]))
+    buffer = Store(1)
+    buffer.append({"serial": np.array([5])}, np.random.default_rng(0))
+    empty = buffer.nbytes
+    buffer.receive({5: group})
+    assert buffer.nbytes - empty == group.nbytes == 4 * 4 + 3 * 8
+    tensor[:] = 9
+    buffer.load(5).tensors["completion_ids"][:] = 8
+    buffer.load(5).completion_lengths[:] = 8
+    again = buffer.load(5)
+    assert again.tensors["completion_ids"].tolist() == [0, 1, 2, 3]
+    assert again.completion_lengths.tolist() == [1, 3]
+    buffer.forget([0])
+    assert buffer.nbytes == 0

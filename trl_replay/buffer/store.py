@@ -1,0 +1,200 @@
+"""What is kept: a table of metadata, the payloads, and how much of both there is room for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..base.sizes import format_bytes
+from ..base.transfer import fetch
+from ..data.fields import PIXELS
+from ..data.table import CORE, Table
+from ..data.types import Bools, Group, Ints
+
+
+class Store:
+    """Entries of up to `capacity` groups, and the payload of those that live on this process.
+
+    Attributes:
+        table ([`Table`]): The metadata columns.
+        capacity (`int`): Groups (not rows, not tokens) that are kept.
+        max_bytes (`int`, *optional*): Most bytes of payload and table rows.
+    """
+
+    def __init__(self, capacity: int, max_bytes: int | None = None, size: int = 1, functions: int = 1) -> None:
+        self.capacity = capacity
+        self.max_bytes = max_bytes
+        self.table = Table.empty(size, functions)
+        self._keysets: list[frozenset[str]] = []
+        self._payload: dict[int, Group] = {}
+        self._bytes = 0
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: payload, and the used rows of all columns."""
+        return self._bytes + len(self.table) * self.table.row_bytes
+
+    def keyset(self, keys: frozenset[str]) -> int:
+        """The number that stands for `keys` in the table's column of that name."""
+        if keys not in self._keysets:
+            self._keysets.append(keys)
+        return self._keysets.index(keys)
+
+    def append(self, columns: Mapping[str, NDArray[Any]], rng: np.random.Generator) -> Ints:
+        """Put newcomers' columns into the table, whatever room there is; `tag` is drawn here. Return their rows."""
+        count, first = len(columns["serial"]), len(self.table)
+        tags = 1.0 - rng.random(count)  # in (0, 1]: log(tag) is finite
+        self.table.append({**columns, "tag": tags}, count)
+        return np.arange(first, first + count)
+
+    def evict(self, rank: Callable[[Table], NDArray[Any]], drops: bool = False) -> int:
+        """Let the lowest keep ranks leave until the rest fits, and of equal ranks the older; return how many left.
+
+        Args:
+            rank (`Callable`): Maps the table to keep ranks.
+            drops (`bool`): Whether a keep rank of -inf lets an entry leave where there is room.
+        """
+        table = self.table
+        excess = max(len(table) - self.capacity, 0)
+        costs = table.nbytes + table.row_bytes
+        total = int(costs.sum())
+        is_over = self.max_bytes is not None and total > self.max_bytes
+        if not (excess or is_over or (drops and len(table))):
+            return 0
+        ranks = rank(table)
+        order = np.lexsort((table.serial, ranks))  # the lowest first, of equal ranks the older
+        if drops:
+            excess = max(excess, int(np.isneginf(ranks).sum()))
+        if is_over:
+            left = total - np.cumsum(costs[order])
+            over = int(np.argmax(left <= self.max_bytes)) + 1
+            if over > excess:
+                self._warn_of_bytes(costs)
+                excess = over
+        return self.forget(order[:excess])
+
+    def fits(self, nbytes: Ints) -> Bools:
+        """Tell whether groups of `nbytes` payload would fit into the buffer alone."""
+        most = np.inf if self.max_bytes is None else self.max_bytes - self.table.row_bytes
+        return np.asarray(nbytes <= most)
+
+    def load(self, serial: int) -> Group:
+        """A fresh copy of payload that is on this process."""
+        return self._payload[serial].map(torch.clone)
+
+    def _warn_of_bytes(self, costs: Ints) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        mean = format_bytes(float(costs.mean()))
+        warnings.warn(
+            f"replay_max_bytes is reached with {len(costs) - 1} of replay_buffer_size={self.capacity} groups, and "
+            f"evicts from now on. A group costs {mean} on average.",
+            stacklevel=2,
+        )
+
+    def held(self) -> list[int]:
+        """Serials of the entries whose payload is on this process, in the order of the table."""
+        return [serial for serial in self.table.serial.tolist() if serial in self._payload]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, payload apart: copies of the table's `columns`, and `keysets`, sets of
+        batch keys that its column `keys` counts in."""
+        columns = {name: getattr(self.table, name).copy() for name in self.table.names}
+        return {"columns": columns, "keysets": list(self._keysets)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave in the place of its own entries; the payload that belongs here follows by
+        `receive`.
+
+        Columns of plugins that are absent now are left out, and new plugins' columns get their fill.
+
+        Raises:
+            KeyError: One of the table's own columns is missing.
+        """
+        self.forget(np.arange(len(self)))
+        columns = state["columns"]
+        renumbered = [self.keyset(keys) for keys in state["keysets"]]
+        numbers = np.array(renumbered, np.int64)
+        known = {name: columns[name] for name in self.table.names if name in CORE or name in columns}
+        known["keys"] = numbers[columns["keys"]]
+        self.table.append(known, len(columns["serial"]))
+
+    def remember(self) -> Callable[[], None]:
+        """Return what puts the entries of now back, with their payload."""
+        state, payload, nbytes = self.state_dict(), dict(self._payload), self._bytes
+
+        def undo() -> None:
+            self.load_state_dict(state)
+            self._payload, self._bytes = payload, nbytes
+
+        return undo
+
+    def receive(self, groups: Mapping[int, Group]) -> None:
+        """Put away copies of the payload that lives on this process, in main memory.
+
+        Args:
+            groups (`Mapping[int, Group]`): By serial; their entries stand in the table.
+        """
+        for serial, group in _on_cpu(groups).items():
+            self._payload[serial] = group.map(torch.clone)
+            self._bytes += group.nbytes
+
+    def withdraw(self, serials: Sequence[int]) -> int:
+        """Take back entries whose payload will not come or has no place; return their number."""
+        if not len(serials):
+            return 0
+        rows = self.table.rows_of(serials)
+        return self.forget(np.unique(rows[rows >= 0]))
+
+    def unrestorable(self, keys: frozenset[str]) -> dict[str, Bools]:
+        """Return the entries that a batch with these keys can't take, by reason. `pixel_values` among the keys means
+        that it can take groups with images; those without fit in any batch."""
+        needed = keys - {PIXELS}
+        unfit = {
+            "lacks a tensor": [number for number, have in enumerate(self._keysets) if not needed <= have],
+            "has images, the batch none": [] if PIXELS in keys else self._with(PIXELS),
+        }
+        return {reason: np.isin(self.table.keys, numbers) for reason, numbers in unfit.items() if numbers}
+
+    def forget_with(self, key: str) -> int:
+        """Drop the entries that hold the batch key `key`; return their number."""
+        return self.forget(np.flatnonzero(np.isin(self.table.keys, self._with(key))))
+
+    def _with(self, key: str) -> list[int]:
+        return [number for number, have in enumerate(self._keysets) if key in have]
+
+    def forget(self, rows: Sequence[int] | Ints) -> int:
+        """Drop the entries in these rows; return their number."""
+        index = np.asarray(rows, dtype=np.int64)
+        if len(index) == 0:
+            return 0
+        for serial in self.table.serial[index].tolist():
+            group = self._payload.pop(serial, None)
+            if group is not None:
+                self._bytes -= group.nbytes
+        self.table.remove(index)
+        return len(index)
+
+
+def _on_cpu(groups: Mapping[int, Group]) -> dict[int, Group]:
+    """Copy groups to the CPU, waiting for the device once."""
+    tensors = {}
+    for serial, group in groups.items():
+        for key, tensor in group.tensors.items():
+            tensors[serial, key] = tensor
+    found = fetch(tensors)
+    return {
+        serial: replace(group, tensors={key: found[serial, key] for key in group.tensors})
+        for serial, group in groups.items()
+    }
