@@ -300,6 +300,8 @@ PAIRS_OF_ARMS = (
     ("dynamic sampling", "stock"),
 )
 """What the plan compares."""
+AGAIN = ("french", "products")
+"""Tasks whose prompts come again; accuracy is of these prompts."""
 SEEDS = {"topics": (0, 1, 2, 3, 4), "french": (0, 1, 2, 3, 4), "products": (0, 1, 2), "sums": (0, 1, 2)}
 
 
@@ -597,6 +599,22 @@ def savings_of(done: dict[Run, list[dict[str, Any]]], task: str) -> dict[str, li
         for arm in ARMS
         if (seeds := sorted(found.get(arm, {}).keys() & of_goal.keys()))
     }
+
+
+def headline(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
+    """A row a task, as Markdown: what the preset saves, for the README."""
+    rows = ["| SmolLM2-135M | completions to stock's final accuracy | times fewer | final accuracy, stock → preset |"]
+    rows.append("|---|---|---|---|")
+    for name in sorted(TASKS, key=lambda name: name not in AGAIN):
+        task, savings = TASKS[name], savings_of(done, name)["sample_efficient"]
+        ends = np.mean([(saving.end - saving.gain, saving.end) for saving in savings], axis=0)
+        there = completions.median_and_range([task.batch * saving.arm.generated for saving in savings])
+        of_stock = f"{task.rollouts:,}"
+        times = completions.times_fewer([saving.share for saving in savings])
+        prompts = "a list that comes again" if name in AGAIN else "held-out prompts"
+        cells = [f"{name}: {prompts}, {len(savings)} seeds", f"{there}; stock {of_stock}", times]
+        rows.append(f"| {' | '.join(cells)} | {ends[0]:.2f} → {ends[1]:.2f} |")
+    return rows
 
 
 def is_stopped(done: dict[Run, list[dict[str, Any]]], arm: str) -> bool:
