@@ -114,90 +114,84 @@ class ReplayConfig:
     )
     replay_buffer_size: Annotated[int, Rule(whole(0))] = setting(
         64,
-        """Groups (of `num_generations` completions) that the buffer keeps: each process's own (`process`),
-        each process's part of the common one (`sharded`), or the one that all processes have (`gathered`).
-        With `0` nothing is stored; what needs no buffer goes on working (`replay_refill_rounds`,
-        `replay_unfilled`, a plugin that shapes advantages or chooses prompts), and without any of these the
-        trainer is left as it is.""",
+        """Number of groups (of `num_generations` completions) that the buffer keeps: per process (`process`), per
+        process on average (`sharded`), or in total (`gathered`). `0` stores nothing; settings that need no buffer
+        still work (`replay_refill_rounds`, `replay_unfilled`, a plugin that shapes advantages or chooses prompts).
+        Without any of these, the trainer does not change.""",
     )
     replay_max_bytes: Annotated[int | str | None, Rule(optional(size_in_bytes), ranks="own")] = setting(
         None,
-        """Bytes that the buffer keeps, per process (with `sharded` on average over them), table and payload
-        together: `"512MB"`, `"2GiB"`. Whichever of `replay_buffer_size` and this is reached first evicts. No
-        limit if not set.""",
+        """Limit on the memory of the buffer, table and payload together, per process (with `sharded`, on average):
+        `"512MB"`, `"2GiB"`. Groups are evicted when this limit or `replay_buffer_size` is reached. No limit if not
+        set.""",
     )
     replay_logps_dtype: Annotated[str, Rule(choice("float32", "bfloat16"))] = setting(
         "float32",
-        """Type in which log-probs are stored: `"float32"`, or `"bfloat16"` in half the memory, which rounds
-        each by up to one part in 256: see docs/checkpoints.md for what that does to importance ratios.""",
+        """Type of stored log-probs: `"float32"`, or `"bfloat16"`, which takes half the memory and rounds each by up to
+        one part in 256: docs/checkpoints.md says what that does to importance ratios.""",
     )
     replay_scorer: Annotated[str, Rule(strategy("scorer"))] = setting(
         "advantage_std",
         """Priority of a stored group. The evictor `heap` keeps the highest, the sampler `proportional` draws in
-        proportion to it, and `prompt_balanced` does either while it treats prompts equally.""",
+        proportion to it, and `prompt_balanced` does the same per prompt.""",
     )
     replay_scorer_kwargs: Arguments = arguments("scorer")
     replay_evictor: Annotated[str, Rule(strategy("evictor"))] = setting(
-        "prompt_balanced", """Rule by which stored groups leave a full buffer."""
+        "prompt_balanced", """Which stored groups leave a full buffer."""
     )
     replay_evictor_kwargs: Arguments = arguments("evictor")
     replay_sampler: Annotated[str, Rule(strategy("sampler"))] = setting(
-        "prompt_balanced", """Rule by which stored groups are drawn for replay."""
+        "prompt_balanced", """Which stored groups are drawn for replay."""
     )
     replay_sampler_kwargs: Arguments = arguments("sampler")
     replay_selector: Annotated[str, Rule(strategy("selector"))] = setting(
         "zero_std",
-        """Rule by which fresh groups may be replaced by stored ones; by default those whose advantages are all
-        equal, which train nothing.""",
+        """Which fresh groups stored ones may replace; by default dead groups, whose advantages are all equal.""",
     )
     replay_selector_kwargs: Arguments = arguments("selector")
     replay_mixer: Annotated[str, Rule(strategy("mixer"))] = setting(
-        "whole",
-        """Whether stored rows replace a group as a whole (`whole`), or some of its rows next to the others
-        (`inject`).""",
+        "whole", """Whether stored rows replace a whole group (`whole`) or some of its rows (`inject`)."""
     )
     replay_mixer_kwargs: Arguments = arguments("mixer")
     replay_scope: Annotated[str, Rule(strategy("scope"))] = setting(
         AUTO,
-        """Which processes share a buffer: none (`process`), or all, with every group on each of them
-        (`gathered`) or on one of them (`sharded`). `"auto"` is `process` on one process and where each
-        process has whole groups and at least four of them a batch, else `sharded`; `session.explain()` says
-        which and why. A checkpoint's scope is kept.""",
+        """Which processes share a buffer: none (`process`), or all, with every group on each of them (`gathered`) or
+        on one of them (`sharded`). `"auto"` is `process` on one process, or if each process has at least four whole
+        groups per batch, otherwise `sharded`; `session.explain()` says which and why. A resumed run keeps its
+        checkpoint's scope.""",
     )
     replay_scope_kwargs: Arguments = arguments("scope")
     replay_correction: Annotated[str, Rule(strategy("correction"))] = setting(
-        "ratio",
-        """Off-policy correction: how the loss accounts for replayed rows having been generated by an older policy.""",
+        "ratio", """Off-policy correction: how the loss accounts for replayed rows that an older policy generated."""
     )
     replay_correction_kwargs: Arguments = arguments("correction")
     replay_max_age: Annotated[int | None, Rule(optional(whole(1)))] = setting(
-        None, """Oldest group that is replayed, in optimizer updates since it was generated. No limit if not set."""
+        None, """Maximum age of a replayed group, in optimizer updates since it was generated. No limit if not set."""
     )
     replay_max_uses: Annotated[int | None, Rule(optional(whole(1)))] = setting(
-        None, """Most times that a stored group is replayed. No limit if not set."""
+        None, """Maximum number of times that a stored group is replayed. No limit if not set."""
     )
     replay_max_fraction: Annotated[float, Rule(share)] = setting(
-        1.0, """Largest share of a generation batch's groups that replay may replace."""
+        1.0, """Maximum fraction of a generation batch's groups that replay may replace."""
     )
     replay_start: Annotated[int | str | None, Rule(start)] = setting(
         ADAPTIVE,
-        """Optimizer updates before anything is replayed; the buffer fills from the beginning. `"adaptive"` waits
-        where rewards are sparse (fewer than four live groups so far, that is groups with unequal advantages, or
-        fewer than one in ten), from the first update on: until 16 groups were stored, or a quarter of the
-        buffer's size if that is less, as long as live groups keep coming, and for a quarter of the run at most.
-        Once it has begun it does not wait again, and after a warm start not at all. `None` or `0` waits for
-        nothing.""",
+        """Number of optimizer updates before replay starts; the buffer fills from the beginning. `"adaptive"` waits
+        while rewards are sparse (fewer than four live groups so far, that is groups with unequal advantages, or
+        fewer than one in ten): until 16 groups were stored, or a quarter of the buffer's size if that is less, as
+        long as live groups keep coming, and for at most a quarter of the run. After the first replay or a warm
+        start it does not wait. `None` or `0` does not wait.""",
     )
     replay_start_pass_rate: Annotated[float | None, Rule(optional(share))] = setting(
         None,
-        """Share of completions that must pass before anything is replayed, as a running average over about 32
-        batches. No such limit if not set.""",
+        """Fraction of completions that must pass before replay starts, as a running average over about 32 batches. No
+        such limit if not set.""",
     )
     replay_task_columns: Annotated[list[str] | None, Rule(optional(names("column")))] = setting(
         None,
-        """Columns of the dataset that tell tasks apart in addition to prompt and images: rows with one prompt
-        and another label, tests or seed are other tasks, and none takes completions of the other. All
-        columns if not set. With `[]` (on the command line `""`) the prompt alone.""",
+        """Columns of the dataset that, with prompt and images, identify a task. Rows with one prompt but another
+        label, tests or seed are different tasks, which never exchange completions. All columns if not set; with
+        `[]` (on the command line `""`) only the prompt.""",
     )
     replay_reward: Annotated[str | None, Rule(optional(function_name))] = setting(
         None,
@@ -207,14 +201,14 @@ class ReplayConfig:
     )
     replay_pass_reward: Annotated[float | None, Rule(optional(number("a finite number")))] = setting(
         None,
-        """Least reward with which a completion passes. If not set, it is known as long as the reward that counts has
-        had exactly two values: the higher one passes. While it is not known, no completion is right or wrong and no
-        prompt solved; `replay_kl="all_wrong"` then goes by the lowest reward seen.""",
+        """Minimum reward of a completion that passes. If not set, and as long as the reward that counts has had
+        exactly two values, the higher one passes. Otherwise it is unknown which completions pass and which prompts
+        are solved; `replay_kl="all_wrong"` then uses the lowest reward seen.""",
     )
     replay_retire_passes: Annotated[int | None, Rule(optional(whole(1)))] = setting(
         None,
-        """Number of passing completions in a fresh group at which its prompt counts as solved: its stored
-        groups leave the buffer, and groups as good as that are not stored. Never if not set.""",
+        """Number of passing completions in a fresh group at which its prompt counts as solved: its stored groups leave
+        the buffer, and such groups are not stored. Never if not set.""",
     )
     replay_max_weight: Annotated[
         float | None, Rule(optional(number("a number above 0, at most 1,000,000", most=1000000.0, above=0.0)))
@@ -225,16 +219,15 @@ class ReplayConfig:
     )
     replay_advantages: Annotated[str, Rule(choice("auto", "stored", "joint", "split"))] = setting(
         "auto",
-        """Advantages of a group of which replay replaced rows: `"stored"` (each row keeps its own), `"joint"`
-        (computed anew over all of its rows), `"split"` (computed anew over fresh and stored rows
-        separately), or `"auto"`: stored where a group is replaced whole, else joint.""",
+        """Advantages of a group with replaced rows: `"stored"` (each row keeps its own), `"joint"` (recomputed over
+        all of its rows), `"split"` (recomputed over fresh and stored rows separately), or `"auto"`: stored if the
+        whole group is replaced, otherwise joint.""",
     )
     replay_record: Annotated[str, Rule(choice("auto", "loss", "forward"))] = setting(
         "auto",
-        """Where log-probs of fresh groups come from: `"loss"`, the forward pass of the loss, which never sees
-        rows that are replaced, or `"forward"`, one more forward pass without gradients per batch, so that
-        live groups can be mixed into and stored too. `"auto"`: the extra pass where stored rows are mixed
-        into live groups.""",
+        """Source of fresh groups' log-probs: `"loss"`, the forward pass of the loss, which never sees replaced rows,
+        or `"forward"`, one more forward pass without gradients per batch, so that live groups that receive stored
+        rows can be stored too. `"auto"`: the extra pass if stored rows are mixed into live groups.""",
     )
     replay_kl: Annotated[str, Rule(choice("all", "fresh", "all_wrong"))] = setting(
         "all",
@@ -244,72 +237,73 @@ class ReplayConfig:
     )
     replay_iterations: Annotated[str, Rule(choice("same", "replay"))] = setting(
         "same",
-        """Batch of iterations 2 to `num_iterations`: the `"same"` one again, or with `"replay"` groups drawn anew
-        from the buffer for each, without generating.""",
+        """Batch of iterations 2 to `num_iterations`: the `"same"` one again, or with `"replay"` groups newly drawn
+        from the buffer, without generating.""",
     )
     replay_unfilled: Annotated[str, Rule(choice("keep", "mask", "exclude", "intra_batch"))] = setting(
         "keep",
-        """What happens to dead groups (all advantages equal) that replay does not replace: `"keep"` leaves them as
-        TRL has them; `"mask"` removes their KL and entropy gradient; `"exclude"` removes them from the loss's
-        denominator too; `"intra_batch"` replaces them by copies of the same batch's live groups.""",
+        """Treatment of dead groups (all advantages equal) that replay does not replace: `"keep"` trains them as TRL
+        does; `"mask"` removes their KL and entropy gradient; `"exclude"` also removes them from the loss's
+        denominator; `"intra_batch"` replaces them with copies of the same batch's live groups.""",
     )
     replay_refill_rounds: Annotated[int, Rule(whole(0))] = setting(
         0,
-        """Rounds of dynamic sampling, at most: in each, completions are generated again for as many dead groups
-        (all advantages equal) as needed. The buffer fills what is left, and then `replay_unfilled` decides.""",
+        """Maximum number of dynamic-sampling rounds, each of which generates new groups for dead ones (all advantages
+        equal). The buffer fills what remains, and then `replay_unfilled` decides.""",
     )
     replay_refill_prompts: Annotated[str, Rule(choice("new", "same"))] = setting(
         "new",
-        """Prompts of dynamic sampling: `"new"` ones of the dataset, in a random order of their own and none
-        twice before all were sampled; or the `"same"` ones once more.""",
+        """Prompts of dynamic sampling: `"new"` ones of the dataset, in a separate random order in which none repeats
+        before all were sampled; or the `"same"` ones again.""",
     )
     replay_refill_until: Annotated[float, Rule(number("a share above 0, at most 1", most=1.0, above=0.0))] = setting(
-        1.0, """Share of live groups (unequal advantages) at which dynamic sampling stops."""
+        1.0, """Fraction of live groups (unequal advantages) at which dynamic sampling stops."""
     )
     replay_weight: Annotated[float, Rule(number(WEIGHTS, above=0.0, most=1e6))] = setting(
-        1.0, """Weight of replayed rows in the policy loss, on top of the correction's."""
+        1.0, """Weight of replayed rows in the policy loss, multiplied with the correction's."""
     )
     replay_dry_run: Annotated[bool, Rule(true_or_false)] = setting(
-        False, """Whether to decide and measure everything but replace nothing: training is bit-identical to TRL's."""
+        False, """Whether to make and log every decision but replace nothing: training is bit-identical to TRL's."""
     )
     replay_seed: Annotated[int | None, Rule(optional(whole(0)), ranks="own")] = setting(
         None,
-        """Seed of replay's own random generator. If not set, the trainer's seed, plus the rank for scope
+        """Seed of replay's private random generator. If not set, the trainer's seed, plus the rank with the scope
         `process`.""",
     )
     replay_plugins: Annotated[list[str] | None, Rule(optional(names("plugin")))] = setting(
         None,
-        """Plugins whose hooks are called, by entry-point name. A plugin whose strategy or preset is named is
-        called anyway.""",
+        """Plugins whose hooks are called, by entry-point name. Naming a plugin's strategy or preset also calls its
+        hooks.""",
     )
     replay_plugins_kwargs: Annotated[dict[str, Any] | str | None, Rule(optional(arguments_of_plugins))] = setting(
         None,
-        """Keyword arguments that plugins are made with for this run, by plugin name, instead of their own; on
-        the command line a JSON string. `trl-replay list NAME` shows what a plugin takes.""",
+        """Keyword arguments of plugins for this run, by plugin name; on the command line a JSON string. `trl-replay
+        list NAME` shows what a plugin takes.""",
     )
     replay_on_mismatch: Annotated[str, Rule(choice("refuse", "empty"))] = setting(
         "refuse",
-        """What to do on resuming from a checkpoint whose buffer is damaged, does not fit or can't be restored:
+        """What to do when resuming from a checkpoint whose buffer is damaged, does not match or can't be restored:
         `"refuse"` raises, `"empty"` warns and continues with an empty buffer.""",
     )
     replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
         None,
-        """Files that fill the buffer when training begins: what `session.export` or TRL's `log_completions` wrote,
-        or prompts, completions and rewards of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a pattern
-        such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a checkpoint.""",
+        """Files that fill the buffer when training begins: written by `session.export` or TRL's `log_completions`, or
+        with prompts, completions and rewards of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a
+        pattern such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a
+        checkpoint.""",
     )
     replay_warm_start_columns: Annotated[dict[str, str] | str | None, Rule(optional(column_names))] = setting(
         None,
-        """What the columns of these files stand for, where they have other names: `{"question": "prompt"}`; on the
-        command line a JSON string.""",
+        """Meaning of columns of these files that have other names: `{"question": "prompt"}`; on the command line a
+        JSON string.""",
     )
     replay_warm_start_short: Annotated[str, Rule(choice("refuse", "resample"))] = setting(
         "refuse",
-        """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"`
-        leaves them out; `"resample"` fills them up with rows of their own, drawn with equal chances.""",
+        """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"` leaves them
+        out; `"resample"` completes them with their own rows, drawn uniformly.""",
     )
     replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
-        None, """A named bundle of settings, for all that you leave at their defaults. `trl-replay list` shows all."""
+        None, """A named bundle of settings; your own settings override it. `trl-replay list` shows all."""
     )
 
     def __post_init__(self) -> None:
