@@ -106,7 +106,7 @@ class CheckedHooks:
         if not _are_distinct_below(len(table), entries):
             raise self._bad(
                 str(self._array(result).tolist()),
-                f"distinct indices from 0 to {len(table) - 1} (-1: the slot stays as it is)",
+                f"distinct indices from 0 to {len(table) - 1} (-1: the slot stays fresh)",
             )
         return drawn.astype(np.int64)
 
@@ -122,9 +122,9 @@ class CheckedHooks:
             raise self._bad(str(rows.tolist()), f"stored rows from 0 to {most - 1} (-1: the fresh row stays)")
         ordered = np.sort(rows, axis=1)
         if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
-            raise self._bad(str(rows.tolist()), "every stored row at most once a slot")
+            raise self._bad(str(rows.tolist()), "every stored row at most once per slot")
         if (drawn == NONE).any() and _asks_for_none(rows, drawn):
-            raise self._bad(str(rows.tolist()), "rows of entries that were drawn (-1 in `drawn`: there is none)")
+            raise self._bad(str(rows.tolist()), "rows of entries that were drawn (-1 in `drawn` means none)")
         return rows.astype(np.int64)
 
     def advantages(self, groups: Groups, context: Context) -> Floats | None:
@@ -135,13 +135,12 @@ class CheckedHooks:
         numbers = self._array(result)
         shape = groups.advantages.shape
         if numbers.shape != shape or numbers.dtype.kind not in "fiu":
-            raise self._bad(_shown(numbers), f"numbers of shape {shape}, one for each row (NaN: it trains nothing)")
+            raise self._bad(_shown(numbers), f"numbers of shape {shape}, one for each row (NaN masks it)")
         advantages = numbers.astype(np.float64)
         largest = np.abs(np.nan_to_num(advantages, nan=0.0, posinf=np.inf, neginf=-np.inf)).max(initial=0.0)
         if largest > LARGEST_ADVANTAGE:
             raise self._bad(
-                f"an advantage of {largest:g}",
-                f"numbers of at most {LARGEST_ADVANTAGE:g}, or NaN for rows that train nothing",
+                f"an advantage of {largest:g}", f"numbers of at most {LARGEST_ADVANTAGE:g}, or NaN to mask a row"
             )
         return advantages
 
@@ -152,7 +151,9 @@ class CheckedHooks:
         for call in self._each("eligible", context.update):
             for result in call(table=table, context=context):
                 if not isinstance(result, Mapping):
-                    raise self._bad(f"a {type(result).__name__}", f"a dict of masks, bool of shape {shape}, by reason")
+                    raise self._bad(
+                        f"a {type(result).__name__}", f"a dict from reasons to masks, bool of shape {shape}"
+                    )
                 for reason, given in result.items():
                     mask = self._array(given)
                     if mask.shape != shape or mask.dtype.kind != "b":
@@ -174,7 +175,7 @@ class CheckedHooks:
                 raise self._bad("a value", "None: edit the plan")
             fault = plan.fault(before, of_tokens, beside_the_tap)
             if fault:
-                raise ResultError(f"{self.giver} may not edit the plan so, at update {self._update}: {fault}.")
+                raise ResultError(f"{self.giver} made an invalid edit at update {self._update}: {fault}.")
 
     def _each(self, hook: str, update: int) -> Iterator[Callable[..., list[Any]]]:
         """Calls that reach one plugin each, in pluggy's order, and then the settings."""

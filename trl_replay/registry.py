@@ -124,7 +124,7 @@ class Strategy:
             )
         if missing:
             raise ConfigurationError(
-                f"{setting} gives {made!r}, which is no {self.kind}: it lacks {', '.join(missing)}."
+                f"{setting} gives {made!r}, which is not a valid {self.kind}: it lacks {', '.join(missing)}."
             )
         return made
 
@@ -159,7 +159,7 @@ class Registry:
             other = self.plugins[name].distribution
             remedy = "Uninstall one."
             if other == distribution == IN_THIS_PROCESS:
-                remedy = f"Take back the first, trl_replay.unregister({name!r}), or give the second another name."
+                remedy = f"Unregister the first, trl_replay.unregister({name!r}), or give the second another name."
             raise PluginError(f"Two plugins claim the name {name!r}: {other} and {distribution}. {remedy}")
         if type(plugin).__hash__ is None:
             raise PluginError(f"Plugin {name!r} can't be hashed: a dataclass needs @dataclass(eq=False).")
@@ -256,8 +256,8 @@ class Registry:
             options = self._manager.parse_hookimpl_opts(plugin, hook) if hasattr(plugin, hook) else None
             if options and (options.get("wrapper") or options.get("hookwrapper")):
                 raise PluginError(
-                    f"Plugin {name!r} has {hook} as a wrapper, and this hook is called on each plugin alone, so that "
-                    "there is nothing to wrap: leave out wrapper=True and yield."
+                    f"Plugin {name!r} implements {hook} as a wrapper, but this hook is called on each plugin "
+                    "separately: remove wrapper=True and the yield."
                 )
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
@@ -273,7 +273,7 @@ class Registry:
             problem = "has no function with"
         else:
             return
-        raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so that it would do nothing.")
+        raise PluginError(f"Plugin {name!r} {problem} the mark @trl_replay.hookimpl, so it would do nothing.")
 
     def _collect(self, plugin: Any, name: str, hook: str) -> list[Any]:
         """Collect the yields of a plugin's registry hook."""
@@ -328,7 +328,7 @@ class Registry:
         if name in self.failures and name not in self.plugins:
             failure = self.failures[name]
             raise PluginError(
-                f"{setting} asks for the plugin {name!r} from {failure.distribution}, which was not loaded: "
+                f"{setting} names the plugin {name!r} from {failure.distribution}, which was not loaded: "
                 f"{failure.reason}"
             )
         if name not in self.plugins:
@@ -391,7 +391,7 @@ class Registry:
             return matches[0]
         if matches:
             choices = ", ".join(f"{plugin.name}/{short} ({plugin.distribution})" for _, plugin in matches)
-            raise ConfigurationError(f"{setting}={name!r} is offered by several plugins: name one of {choices}.")
+            raise ConfigurationError(f"{setting}={name!r} is offered by several plugins: use one of {choices}.")
         names = [offered if plugin.name == BUILTIN else f"{plugin.name}/{offered}" for plugin, offered, _ in offers]
         raise UnknownNameError(self._unknown(f"{setting}={name!r}", name, kind, names))
 
@@ -491,8 +491,8 @@ def _refuse_unusable_name(name: str, distribution: str) -> None:
     """A plugin's name is that of its folder in checkpoints, and stands before a slash and its strategies' names."""
     if not isinstance(name, str) or not USABLE_NAME.fullmatch(name):
         raise PluginError(
-            f"The plugin name {name!r} of {distribution} can't be used: give it one of at most 80 letters, digits, "
-            "spaces, dots, - and _, which begins with a letter."
+            f"The plugin name {name!r} of {distribution} can't be used: give it at most 80 letters, digits, spaces, "
+            "dots, - and _, beginning with a letter."
         )
 
 

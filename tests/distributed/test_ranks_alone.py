@@ -130,9 +130,9 @@ def test_43_clear_on_one_rank_empties_a_buffer_of_its_own(of: Results) -> None:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("attach on one", "Replay waits on rank 0 with training: rank 1 did not come to it"),
-        ("add on one", "Replay waits on rank 0 with adding groups to its buffer: rank 1 did not come to it"),
-        ("save on one", "Replay waits on rank 0 with a checkpoint: rank 1 did not come to it"),
+        ("attach on one", "Replay waits on rank 0 with training: rank 1 did not reach it"),
+        ("add on one", "Replay waits on rank 0 with adding groups to its buffer: rank 1 did not reach it"),
+        ("save on one", "Replay waits on rank 0 with a checkpoint: rank 1 did not reach it"),
         ("resume from a checkpoint on one", "Replay waits on rank 0 with resuming from a checkpoint: rank 1 did not"),
     ],
 )
@@ -144,7 +144,7 @@ def test_43_a_rank_that_calls_alone_waits_no_longer_than_the_timeout_and_names_t
     assert words in alone["text"]
     assert alone["seconds"] > SOON
     if "resuming" in words:
-        assert "Replay waits on rank 1 with training: rank 0 did not come to it" in other["text"]
+        assert "Replay waits on rank 1 with training: rank 0 did not reach it" in other["text"]
     else:
         assert other["type"] not in ("", "SeamError"), "the other one waits in a collective of the trainer's"
 

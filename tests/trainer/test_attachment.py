@@ -128,7 +128,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_buffer_sise": 3}, "Did you mean 'replay_buffer_size'"),
     ({"replay_plugins": ["absent"]}, "replay_plugins='absent'"),
     ({"replay_preset": "absent"}, "replay_preset='absent'"),
-    ({"replay_scope": object()}, "which is no scope: it lacks share, admit"),
+    ({"replay_scope": object()}, "which is not a valid scope: it lacks share, admit"),
     ({"replay_scorer": 3}, "give the name of a scorer"),
     ({"replay_refill_rounds": -1}, "replay_refill_rounds=-1 .*whole number"),
     ({"replay_refill_prompts": "other"}, "replay_refill_prompts='other' .*'new' or 'same'"),

@@ -604,9 +604,9 @@ WRONG = [
     (["--replay_buffer_size", "8", "--replay_max_uses", "0"], "replay_max_uses=0 can't be used"),
     (["--use_replay", "maybe"], "use_replay='maybe' can't be used: give true or false."),
     (["--config", "wrong.yaml"], "wrong.yaml has no setting 'learning_rate'."),
-    (["--config", "list.yaml"], "list.yaml holds no settings"),
-    (["--config", "broken.yaml"], "broken.yaml is no YAML"),
-    (["--config", "latin.yaml"], "latin.yaml is no YAML"),
+    (["--config", "list.yaml"], "list.yaml has no settings"),
+    (["--config", "broken.yaml"], "broken.yaml is not valid YAML"),
+    (["--config", "latin.yaml"], "latin.yaml is not valid YAML"),
     (["--config", "gone.yaml"], "gone.yaml"),
     (["python", "train.py"], "put -- before the command"),
 ]

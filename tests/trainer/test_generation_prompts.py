@@ -96,7 +96,7 @@ def test_the_generator_is_one_of_the_batch_and_draws_alike_every_time(tmp_path: 
     assert first != drawn(tmp_path / "three", replay_seed=5)
 
 
-@pytest.mark.filterwarnings("ignore:Rows of the dataset with one prompt differ in 'notes'")
+@pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ in 'notes'")
 def test_what_the_trainer_writes_into_its_inputs_does_not_reach_the_next_batch(tmp_path: Any) -> None:
     kept = [{"prompt": prompt, "notes": []} for prompt in PROMPTS[:3]]
 
@@ -154,7 +154,7 @@ def test_rows_of_one_group_with_different_prompts_are_refused(tmp_path: Any) -> 
     trainer = make_trainer(tmp_path, Coins(0.5), PROMPTS)
     trainer.data_collator = Shuffled()
     trl_replay.attach(trainer, replay_refill_rounds=1)
-    with pytest.raises(trl_replay.SeamError, match=r"rows 0 to 3 on rank 0 are of one group .* different prompts"):
+    with pytest.raises(trl_replay.SeamError, match=r"rows 0 to 3 on rank 0 belong to one group .* different prompts"):
         trainer.train()
 
 

@@ -78,7 +78,9 @@ def test_advantages_of_a_batch_that_trls_rules_do_not_explain_are_refused_only_w
         trainer.train()
         assert session.totals.counters["refilled"] > 0
         return
-    with pytest.raises(trl_replay.SeamError, match=r"scale_rewards='batch'.*it shapes them by itself.*rounds=0"):
+    with pytest.raises(
+        trl_replay.SeamError, match=r"scale_rewards='batch'.*this trainer shapes advantages itself.*rounds=0"
+    ):
         trainer.train()
 
 

@@ -623,6 +623,6 @@ def test_54_a_correction_is_checked_by_what_it_was_given_and_in_the_type_that_is
 
 def test_56_a_column_of_objects_is_refused_when_it_is_added(tmp_path):
     session = trl_replay.attach(trainer_of(tmp_path))
-    with pytest.raises(ConfigurationError, match="is no type of numbers"):
+    with pytest.raises(ConfigurationError, match="is not a numeric type"):
         session.buffer.table.add_column("mine", dtype=object)
     session.buffer.table.add_column("mine", dtype=np.int32)

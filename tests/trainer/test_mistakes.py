@@ -269,8 +269,8 @@ COMMANDS: dict[str, tuple[Act, list[str]]] = {
         ["replay_sampler_kwargs='{alpha: 1}'", "give a JSON object such as"],
     ),
     "settings from no file": (command("run", "--config", "no.yaml", "--", "true"), ["--config no.yaml", "no such"]),
-    "a list in YAML": (yaml("- a\n"), ["replay.yaml holds no settings", "'replay_buffer_size: 64'"]),
-    "broken YAML": (yaml("replay_seed: [\n"), ["replay.yaml is no YAML", "line 2"]),
+    "a list in YAML": (yaml("- a\n"), ["replay.yaml has no settings", "'replay_buffer_size: 64'"]),
+    "broken YAML": (yaml("replay_seed: [\n"), ["replay.yaml is not valid YAML", "line 2"]),
     "a misspelled key in YAML": (yaml("replay_evictr: fifo"), ["replay.yaml has no", "mean 'replay_evictor'"]),
     "a number with a letter in YAML": (yaml("replay_buffer_size: 64k"), ["replay_buffer_size='64k'", "give a whole"]),
     "off in YAML": (yaml("replay_evictor: off"), ["replay_evictor=False", "as text (in YAML in quotes)"]),
@@ -348,7 +348,7 @@ PLUGINS: dict[str, tuple[Act, list[str]]] = {
     ),
     "a name with a slash": (
         registers(plugin(metrics=lambda self: {}), "my/own"),
-        ["'my/own'", "begins with a letter"],
+        ["'my/own'", "beginning with a letter"],
     ),
     "an offer that is none": (
         registers(plugin(strategies=lambda self: ["fifo"])),
@@ -391,7 +391,7 @@ PLUGINS: dict[str, tuple[Act, list[str]]] = {
     ),
     "a column that is set as a whole": (
         trains_with(attached=whole_column),
-        ["'mine'", "table.uses can't be set as a whole", "table.add_column"],
+        ["'mine'", "table.uses can't be replaced", "table.add_column"],
     ),
 }
 
@@ -410,7 +410,7 @@ IN_TRAINING: dict[str, tuple[Act, list[str]]] = {
     ),
     "a metric that is NaN": (
         trains_with(metrics=lambda self, context: {"mine/level": np.nan}),
-        ["trl_replay_metrics", "mine/level=nan", "not logged", "leave out what is undefined"],
+        ["trl_replay_metrics", "mine/level=nan", "not logged", "omit undefined values"],
     ),
     "a metric of a taken name": (
         trains_with(metrics=lambda self, context: {"replay/size": 5.0}),

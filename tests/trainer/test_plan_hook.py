@@ -176,7 +176,7 @@ def edit(**columns: Any) -> Callable[..., None]:
         (edit(advantages=lambda plan: plan.advantages + 1e12), "at most 1e\\+09"),
         (lambda plan: plan.copy([0], [1]), "dead slots without a stored row"),
         (lambda plan: plan.copy([1], [1]), "live groups without a stored row"),
-        (lambda plan: plan.copy([1], [7]), "7 is none of them"),
+        (lambda plan: plan.copy([1], [7]), "7 is not one of them"),
         (lambda plan: plan.copy([1.9], [0]), "lists of slot numbers"),
         (lambda plan: plan.copy(np.array([False, True, False]), [0]), "lists of slot numbers"),
         (lambda plan: plan.copy([1], [0, 2]), "equally long"),
@@ -204,7 +204,7 @@ def test_nothing_is_taken_back(tmp_path: Path) -> None:
                 plan=edit(masked=lambda plan: np.zeros_like(plan.masked))):  # fmt: skip
         trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
         trl_replay.attach(trainer, replay_plugins="mine")
-        with pytest.raises(ResultError, match="plugins only take away"):
+        with pytest.raises(ResultError, match="a plugin may only mask rows"):
             trainer.train()
 
 
@@ -221,7 +221,7 @@ def test_a_copy_of_masked_rows_stays_masked_too(tmp_path: Path) -> None:
         with plugin(plan=copy_and_unmask):
             trainer = make_trainer(tmp_path, Rewards(*SCRIPT), max_steps=2)
             trl_replay.attach(trainer, replay_plugins=["mine", "masking"])  # the last one is called first
-            with pytest.raises(ResultError, match="plugins only take away"):
+            with pytest.raises(ResultError, match="a plugin may only mask rows"):
                 trainer.train()
     finally:
         trl_replay.unregister("masking")
@@ -312,7 +312,7 @@ def test_with_an_advantage_for_each_token_a_plan_masks_rows_and_changes_none(tmp
             trainer = make_trainer(tmp_path / str(number), Rewards(*SCRIPT), max_steps=2, trainer_class=OfTokens)
             trl_replay.attach(trainer, replay_plugins="mine")
             if fails:
-                with pytest.raises(ResultError, match="gives each token its own"):
+                with pytest.raises(ResultError, match="has per-token advantages"):
                     trainer.train()
             else:
                 trainer.train()

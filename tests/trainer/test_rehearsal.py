@@ -71,7 +71,7 @@ WRONG = [
     ("sampler", lambda table, count, context: [[0], [0, 0]], "a list"),
     ("sampler", lambda table, count, context: None, "object values"),
     ("mixer", lambda table, drawn, slots, context: [0, 1, 2, 3], r"int64 values of shape \(4,\).*shape \(\d, 4\)"),
-    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0), "every stored row at most once a slot"),
+    ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0), "every stored row at most once per slot"),
     ("mixer", lambda table, drawn, slots, context: rows_like(slots, 4, 5, 6, 7), "stored rows from 0 to 3"),
     ("mixer", lambda table, drawn, slots, context: rows_like(slots, 0.5), "float64 values.*whole numbers"),
     ("selector", lambda groups, context: [1, 1], r"\[1, 1\].*distinct indices from 0 to 2"),

@@ -115,7 +115,8 @@ def test_gfpo_is_replayed_while_it_filters_nothing_and_refused_when_it_does(tmp_
     )  # fmt: skip
     trl_replay.attach(trainer)
     with pytest.raises(
-        trl_replay.SeamError, match=r"6 rows a process, and rewards of 12 rows|for 12 rows, and its batch holds 6"
+        trl_replay.SeamError,
+        match=r"6 rows per process, but 12 rows on 1 process.es. have|for 12 rows, and its batch holds 6",
     ):
         trainer.train()
 
@@ -305,7 +306,7 @@ def test_a_trainer_that_drops_rows_after_scoring_is_refused(tmp_path: Any) -> No
     """Drops the knowledge of which rewards belong to which rows."""
     trainer = build(tmp_path, Rewards(*SCRIPT), trainer_class=FewerRows)
     session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="to generate for 12 rows, and its batch holds 8"):
+    with pytest.raises(trl_replay.SeamError, match="inputs for 12 rows, and its batch holds 8"):
         trainer.train()
     assert session.totals.counters["replaced"] == 0
 
@@ -468,7 +469,7 @@ def test_40_a_trainer_that_merges_what_it_scored_twice_is_refused_before_anythin
     script = Rewards([LIVE, HALF, DEAD], [DEAD, DEAD, MANY])
     trainer = make_trainer(tmp_path, script, trainer_class=Merging, max_steps=3)
     session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match=r"_calculate_rewards 2 times.*those of 0 of the results.*detach"):
+    with pytest.raises(trl_replay.SeamError, match=r"_calculate_rewards 2 times.*match 0 of the results.*detach"):
         trainer.train()
     assert len(session.buffer) == 0
     assert session.totals.counters["stored"] == 0
@@ -494,6 +495,6 @@ def test_40_rewards_that_explain_a_batch_alike_but_are_not_the_same_are_refused(
     script = Rewards([DEAD, DEAD, DEAD], [[1.0] * 4, DEAD, DEAD])
     trainer = make_trainer(tmp_path, script, trainer_class=ScoringOthersToo, max_steps=1)
     session = trl_replay.attach(trainer)
-    with pytest.raises(trl_replay.SeamError, match="those of 2 of the results"):
+    with pytest.raises(trl_replay.SeamError, match="match 2 of the results"):
         trainer.train()
     assert len(session.buffer) == 0

@@ -70,7 +70,7 @@ def test_of_one_value_nothing_is_called_right_or_wrong(tmp_path: Path, value: fl
     assert session.metrics.keys().isdisjoint(JUDGED)
     assert [session.metrics[key] for key in AT_ENDS] == [1.0, 1.0]
     told = session.explain()
-    assert f"it is not known what a success is: the reward that counts (scripted) has had the values {value:g}" in told
+    assert f"it is unknown what a success is: the reward that counts (scripted) has had the values {value:g}" in told
     assert "solved" not in told.replace("SOLVED", "")
     assert "passes" not in told.replace("replay_retire_passes", "")
 
@@ -136,7 +136,7 @@ def test_the_anchor_of_graded_rewards_holds_what_is_dead_at_the_lowest_reward(tm
     part = [0.25] * 4
     trainer = make_trainer(tmp_path, Rewards([GRADES] * 3, [WRONG, part, RIGHT]), max_steps=6, beta=0.1)
     session = trl_replay.attach(trainer, replay_start=0, replay_kl="all_wrong")
-    with pytest.warns(UserWarning, match=r"replay_kl='all_wrong' goes by the lowest of them\. Set replay_pass_reward"):
+    with pytest.warns(UserWarning, match=r"replay_kl='all_wrong' uses the lowest of them\. Set replay_pass_reward"):
         trainer.train()
     assert session.metrics["replay/replaced_fraction"] == pytest.approx(2 / 3)
     assert session.metrics["replay/dead_fraction_after"] == pytest.approx(1 / 3)

@@ -21,7 +21,7 @@ from trl_replay.testing import make_model, make_trainer
 ONE_PROMPT = [{"prompt": "1=", "label": label} for label in "abcd"]
 """Four tasks with one prompt. A batch has three groups."""
 ALL_RIGHT = [1.0, 1.0, 1.0, 1.0]
-SEVERAL = "ignore:Rows of the dataset with one prompt differ in 'label':UserWarning"
+SEVERAL = "ignore:Rows of the dataset with the same prompt differ in 'label':UserWarning"
 
 pytestmark = pytest.mark.filterwarnings(SEVERAL)
 
@@ -136,9 +136,9 @@ def test_what_tells_nothing_apart_changes_nothing(tmp_path: Any) -> None:
 @pytest.mark.filterwarnings(f"default{SEVERAL.removeprefix('ignore')}")
 def test_one_line_tells_what_splits_a_prompt(tmp_path: Any) -> None:
     trainer = build(tmp_path, ONE_PROMPT, max_steps=3)
-    with pytest.warns(UserWarning, match=r"one prompt differ in 'label'.*set replay_task_columns") as told:
+    with pytest.warns(UserWarning, match=r"same prompt differ in 'label'.*set replay_task_columns") as told:
         follow(trainer)
-    assert sum("one prompt" in str(each.message) for each in told) == 1
+    assert sum("the same prompt" in str(each.message) for each in told) == 1
 
 
 def test_columns_that_a_dataset_does_not_have_are_refused(tmp_path: Any) -> None:
@@ -232,7 +232,7 @@ def test_66_groups_whose_task_nobody_tells_are_matched_by_none(tmp_path: Any) ->
 
 
 def test_a_task_id_without_content_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(trl_replay.SeamError, match=r"task_id can't tell tasks apart: it holds a object. Give a text"):
+    with pytest.raises(trl_replay.SeamError, match=r"task_id can't tell tasks apart: it holds a object. Use a text"):
         riddled(tmp_path, Odd)
 
 
@@ -240,7 +240,7 @@ def test_a_task_id_without_content_is_refused(tmp_path: Any) -> None:
 
 
 NESTED = [{"prompt": "1=", "label": label, "tests": [{"in": label, "out": 0.5}], "score": 2} for label in "abcd"]
-DIFFER = pytest.mark.filterwarnings("ignore:Rows of the dataset with one prompt differ")
+DIFFER = pytest.mark.filterwarnings("ignore:Rows of the dataset with the same prompt differ")
 
 
 def exported(tmp_path: Any) -> Any:

@@ -196,7 +196,7 @@ def test_nan_for_all_tokens_masks_a_row_and_for_some_is_refused(tmp_path: Any) -
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
     assert bool(session.buffer.table.row_masked.any())
     trainer.unknown = slice(0, 1)
-    with pytest.raises(trl_replay.BatchError, match="advantages that are not finite"):
+    with pytest.raises(trl_replay.BatchError, match="some trained tokens have finite advantages"):
         trainer.train()
 
 
@@ -283,7 +283,7 @@ def test_entries_with_token_advantages_are_refused_by_a_trainer_with_one_a_row(t
 
     attached(Credit).train()
     trainer = attached(Spy)
-    with pytest.raises(trl_replay.BatchError, match="an advantage for each token, and the batch one for each row"):
+    with pytest.raises(trl_replay.BatchError, match="per-token advantages, but the batch has one per row"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 

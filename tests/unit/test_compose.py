@@ -141,8 +141,8 @@ BROKEN = [
     ({"mystery": torch.zeros(3, 4)}, r"'mystery' \(shape \(3, 4\)\)"),
     ({"pixel_values": torch.zeros(3, 4)}, r"'pixel_values'.*images"),
     ({"advantages": torch.zeros(3, 4)}, r"'advantages' has shape \(3, 4\)"),
-    ({"old_per_token_logps": torch.zeros(3, 9)}, r"asks for \(3, 5\)"),
-    ({"old_per_token_logps": torch.zeros(3, 5, dtype=torch.complex64)}, "is complex, which no file holds"),
+    ({"old_per_token_logps": torch.zeros(3, 9)}, r"requires \(3, 5\)"),
+    ({"old_per_token_logps": torch.zeros(3, 5, dtype=torch.complex64)}, "is complex, which no file can hold"),
     ({"num_items_in_batch": torch.zeros(3)}, r"'num_items_in_batch' has shape \(3,\)"),
 ]
 

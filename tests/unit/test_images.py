@@ -218,7 +218,7 @@ def test_a_layout_that_can_not_be_told_is_named() -> None:
     batch = make("flat", (2, 1, 1), 1)
     with pytest.raises(BatchError, match=r"'pixel_values' has shape \(11, 3, 4, 4\), but its rows have 12 entries"):
         check({**batch, "pixel_values": batch["pixel_values"][:-1]}, FIELDS)
-    with pytest.raises(BatchError, match=r"holds .*'pixel_values', but 'num_images' is missing"):
+    with pytest.raises(BatchError, match=r"holds .*'pixel_values' but lacks 'num_images'"):
         check({key: value for key, value in batch.items() if key != "num_images"}, FIELDS)
     with pytest.raises(BatchError, match="'num_images' has 3 entries for 9 rows"):
         check({**batch, "num_images": [1, 2, 1]}, FIELDS)
@@ -229,5 +229,5 @@ def test_a_layout_that_can_not_be_told_is_named() -> None:
     padded = make("one entry a row", (2, 2, 2), 1)
     (none,) = cut(make("one entry a row", (0, 2, 1), 2), FIELDS, [rows_of(0)])
     (one,) = cut(make("one entry a row", (1, 2, 3), 2), FIELDS, [rows_of(0)])
-    with pytest.raises(BatchError, match="TRL would take them for one entry an image"):
+    with pytest.raises(BatchError, match="TRL would treat them as one entry per image"):
         compose(padded, FIELDS, [place(0, none), place(1, one)])

@@ -238,8 +238,8 @@ def test_139_a_wrapper_of_a_hook_that_is_called_on_each_plugin_alone_is_refused(
 
     name = f"trl_replay_{hook}"
     told = refusal(type("Wrapping", (), {name: hookimpl(**{kind: True})(wrapping)})())
-    assert f"'mine' has {name} as a wrapper" in told
-    assert "leave out wrapper=True" in told
+    assert f"'mine' implements {name} as a wrapper" in told
+    assert "remove wrapper=True" in told
 
 
 def test_an_entry_point_that_names_a_class_is_kept_as_failure(registry, install):
@@ -302,7 +302,7 @@ def test_an_unknown_name_quotes_the_plugins_that_were_not_loaded(registry, insta
 def test_a_name_that_several_plugins_offer_must_be_qualified(registry):
     for owner in ("one", "two"):
         registry.add(offers(EvictorSpec("shared", lambda owner=owner: owner, "")), owner)
-    with pytest.raises(ConfigurationError, match=r"name one of one/shared \(.*\), two/shared \("):
+    with pytest.raises(ConfigurationError, match=r"use one of one/shared \(.*\), two/shared \("):
         registry.resolve("evictor", "shared")
     assert registry.resolve("evictor", "two/shared").factory() == "two"
 

@@ -117,7 +117,9 @@ def test_a_key_is_the_same_in_another_process() -> None:
 
 def test_a_column_without_content_is_left_out_and_named_once() -> None:
     tasks = Tasks()
-    with pytest.warns(UserWarning, match="column 'judge' can't be told by its content .it holds a object.") as told:
+    with pytest.warns(
+        UserWarning, match="column 'judge' can't be compared by its content .it holds a object."
+    ) as told:
         keys = {tasks.key({"prompt": "1=", "judge": [object()]}) for _ in range(3)}
     assert len(told) == 1
     assert keys == {key()}

@@ -89,14 +89,16 @@ def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
         if spec.layout in IMAGE_LAYOUTS:
             continue
         if batch[key].is_complex():
-            raise BatchError(f"The batch's {key!r} is complex, which no file holds: give torch.view_as_real of it.")
+            raise BatchError(
+                f"The batch's {key!r} is complex, which no file can hold: pass it through torch.view_as_real."
+            )
         shape = tuple(batch[key].shape)
         expected = _expected_shape(spec, rows, widths)
         if shape == expected:
             continue
         if spec.layout == "row" and shape[:1] == expected and (key != ADVANTAGES or shape[1:] == (1,)):
             continue  # a row's value may have dimensions of its own
-        raise BatchError(f"The batch's {key!r} has shape {shape}; the layout {spec.layout!r} asks for {expected}.")
+        raise BatchError(f"The batch's {key!r} has shape {shape}; the layout {spec.layout!r} requires {expected}.")
     check_images(batch, fields)
     return specs
 
@@ -463,8 +465,8 @@ def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths
     rows = out[placed.rows]
     if spec.layout == "row" and spec.name == ADVANTAGES and TOKEN_ADVANTAGES in group.keys:
         raise BatchError(
-            "A stored group has an advantage for each token, and the batch one for each row: all batches of a run "
-            "must have the same, also after it was resumed. Start with an empty buffer."
+            "A stored group has per-token advantages, but the batch has one per row: all batches of a run must have "
+            "the same kind, also after resuming. Start with an empty buffer."
         )
     if spec.layout == "row":
         stored = group.tensors.get(spec.name)

@@ -49,8 +49,8 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
     found = fetch({"advantages": advantages, "lengths": lengths, "trainable": trainable, "items": items})
     if bool(found["advantages"].isinf().any()):
         raise BatchError(
-            "Some trained tokens of a row have advantages that are not finite, and others have: NaN must stand for "
-            "all tokens of a row, which then trains nothing."
+            "In a row, some trained tokens have finite advantages and others do not: to mask the row, set NaN for "
+            "all of its tokens."
         )
     return {
         "row": rows,
@@ -101,7 +101,7 @@ def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fie
         found = [hashed(encoded(parts)) for parts in zip(keys.tolist(), told, strict=True)]
     except TypeError as error:
         raise SeamError(
-            f"An environment's task_id can't tell tasks apart: {error}. Give a text, a number, or a list of these."
+            f"An environment's task_id can't tell tasks apart: {error}. Use a text, a number, or a list of these."
         ) from error
     return np.array(found, np.int64)
 
@@ -233,8 +233,8 @@ def rewards_of_batch(
     """
     if not calls:
         raise SeamError(
-            f"{compat.SCORE} did not call {compat.REWARDS}: the rewards of the batch are not known. "
-            "Call it with super() in an override of scoring."
+            f"{compat.SCORE} did not call {compat.REWARDS}, so the rewards of the batch are unknown. Call it with "
+            "super() in an override of scoring."
         )
     if len(calls) == 1:
         return calls[0]
@@ -249,10 +249,10 @@ def rewards_of_batch(
             fitting.append(scored)
     if len(fitting) != 1:
         raise SeamError(
-            f"{compat.SCORE} called {compat.REWARDS} {len(calls)} times for one batch, and the batch's advantages are "
-            f"those of {len(fitting)} of the results: it can't be told which rewards its rows have. A trainer that "
-            "scores several times and merges what it keeps (dynamic sampling) can't be replayed for: score once a "
-            "batch, or detach."
+            f"{compat.SCORE} called {compat.REWARDS} {len(calls)} times for one batch, and the batch's advantages "
+            f"match {len(fitting)} of the results, so the rewards of its rows are unknown. Replay does not support a "
+            "trainer that scores several times and merges the results (dynamic sampling): score once per batch, or "
+            "detach."
         )
     return fitting[0]
 

@@ -155,8 +155,8 @@ def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
     if PIXELS not in keys or batch.get("num_images") is None:
         missing = PIXELS if PIXELS not in keys else "num_images"
         raise BatchError(
-            f"The batch holds {', '.join(map(repr, keys))}, but {missing!r} is missing: which images belong to which "
-            "row is not known. Set use_replay=False for this run."
+            f"The batch holds {', '.join(map(repr, keys))} but lacks {missing!r}, so it is unknown which images "
+            "belong to which row. Set use_replay=False for this run."
         )
     tensors = _tensors(batch, fields)
     for key, entries in ImageLayout.of([tensors], fields).entries(tensors).items():
@@ -165,7 +165,7 @@ def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
         if shape[0] != expected:
             raise BatchError(
                 f"The batch's {key!r} has shape {shape}, but its rows have {expected} entries: this layout of images "
-                "is not known. Set use_replay=False for this run."
+                "is unknown. Set use_replay=False for this run."
             )
 
 
@@ -282,8 +282,8 @@ def _refuse_ambiguous(numbers: Sequence[int]) -> None:
     """TRL tells one entry a row from one entry an image by their number alone."""
     if sum(numbers) == len(numbers) and set(numbers) != {1}:
         raise BatchError(
-            f"Rows with {numbers} images, padded to one row of {PIXELS!r} each: TRL would take them for one entry an "
-            "image. Mix no rows without images into this dataset, or set use_replay=False."
+            f"Rows with {numbers} images, padded to one row of {PIXELS!r} each: TRL would treat them as one entry "
+            "per image. Leave rows without images out of this dataset, or set use_replay=False."
         )
 
 

@@ -20,7 +20,7 @@ BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0":
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add `--config` and a flag for each setting, spelled with underscores or dashes."""
-    parser.add_argument("--config", dest="file", type=Path, help="YAML file with settings; flags win over it")
+    parser.add_argument("--config", dest="file", type=Path, help="YAML file with settings; flags override it")
     group = parser.add_argument_group("settings")
     for field in fields(ReplayConfig):
         dashed = field.name.replace("_", "-")
@@ -73,9 +73,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no YAML: {error}") from None
+        raise ConfigurationError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigurationError(f"{path} holds no settings: give lines such as 'replay_buffer_size: 64'.")
+        raise ConfigurationError(f"{path} has no settings: write lines such as 'replay_buffer_size: 64'.")
     unknown = {name: value for name, value in found.items() if name not in HINTS}
     if unknown:
         ReplayConfig().with_settings(unknown, str(path))  # raises, and says what there is

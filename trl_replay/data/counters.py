@@ -193,12 +193,12 @@ def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict
     """
     twice = sorted(values.keys() & taken.keys())
     if twice:
-        raise ResultError(f"trl_replay_metrics of a plugin returned {twice[0]!r}, which is logged already: rename it.")
+        raise ResultError(f"trl_replay_metrics of a plugin returned {twice[0]!r}, which is already logged: rename it.")
     for key, value in values.items():
         if not math.isfinite(value):
             warnings.warn(
-                f"trl_replay_metrics of a plugin returned {key}={value}, which is not logged: leave out what is "
-                "undefined, or mend the plugin.",
+                f"trl_replay_metrics of a plugin returned {key}={value}, which is not logged: omit undefined values, "
+                "or fix the plugin.",
                 stacklevel=2,
             )
     return {key: value for key, value in values.items() if math.isfinite(value)}

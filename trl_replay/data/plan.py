@@ -165,7 +165,7 @@ class Plan:
         slots, of = np.atleast_1d(slots), np.atleast_1d(of)
         are_numbers = not len(slots) or {slots.dtype.kind, of.dtype.kind} <= {"i", "u"}
         if not are_numbers or slots.shape != of.shape or slots.ndim != 1:
-            raise ValueError("plan.copy takes two lists of slot numbers, equally long")
+            raise ValueError("plan.copy takes two equally long lists of slot numbers")
         slots, of = slots.astype(np.int64), of.astype(np.int64)
         alone = self.unfilled & (self._home >= 0)
         self._check_slots(slots, alone & self._dead, "dead slots without a stored row")
@@ -186,7 +186,7 @@ class Plan:
     def _check_slots(self, slots: Ints, usable: Bools, what: str) -> None:
         wrong = [slot for slot in slots.tolist() if not (0 <= slot < len(self) and usable[slot])]
         if wrong:
-            raise ValueError(f"plan.copy takes {what}, on one process; {wrong[0]} is none of them")
+            raise ValueError(f"plan.copy takes {what}, on one process; {wrong[0]} is not one of them")
 
     def _write(self, entry: Ints, source: Ints) -> None:
         """Set the columns that plugins only read."""
@@ -221,14 +221,14 @@ class Plan:
             for values in (before.masked, before.silent, before.kl, before.advantages)
         )
         if (masked & ~self.masked | silent & ~self.silent | self.kl & ~kl).any():
-            return "a row was unmasked or got its KL term back: plugins only take away"
+            return "a row was unmasked or got its KL term back: a plugin may only mask rows and drop KL terms"
         reshaped = self.advantages != advantages
         if (reshaped & (self.entry == EMPTY)).any():
             return "plan.advantages of an empty slot was changed: such rows are placeholders"
         if of_tokens and reshaped.any():
-            return "plan.advantages was changed, and this trainer gives each token its own: mask rows instead"
+            return "plan.advantages was changed, but this trainer has per-token advantages: mask rows instead"
         if beside_the_tap and ((self.masked != masked) | (self.silent != silent) | (self.kl != kl)).any():
-            return "rows can't be masked with use_liger_kernel=True, whose loss goes around the log-prob method"
+            return "rows can't be masked with use_liger_kernel=True, whose loss bypasses the log-prob method"
         self._reshaped = self._reshaped | reshaped
         return ""
 

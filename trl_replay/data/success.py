@@ -86,7 +86,7 @@ class Success:
         *others, last = [f"{value:.4g}" for value in self.values] or ["none yet"]
         dots = "… " if len(self.values) == KEPT else ""
         seen = f"{', '.join(others)}, {dots}{last}" if others else last
-        return f"it is not known what a success is: the reward that counts ({self.of}) has had the values {seen}"
+        return f"it is unknown what a success is: the reward that counts ({self.of}) has had the values {seen}"
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return what a checkpoint keeps."""

@@ -94,8 +94,8 @@ class Table:
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name.startswith("_") or name in ("reward_weights", "counting")):
             raise AttributeError(
-                f"table.{name} can't be set as a whole: write into a column of your own, table.{name}[rows] = …, "
-                "once session.buffer.table.add_column has made it."
+                f"table.{name} can't be replaced: write into a column of your own, table.{name}[rows] = …, which "
+                "session.buffer.table.add_column creates."
             )
         super().__setattr__(name, value)
 
@@ -160,7 +160,7 @@ class Table:
             ConfigurationError: The name is taken or no identifier, or the type is none of numbers.
         """
         if np.dtype(dtype).kind not in "biuf":
-            raise ConfigurationError(f"Column {name!r} can't be added: {dtype!r} is no type of numbers.")
+            raise ConfigurationError(f"Column {name!r} can't be added: {dtype!r} is not a numeric type.")
         if name in self._columns or hasattr(type(self), name) or not name.isidentifier():
             raise ConfigurationError(f"Column {name!r} can't be added: the name is taken or not an identifier.")
         self._columns[name] = np.full(len(self), fill, dtype)

@@ -99,7 +99,7 @@ class Tasks:
             if name not in self._left_out:
                 self._left_out.add(name)
                 self._tell(
-                    f"The dataset's column {name!r} can't be told by its content ({error}): "
+                    f"The dataset's column {name!r} can't be compared by its content ({error}): "
                     + ("no two groups count as one task." if is_prompt else "it does not tell tasks apart.")
                 )
             return os.urandom(8) if is_prompt else None
@@ -116,9 +116,9 @@ class Tasks:
         self._watches = False
         self._met = {}
         self._tell(
-            f"Rows of the dataset with one prompt differ in {', '.join(map(repr, differing))}, and count as different "
-            "tasks: neither takes completions of the other. If that is not what tells tasks apart (an id, an index), "
-            "set replay_task_columns to the columns that do, or to [] for the prompt alone."
+            f"Rows of the dataset with the same prompt differ in {', '.join(map(repr, differing))} and count as "
+            "different tasks, which never exchange completions. If this does not tell tasks apart (an id, an "
+            "index), set replay_task_columns to the columns that do, or to [] for the prompt alone."
         )
 
     def _tell(self, text: str) -> None:

@@ -126,8 +126,8 @@ class Communicator:
         asked = len(tasks.of_rows)
         if asked != count:
             raise SeamError(
-                f"The trainer was to generate for {asked} rows, and its batch holds {count}: a trainer that drops or "
-                "adds rows can't be replayed for. Return as many rows as there are inputs."
+                f"The trainer got inputs for {asked} rows, and its batch holds {count}: replay does not support a "
+                "trainer that drops or adds rows. Return as many rows as there are inputs."
             )
         of_rows = with_environments(tasks.of_rows, tasks.environments(), batch, fields)
         return describe(batch, self.rank * count, of_rows, fields)

@@ -112,8 +112,8 @@ class RollCall:
         told = {rank: json.loads(store.get(equal)) for rank, equal in keys.items() if store.check([equal])}
         self._meet(store, f"{key}/read", PATIENCE)  # the store may end with its process
         raise ConfigurationError(
-            f"Replay is not set alike on all ranks: {'; '.join(_differences(told))}. Attach with the same settings, "
-            "plugins and releases on all ranks."
+            f"Replay's settings differ between ranks: {'; '.join(_differences(told))}. Attach with the same "
+            "settings, plugins and releases on all ranks."
         )
 
     def _announce(self, store: Store) -> str:
@@ -144,11 +144,13 @@ class RollCall:
                 return
         problem = self._missing(store, key, doing)
         store.add(f"{key}/count", -1)
-        raise SeamError(f"{problem} It must be done on every process. What the others wait for now is the trainer's.")
+        raise SeamError(
+            f"{problem} Call it on every process. The other processes are waiting for the trainer instead."
+        )
 
     def _missing(self, store: Store, key: str, doing: str) -> str:
         absent = [rank for rank in range(self._processes) if not store.check([f"{key}/{rank}"])]
-        told = f"{_ranks(absent)} did not come to it" if absent else "the others came too late"
+        told = f"{_ranks(absent)} did not reach it" if absent else "the others came too late"
         return f"Replay waits on rank {self._rank} with {doing}: {told}."
 
 

@@ -77,10 +77,9 @@ class RowLayout:
         """
         if scored != self.count * processes:
             raise SeamError(
-                f"The batch holds {self.count} rows a process, and rewards of {scored} rows on {processes} "
-                "process(es) are known: a trainer that drops or adds rows after scoring them can't be "
-                "replayed for. Mask rows instead: a plugin's trl_replay_advantages gives NaN to those that train "
-                "nothing."
+                f"The batch holds {self.count} rows per process, but {scored} rows on {processes} process(es) have "
+                "rewards: replay does not support a trainer that drops or adds rows after scoring them. Mask rows "
+                "instead: return NaN for them from a plugin's trl_replay_advantages."
             )
         rows: Ints = self.columns["row"]
         if not self._are_whole_groups(rows):
@@ -88,7 +87,7 @@ class RowLayout:
             last = rows.max()
             raise SeamError(
                 f"The scope shares rows {first} to {last}, which are not whole groups of {self.size}: with "
-                f"{self.count} rows a process groups straddle processes. Use a scope that puts them together "
+                f"{self.count} rows per process, groups straddle processes. Use a scope that assembles them "
                 "(gathered, sharded), or another batch size."
             )
 

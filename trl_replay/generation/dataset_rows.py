@@ -53,8 +53,8 @@ class Dataset:
         dataset, _ = self._data()
         if compat.streams(dataset):
             raise SeamError(
-                f"The trainer's dataset is a stream ({type(dataset).__name__}), whose rows have no numbers: it gives "
-                "no new prompts, and none by their keys but those seen last. Use a dataset with a length."
+                f"The trainer's dataset is a stream ({type(dataset).__name__}) without row numbers: it has no new "
+                "prompts, and only the rows seen last can be found by key. Use a dataset with a length."
             )
         return len(dataset)
 
@@ -88,8 +88,8 @@ class Dataset:
         rows = collated if isinstance(collated, list) else []
         if len(rows) != 1 or not isinstance(rows[0], Mapping):
             raise SeamError(
-                f"The trainer's data_collator makes a {type(collated).__name__} of a row of its dataset, not a list "
-                "with that row: new prompts can't be generated for. Use replay_refill_prompts='same'."
+                f"The trainer's data_collator returns a {type(collated).__name__} for a row of its dataset, not a "
+                "list with that row, so new prompts can't be sampled. Use replay_refill_prompts='same'."
             )
         return dict(rows[0])
 

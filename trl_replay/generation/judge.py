@@ -71,7 +71,7 @@ class Judge:
         waiting += [f"the plugin {plugin.name!r}" for plugin in self._settings.plugins if plugin.needs_success]
         effects = [f"{' and '.join(waiting)} can't act"] if waiting else []
         if config.replay_kl == "all_wrong":
-            effects.append("replay_kl='all_wrong' goes by the lowest of them")
+            effects.append("replay_kl='all_wrong' uses the lowest of them")
         trainer = self._trainer()
         if not doubt or not effects or trainer is None:
             return ""

@@ -124,7 +124,7 @@ def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple
                 continue
             if spec.implied is None:
                 raise BatchError(
-                    f"One round of generating holds {key!r} and another one does not: they can't be put together. Set "
+                    f"One dynamic-sampling round has {key!r} and another does not, so they can't be merged. Set "
                     "replay_refill_rounds=0."
                 )
             filled[key] = implied_values(one, spec, another[key].dtype)

@@ -124,9 +124,9 @@ class Prompts:
             prompts = [inputs[row].get("prompt") for row in part]
             if any(prompt != prompts[0] for prompt in prompts):
                 raise SeamError(
-                    f"The trainer's rows {part.start} to {part.stop - 1} on rank {self._layout.rank} are of one group "
-                    "and have different prompts: its sampler does not repeat each prompt num_generations times. "
-                    "Use TRL's RepeatSampler."
+                    f"The trainer's rows {part.start} to {part.stop - 1} on rank {self._layout.rank} belong to one "
+                    "group but have different prompts: its sampler does not repeat each prompt num_generations "
+                    "times. Use TRL's RepeatSampler."
                 )
             raw.append(copy.deepcopy(inputs[part.start]))
         return raw

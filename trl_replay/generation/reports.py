@@ -162,7 +162,7 @@ def _keys(told: Ints, generated: GroupLayout) -> Ints:
 
 def _different_prompts(group: int, rank: int) -> str:
     return (
-        f"Group {group} of the batch has rows on rank {rank} and rank {rank + 1}, with different prompts for it: "
-        "trl_replay_inputs must make the same of a row on every process. Draw from context.rng alone, and go by "
+        f"Group {group} of the batch has rows on rank {rank} and rank {rank + 1}, with different prompts: "
+        "trl_replay_inputs must return the same rows on every process. Draw from context.rng alone, and depend on "
         "nothing that differs between processes."
     )

@@ -283,10 +283,10 @@ class Rounds:
             rule = AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size, of_tokens)
             if not rule.explains_batch:
                 raise SeamError(
-                    f"With scale_rewards={setup.scale!r} and multi_objective_aggregation={setup.aggregation!r} the "
-                    "advantages of a batch with refilled groups are computed anew by TRL's rules, and those of this "
-                    "trainer are others: it shapes them by itself. Set replay_refill_rounds=0, or "
-                    "scale_rewards='group', or shape them in a plugin's trl_replay_advantages."
+                    f"With scale_rewards={setup.scale!r} and multi_objective_aggregation={setup.aggregation!r}, "
+                    "TRL's rules recompute the advantages of a batch with refilled groups, but this trainer shapes "
+                    "advantages itself. Set replay_refill_rounds=0, or scale_rewards='group', or shape them in a "
+                    "plugin's trl_replay_advantages."
                 )
 
     def state_dict(self) -> dict[str, Any]:
