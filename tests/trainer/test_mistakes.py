@@ -151,7 +151,7 @@ PYTHON: dict[str, tuple[Act, list[str]]] = {
     "a misspelled field": (misspelled, ["ReplayConfig", "'replay_max_agee'", "mean 'replay_max_age'"]),
     "a setting that is changed too late": (too_late, ["replay_max_age=3", "detach", "attach again"]),
     "a misspelled strategy": (attach(replay_evictor="fifoo"), ["replay_evictor='fifoo'", "mean 'fifo'"]),
-    "an unknown strategy": (attach(replay_evictor="lru"), ["replay_evictor='lru'", "There are: fifo"]),
+    "an unknown strategy": (attach(replay_evictor="lru"), ["replay_evictor='lru'", "There are: ", "fifo"]),
     "a strategy of an unknown plugin": (attach(replay_evictor="mine/own"), ["replay_evictor='mine/own'", "There are"]),
     "a strategy of an unknown module": (
         attach(replay_evictor="no_such:fifo"),
