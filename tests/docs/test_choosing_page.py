@@ -37,7 +37,7 @@ def settings_in(text):
 def test_every_setting_of_the_decision_table_can_be_used():
     section = re.search(r"^## A decision table\n(.*?)^## ", CHOOSING, re.MULTILINE | re.DOTALL)[1]
     examples = settings_in(section)
-    assert len(examples) > 10
+    assert len(examples) > 5
     for name, value in examples:
         trl_replay.ReplayConfig(**{name: value})
 
