@@ -15,6 +15,8 @@ A mask is `ratio` with weights of 0 and 1. Limits of r belong to what is kept; t
 don't overflow. `m2po`, `icepop` and `suffix_veto` mask tokens; the others (`sequence_mask`, `geo_mask`, `k3_mask`,
 `outlier_mask`, `veto_negative`) mask rows, and look at no token that the loss does not train. Where the loss forms a
 ratio of the whole row, as `vespo` and `cispo` at sequence level do, a masked token's ratio still counts in it.
+
+Those of plugins may be made of the same parts, from `geometric_mask` on.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class SamplingWeights:
     def __init__(self, beta: float = 0.4, final_beta: float = 1.0, updates: int = 1000) -> None:
         require("per: beta", beta, share)
         require("per: final_beta", final_beta, share)
-        _require("per", "updates", updates, above=0)
+        require_above("per", "updates", updates, above=0)
         self.beta = beta
         self.final_beta = final_beta
         self.updates = updates
@@ -104,12 +106,12 @@ def make_truncated(cap: float = 2.0, level: str = "token") -> Correction:
         level (`str`): `"token"`: each token's r. `"sequence"`: the product over the row's trained tokens, one weight
             a row.
     """
-    _require("truncated", "cap", cap, above=0.0)
+    require_above("truncated", "cap", cap, above=0.0)
     require("truncated: level", level, choice("token", "sequence"))
 
     def truncated(rows: ReplayedRows, context: Context) -> Corrected:
-        logs = _log_ratio(rows) if level == "token" else _sequence_log_ratio(rows)
-        return Corrected(rows.logps, _exp(logs).clamp(max=cap))
+        logs = log_ratio(rows) if level == "token" else sequence_log_ratio(rows)
+        return Corrected(rows.logps, ratios(logs).clamp(max=cap))
 
     return TokenWeights(truncated) if level == "token" else truncated
 
@@ -119,7 +121,7 @@ def make_sequence_mask(low: float = 0.5, high: float = 2.0) -> Correction:
 
     Masked importance sampling at sequence level, with GSPO's length-normalized ratio (arXiv 2507.18071).
     """
-    return _geometric_mask("sequence_mask", low, high)
+    return geometric_mask("sequence_mask", low, high)
 
 
 def make_geo_mask(low: float = 0.99, high: float = 1.01) -> Correction:
@@ -132,7 +134,7 @@ def make_geo_mask(low: float = 0.99, high: float = 1.01) -> Correction:
         low (`float`): Least geometric mean, above 0.
         high (`float`): Largest, above `low`.
     """
-    return _geometric_mask("geo_mask", low, high)
+    return geometric_mask("geo_mask", low, high)
 
 
 def make_k3_mask(threshold: float = 0.01) -> Correction:
@@ -147,12 +149,12 @@ def make_k3_mask(threshold: float = 0.01) -> Correction:
     Args:
         threshold (`float`): Largest estimate, above 0.
     """
-    _require("k3_mask", "threshold", threshold, above=0.0)
+    require_above("k3_mask", "threshold", threshold, above=0.0)
 
     def k3_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        logs = _log_ratio(rows)
+        logs = log_ratio(rows)
         k3 = logs.expm1() - logs
-        return _masked(rows, _row_means(k3, rows.mask) <= threshold)
+        return masked(rows, row_means(k3, rows.mask) <= threshold)
 
     return k3_mask
 
@@ -168,11 +170,11 @@ def make_icepop(low: float = 0.5, high: float = 2.0) -> Correction:
         low (`float`): Least r, above 0.
         high (`float`): Largest, above `low`.
     """
-    _require_range("icepop", low, high)
+    require_range("icepop", low, high)
 
     def icepop(rows: ReplayedRows, context: Context) -> Corrected:
-        near = _within(_log_ratio(rows), low, high)
-        return _masked(rows, near & rows.mask)
+        near = within(log_ratio(rows), low, high)
+        return masked(rows, near & rows.mask)
 
     return TokenWeights(icepop)
 
@@ -187,12 +189,12 @@ def make_outlier_mask(low: float = 1e-4, high: float = 100.0) -> Correction:
         low (`float`): Least r, above 0.
         high (`float`): Largest, above `low`.
     """
-    _require_range("outlier_mask", low, high)
+    require_range("outlier_mask", low, high)
 
     def outlier_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        near = _within(_log_ratio(rows), low, high)
+        near = within(log_ratio(rows), low, high)
         outliers = ~near & rows.mask
-        return _masked(rows, ~outliers.any(dim=1))
+        return masked(rows, ~outliers.any(dim=1))
 
     return outlier_mask
 
@@ -209,11 +211,11 @@ def make_veto_negative(low: float = 0.5, high: float = 2.0) -> Correction:
         low (`float`): Least geometric mean of r over a row's trained tokens, above 0.
         high (`float`): Largest, above `low`.
     """
-    _require_range("veto_negative", low, high)
+    require_range("veto_negative", low, high)
 
     def veto_negative(rows: ReplayedRows, context: Context) -> Corrected:
-        near = _within(_mean_log_ratio(rows), low, high)
-        return _masked(rows, _beside(near, rows.advantages) | (rows.advantages >= 0))
+        near = within(mean_log_ratio(rows), low, high)
+        return masked(rows, beside(near, rows.advantages) | (rows.advantages >= 0))
 
     return veto_negative
 
@@ -230,26 +232,26 @@ def make_suffix_veto(low: float = 0.1, high: float = 10.0) -> Correction:
         low (`float`): Least r, above 0.
         high (`float`): Largest, above `low`.
     """
-    _require_range("suffix_veto", low, high)
+    require_range("suffix_veto", low, high)
 
     def suffix_veto(rows: ReplayedRows, context: Context) -> Corrected:
-        near = _within(_log_ratio(rows), low, high)
+        near = within(log_ratio(rows), low, high)
         triggers = (~near & rows.mask).long()
         before = triggers.cumsum(dim=1) - triggers
         advantages = rows.advantages.view(len(near), -1)
-        return _masked(rows, before.eq(0) | (advantages >= 0))
+        return masked(rows, before.eq(0) | (advantages >= 0))
 
     return TokenWeights(suffix_veto)
 
 
 def make_topr(cap: float = 1.0) -> Correction:
     """Tapered off-policy REINFORCE: weight 1 for A > 0, min(product of r, cap) for A < 0 (arXiv 2503.14286)."""
-    _require("topr", "cap", cap, above=0.0)
+    require_above("topr", "cap", cap, above=0.0)
 
     def topr(rows: ReplayedRows, context: Context) -> Corrected:
-        product = _exp(_sequence_log_ratio(rows))
+        product = ratios(sequence_log_ratio(rows))
         tapered = product.clamp(max=cap)
-        weights = _beside(tapered, rows.advantages).where(rows.advantages < 0, tapered.new_ones(()))
+        weights = beside(tapered, rows.advantages).where(rows.advantages < 0, tapered.new_ones(()))
         return Corrected(rows.logps, weights)
 
     return topr
@@ -266,7 +268,7 @@ def make_imitation(c: float = 0.3) -> Correction:
     Args:
         c (`float`): The coefficient, above 0.
     """
-    _require("imitation", "c", c, above=0.0)
+    require_above("imitation", "c", c, above=0.0)
 
     def imitation(rows: ReplayedRows, context: Context) -> Corrected:
         gains = rows.advantages.clamp(min=SMALLEST_GAIN)
@@ -284,11 +286,11 @@ def make_gipo(sigma: float = 1.0) -> Correction:
     Args:
         sigma (`float`): Width of the Gaussian over log r, above 0. The value is ours.
     """
-    _require("gipo", "sigma", sigma, above=0.0)
+    require_above("gipo", "sigma", sigma, above=0.0)
 
     def gipo(rows: ReplayedRows, context: Context) -> Corrected:
-        logs = _log_ratio(rows)
-        weights = _exp(logs - logs**2 / (2 * sigma**2))
+        logs = log_ratio(rows)
+        weights = ratios(logs - logs**2 / (2 * sigma**2))
         return Corrected(rows.logps, weights)
 
     return TokenWeights(gipo)
@@ -300,10 +302,10 @@ def make_m2po(threshold: float = 0.04) -> Correction:
 
     The mean is over the replayed tokens of one micro-batch; fresh tokens, whose r is 1, are not counted.
     """
-    _require("m2po", "threshold", threshold, above=0.0)
+    require_above("m2po", "threshold", threshold, above=0.0)
 
     def m2po(rows: ReplayedRows, context: Context) -> Corrected:
-        squares = _log_ratio(rows) ** 2
+        squares = log_ratio(rows) ** 2
         squares = squares.masked_fill(~rows.mask, 0.0)
         ordered, order = squares.flatten().sort()
         mask = rows.mask.flatten()[order]
@@ -322,10 +324,10 @@ def make_decoupled(cap: float = 2.0) -> Correction:
     π₀ is the policy at the row's first training forward since it was drawn: with one update a generation batch, the
     trained policy itself.
     """
-    _require("decoupled", "cap", cap, above=0.0)
+    require_above("decoupled", "cap", cap, above=0.0)
 
     def decoupled(rows: ReplayedRows, context: Context) -> Corrected:
-        drift = _exp(rows.proximal_logps - rows.behavior_logps)
+        drift = ratios(rows.proximal_logps - rows.behavior_logps)
         return Corrected(rows.proximal_logps, drift.clamp(max=cap))
 
     return TokenWeights(decoupled)
@@ -337,74 +339,76 @@ def make_shaped(gamma: float = 0.1) -> Correction:
     The gradient of f(r) is γ r / (r + γ)² times that of log π, which is the weight given here; nothing is clipped
     (LUFFY, arXiv 2504.14945; ExGRPO, arXiv 2510.02245, with γ = 0.1).
     """
-    _require("shaped", "gamma", gamma, above=0.0)
+    require_above("shaped", "gamma", gamma, above=0.0)
 
     def shaped(rows: ReplayedRows, context: Context) -> Corrected:
-        r = _exp(_log_ratio(rows))
+        r = ratios(log_ratio(rows))
         slope = gamma * r / (r + gamma) ** 2
         return Corrected(rows.logps, slope)
 
     return TokenWeights(shaped)
 
 
-def _geometric_mask(name: str, low: float, high: float) -> Correction:
+def geometric_mask(name: str, low: float, high: float) -> Correction:
     """Masks the rows whose geometric mean of r leaves [low, high]; `name` is the correction's."""
-    _require_range(name, low, high)
+    require_range(name, low, high)
 
-    def geometric_mask(rows: ReplayedRows, context: Context) -> Corrected:
-        return _masked(rows, _within(_mean_log_ratio(rows), low, high))
+    def mask(rows: ReplayedRows, context: Context) -> Corrected:
+        return masked(rows, within(mean_log_ratio(rows), low, high))
 
-    return geometric_mask
+    return mask
 
 
-def _masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
+def masked(rows: ReplayedRows, keep: torch.Tensor) -> Corrected:
     """`ratio`, with weight 1 for the rows, `(R,)`, or tokens, `(R, C)`, that `keep` (bool) names, and 0 for others."""
     return Corrected(rows.behavior_logps, keep.to(rows.logps.dtype))
 
 
-def _beside(values: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+def beside(values: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     """Rows' values, `(R,)`, or `(R, 1)` beside advantages of each token."""
     return values if advantages.dim() == 1 else values.unsqueeze(1)
 
 
-def _within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:
+def within(log_ratios: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Return a mask of the ratios in [low, high], from their logarithms; a NaN is not."""
     return (log_ratios >= math.log(low)) & (log_ratios <= math.log(high))
 
 
-def _log_ratio(rows: ReplayedRows) -> torch.Tensor:
+def log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R, C)`: log r of each token; 0 where the loss does not train."""
     return rows.logps - rows.behavior_logps
 
 
-def _sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:
+def sequence_log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R,)`: the sum of log r over the row's trained tokens."""
-    logs = _log_ratio(rows) * rows.mask
+    logs = log_ratio(rows) * rows.mask
     return logs.sum(dim=1)
 
 
-def _mean_log_ratio(rows: ReplayedRows) -> torch.Tensor:
+def mean_log_ratio(rows: ReplayedRows) -> torch.Tensor:
     """`(R,)`: the logarithm of the geometric mean of r over the row's trained tokens; 0 without any."""
-    return _row_means(_log_ratio(rows), rows.mask)
+    return row_means(log_ratio(rows), rows.mask)
 
 
-def _row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def row_means(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`(R,)`: the mean of values, `(R, C)`, over each row's trained tokens; 0 without any."""
     total = values.masked_fill(~mask, 0.0).sum(dim=1)
     return total / mask.sum(dim=1).clamp(min=1)
 
 
-def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
+def ratios(log_ratios: torch.Tensor) -> torch.Tensor:
     """Ratios from their logarithms, finite ones."""
     bounded = log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return bounded.exp()
 
 
-def _require(correction: str, name: str, value: Any, above: float) -> None:
+def require_above(correction: str, name: str, value: Any, above: float) -> None:
+    """Refuse an argument that is no number above this."""
     words = f"a number above {above:g}, and at most {LARGEST_WEIGHT:g}"
     require(f"{correction}: {name}", value, number(words, above=above, most=LARGEST_WEIGHT))
 
 
-def _require_range(correction: str, low: Any, high: Any) -> None:
-    _require(correction, "low", low, above=0.0)
-    _require(correction, "high", high, above=low)
+def require_range(correction: str, low: Any, high: Any) -> None:
+    """Refuse limits of which `low` is not above 0, or `high` not above `low`."""
+    require_above(correction, "low", low, above=0.0)
+    require_above(correction, "high", high, above=low)

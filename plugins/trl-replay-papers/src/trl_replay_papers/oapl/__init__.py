@@ -10,6 +10,7 @@ from typing import Any
 
 from trl_replay import Context, Corrected, CorrectionSpec, Preset, ReplayedRows, hookimpl
 from trl_replay.protocols import Correction
+from trl_replay.strategies.corrections import sequence_log_ratio
 
 from ..arguments import above
 from ..cards import text_of
@@ -37,8 +38,7 @@ def make_oapl(beta: float = 1e-3) -> Correction:
     beta = above("oapl", "beta", beta, 0.0)
 
     def oapl(rows: ReplayedRows, context: Context) -> Corrected:
-        logs = (rows.logps - rows.behavior_logps).masked_fill(~rows.mask, 0.0)
-        return Corrected(rows.logps, shift=-beta * logs.sum(dim=1))
+        return Corrected(rows.logps, shift=-beta * sequence_log_ratio(rows))
 
     return oapl
 
