@@ -141,7 +141,6 @@ def _presets() -> Iterator[Preset]:
 
 BUILT_IN = ("sample_efficient", "second_run")
 PRESETS = {
-    preset.name: preset
-    for preset in sorted(_presets(), key=lambda preset: [*BUILT_IN, *METHODS].index(preset.name))
+    preset.name: preset for preset in sorted(_presets(), key=lambda preset: [*BUILT_IN, *METHODS].index(preset.name))
 }
 PARTS = {"settings": settings, "commands": commands, "presets": presets}

@@ -35,8 +35,8 @@ def pytest_collection_finish() -> None:
 
 
 def plugin_object(name: str) -> Any:
-    """The object that a method's entry point names: its module, or the instance of its name in there."""
-    module = importlib.import_module(f"trl_replay_papers.{name}")
+    """The object that an entry point names: its module, or the instance of its name in there."""
+    module = importlib.import_module(f"trl_replay_papers.{'corrections' if name == 'papers' else name}")
     return getattr(module, name, module)
 
 
@@ -45,7 +45,7 @@ def plugins() -> Iterator[None]:
     """Registers in this process what no entry point has brought."""
     from trl_replay_papers import METHODS
 
-    names = [name for name in METHODS if name not in registry().plugins]
+    names = [name for name in (*METHODS, "papers") if name not in registry().plugins]
     for name in names:
         trl_replay.register(plugin_object(name), name)
     yield

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from advantages_by_hand import mixed_advantages
-from corrected import SHIFTED
+from corrected import MASKED, PROXIMAL, SHIFTED
 from generating import Coins
 from methods import EVERY_GROUP, INJECTED, SAME_PROMPT
 from replaying import Watch, build, check_batches, check_losses, loadable_model
@@ -79,12 +79,13 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "generated again and mixed": ({"loss_type": "dr_grpo"}, {**REFILLED, **ONE_ROW, "replay_advantages": "joint"}),
     # corrections and gates
     "half of token weights: truncated, beta": ({"beta": 0.1}, correction("truncated", replay_weight=0.5)),
-    "token weights: icepop, grpo, high-entropy tokens": (
-        {"loss_type": "grpo", "top_entropy_quantile": 0.6},
-        correction("icepop", replay_correction_kwargs={"low": 0.8, "high": 1.25}),
+    "token weights: a mask, grpo, high-entropy tokens": (
+        {"loss_type": "grpo", "top_entropy_quantile": 0.6}, correction(MASKED),
     ),
-    "token weights: shaped, LoRA": ({"lora": True, "loss_type": "dr_grpo"}, correction("shaped")),
-    "token weights: decoupled, cispo, sequence level": ({"loss_type": "cispo", **SEQUENCE}, correction("decoupled")),
+    "token weights: truncated, LoRA": ({"lora": True, "loss_type": "dr_grpo"}, correction("truncated")),
+    "token weights: of the proximal policy, cispo, sequence level": (
+        {"loss_type": "cispo", **SEQUENCE}, correction(PROXIMAL),
+    ),
     "row weights: topr, the off-policy mask": (
         {"off_policy_mask_threshold": 0.02, "loss_type": "grpo", "learning_rate": 5e-2}, correction("topr"),
     ),

@@ -20,7 +20,7 @@ MASKS: dict[str, dict[str, float]] = {
     "veto_negative": {"low": 0.8, "high": 1.25},
     "suffix_veto": {"low": 0.8, "high": 1.25},
 }
-"""Masks, with limits that some replayed rows or tokens of `train` pass and others don't."""
+"""Masks of trl-replay-papers, with limits that some replayed rows or tokens of `train` pass and others don't."""
 
 
 def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advantage: Any) -> tuple[Any, Any]:
@@ -28,6 +28,7 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
 
     Where each token has its own advantage, it goes by that one's sign.
     """
+    name = {MASKED: "icepop", PROXIMAL: "decoupled"}.get(name, name)
     if torch.is_tensor(advantage):
         positive, negative = (weights_by_hand(name, new, behavior, sign) for sign in (1.0, -1.0))
         return positive[0], torch.where(advantage >= 0, positive[1], negative[1])
@@ -58,6 +59,31 @@ def weights_by_hand(name: str, new: torch.Tensor, behavior: torch.Tensor, advant
         return new, r * (-(r.log() ** 2) / 2).exp()
     assert name == "shaped"
     return new, 0.1 * r / (r + 0.1) ** 2
+
+
+class OfTokens:
+    """A correction with a weight for each token."""
+
+    token_weights = True
+
+    def __init__(self, correct: Callable[[Any], Corrected]) -> None:
+        self.correct = correct
+
+    def __call__(self, rows: Any, context: Any) -> Corrected:
+        return self.correct(rows)
+
+
+def near(rows: Any) -> torch.Tensor:
+    log_ratios = rows.logps - rows.behavior_logps
+    return (log_ratios >= math.log(0.8)) & (log_ratios <= math.log(1.25)) & rows.mask
+
+
+mask_tokens = OfTokens(lambda rows: Corrected(rows.behavior_logps, near(rows).to(rows.logps.dtype)))
+from_proximal = OfTokens(
+    lambda rows: Corrected(rows.proximal_logps, (rows.proximal_logps - rows.behavior_logps).exp().clamp(max=2.0))
+)
+MASKED, PROXIMAL = f"{__name__}:mask_tokens", f"{__name__}:from_proximal"
+"""`icepop` with the limits in `MASKS`, and `decoupled`, where trl-replay-papers is not installed."""
 
 
 def shifted(rows: Any, context: Any) -> Corrected:
@@ -99,8 +125,12 @@ def mask_by_hand(name: str, ratios: list[float], advantage: float, **limits: flo
     return [float(kept)] * len(ratios)
 
 
-CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "imitation", "decoupled", "shaped", "gipo"]
-TOKEN_WEIGHTS = {"truncated", "m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo"}
+CORRECTIONS = ["ratio", "none", "truncated", "sequence_mask", "topr", "imitation"]
+TOKEN_WEIGHTS = {"truncated"}
+PAPERS = ["decoupled", "shaped", "gipo", *MASKS]
+"""Of trl-replay-papers, with `m2po`."""
+PAPERS_TOKEN_WEIGHTS = {"m2po", "icepop", "suffix_veto", "decoupled", "shaped", "gipo"}
+OF_TOKENS = {*TOKEN_WEIGHTS, *PAPERS_TOKEN_WEIGHTS, MASKED, PROXIMAL}
 
 
 TWO_LOSSES = ("grpo", "cispo")
@@ -114,7 +144,7 @@ def allowed(
     return [
         (correction, loss, level, beta)
         for correction, loss, level, beta in itertools.product(corrections, losses, ("token", "sequence"), betas)
-        if level == "token" or correction not in TOKEN_WEIGHTS or loss == "cispo"
+        if level == "token" or correction not in OF_TOKENS or loss == "cispo"
     ]
 
 

@@ -440,6 +440,33 @@ def train_corrected(
     return trainer, session
 
 
+def replayed_signal(trainer: Any) -> torch.Tensor:
+    """The weighted advantage of every replayed token that was trained on; without weights none of them is 0."""
+    signals = []
+    for loss in trainer.losses:
+        replayed = loss["inputs"].rows[:, 0] < 0
+        mask = loss["inputs"]["completion_mask"].bool()
+        signal = loss["inputs"]["advantages"].view(12, -1).expand_as(mask)
+        signals.append(signal[replayed][mask[replayed]])
+    return torch.cat(signals)
+
+
+ITERATED = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD], [DEAD, DEAD, DEAD])
+"""Rewards of `iterate_corrected`."""
+ITERATING = {"replay_iterations": "replay", "replay_start": 0}
+
+
+def iterate_corrected(folder: Path, correction: str, level: str) -> None:
+    """Trains with a correction and three iterations, and compares every loss and gradient with those by hand."""
+    settings = {"loss_type": "grpo", "importance_sampling_level": level, "learning_rate": 2e-2}
+    trainer = build(folder, Rewards(*ITERATED), num_iterations=3, max_steps=9, **settings)
+    trainer.gradients, trainer.correction = True, correction
+    chosen = {"replay_correction": correction, "replay_correction_kwargs": ARGUMENTS.get(correction)}
+    session, _ = replay(trainer, **chosen, **ITERATING)
+    assert session.totals.counters["iterated"] > 4
+    assert len(trainer.gradient_errors) == len(trainer.compared) > 6
+
+
 def check_batches(watch: Watch) -> None:
     """Keys in = keys out, in their order; each replayed row is the row that scoring returned, all keys together."""
     for number, (before, after) in enumerate(watch.steps):

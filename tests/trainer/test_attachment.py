@@ -138,7 +138,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"replay_weight": 1e39}, NUMBERS),
     ({"replay_max_weight": 1e39}, NUMBERS),
     ({"replay_correction": "truncated", "replay_correction_kwargs": {"cap": 1e300}}, NUMBERS),
-    ({"replay_correction": "shaped", "replay_correction_kwargs": {"gamma": 1e300}}, NUMBERS),
+    ({"replay_correction": "topr", "replay_correction_kwargs": {"cap": 1e300}}, NUMBERS),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKS
+from corrected import CORRECTIONS
 from idle import ALL_DEAD, IDLE, LAYOUTS, PLUGINS, SCRIPT, Stock
 from support import DEAD, LIVE, LOSSES, Forwards, Rewards, Spy, masked_rollout
 
@@ -40,7 +40,7 @@ def test_idle_is_bit_identical_to_stock(tmp_path: Any, plug: Any, stock: Stock, 
 
 
 CORRECTED: list[dict[str, Any]] = [
-    *({"replay_correction": name} for name in (*CORRECTIONS, *MASKS, "m2po")),
+    *({"replay_correction": name} for name in CORRECTIONS),
     {"replay_correction": "per", "replay_sampler": "proportional"},
     {"replay_max_weight": 1.01},
     {"replay_unfilled": "mask"},

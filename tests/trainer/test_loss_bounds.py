@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import hypothesis.extra.numpy as hn
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKS, TOKEN_WEIGHTS
-from hypothesis import Phase, given
-from hypothesis import settings as hypothesis_settings
+from bounded import Loss, check_bounds
+from corrected import CORRECTIONS, MASKED, OF_TOKENS, PROXIMAL
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, Spy
 from transformers import TrainerCallback
 
 import trl_replay
 from trl_replay import compat
 from trl_replay.loss.bounds import Bounds
-from trl_replay.loss.tap import ROWS
-from trl_replay.registry import registry
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
-ALL = [*CORRECTIONS, *MASKS, "m2po", "per"]
+ALL = [*CORRECTIONS, MASKED, PROXIMAL, "per"]
 
 
 class Sharpen(TrainerCallback):
@@ -100,75 +95,6 @@ def test_68_a_token_whose_ratio_was_bounded_keeps_its_kl_term(tmp_path: Any) -> 
     assert shares == [0.0, 0.0]
 
 
-class Scripted(Spy):
-    """The stock trainer, whose loss is given log-probs instead of the model's."""
-
-    given: Any = None
-    others: tuple[Any, ...] = ()
-
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.given is None:
-            result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-            self.others = (torch.zeros(()), *result[2:])
-            return result
-        return self.given, torch.zeros_like(self.given), *self.others[1:]
-
-
-class LateBinding:
-    """The correction that a test names last."""
-
-    def __init__(self) -> None:
-        self.name = "ratio"
-        self.made = {name: registry().resolve("correction", name).make() for name in ALL}
-
-    def __call__(self, rows: Any, context: Any) -> Any:
-        return self.made[self.name](rows, context)
-
-
-class Loss:
-    """The stock loss of one real micro-batch with replayed and fresh rows, for any log-probs."""
-
-    def __init__(self, folder: Any, **settings: Any) -> None:
-        script = Rewards([LIVE, HALF, [1, 1, 1, 0.0]], [DEAD, LIVE, DEAD])
-        self.trainer = make_trainer(
-            folder, script, trainer_class=Scripted, max_steps=2, beta=0.04, max_completion_length=3, **settings
-        )
-        self.correction = LateBinding()
-        self.session = trl_replay.attach(self.trainer, replay_correction=self.correction, replay_sampler="newest")
-        self.trainer.train()
-        (self.micro,) = self.trainer._buffered_inputs
-        self.replayed = self.micro[ROWS][:, 0] < 0
-        assert int(self.replayed.sum()) == 8
-        self.mask = self.micro["completion_mask"].bool()
-        self.largest = float(self.micro["advantages"].abs().max())
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.mask.shape)
-
-    def __call__(self, new: Any, behavior: Any, reference: Any) -> tuple[float, torch.Tensor]:
-        """Loss and gradient, times the number of rows; fresh rows lie on the reference."""
-        logps = torch.from_numpy(new).clone().requires_grad_()
-        reference = torch.where(self.replayed.unsqueeze(1), torch.from_numpy(reference), logps.detach())
-        for number, row in zip(self.micro[ROWS][:, 0].tolist(), range(len(new)), strict=True):
-            if number < 0:
-                placed = self.session.supply._stored([number])[0]
-                placed.logps = torch.from_numpy(behavior[row, : len(placed.logps)])
-                placed.proximal = None
-        self.trainer.given = logps
-        self.trainer.model.train()
-        loss = self.trainer._compute_loss(self.trainer.model, {**self.micro, "ref_per_token_logps": reference.float()})
-        loss.backward()
-        return float(loss.detach()) * len(new), logps.grad * len(new)
-
-
-LOG_PROBS = st.one_of(
-    st.sampled_from([0.0, -1.0, -3.5, -19.0, -21.0, -60.0, -88.0, -100.0, -1e3, -1e4]),
-    st.floats(-1e4, 0.0, width=32),
-    st.floats(-30.0, 0.0, width=32),
-)
-
-
 @pytest.mark.parametrize("bias_correction", [False, True], ids=["plain KL", "bias-corrected KL"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -177,23 +103,8 @@ def test_37_no_log_probs_of_replayed_tokens_give_a_ruinous_loss_or_gradient(
 ) -> None:
     """A fresh token's gradient is its advantage, and what KL to a reference it was sampled near to gives. A replayed
     token's is at most 20 times its advantage, and 440 times beta."""
-    measured = Loss(tmp_path, loss_type=loss, importance_sampling_level=level, use_bias_correction_kl=bias_correction)
-    allowed = [name for name in ALL if level == "token" or loss == "cispo" or name not in TOKEN_WEIGHTS]
-    arrays = hn.arrays(np.float32, measured.shape, elements=LOG_PROBS)
-
-    @hypothesis_settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-    @given(new=arrays, behavior=arrays, reference=arrays, correction=st.sampled_from(allowed))
-    def check(new: Any, behavior: Any, reference: Any, correction: str) -> None:
-        measured.correction.name = correction
-        value, gradient = measured(new, behavior, reference)
-        assert np.isfinite(value)
-        assert bool(gradient.isfinite().all())
-        assert float(gradient.abs().max()) <= 1.01 * (20 * measured.largest + 0.04 * 440)
-        sums = measured.shape[1] if loss == "luspo" else 1
-        by_log_prob = 1.3 * 1e4 * measured.largest if loss in ("cispo", "vespo") else 0.0
-        assert abs(value) <= len(new) * (sums * (20 * measured.largest + 0.04 * 440) + by_log_prob)
-
-    check()
+    names = [name for name in ALL if level == "token" or loss == "cispo" or name not in OF_TOKENS]
+    check_bounds(tmp_path, names, loss, level, bias_correction)
 
 
 EXTREMES = {

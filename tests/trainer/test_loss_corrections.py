@@ -2,7 +2,7 @@
 
 A correction gives old log-probs and weights, and the loss sees nothing else of it. So one of each form goes through
 every loss type, importance level and beta, and those of the same form through two losses: what they give is their own,
-what the loss makes of it is not. What the masks give is also computed by hand in tests/unit/test_corrections.py.
+what the loss makes of it is not. Those of trl-replay-papers have tests there.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKS, TWO_LOSSES, allowed
+from corrected import CORRECTIONS, MASKED, PROXIMAL, TWO_LOSSES, allowed
 from replaying import CORRECTED as SCRIPT
-from replaying import train_corrected
+from replaying import replayed_signal, train_corrected
 from support import DEAD, LIVE, Rewards, Spy, record
 
 import trl_replay
@@ -24,20 +24,19 @@ from trl_replay.testing import make_trainer
 
 FORMS = {
     "ratio": [],  # the behavior log-probs
-    "sequence_mask": ["geo_mask", "k3_mask", "outlier_mask", "veto_negative", "per"],  # and a weight for each row
-    "icepop": ["suffix_veto"],  # and a weight for each token
+    "sequence_mask": ["per"],  # and a weight for each row
+    MASKED: [],  # and a weight for each token
     "topr": ["none", "imitation"],  # the current log-probs and a weight for each row
-    "truncated": ["decoupled", "shaped", "gipo"],  # and a weight for each token
+    "truncated": [PROXIMAL],  # and a weight for each token
 }
 """Of each form the correction that goes through every loss, and those that go through two."""
 OTHERS = [other for others in FORMS.values() for other in others]
 
 
 def test_every_correction_has_its_form() -> None:
-    over_all_rows = {"m2po"}  # computed by hand in tests/unit/test_corrections.py; icepop is of its form
     offers = registry().strategies("correction")
-    known = {spec.name for plugin, spec in offers if plugin.name == "builtin"} - over_all_rows
-    assert known == {*FORMS, *OTHERS} == {*CORRECTIONS, *MASKS, "per"}
+    known = {spec.name for plugin, spec in offers if plugin.name == "builtin"}
+    assert known == {*FORMS, *OTHERS} - {MASKED, PROXIMAL} == {*CORRECTIONS, "per"}
 
 
 PER = {"replay_sampler": "proportional", "replay_correction_kwargs": {"beta": 0.5, "final_beta": 0.5}}
@@ -53,7 +52,7 @@ def test_the_trainers_loss_is_the_one_computed_by_hand(
     settings = {"loss_type": loss, "importance_sampling_level": level, "beta": beta}
     trainer, session = train_corrected(tmp_path, correction, PER if correction == "per" else None, **settings)
     assert session.totals.counters["replaced"] == 4
-    if correction in MASKS:
+    if correction == MASKED:
         kept = replayed_signal(trainer).ne(0)
         assert 0 < int(kept.sum()) < len(kept), "the limits are such that some is masked and some is not"
 
@@ -69,34 +68,14 @@ def test_76_as_many_rows_as_tokens_are_no_advantages_of_tokens(
     assert session.totals.counters["replaced"] == 4
 
 
-def replayed_signal(trainer: Any) -> torch.Tensor:
-    """The weighted advantage of every replayed token that was trained on; without weights none of them is 0."""
-    signals = []
-    for loss in trainer.losses:
-        replayed = loss["inputs"].rows[:, 0] < 0
-        mask = loss["inputs"]["completion_mask"].bool()
-        signal = loss["inputs"]["advantages"].view(12, -1).expand_as(mask)
-        signals.append(signal[replayed][mask[replayed]])
-    return torch.cat(signals)
-
-
-@pytest.mark.parametrize("correction", MASKS)
-def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any, correction: str) -> None:
-    """All but the rows of a positive advantage, which a veto never takes out, and the trigger of `suffix_veto`."""
-    limits = {"threshold": 1e-30} if correction == "k3_mask" else {"low": 1e5, "high": 1e6}
-    vetoes = ("veto_negative", "suffix_veto")
-    replay = {"replay_correction_kwargs": limits}
-    trainer, _ = train_corrected(tmp_path, correction, replay, by_hand=False, beta=0.1)
+def test_a_mask_that_keeps_nothing_leaves_the_fresh_rows_alone(tmp_path: Any) -> None:
+    limits = {"replay_correction_kwargs": {"low": 1e5, "high": 1e6}}
+    trainer, _ = train_corrected(tmp_path, "sequence_mask", limits, by_hand=False, beta=0.1)
     signal = replayed_signal(trainer)
     assert len(signal) > 16
-    assert bool((signal < 0).any()) == (correction == "suffix_veto")
-    assert bool((signal > 0).any()) == (correction in vetoes)
+    assert not bool(signal.any())
     gated = [log["replay/gated_fraction"] for log in trainer.state.log_history if "replay/gated_fraction" in log]
-    assert gated, "the share of rows of which nothing is left"
-    if correction in vetoes:
-        assert all(0 < share < 1 if correction == "veto_negative" else share == 0 for share in gated)
-    else:
-        assert set(gated) == {1}
+    assert set(gated) == {1}, "the share of rows of which nothing is left"
 
 
 class MasksTheLastRow:
@@ -152,9 +131,9 @@ def test_per_takes_a_third_partys_weighted_sampler(tmp_path: Any) -> None:
     assert session.totals.counters["replaced"] > 0
 
 
-def test_decoupled_keeps_the_policy_of_the_first_forward_as_the_proximal_one(tmp_path: Any) -> None:
+def test_the_proximal_policy_is_that_of_the_first_forward(tmp_path: Any) -> None:
     """With two iterations, the second update's proximal policy is the first one's, not the trained one."""
-    trainer, _ = train_corrected(tmp_path, "decoupled", by_hand=False, num_iterations=2, max_steps=6)
+    trainer, _ = train_corrected(tmp_path, PROXIMAL, by_hand=False, num_iterations=2, max_steps=6)
     pairs = []
     for first, second in zip(trainer.losses[::2], trainer.losses[1::2], strict=False):
         replayed = first["inputs"].rows[:, 0] < 0

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import CORRECTIONS, MASKS
+from corrected import CORRECTIONS, MASKED, PROXIMAL
 from loss_by_hand import reference_loss
 from releases import since
-from replaying import Checked, Watch, build, check_batches, check_losses, replay
+from replaying import ITERATED as SCRIPT
+from replaying import ITERATING as REPLAY
+from replaying import Checked, Watch, build, check_batches, check_losses, iterate_corrected, replay
 from resuming import digits, last, train
 from support import DEAD, HALF, LIVE, LOSSES, Rewards, logged, record
 from transformers import TrainerCallback
@@ -20,9 +22,7 @@ import trl_replay
 from trl_replay.loss.micro_batch import EXCLUDED, ROWS, SILENT
 from trl_replay.testing import make_trainer
 
-SCRIPT = ([LIVE, HALF, DEAD], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD], [DEAD, DEAD, DEAD])
 RIGHT = [1.0, 1.0, 1.0, 1.0]
-REPLAY = {"replay_iterations": "replay", "replay_start": 0}
 EXCLUDE = {"replay_unfilled": "exclude"}
 WINDOWS = {"gradient_accumulation_steps": 2, "steps_per_generation": 2, "per_device_train_batch_size": 6}
 TWO_UPDATES = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 6}
@@ -78,25 +78,14 @@ def test_the_losses_of_an_iterations_micro_batches_are_those_by_hand_together(
 @pytest.mark.parametrize(
     ("correction", "level"),
     [
-        *((name, "token") for name in (*CORRECTIONS, *MASKS)),
-        *((name, "sequence") for name in ("ratio", "none", "sequence_mask", "topr", "geo_mask")),
+        *((name, "token") for name in (*CORRECTIONS, MASKED, PROXIMAL)),
+        *((name, "sequence") for name in ("ratio", "none", "sequence_mask", "topr")),
     ],
 )
 def test_loss_and_gradient_of_every_iteration_are_those_by_hand_with(
     tmp_path: Path, correction: str, level: str
 ) -> None:
-    settings = {"loss_type": "grpo", "importance_sampling_level": level, "learning_rate": 2e-2}
-    trainer = build(tmp_path, Rewards(*SCRIPT), num_iterations=3, max_steps=9, **settings)
-    trainer.gradients, trainer.correction = True, correction
-    session = trl_replay.attach(
-        trainer, replay_correction=correction, replay_correction_kwargs=MASKS.get(correction), **REPLAY
-    )
-    watch = follow(trainer, session)
-    trainer.train()
-    check_batches(watch)
-    check_losses(trainer)
-    assert session.totals.counters["iterated"] > 4
-    assert len(trainer.gradient_errors) == len(trainer.compared) > 6
+    iterate_corrected(tmp_path, correction, level)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

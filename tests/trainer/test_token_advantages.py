@@ -6,35 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from corrected import MASKS, SHIFTED
+from corrected import SHIFTED
+from credit import CREDITED as SCRIPT
+from credit import Credit, followed
 from generating import Coins
 from methods import INJECTED
 from releases import since
-from replaying import Checked, Watch, build, check_batches, check_losses, loadable_model, replay
+from replaying import build, check_batches, check_losses, loadable_model, replay
 from support import DEAD, HALF, LIVE, Rewards, Spy, weights_hash
 
 import trl_replay
 from trl_replay.data.fields import ADVANTAGES
 from trl_replay.testing import make_trainer
 
-SCRIPT = ([LIVE, DEAD, HALF], [DEAD, LIVE, DEAD], [HALF, DEAD, DEAD])
 SEQUENCE = {"importance_sampling_level": "sequence"}
-SHARES = torch.tensor([1.0, -0.5, 0.25, 0.0] * 8)
-"""Of a row's advantage, by place: both signs within each row."""
-
-
-def credited(batch: Any, shares: torch.Tensor = SHARES) -> Any:
-    width = batch["completion_ids"].size(1)
-    return {**batch, ADVANTAGES: batch[ADVANTAGES].unsqueeze(1) * shares[:width]}
-
-
-class Credit(Checked):
-    """The stock trainer with an advantage for each token."""
-
-    shares = SHARES
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        return credited(super()._generate_and_score_completions(inputs), self.shares)
 
 
 class Rising(Credit):
@@ -66,14 +51,6 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "half weight": ({}, {"replay_weight": 0.5}),
     "topr": ({"learning_rate": 5e-2}, {"replay_correction": "topr"}),
-    "veto_negative": (
-        {"learning_rate": 5e-2},
-        {"replay_correction": "veto_negative", "replay_correction_kwargs": MASKS["veto_negative"]},
-    ),
-    "suffix_veto": (
-        {"learning_rate": 5e-2},
-        {"replay_correction": "suffix_veto", "replay_correction_kwargs": MASKS["suffix_veto"]},
-    ),
     "truncated": ({}, {"replay_correction": "truncated"}),
     "shifted": ({"learning_rate": 5e-2}, {"replay_correction": SHIFTED}),
 }  # fmt: skip
@@ -98,16 +75,6 @@ def test_loss_and_gradient_are_those_by_hand_with(tmp_path: Any, name: str) -> N
         check_losses(trainer)
     assert session.totals.counters["replaced"] > 0
     assert {loss["inputs"][ADVANTAGES].dim() for loss in trainer.losses} == {2}
-
-
-def followed(trainer: Any, **chosen: Any) -> tuple[Any, Watch]:
-    session = trl_replay.attach(trainer, replay_start=0, **chosen)
-    watch = Watch(session, trainer.num_generations, trainer._tokenizer.pad_token_id)
-    trainer.watch, trainer.compared = watch, []
-    if chosen.get("replay_unfilled") == "intra_batch":
-        trainer.watch = None
-    trainer.train()
-    return session, watch
 
 
 def test_rows_of_one_sign_get_one_weight_at_sequence_level_and_rows_of_both_are_refused(tmp_path: Any) -> None:

@@ -57,12 +57,12 @@ def test_list_shows_the_arguments_that_each_strategy_takes_of_its_user(capsys):
     assert rows["correction", "truncated"] == 'cap=2.0, level="token"'
     main(["list"])
     out = capsys.readouterr().out
-    for text in ("threshold=0.04 ", 'by="newest"', "slack=8 ", "half_life=10.0 "):
+    for text in ("c=0.3 ", 'by="newest"', "slack=8 ", "half_life=10.0 "):
         assert text in out
 
 
 SHOWN = {
-    "m2po": ['replay_correction="m2po"', "trl-replay", "threshold=0.04", "replay_correction_kwargs", "2510.01161"],
+    "topr": ['replay_correction="topr"', "trl-replay", "cap=1.0", "replay_correction_kwargs", "2503.14286"],
     "advantage_std": ["the default scorer"],
     "uniform": ["every eligible entry"],
     "pass_rate": ["replay_scorer=", "replay_selector="],  # two share the name
@@ -148,7 +148,7 @@ def test_list_tells_which_plugins_were_not_loaded_and_why(capsys, monkeypatch):
 def test_list_imports_neither_torch_nor_trl():
     code = (
         "import sys; from trl_replay.cli.commands import main\n"
-        "for arguments in (['list'], ['list', 'm2po'], ['list', 'm2pp']):\n"
+        "for arguments in (['list'], ['list', 'topr'], ['list', 'topp']):\n"
         "    main(arguments)\n"
         "    found = {'torch', 'trl', 'transformers'} & set(sys.modules)\n"
         "    assert not found, (arguments, found)\n"

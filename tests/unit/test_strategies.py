@@ -125,20 +125,7 @@ BAD_ARGUMENTS = [
     ("correction", "truncated", "cap", [0]),
     ("correction", "truncated", "level", ["row"]),
     ("correction", "sequence_mask", "high", [0.1]),  # below `low`
-    ("correction", "geo_mask", "low", [0]),
-    ("correction", "geo_mask", "high", [0.5]),
-    ("correction", "k3_mask", "threshold", [0, NAN]),
-    ("correction", "icepop", "low", ["0.5"]),
-    ("correction", "icepop", "high", [0.5]),
-    ("correction", "outlier_mask", "high", [INF]),
-    ("correction", "outlier_mask", "low", [-1e-4]),
-    ("correction", "veto_negative", "low", [None]),
-    ("correction", "veto_negative", "high", [0.1]),
-    ("correction", "suffix_veto", "high", [0.05]),  # below `low`
     ("correction", "topr", "cap", [INF]),
-    ("correction", "m2po", "threshold", [-1]),
-    ("correction", "decoupled", "cap", [True]),
-    ("correction", "shaped", "gamma", [0.0]),
 ]
 
 

@@ -15,7 +15,7 @@ from support import Rewards
 ALL_TOKENS = {"top_entropy_quantile": 1.0}
 CHANGED: dict[str, dict[str, Any]] = {
     "sapo, high-entropy tokens": ALL_TOKENS,
-    "token weights: icepop, grpo, high-entropy tokens": ALL_TOKENS,
+    "token weights: a mask, grpo, high-entropy tokens": ALL_TOKENS,
     "truncated completions masked, beta": {"max_completion_length": 40, "max_steps": 8},
 }
 """What Unsloth's trainer is run with instead: entropy terms are refused, and its few completions end late."""

@@ -97,26 +97,8 @@ class Builtin:
         yield CorrectionSpec(
             "sequence_mask", corrections.make_sequence_mask, "ratio; rows far off the policy left out"
         )
-        yield CorrectionSpec("geo_mask", corrections.make_geo_mask, "sequence_mask within one percent of the policy")
-        yield CorrectionSpec("k3_mask", corrections.make_k3_mask, "ratio; rows of large estimated KL left out")
-        yield CorrectionSpec(
-            "outlier_mask", corrections.make_outlier_mask, "ratio; rows with any extreme token left out"
-        )
-        yield CorrectionSpec(
-            "veto_negative", corrections.make_veto_negative, "sequence_mask for rows of negative advantage only"
-        )
-        yield CorrectionSpec(
-            "suffix_veto", corrections.make_suffix_veto, "ratio; failed rows end where they leave the policy"
-        )
-        yield CorrectionSpec("icepop", corrections.make_icepop, "ratio; tokens far off the policy left out")
         yield CorrectionSpec("imitation", corrections.make_imitation, "c × log-likelihood for A > 0, 0 for the rest")
         yield CorrectionSpec("topr", corrections.make_topr, "weight 1 for A > 0, the truncated ratio for A < 0")
-        yield CorrectionSpec("m2po", corrections.make_m2po, "ratio; tokens masked until its second moment is small")
-        yield CorrectionSpec(
-            "decoupled", corrections.make_decoupled, "clips around a recent policy, weighted by its ratio"
-        )
-        yield CorrectionSpec("shaped", corrections.make_shaped, "ratio shaped to r / (r + gamma)")
-        yield CorrectionSpec("gipo", corrections.make_gipo, "on-policy loss weighted by r and a Gaussian of log r")
         yield CorrectionSpec("per", corrections.SamplingWeights, "ratio, weighted against the sampler's preferences")
         yield CorrectionSpec("none", _given(corrections.none), "no correction; for comparison only")
 

@@ -1,6 +1,6 @@
 """M2PO: stale groups with the tokens masked that drive up the second moment of log ratios (arXiv 2510.01161).
 
-The module is the plugin `m2po`. The mask itself is the built-in correction of that name.
+The module is the plugin `m2po`. The mask itself is the correction of that name.
 """
 
 from __future__ import annotations
