@@ -112,6 +112,11 @@ SHAPED: dict[str, tuple[Any, list[list[float]], list[bool]]] = {
         [ALL_RIGHT, DEAD, LIVE],
         [False, False, True],
     ),
+    "one group that outweighs all others": (
+        lambda advantages, rewards: advantages * torch.tensor([[1e8], [0.5], [1.0]]),
+        [LIVE, HALF, DEAD],
+        [True, True, False],
+    ),
 }
 """What a trainer makes of TRL's advantages and the rewards; the rewards; and which groups are live then."""
 
@@ -123,6 +128,22 @@ def test_41_shaped_advantages_that_are_equal_and_not_0_are_live_and_those_that_a
     trainer = make_trainer(tmp_path, Rewards(rewards), trainer_class=Shaped, max_steps=1)
     trainer.shape = shape
     assert counted(trainer) == (live.count(False) / 3, live.count(True))
+
+
+def test_162_a_plugin_that_gives_one_group_huge_advantages_leaves_the_others_live(tmp_path: Any) -> None:
+    class Huge:
+        @trl_replay.hookimpl
+        def trl_replay_advantages(self, groups: Any) -> Any:
+            return groups.advantages * np.where(np.arange(len(groups)) == 0, 1e8, 0.5)[:, None]
+
+    trainer = make_trainer(tmp_path, Rewards([LIVE, HALF, DEAD]), max_steps=1)
+    trl_replay.register(Huge(), "huge")
+    try:
+        session = trl_replay.attach(trainer, replay_plugins=["huge"])
+        trainer.train()
+    finally:
+        trl_replay.unregister("huge")
+    assert [session.totals.counters[name] for name in ("dead", "stored")] == [1, 2]
 
 
 REWARDS = [

@@ -94,6 +94,38 @@ def test_a_third_value_ends_what_needs_a_success_and_says_which_setting_to_give(
     assert [logged(trainer, key)[-1] for key in AT_ENDS] == [pytest.approx(1 / 3)] * 2
 
 
+@pytest.mark.parametrize("outlier", [-2e6, 2e6])
+def test_162_one_huge_reward_leaves_other_rewards_apart(tmp_path: Path, outlier: float) -> None:
+    """Next to it, in the batch and ever after, 0 and 1 are two values: three in all, which tell no success."""
+    once = [outlier, 0.0, 0.0, 1.0]
+    trainer = make_trainer(tmp_path, Rewards([once, RIGHT, WRONG], [RIGHT, RIGHT, WRONG]), max_steps=2)
+    session = trl_replay.attach(trainer, replay_start=0, replay_retire_passes=4)
+    with pytest.warns(UserWarning, match="replay_retire_passes=4 can't act"):
+        trainer.train()
+    told = ", ".join(f"{value:.4g}" for value in sorted([outlier, 0.0, 1.0]))
+    assert f"has had the values {told};" in session.explain()
+    assert session.metrics.keys().isdisjoint(JUDGED)
+    assert [logged(trainer, key) for key in AT_ENDS] == [
+        pytest.approx([0.0 if outlier < 0 else 1 / 3] * 2),
+        pytest.approx([1 / 3, 2 / 3] if outlier < 0 else [0.0] * 2),
+    ]
+    assert session.totals.counters["stored"] == 1, "no group counts as solved"
+
+
+def test_162_small_rewards_are_apart_and_rounding_errors_of_large_parts_are_not(tmp_path: Path) -> None:
+    """Of three parts of about 1, sums of 0 and 1e-7 are one value; of one function of 1e-7 they are two."""
+    parts = [named(Rewards([[0.1] * 4] * 3), "a"), named(Rewards([[0.2] * 4] * 3), "b")]
+    script = Rewards([[-0.3] * 4, [-0.30000001192] * 4, [0.7] * 4])
+    trainer = make_trainer(tmp_path, [*parts, script], max_steps=1)
+    session = trl_replay.attach(trainer, replay_retire_passes=4)
+    trainer.train()
+    assert [session.metrics[key] for key in JUDGED] == pytest.approx([2 / 3, 1 / 3])
+    trainer = make_trainer(tmp_path, scaled(([WRONG, RIGHT, LIVE],), 0.0, 1e-7), max_steps=1)
+    session = trl_replay.attach(trainer, replay_retire_passes=4)
+    trainer.train()
+    assert [session.metrics[key] for key in JUDGED] == pytest.approx([1 / 3, 1 / 3])
+
+
 def test_without_a_setting_that_needs_a_success_grades_are_no_matter(tmp_path: Path) -> None:
     """Warnings are errors here."""
     trainer = make_trainer(tmp_path, Rewards([GRADES, RIGHT, WRONG]), max_steps=4)

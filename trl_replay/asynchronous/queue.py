@@ -217,7 +217,7 @@ class ReplayQueue:
         payload = self._reading.payload(group.rows)
         view = self._reading.view(group.rows, self._born(group.rows[0]), payload)
         tally = Tally(groups=1)
-        self._components.success.note(view.reward)
+        self._components.success.note(view.reward, view.reward_size)
         solved = self._buffer.observe([view], tally)
         tally.failed -= int(view.masked.sum())  # rows that a group lacks
         self.scored.append(view.rewards[0])

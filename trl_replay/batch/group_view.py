@@ -14,7 +14,15 @@ from .. import compat
 from ..base.transfer import fetch
 from ..compat import STD_EPSILON
 from ..data.fields import ADVANTAGES, FieldTable
-from ..data.rewards import NOISE, bessel_std, have_equal_rewards, mean_of_scored, reward_noise, weighted_rewards
+from ..data.rewards import (
+    NOISE,
+    bessel_std,
+    have_equal_rewards,
+    mean_of_scored,
+    reward_noise,
+    reward_sizes,
+    weighted_rewards,
+)
 from ..data.success import Success
 from ..data.tasks import encoded, hashed
 from ..data.types import Batch, Bools, Floats, Groups, Ints
@@ -25,8 +33,9 @@ from .images import image_bytes, images_per_row
 FLOAT32_EPS = float(np.finfo(np.float32).eps)
 RELATIVE_TOLERANCE = 1e-5
 """Largest distance of TRL's own advantages of live groups from ours, as a share of them."""
-TINY = 1e-6
-"""Shaped advantages of this share of the batch's largest, or less, are 0: float32 noise is a tenth of it."""
+TINY, OUTLIER = 1e-6, 1e3
+"""Shaped advantages of the first share of the batch's largest, or less, are 0: float32 noise is a tenth of it. What is
+above the second times the usual size counts no further, or one such group would make nothing of all others."""
 WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded", "nbytes", "changed")
 """Columns of whole numbers, shared by scopes."""
 
@@ -149,9 +158,11 @@ def view(
         counting (`int`, *optional*): The reward function by which groups are dead; by TRL's advantages without one.
         success ([`Success`], *optional*): Takes note of the rewards of all processes.
     """
-    own, rewards = trls_own(rows, scored, setup, size)  # (groups shared,), (groups of all processes, size, functions)
+    own, expected, rewards = trls_own(rows, scored, setup, size)
     if success is not None:
-        success.note(weighted_rewards(rewards, setup.weights) if counting is None else rewards[..., counting])
+        counts = setup.weights if counting is None else np.ones(1)
+        of_counting = rewards if counting is None else rewards[..., [counting]]
+        success.note(weighted_rewards(of_counting, counts), reward_sizes(of_counting, counts))
     shared = rows["row"][::size] // size
     given = rows["advantages"].reshape(-1, size)  # (groups shared, size)
     masked = np.isnan(given)
@@ -160,8 +171,8 @@ def view(
     trains = (trainable > 0) & ~masked
     noise = advantage_noise(rewards, setup)[shared]
     equal = differ_by_noise(advantages, np.ones_like(trains), trains, noise)
-    nothing = teach_nothing(advantages, trains, TINY * np.abs(advantages).max(initial=0.0))
     same_rewards = have_equal_rewards(rewards[shared], setup.weights)
+    nothing = teach_nothing(advantages, trains, least_size(advantages, expected[~same_rewards]))
     nothing |= same_rewards & teach_nothing(advantages, trains, reward_noise(rewards[shared], setup.weights))
     groups = Groups(
         rewards=rewards[shared],
@@ -208,6 +219,20 @@ def teach_nothing(advantages: Floats, trains: Bools, least: Floats | float) -> B
     return np.asarray(sizes.max(axis=1, initial=0.0) <= least)
 
 
+def least_size(advantages: Floats, live: Floats) -> float:
+    """Return the size up to which a batch's shaped advantages are 0.
+
+    Args:
+        advantages (`(n, G)`): Those of the batch.
+        live (`(m, G)`): Those of groups that are surely live, before they were shaped.
+    """
+    largest = float(np.abs(advantages).max(initial=0.0))
+    sizes = np.abs(live).max(axis=1, initial=0.0)
+    if sizes.any():
+        largest = min(largest, OUTLIER * float(np.quantile(sizes[sizes > 0], 0.5, method="lower")))
+    return TINY * largest
+
+
 def differ_by_noise(advantages: Floats, members: Bools, trains: Bools, noise: Floats) -> Bools:
     """Return a mask of dead groups with advantages by TRL's rule, `(n,)`: those of its `members` differ by no more
     than `noise`, or no row that `trains` has one."""
@@ -242,7 +267,7 @@ def rewards_of_batch(
     for scored in calls:
         if len(scored) != count:
             continue
-        own, _ = trls_own(rows, scored, setup, size)
+        own, _, _ = trls_own(rows, scored, setup, size)
         if not own.all():
             continue
         if not any(torch.allclose(scored, other, rtol=0.0, atol=0.0, equal_nan=True) for other in fitting):
@@ -259,9 +284,9 @@ def rewards_of_batch(
 
 def trls_own(
     rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int
-) -> tuple[Bools, Floats]:
-    """Return a mask of the shared groups that have the advantages that TRL makes of these rewards, `(n,)`; and these
-    rewards, `(groups of all processes, size, functions)`.
+) -> tuple[Bools, Floats, Floats]:
+    """Return a mask of the shared groups that have the advantages that TRL makes of these rewards, `(n,)`; these
+    advantages, `(n, size)`; and these rewards, `(groups of all processes, size, functions)`.
 
     They may differ by one rounding error of a mean, since the same operations on another device may round otherwise.
     """
@@ -275,7 +300,7 @@ def trls_own(
     rounding = advantage_noise(rewards, setup, of_level=True)[shared] * (FLOAT32_EPS / NOISE)
     tolerance = rounding[:, None] + RELATIVE_TOLERANCE * np.abs(expected)
     own = np.asarray((np.abs(advantages - expected) <= tolerance).all(axis=1))
-    return own, rewards
+    return own, expected, rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +326,7 @@ class AdvantageRule:
         """True if the advantages of the batch are those that this rule makes of its rewards."""
         if self.of_tokens:
             return False
-        own, _ = trls_own(self.rows, self.scored, self.setup, self.size)
+        own, _, _ = trls_own(self.rows, self.scored, self.setup, self.size)
         return bool(own.all())
 
     @property

@@ -84,8 +84,17 @@ def reward_noise(rewards: Floats, weights: Floats) -> Floats:
         rewards (`(n, G, functions)`): Raw rewards, NaN where None.
         weights (`(functions,)`): The trainer's `reward_weights`.
     """
-    sizes = np.nansum(np.abs(rewards * weights), axis=2)
-    return np.asarray(NOISE * sizes.max(axis=1))
+    return np.asarray(NOISE * reward_sizes(rewards, weights).max(axis=1))
+
+
+def reward_sizes(rewards: Floats, weights: Floats) -> Floats:
+    """Return what the rounding error of each row's weighted sum grows with, `(…)`: the sum of its parts' sizes.
+
+    Args:
+        rewards (`(…, functions)`): Raw rewards, NaN where None.
+        weights (`(functions,)`): The trainer's `reward_weights`.
+    """
+    return sum_of_scored(np.abs(rewards * weights), -1)
 
 
 def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:

@@ -25,22 +25,33 @@ class Success:
     Attributes:
         of (`str`): The same.
         values (`list[float]`): Different rewards seen so far, in order.
-        noise (`float`): Rewards that differ by no more are the same.
+        noise (`list[float]`): Of each: rewards that differ from it by no more are the same.
     """
 
     def __init__(self, given: float | None = None, of: str = "") -> None:
         self._given = given
         self.of = of
         self.values: list[float] = []
-        self.noise = 0.0
+        self.noise: list[float] = []
 
-    def note(self, rewards: Floats) -> None:
-        """Take note of rewards; NaN is none."""
-        seen = rewards[np.isfinite(rewards)]
-        self.noise = max(self.noise, NOISE * float(np.abs(seen).max(initial=0.0)))
-        values = np.unique(np.append(self.values, seen))
-        self.values = values[np.diff(values, prepend=-np.inf) > self.noise].tolist()
+    def note(self, rewards: Floats, sizes: Floats) -> None:
+        """Take note of rewards; NaN is none.
+
+        Args:
+            rewards (`(…)`): The reward that counts, of any rows.
+            sizes (`(…)`): Of each what rounding errors grow with: see `reward_sizes`.
+        """
+        known = np.isfinite(rewards)
+        values, place = np.unique(np.append(self.values, rewards[known]), return_inverse=True)
+        noise = np.zeros(len(values))
+        np.maximum.at(noise, place, np.append(self.noise, NOISE * sizes[known]))
+        larger = np.maximum(noise, np.append(0.0, noise[:-1]))
+        first = np.flatnonzero(np.diff(values, prepend=-np.inf) > larger)
+        if len(first):
+            noise = np.maximum.reduceat(noise, first)
+        self.values, self.noise = values[first].tolist(), noise.tolist()
         del self.values[KEPT - 1 : -1]
+        del self.noise[KEPT - 1 : -1]
 
     @property
     def is_graded(self) -> bool:
@@ -56,23 +67,29 @@ class Success:
 
     def passed(self, groups: Groups) -> Bools:
         """Rows that pass, `(n, G)`: none while it is not known what does."""
-        if self.least is None:
-            return np.zeros(groups.reward.shape, bool)
-        return reaches(groups.reward, self.least)
+        return self._reaches(groups.reward)
+
+    def _reaches(self, rewards: Floats) -> Bools:
+        """Rewards that pass; a threshold between two values needs no tolerance."""
+        if self._given is not None:
+            return reaches(rewards, self._given)
+        return np.asarray(rewards >= (np.inf if self.least is None else self.least))
 
     def at_lowest(self, groups: Groups) -> Bools:
         """Dead groups at the lowest reward seen, `(n,)`; rows without a reward do not count."""
-        return self._all(groups, groups.reward <= min(self.values, default=-np.inf) + self.noise)
+        lowest = self.values[0] + self.noise[0] if self.values else -np.inf
+        return self._all(groups, groups.reward <= lowest)
 
     def at_highest(self, groups: Groups) -> Bools:
         """The same at the highest one."""
-        return self._all(groups, groups.reward >= max(self.values, default=np.inf) - self.noise)
+        highest = self.values[-1] - self.noise[-1] if self.values else np.inf
+        return self._all(groups, groups.reward >= highest)
 
     def without(self, groups: Groups) -> Bools:
         """Dead groups in which no row passes, `(n,)`; while it is not known what does, those at the lowest reward."""
         if self.least is None:
             return self.at_lowest(groups)
-        return self._all(groups, ~reaches(groups.reward, self.least))
+        return self._all(groups, ~self._reaches(groups.reward))
 
     def _all(self, groups: Groups, rows: Bools) -> Bools:
         """Dead groups all of whose scored rows are among these."""
@@ -95,4 +112,4 @@ class Success:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave, unless another reward counts now."""
         if state["of"] == self.of:
-            self.values, self.noise = list(state["values"]), state["noise"]
+            self.values, self.noise = list(state["values"]), list(state["noise"])

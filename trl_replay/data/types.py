@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .fields import ADVANTAGES, TOKEN_ADVANTAGES
 from .prompt_table import PromptTable
-from .rewards import bessel_std, have_equal_rewards, mean_of_scored, weighted_rewards
+from .rewards import bessel_std, have_equal_rewards, mean_of_scored, reward_sizes, weighted_rewards
 from .table import Table
 
 if TYPE_CHECKING:
@@ -104,6 +104,13 @@ class Groups:
         NaN for a row that it does not score.
         """
         return self.total if self.counting is None else self.rewards[..., self.counting]
+
+    @property
+    def reward_size(self) -> Floats:
+        """What rounding errors of `reward` grow with, `(n, G)`."""
+        if self.counting is None:
+            return reward_sizes(self.rewards, self.reward_weights)
+        return np.nan_to_num(np.abs(self.reward))
 
     @property
     def total(self) -> Floats:

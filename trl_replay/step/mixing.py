@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batch.group_view import TINY, AdvantageRule, teach_nothing
+from ..batch.group_view import AdvantageRule, least_size, teach_nothing
 from ..data.counters import Tally
 from ..data.plan import Plan
 from ..data.rewards import reward_noise
@@ -41,7 +41,7 @@ def shaped(fresh: Groups, given: Floats) -> Groups:
     rounded = np.where(masked, 0.0, given).astype(np.float32).astype(np.float64)  # as they are trained on
     advantages = np.where(left, fresh.advantages, rounded)
     changed = replace(fresh, advantages=advantages, masked=masked)
-    least = TINY * np.abs(advantages).max(initial=0.0)
+    least: Floats | float = least_size(advantages, fresh.advantages[~fresh.dead])
     noise = reward_noise(fresh.rewards, fresh.reward_weights)
     rounding = np.where(left & changed.trains, np.abs(fresh.advantages), 0.0).max(axis=1)
     least = np.where(fresh.dead, np.maximum(np.maximum(least, noise), rounding), least)
@@ -264,9 +264,10 @@ class Mixing:
         plan.advantages = mixed.column("row_advantage", mixed.groups.advantages).astype(np.float64)
         plan.masked = mixed.column("row_masked", mixed.groups.masked)
         counted = np.where(plan.stored | ~mixed.groups.dead[:, None], plan.advantages, 0.0)
-        largest = np.abs(counted).max(initial=np.abs(fresh.groups.advantages).max(initial=0.0))
+        of_batch = fresh.groups.advantages
+        least = least_size(np.concatenate([counted, of_batch]), of_batch[~fresh.groups.dead])
         trains = (mixed.trainable > 0) & ~plan.masked
-        dead = teach_nothing(counted, trains, np.where(plan.is_whole, 0.0, TINY * largest))
+        dead = teach_nothing(counted, trains, np.where(plan.is_whole, 0.0, least))
         some = np.flatnonzero(mixed.computed)
         if len(some):
             anew = mixed.take(some)
