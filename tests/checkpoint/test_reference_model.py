@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import use_adapter
 
 import trl_replay
-from trl_replay.buffer import candidates
+from trl_replay.batch import candidates
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
 STALE = "its reference log-probs are another reference model's"
