@@ -220,14 +220,20 @@ class CheckedHooks:
             raise self._bad(f"a {type(result).__name__}", "a Corrected")
         weights, shift = result.weights, result.shift
         finite = self._are_finite(result.old_logps, rows)
-        usable = finite if weights is None else self._are_usable(weights, rows.logps)
-        small = finite if shift is None else self._is_small(shift, rows)
+        if shift is not None:
+            self._check_tensor("a shift", shift, tuple(rows.ages.shape))
+        usable = finite if weights is None else self._are_usable(weights, shift, rows)
+        small = finite if shift is None else (shift.abs() <= LARGEST_ADVANTAGE).all()  # NaN is not
         verdicts = torch.stack([finite, usable, small]).tolist()  # one look at the device
         if not verdicts[0]:
             raise self._bad("old_logps that are not finite", "finite old_logps wherever rows.mask is set")
         if weights is not None and not verdicts[1]:
             dtype = rows.logps.dtype
-            raise self._bad(f"the weights {weights.tolist()}", f"finite weights of at least 0, as {dtype}")
+            raise self._bad(
+                f"the weights {weights.tolist()}",
+                f"finite weights of at least 0, as {dtype}, and times the rows' advantages {LARGEST_ADVANTAGE:g} at "
+                "most",
+            )
         if shift is not None and not verdicts[2]:
             raise self._bad(
                 f"the shift {shift.tolist()}", f"numbers from {-LARGEST_ADVANTAGE:g} to {LARGEST_ADVANTAGE:g}"
@@ -236,26 +242,29 @@ class CheckedHooks:
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
         """Tell whether all old log-probs that count are finite."""
+        self._check_tensor("old_logps", old_logps, tuple(rows.logps.shape))
+        finite: torch.Tensor = (old_logps.isfinite() | ~rows.mask).all()
+        return finite
+
+    def _are_usable(self, weights: Any, shift: Any, rows: ReplayedRows) -> torch.Tensor:
+        """Tell whether weights can be used in the type in which they are applied, which may be narrower than theirs,
+        and leave advantages that a gradient bears."""
         shape = tuple(rows.logps.shape)
-        if not torch.is_tensor(old_logps) or tuple(old_logps.shape) != shape:
-            raise self._bad(f"old_logps {_shown(old_logps)}", f"a tensor of shape {shape}")
-        return (old_logps.isfinite() | ~rows.mask).all()
+        self._check_tensor("weights", weights, shape[:1], shape)
+        applied = weights.to(rows.logps.dtype)
+        sizes = rows.advantages.view(len(rows.ages), -1).float()
+        if torch.is_tensor(shift):
+            sizes = sizes + shift.float().view(-1, 1)
+        weighted = (weights.float().view(len(rows.ages), -1) * sizes).abs()
+        small = weighted.expand(shape).masked_fill(~rows.mask, 0.0) <= LARGEST_ADVANTAGE  # NaN is not
+        usable: torch.Tensor = ((weights >= 0) & applied.isfinite()).all() & small.all()
+        return usable
 
-    def _are_usable(self, weights: Any, logps: torch.Tensor) -> torch.Tensor:
-        """Tell whether weights can be used in the type in which they are applied, which may be narrower than
-        theirs."""
-        shape = tuple(logps.shape)
-        if not torch.is_tensor(weights) or tuple(weights.shape) not in (shape, shape[:1]):
-            raise self._bad(f"weights {_shown(weights)}", f"a tensor of shape {shape[:1]} or {shape}")
-        applied = weights.to(logps.dtype)
-        return ((weights >= 0) & applied.isfinite()).all()
-
-    def _is_small(self, shift: Any, rows: ReplayedRows) -> torch.Tensor:
-        """Tell whether a shift leaves advantages that a gradient bears."""
-        shape = tuple(rows.ages.shape)
-        if not torch.is_tensor(shift) or tuple(shift.shape) != shape:
-            raise self._bad(f"a shift {_shown(shift)}", f"a tensor of shape {shape}, one number for each row")
-        return (shift.abs() <= LARGEST_ADVANTAGE).all()  # NaN is not
+    def _check_tensor(self, name: str, given: Any, *shapes: tuple[int, ...]) -> None:
+        """Refuse what is no tensor of real numbers of one of these shapes."""
+        if not torch.is_tensor(given) or tuple(given.shape) not in shapes or given.is_complex():
+            wanted = " or ".join(map(str, shapes))
+            raise self._bad(f"{name} {_shown(given)}", f"a tensor of real numbers of shape {wanted}")
 
     def save(self, session: SessionLike, directory: Path) -> None:
         """Let every plugin that keeps something write into a folder of its own in `directory`."""

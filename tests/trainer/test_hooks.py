@@ -613,8 +613,30 @@ def heavy(rows):
     return Corrected(rows.behavior_logps, torch.full((len(rows.ages),), 1e300, dtype=torch.float64))
 
 
+def overflowing(rows):
+    """Weights that float32 holds; times an advantage of 1.5 it does not, and a gradient does not long before."""
+    return Corrected(rows.behavior_logps, torch.full((len(rows.ages),), 3e38))
+
+
+def shifted(rows):
+    """Advantages that are 0 alone, and not with what is added to them."""
+    ones = torch.ones(len(rows.ages))
+    return Corrected(rows.behavior_logps, ones * 1e6, shift=ones * 1e6)
+
+
+def imaginary(rows):
+    return Corrected(rows.behavior_logps, torch.ones(len(rows.ages)) * 1j)
+
+
 @pytest.mark.parametrize(
-    ("correct", "words"), [(unmasking, "old_logps that are not finite"), (heavy, "finite weights")]
+    ("correct", "words"),
+    [
+        (unmasking, "old_logps that are not finite"),
+        (heavy, "finite weights"),
+        (overflowing, r"the weights \[3\.\d*e\+38, .* times the rows' advantages 1e\+09 at most"),
+        (shifted, r"the weights \[1000000\.0, .* times the rows' advantages 1e\+09 at most"),
+        (imaginary, r"weights torch\.complex64 .* real numbers"),
+    ],
 )
 def test_54_a_correction_is_checked_by_what_it_was_given_and_in_the_type_that_is_applied(tmp_path, correct, words):
     with plugin(correct=correct), pytest.raises(ResultError, match=words):

@@ -82,12 +82,19 @@ WRONG = [
     (
         "correction",
         lambda rows, context: Corrected(rows.logps[:, :1]),
-        r"old_logps .*shape \(3, 1\); it must return a tensor of shape \(3, 5\)",
+        r"old_logps .*shape \(3, 1\); it must return a tensor of real numbers of shape \(3, 5\)",
     ),
     ("correction", lambda rows, context: Corrected(rows.logps, 0.5), "weights of type float"),
     ("correction", lambda rows, context: Corrected(rows.logps, torch.ones(1)), r"weights .*shape \(1,\)"),
     ("correction", lambda rows, context: Corrected(rows.logps, -ones(rows)[:, 0]), r"weights \[-1\.0, .*at least 0"),
     ("correction", lambda rows, context: Corrected(rows.logps, ones(rows) / 0), r"weights \[\[inf, .*finite"),
+    ("correction", lambda rows, context: Corrected(rows.logps * 1j), r"old_logps torch.complex64 .*of real numbers"),
+    ("correction", lambda rows, context: Corrected(rows.logps, ones(rows) * 1j), r"weights torch.complex64 .*of real"),
+    (
+        "correction",
+        lambda rows, context: Corrected(rows.logps, ones(rows) * 3e38),
+        r"weights \[\[3\.\d*e\+38.*1e\+09 at most",
+    ),
     ("correction", lambda rows, context: Corrected(rows.logps, shift=0.1), "a shift of type float"),
     ("correction", lambda rows, context: Corrected(rows.logps, shift=ones(rows)), r"a shift .*\(3, 5\).*shape \(3,\)"),
     ("correction", lambda rows, context: Corrected(rows.logps, shift=ones(rows)[:, 0] * -2e9), "from -1e.09 to 1e.09"),
@@ -113,6 +120,19 @@ def test_what_raises_is_refused_whatever_its_kind(trainer: Any, kind: str) -> No
     with pytest.raises(ConfigurationError, match=f"replay_{kind}=.*: ZeroDivisionError: no luck.") as refused:
         attach(trainer, **{f"replay_{kind}": f"{__name__}:Raising"})
     assert isinstance(refused.value.__cause__, ZeroDivisionError)
+
+
+def of_tokens(rows: Any, context: Any) -> Any:
+    """A weight for each token."""
+    return Corrected(rows.logps, (rows.logps - rows.behavior_logps).exp().clamp(max=2) * rows.mask)
+
+
+def test_166_token_weights_of_ones_own_are_refused_where_a_row_has_one_ratio(tmp_path: Any) -> None:
+    """As a built-in's are, and not only when the first row is replayed."""
+    trainer = make_trainer(tmp_path, Rewards([LIVE, DEAD, DEAD]), importance_sampling_level="sequence")
+    with pytest.raises(ConfigurationError, match=r"'of_tokens' can't be used.*exact only with .*_level='token'"):
+        attach(trainer, replay_correction=of_tokens)
+    attach(trainer, replay_correction=lambda rows, context: Corrected(rows.logps, rows.mask.float()))
 
 
 def test_every_built_in_strategy_passes(trainer: Any) -> None:

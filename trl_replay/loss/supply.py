@@ -99,7 +99,7 @@ class Supply:
         trains = (micro.flags[places] & SILENT).eq(0).to(logps.device)
         trained = mask[index] & trains.unsqueeze(1)
         rows = _replayed_rows(stored, logps[index], trained, micro.peek(ADVANTAGES)[index])
-        corrected = self._fitting(rows, self._correct(rows))
+        corrected = fitting(rows, self._correct(rows), self._token_weights)
         self.stats.add(rows, corrected.weights)
         weightless = torch.zeros_like(trained)
         if corrected.weights is not None:
@@ -150,28 +150,30 @@ class Supply:
             )
         return [rows[number] for number in numbers]
 
-    def _fitting(self, rows: ReplayedRows, corrected: Corrected) -> Corrected:
-        """The same with one weight a row where the loss's ratio is not each token's own.
 
-        Raises:
-            ResultError: Tokens of a row differ in it.
-        """
-        weights = corrected.weights
-        if weights is None or weights.dim() == 1 or self._token_weights:
-            return corrected
-        signal = rows.advantages.view(len(weights), -1)
-        if corrected.shift is not None:
-            signal = signal + corrected.shift.to(signal).unsqueeze(1)
-        counts = rows.mask & signal.ne(0)
-        highest = weights.masked_fill(~counts, -torch.inf).amax(dim=1)
-        lowest = weights.masked_fill(~counts, torch.inf).amin(dim=1)
-        if bool((highest > lowest).any()):
-            raise ResultError(
-                "The correction gives token weights, which are exact only with importance_sampling_level='token'; one "
-                "that goes by the sign of an advantage gives them to rows whose tokens have both. Use a correction "
-                "with one weight a row, or set importance_sampling_level='token'."
-            )
-        return replace(corrected, weights=torch.where(counts.any(dim=1), highest, 1.0))
+def fitting(rows: ReplayedRows, corrected: Corrected, token_weights: bool) -> Corrected:
+    """The same with one weight a row where the loss's ratio is not each token's own, and tokens can't have theirs
+    (`token_weights`).
+
+    Raises:
+        ResultError: Tokens of a row differ in it.
+    """
+    weights = corrected.weights
+    if weights is None or weights.dim() == 1 or token_weights:
+        return corrected
+    signal = rows.advantages.view(len(weights), -1)
+    if corrected.shift is not None:
+        signal = signal + corrected.shift.to(signal).unsqueeze(1)
+    counts = rows.mask & signal.ne(0)
+    highest = weights.masked_fill(~counts, -torch.inf).amax(dim=1)
+    lowest = weights.masked_fill(~counts, torch.inf).amin(dim=1)
+    if bool((highest > lowest).any()):
+        raise ResultError(
+            "The correction gives token weights, which are exact only with importance_sampling_level='token'; one "
+            "that goes by the sign of an advantage gives them to rows whose tokens have both. Use a correction "
+            "with one weight a row, or set importance_sampling_level='token'."
+        )
+    return replace(corrected, weights=torch.where(counts.any(dim=1), highest, 1.0))
 
 
 def _replayed_rows(

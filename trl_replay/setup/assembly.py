@@ -61,7 +61,8 @@ def assemble(trainer: Any, settings: Settings) -> Components:
     mixes_rows = not getattr(made["mixer"], "takes_whole_groups", False)
     records = _records(settings, made["selector"], mixes_rows)
     if room.groups:
-        stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device)
+        weighs_tokens = compat.allows_token_weights(trainer)
+        stage = Rehearsal(size, functions, room.groups, trainer.accelerator.device, weighs_tokens)
         rehearse(stage, strategies, made, lenient=any(plugin.takes_part for plugin in settings.plugins))
     success = Success(config.replay_pass_reward, _in_words(trainer, counting))
     by_setting = treatments(config.replay_unfilled, config.replay_kl, success)

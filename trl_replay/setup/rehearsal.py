@@ -20,6 +20,7 @@ from ..data.table import Table
 from ..data.types import NONE, Context, Groups, Ints, ReplayedRows
 from ..errors import ConfigurationError, HookError, ResultError
 from ..hooks import CheckedHooks
+from ..loss.supply import fitting
 from ..registry import Strategy
 from ..specs import Kind
 
@@ -121,12 +122,14 @@ class Rehearsal:
         functions (`int`): Reward functions.
         capacity (`int`): Groups that the real buffer may hold.
         device (`torch.device`): Where the trainer computes its loss.
+        token_weights (`bool`): Whether a correction may give one weight a token.
     """
 
-    def __init__(self, size: int, functions: int, capacity: int, device: Any) -> None:
+    def __init__(self, size: int, functions: int, capacity: int, device: Any, token_weights: bool) -> None:
         self._size = size
         self._functions = functions
         self._device = device
+        self._token_weights = token_weights
         self._table = made_up_table(np.linspace(1.0, 2.0, ENTRIES), size, functions)
         generator = np.random.default_rng(0)
         self._context = Context(ENTRIES, generator, max(capacity, ENTRIES), size, self._table)
@@ -173,8 +176,12 @@ class Rehearsal:
         return np.asarray(self._table.prompt[entries])
 
     def correct(self, hooks: CheckedHooks) -> None:
-        """Try a correction on rows of both signs, slightly off-policy; the last has one token less."""
-        hooks.correct(made_up_rows([1, 2, 3], 0.1, self._device), self._context)
+        """Try a correction on rows of both signs, slightly off-policy, each token by another ratio; the last row has
+        one token less."""
+        rows = made_up_rows([1, 2, 3], 0.1, self._device)
+        drifts = (rows.logps - rows.behavior_logps) * torch.linspace(0.5, 1.5, TOKENS, device=self._device)
+        rows = replace(rows, behavior_logps=rows.logps - drifts)
+        fitting(rows, hooks.correct(rows, self._context), self._token_weights)
 
     def acts(self) -> dict[Kind, Callable[[CheckedHooks], None]]:
         """Return the trial of each kind of strategy, in the order of a step."""
