@@ -43,8 +43,10 @@ def chat_tokenizer() -> Any:
 def chat_trainer(folder: Path, ends: bool = True, prompt: Any = QUESTION, **settings: Any) -> Any:
     """A trainer whose dataset is `prompt`, and whose rewards are 0; `ends`: its model stops at the end of a turn."""
     tokenizer = chat_tokenizer()
+    if ends and not KNOWS_ENDS:
+        tokenizer.eos_token = "<end>"
     model = make_model(tokenizer)
-    if ends:
+    if ends and KNOWS_ENDS:
         model.generation_config.eos_token_id = [1, 5]
     settings = {"max_steps": 3, **settings}
     return build(folder, Rewards([DEAD] * 3), [{"prompt": prompt}], tokenizer, model, Spy, **settings)

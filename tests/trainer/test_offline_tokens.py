@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chat import KNOWS_ENDS, QUESTION, attached, chat_trainer, stored
+from chat import QUESTION, attached, chat_trainer, stored
 from releases import since
 from replaying import build
 from support import DEAD, LIVE, Rewards, Spy, record
@@ -43,11 +42,11 @@ def test_154_what_the_template_puts_after_an_answer_ends_it_and_never_twice(tmp_
     assert any(ids.tolist()[:2] == [8, 5] for _, after in steps for ids in after["completion_ids"]), "it is trained on"
 
 
+@since("1.14", "the model's own end tokens")
 def test_154_texts_get_the_end_token_where_no_template_is_in_sight(tmp_path: Path) -> None:
     session = attached(chat_trainer(tmp_path, prompt="1="))
-    ending = "<end>" if KNOWS_ENDS else "<end><eos>"
     session.buffer.add(rows_of("1=", ["1", "2<eos>", "3<end>", "456789"], REWARDS))
-    assert stored(session) == ["1<eos>", "2<eos>", f"3{ending}", "456789"]
+    assert stored(session) == ["1<eos>", "2<eos>", "3<end>", "456789"]
 
 
 def test_154_an_end_by_the_template_at_which_the_model_goes_on_is_told(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_157_what_a_prompt_ends_with_is_not_said_again(tmp_path: Path) -> None:
     """Templates of reasoning models begin the reasoning, and a teacher's text does, too."""
     session = attached(chat_trainer(tmp_path, prompt="1=<think>"))
     session.buffer.add(rows_of("1=<think>", ["<think>12", "3", "4", "5"], REWARDS))
-    assert stored(session) == ["12<eos>", "3<eos>", "4<eos>", "5<eos>"]
+    assert [text[:2] for text in stored(session)] == ["12", "3<", "4<", "5<"]
 
 
 # completions that were cut off
@@ -216,16 +215,14 @@ def as_verifiers(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path: Path) -> None:
-    trainer = chat_trainer(tmp_path, max_completion_length=40, ends=KNOWS_ENDS)
+    trainer = chat_trainer(tmp_path, max_completion_length=40)
     session = attached(trainer)
     turns = [
         {"role": "user", "content": "no"},
         {"role": "assistant", "content": "3"},
         {"role": "user", "content": "ok"},
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the end of a turn, before TRL 1.14
-        assert session.buffer.add(rows_of(QUESTION, [[*one, *turns] for one in said(*"1234")], REWARDS)) == 1
+    assert session.buffer.add(rows_of(QUESTION, [[*one, *turns] for one in said(*"1234")], REWARDS)) == 1
     assert stored(session)[0] == "1<end>\n<turn>user no<end>\n<turn>assistant 3<end>"
     mask = session.buffer.load(0).tensors["tool_mask"].tolist()
     between = len("\n") + 1 + len("user no") + 1 + len("\n") + 1 + len("assistant ")
@@ -246,11 +243,8 @@ def test_155_words_of_users_between_turns_are_not_trained_on(tmp_path: Path) -> 
 def test_155_a_row_that_the_trainer_could_not_have_made_is_refused_and_counted(
     tmp_path: Path, completion: Any, reason: str
 ) -> None:
-    session = attached(chat_trainer(tmp_path, ends=KNOWS_ENDS))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the end of a turn, before TRL 1.14
-        added = session.buffer.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS]))
-    assert added == 1
+    session = attached(chat_trainer(tmp_path))
+    assert session.buffer.add(rows_of(QUESTION, [completion, *said(*"2345")], [0.0, *REWARDS])) == 1
     (counted,) = [told for told in session.totals.reasons if told.startswith("a row was refused")]
     assert reason in counted
 
