@@ -220,6 +220,20 @@ def test_groups_made_elsewhere_are_dealt_to_the_ranks_and_replayed(launches: Lau
     assert sum(rank["replaced"] for rank in ranks) > 0
 
 
+def test_each_rank_scores_its_part_of_a_files_rows_and_all_have_the_rewards(launches: Launches) -> None:
+    ranks = launches(2, "scored")
+    first, second = (dict.fromkeys(text[0] for text in rank["seen"]) for rank in ranks)
+    assert (list(first), list(second)) == (["1", "2", "3", "7"], ["4", "5", "6", "7"]), "of 12 rows each at most"
+    assert ranks[0]["rewards"] == ranks[1]["rewards"]
+    for group, rewards in enumerate(ranks[0]["rewards"], 1):
+        assert rewards == pytest.approx([2 / group, 3 / group, 4 / group, 5 / group])
+
+
+def test_a_reward_function_that_fails_on_one_rank_is_told_by_all(launches: Launches) -> None:
+    for rank in launches(2, "not scored"):
+        assert "'graded' can't score the rows of the rows given: ZeroDivisionError" in rank["text"]
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_the_report_and_export_see_every_entry_of_all_ranks_once(
     launches: Launches, folder: Path, tmp_path: Path, scope: str

@@ -1,13 +1,16 @@
-"""A chat model in small: turns end with a token of their own, and the tokenizer puts one in front of every text."""
+"""Chat models in small: one whose turns end with a token of their own, and which gets one in front of every text; and
+one that calls a tool."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from releases import TRL, Version
 from replaying import build
-from support import DEAD, Rewards, Spy
+from support import DEAD, LIVE, Rewards, Spy
+from tools import tool_tokenizer
 
 import trl_replay
 from trl_replay.testing import CHARACTERS, make_model
@@ -65,3 +68,42 @@ def stored(session: Any, serial: int = 0, key: str = "completion_ids") -> list[s
     lengths = group.prompt_lengths if key == "prompt_ids" else group.completion_lengths
     convert = session.trainer.processing_class.convert_ids_to_tokens
     return ["".join(convert(row.tolist())) for row in group.tensors[key].split(lengths.tolist())]
+
+
+CALL = '<tool_call>\n{"name": "lookup", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
+
+
+def lookup(key: str) -> str:
+    """Looks something up.
+
+    Args:
+        key: What.
+
+    Returns:
+        What it found.
+    """
+    return key * 3
+
+
+class Speaker(Spy):
+    """Its model says what the script has for each turn."""
+
+    script: Sequence[Sequence[str]] = ()
+
+    def _generate_single_turn(self, prompt_ids: Any, *given: Any, **named: Any) -> Any:
+        turn = self.script[self.turn]
+        self.turn += 1
+        return [self.processing_class(text)["input_ids"] for text in turn[: len(prompt_ids)]], None
+
+
+def tool_trainer(folder: Path, reward: Any = None, **settings: Any) -> Any:
+    tokenizer = tool_tokenizer()
+    model = make_model(tokenizer, max_position_embeddings=2048)
+    defaults = {"max_steps": 1, "per_device_train_batch_size": 4, "max_completion_length": 400}
+    trainer = build(
+        folder, reward or Rewards([LIVE]), [{"prompt": QUESTION}], tokenizer, model, Speaker,
+        arguments={"tools": [lookup]}, **{**defaults, **settings},
+    )  # fmt: skip
+    trainer.turn = 0
+    trainer.script = [[f"<think>\nhm\n</think>\n\n{CALL}"] * 4, [f"{row}<|im_end|>" for row in range(4)]]
+    return trainer

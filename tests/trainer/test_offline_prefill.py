@@ -370,7 +370,9 @@ def test_90_log_probs_are_computed_for_groups_that_stay_alone(tmp_path: Path, mo
     trainer = make_trainer(tmp_path, digits, max_steps=2, max_completion_length=3, disable_tqdm=False)
     session = trl_replay.attach(trainer, replay_buffer_size=3)
     file = [row for task in range(40) for row in rows_of(f"{task}=", ["1", "2", "3", "4"], [1, 0, 0, 0])]
-    assert session.buffer.add(file) == 3
+    with pytest.warns(UserWarning, match="37 of the 40 groups .* no room .* holds 3: .*replay_buffer_size"):
+        assert session.buffer.add(file) == 3
+    assert "37 x a group of a file found no room (replay_buffer_size)" in session.explain()
     assert computed == [4, 4, 4], "rows of forwards"
     assert "3/3" in capfd.readouterr().err, "a progress bar"
     assert np.isfinite(session.buffer.table.row_logp).all()

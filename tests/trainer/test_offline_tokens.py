@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from chat import QUESTION, attached, chat_trainer, stored
+from chat import QUESTION, attached, chat_trainer, stored, tool_trainer
 from releases import since
-from replaying import build
-from support import DEAD, LIVE, Rewards, Spy, record
+from support import DEAD, LIVE, Rewards, record
 from teacher import rows, rows_of
-from tools import tool_tokenizer
 
 from trl_replay.batch.compose import loss_mask
-from trl_replay.testing import make_model, make_tokenizer, make_trainer
+from trl_replay.testing import make_tokenizer, make_trainer
 
 REWARDS = [1.0, 0.0, 0.0, 0.0]
 
@@ -134,44 +131,6 @@ def test_160_groups_that_are_cut_or_filled_up_get_advantages_anew(tmp_path: Path
 
 
 # several turns
-
-CALL = '<tool_call>\n{"name": "lookup", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
-
-
-def lookup(key: str) -> str:
-    """Looks something up.
-
-    Args:
-        key: What.
-
-    Returns:
-        What it found.
-    """
-    return key * 3
-
-
-class Speaker(Spy):
-    """Its model says what the script has for each turn."""
-
-    script: Sequence[Sequence[str]] = ()
-
-    def _generate_single_turn(self, prompt_ids: Any, *given: Any, **named: Any) -> Any:
-        turn = self.script[self.turn]
-        self.turn += 1
-        return [self.processing_class(text)["input_ids"] for text in turn[: len(prompt_ids)]], None
-
-
-def tool_trainer(folder: Path, reward: Any = None, **settings: Any) -> Any:
-    tokenizer = tool_tokenizer()
-    model = make_model(tokenizer, max_position_embeddings=2048)
-    defaults = {"max_steps": 1, "per_device_train_batch_size": 4, "max_completion_length": 400}
-    trainer = build(
-        folder, reward or Rewards([LIVE]), [{"prompt": QUESTION}], tokenizer, model, Speaker,
-        arguments={"tools": [lookup]}, **{**defaults, **settings},
-    )  # fmt: skip
-    trainer.turn = 0
-    trainer.script = [[f"<think>\nhm\n</think>\n\n{CALL}"] * 4, [f"{row}<|im_end|>" for row in range(4)]]
-    return trainer
 
 
 @since("1.7.1", "tools with the response templates of transformers 5.13 and later")

@@ -192,17 +192,21 @@ class ReplayBuffer:
         self._store.capacity, self._store.max_bytes = capacity, max_bytes
         self.generators = Generators(seed)
 
-    def add(self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None) -> int:
+    def add(
+        self, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None, rescore: bool = False
+    ) -> int:
         """Add groups made elsewhere, on every process: another run's, a stronger model's, a person's.
 
         Args:
             source (`Any`): Paths of files, folders, or patterns, one or a list; or rows, as mappings, a `Dataset`, or
-                a `DataFrame`, with `prompt`, `completion` and `reward`: docs/files.md lists all columns. All processes
+                a `DataFrame`, with `prompt` and `completion`: docs/files.md lists all columns. All processes
                 get the same.
             incomplete (`str`, *optional*, defaults to `"refuse"`): What to do with groups of too few rows;
                 `"resample"` fills them up with rows of their own.
             columns (`Mapping[str, str]`, *optional*): What columns stand for that have other names:
                 `{"question": "prompt"}`.
+            rescore (`bool`, *optional*, defaults to `False`): Whether the trainer's reward functions score rows that
+                have a reward, too. Rows without one are scored in any case.
 
         Returns:
             How many groups are in the buffer now that were not before.
@@ -214,7 +218,7 @@ class ReplayBuffer:
             raise ReplayError(
                 "Groups can be added to the buffer of an attached session only: attach(trainer).buffer.add(…)."
             )
-        return self.adder(source, incomplete, columns)
+        return self.adder(source, incomplete, columns, rescore)
 
     def clear(self) -> None:
         """Forget every entry. Groups noted but not yet settled are still stored later."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from .. import compat
 from ..data.tasks import PROMPT_COLUMNS, Tasks
-from ..errors import SeamError
+from ..errors import ReplayError, SeamError
 from ..generation.dataset_rows import Dataset
 from .schema import FINGERPRINT, Row, own_column
 
@@ -39,7 +39,7 @@ class FileTasks:
 
     def __init__(self, trainer: Any, tasks: Tasks, metadata: Mapping[str, str]) -> None:
         self._tasks = tasks
-        self.dataset = _dataset(trainer, tasks)
+        self.dataset = dataset_of(trainer, tasks)
         self._columns = _columns(trainer, self.dataset, tasks)
         self._is_exported = FINGERPRINT in metadata
         self._trusts_hash = metadata.get(TASK_COLUMNS) == json.dumps(tasks.columns)
@@ -48,11 +48,7 @@ class FileTasks:
     def of(self, row: Row) -> int:
         """The task of a row; `UNKNOWN` if several tasks have its prompt, or that can't be told."""
         columns = self._columns or set()
-        found: dict[str, Any] = {}
-        for name in columns:
-            column = column_name(name, row, self._is_exported)
-            if column in row:
-                found[name] = row[column]
+        found = self._found(row, columns)
         told = max(int(row.get(TASK) or UNKNOWN), UNKNOWN)  # a group's own is no other run's
         if found.get("prompt") is not None and columns - {*PROMPT_COLUMNS[1:]} <= found.keys():
             key = self._tasks.key(found)
@@ -66,6 +62,41 @@ class FileTasks:
         if self._columns is None or self.dataset.size is None:
             return UNKNOWN
         return self._of_prompt({**found, "prompt": found.get("prompt") or row["prompt"]})
+
+    def row(self, row: Row, task: int) -> dict[str, Any]:
+        """Return the row of the dataset that a file's row stands for: with the file's columns, and where it lacks
+        some, those of the dataset's row of its task.
+
+        Raises:
+            ReplayError: Neither has a column.
+        """
+        columns = self.dataset.columns
+        if columns is None:  # a stream that does not tell them
+            columns = {name for name in row if not own_column(name) and name != TASK}
+        found = self._found(row, columns)
+        number = self.dataset.number_of(task) if self.dataset.size is not None and task > UNKNOWN else None
+        made = {"prompt": row["prompt"]} | ({} if number is None else self.dataset.row(number)) | found
+        missing = sorted(columns - made.keys() - {*PROMPT_COLUMNS})
+        if missing:
+            raise ReplayError(
+                f"it lacks {', '.join(map(repr, missing))}, which reward functions get from the dataset, and no one "
+                "row of that has its prompt: add the columns to the file (null, if the functions read none)"
+            )
+        return {name: made[name] for name in made if name in columns or name == "prompt"}
+
+    @cached_property
+    def prompt_form(self) -> type | None:
+        """`list` where the dataset's prompts are messages, `str` where they are texts; None where that is not
+        known."""
+        if not self.dataset.size:
+            return None
+        prompt = self.dataset.row(0).get("prompt")
+        return type(prompt) if isinstance(prompt, str | list) else None
+
+    def _found(self, row: Row, columns: Set[str]) -> dict[str, Any]:
+        """The dataset's columns that a row has."""
+        named = {name: column_name(name, row, self._is_exported) for name in columns}
+        return {name: row[column] for name, column in named.items() if column in row}
 
     @cached_property
     def _known(self) -> set[int]:
@@ -122,7 +153,7 @@ class DatasetColumns:
 
 def dataset_rows(trainer: Any, tasks: Tasks, wanted: Sequence[int]) -> dict[int, Mapping[str, Any]]:
     """The dataset's rows of these tasks, as far as there are any; reads the dataset until all are found."""
-    dataset = _dataset(trainer, tasks)
+    dataset = dataset_of(trainer, tasks)
     left = {task for task in wanted if task > UNKNOWN}
     found: dict[int, Mapping[str, Any]] = {}
     if dataset.size is None:
@@ -159,7 +190,8 @@ def _listed(value: Any) -> Any:
     raise TypeError(f"JSON holds no {type(value).__name__}")
 
 
-def _dataset(trainer: Any, tasks: Tasks) -> Dataset:
+def dataset_of(trainer: Any, tasks: Tasks) -> Dataset:
+    """The dataset that the trainer trains on."""
     return Dataset(lambda: compat.training_data(trainer), tasks.key)
 
 

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from .. import compat
-from ..generation.dataset_rows import Dataset
+from ..session import Session
+from .file_tasks import dataset_of
 from .schema import Row
 from .tokens import RowError, Tokens
 
@@ -15,16 +16,16 @@ class LoggedPrompts:
     """Finds the prompts of the dataset that TRL logged as texts.
 
     Args:
-        trainer (`trl.GRPOTrainer`): With the dataset.
+        session ([`Session`]): Whose trainer has the dataset.
         tokens ([`Tokens`]): As the model got them.
-        dataset ([`Dataset`]): Where they are looked up.
     """
 
-    def __init__(self, trainer: Any, tokens: Tokens, dataset: Dataset) -> None:
+    def __init__(self, session: Session, tokens: Tokens) -> None:
+        trainer = session.trainer
         self._has_tools = compat.has_tools(trainer)
         self._tokenizer = compat.tokenizer(trainer)
         self._tokens = tokens
-        self._dataset = dataset
+        self._dataset = dataset_of(trainer, session.components.tasks)
 
     def restored(self, row: Row) -> Row:
         """Return a row with its prompt as the dataset has it.

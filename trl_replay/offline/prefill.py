@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import compat
-from ..base.validation import choice, column_names, optional, require
+from ..base.validation import choice, column_names, optional, require, true_or_false
 from ..batch.compose import cut, loss_mask
 from ..batch.group_view import describe
 from ..batch.stored import fill_missing, trainable_sums, with_rewards
@@ -33,6 +33,7 @@ from .export import PORTION
 from .file_tasks import AMBIGUOUS, UNKNOWN
 from .reader import OfflineGroup, Reading, read_groups
 from .schema import reward_columns
+from .scoring import scored
 
 Result = TypeVar("Result")
 
@@ -56,23 +57,39 @@ class ReadGroup:
     rewards: Floats
 
 
+class Offered(NamedTuple):
+    """What became of the groups that one process offered: the serials of those that stayed, by their numbers among the
+    newcomers, and how many found no room."""
+
+    stayed: dict[int, int]
+    without_room: int
+
+
 def begin(session: Session) -> None:
     """Fill the buffer from `replay_warm_start`, once in the life of a run."""
     config = session.settings.config
     path = config.replay_warm_start
     if path is not None and not session.carry.warmed:
-        count = add(session, path, config.replay_warm_start_short, config.columns_of_warm_start)
+        columns, rescore = config.columns_of_warm_start, config.replay_warm_start_rescore
+        count = add(session, path, config.replay_warm_start_short, columns, rescore)
         if not count and session.communicator.rank == 0:
             reasons = "; ".join(session.totals.reasons) or "it has no rows"
             warnings.warn(f"replay_warm_start={path!r} added no group: {reasons}.", stacklevel=2)
         session.carry.warmed = True
 
 
-def add(session: Session, source: Any, incomplete: str = "refuse", columns: Mapping[str, str] | None = None) -> int:
+def add(
+    session: Session,
+    source: Any,
+    incomplete: str = "refuse",
+    columns: Mapping[str, str] | None = None,
+    rescore: bool = False,
+) -> int:
     """Add groups made elsewhere: [`ReplayBuffer.add`]. Return their number."""
     require("incomplete", incomplete, choice("refuse", "resample"))
     require("columns", columns, optional(column_names))
-    reading = Reading(source, incomplete, columns or {})
+    require("rescore", rescore, true_or_false)
+    reading = Reading(source, incomplete, columns or {}, rescore)
     division = session.scope.division
     tally = Tally()
     if session.components.processes > 1:
@@ -83,18 +100,34 @@ def add(session: Session, source: Any, incomplete: str = "refuse", columns: Mapp
     before = set(session.buffer)
     undo = session.buffer.remember()
     try:
-        stayed = _run(session, lambda: _offer(session, newcomers, division, tally))
-        _complete(session, newcomers, stayed, tally)
+        offered = _run(session, lambda: _offer(session, newcomers, division, tally))
+        _complete(session, newcomers, offered, tally)
     except BaseException:
         undo()
         raise
+    _warn_of_room(session, offered, len(newcomers), reading.name)
     session.totals.add(tally, batches=0)
     return len(set(session.buffer) - before)
 
 
-def _run(session: Session, action: Callable[[], Result]) -> list[Result | None]:
+def _warn_of_room(session: Session, offered: Sequence[Offered], count: int, source: str) -> None:
+    """Warn, once, of groups for which the buffer has no room."""
+    division = session.scope.division
+    buffers = offered[:1] if division.one_buffer else offered
+    without = sum(of_rank.without_room for of_rank in buffers)
+    if without and session.communicator.rank == 0:
+        room = session.buffer.capacity * len(buffers)
+        warnings.warn(
+            f"{without} of the {count} groups of {source} found no room in the buffer, which holds {room}: those with "
+            "the lowest keep ranks are left out. Raise replay_buffer_size (and replay_max_bytes, if set).",
+            stacklevel=3,
+        )
+
+
+def _run(session: Session, action: Callable[[], Result]) -> list[Result]:
     """Do it on all processes that decide together."""
-    return run_on_all_ranks(action, ReplayError, alone=session.components.processes == 1)
+    results = run_on_all_ranks(action, ReplayError, alone=session.components.processes == 1)
+    return cast(list[Result], results)  # of a process that failed there is none: then all have raised
 
 
 def _read(session: Session, reading: Reading, tally: Tally) -> tuple[list[OfflineGroup], list[Floats]]:
@@ -111,8 +144,21 @@ def _read(session: Session, reading: Reading, tally: Tally) -> tuple[list[Offlin
     awaits_its_engine = compat.awaits_its_engine(session.trainer)
     may_be_alike = session.components.mixes_rows and session.settings.config.replay_advantages != "stored"
 
+    whole: list[OfflineGroup] = []
+
     def read() -> int:
-        whole = read_groups(session, reading, tally)
+        whole.extend(read_groups(session, reading, tally))
+        return _digest(whole)
+
+    digests = _run(session, read)
+    if len(set(digests)) > 1:
+        raise ReplayError(
+            f"The processes read different groups from {reading.name}: give all of them the same file or rows. "
+            "Nothing was added."
+        )
+    whole = scored(session, whole, reading.name)
+
+    def choose() -> None:
         for group, of_group in zip(whole, _advantages(session, whole, reading.name), strict=True):
             with np.errstate(over="ignore"):
                 stored = of_group.astype(np.float32)  # as it will be trained on
@@ -145,14 +191,8 @@ def _read(session: Session, reading: Reading, tally: Tally) -> tuple[list[Offlin
                 "begins: give their file as replay_warm_start, which is read then, or add them in a callback's "
                 "on_train_begin."
             )
-        return _digest(groups)
 
-    digests = _run(session, read)
-    if len(set(digests)) > 1:
-        raise ReplayError(
-            f"The processes read different groups from {reading.name}: give all of them the same file or rows. "
-            "Nothing was added."
-        )
+    _run(session, choose)
     return groups, advantages
 
 
@@ -182,14 +222,13 @@ def _logps(group: Group) -> Floats:
     return logps
 
 
-def _offer(session: Session, newcomers: Sequence[ReadGroup], division: Division, tally: Tally) -> dict[int, int]:
-    """Offer groups to the buffer, or this process's share of them to its own; return the serials of those that
-    stayed, by their numbers among the newcomers."""
+def _offer(session: Session, newcomers: Sequence[ReadGroup], division: Division, tally: Tally) -> Offered:
+    """Offer groups to the buffer, or this process's share of them to its own."""
     rank = session.communicator.rank
     ranks = session.components.processes
     numbers = range(len(newcomers)) if division.one_buffer else range(rank, len(newcomers), ranks)
     if not numbers:
-        return {}
+        return Offered({}, 0)
     offered = [newcomers[number] for number in numbers]
     session.buffer.table.reward_weights = compat.reward_setup(session.trainer).weights
     serials = session.buffer.take_serials(len(offered))
@@ -198,17 +237,19 @@ def _offer(session: Session, newcomers: Sequence[ReadGroup], division: Division,
         Newcomer(serial, one.group.nbytes, one.group.keys, number % ranks if dealt else rank, rewards=one.rewards)
         for number, serial, one in zip(numbers, serials, offered, strict=True)
     ]
+    refused = tally.refused
     kept = session.buffer.extend(Groups.concatenate(_alike([one.view for one in offered])), told, tally)
-    return {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
+    without_room = len(offered) - len(kept) - round(tally.refused - refused)
+    tally.note(without_room, "a group of a file found no room (replay_buffer_size)")
+    stayed = {number: serial for number, serial in zip(numbers, serials, strict=True) if serial in kept}
+    return Offered(stayed, without_room)
 
 
-def _complete(
-    session: Session, newcomers: Sequence[ReadGroup], stayed: Sequence[dict[int, int] | None], tally: Tally
-) -> None:
+def _complete(session: Session, newcomers: Sequence[ReadGroup], offered: Sequence[Offered], tally: Tally) -> None:
     """Compute the log-probs of the groups that stayed on any process, on all of them alike, and put away the payload
     of those that live on this one."""
-    own = stayed[session.communicator.rank] or {}
-    needed = sorted({number for of_rank in stayed for number in of_rank or ()})
+    own = offered[session.communicator.rank].stayed
+    needed = sorted({number for of_rank in offered for number in of_rank.stayed})
     quiet = not needed or session.trainer.args.disable_tqdm
     with tqdm(total=len(needed), desc="Log-probs of a file's groups", unit="group", disable=quiet) as bar:
         for start in range(0, len(needed), PORTION):

@@ -22,7 +22,7 @@ from ..errors import ReplayError
 from ..session import Session
 from .file_tasks import TASK, UNKNOWN, FileTasks
 from .logged import LoggedPrompts
-from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, reward_columns
+from .schema import FINGERPRINT, MASKS, TOKENS, Row, checked, has_images, lacks_reward, reward_columns
 from .sources import Source, read_sources, source_name
 from .tokens import SEVERAL, RowError, Tokens, has_turns
 
@@ -35,11 +35,13 @@ class Reading:
         source (`Any`): Paths, or rows.
         incomplete (`str`): What becomes of groups of too few rows.
         columns (`Mapping[str, str]`): By names in the source, the names that they stand for.
+        rescore (`bool`): Whether rows that have a reward are scored anew.
     """
 
     source: Any
     incomplete: str
     columns: Mapping[str, str]
+    rescore: bool = False
 
     @property
     def name(self) -> str:
@@ -52,13 +54,17 @@ class Member:
     """One row of a group.
 
     Attributes:
+        label (`str`): What an error calls it.
         row (`Mapping`): As read.
+        tasks ([`FileTasks`]): Of its file.
         task (`int`): As in the table; `UNKNOWN` if the file does not say.
         prompt_ids, completion_ids (`NDArray`): The file's, or made of its texts.
         tokens (`dict[str, NDArray]`): Token-level fields, by batch key.
     """
 
+    label: str
     row: Row
+    tasks: FileTasks
     task: int
     prompt_ids: NDArray[np.int32]
     completion_ids: NDArray[np.int32]
@@ -92,6 +98,7 @@ class OfflineGroup:
         masked (`(G,)` bool): Rows that train nothing, as the file says.
         task (`int`): What it was generated for, as in the table; `UNKNOWN` if the file does not say.
         tokens (`dict[str, list[NDArray]]`): Token-level fields that the file has for every row, by batch key.
+        unscored (`Sequence[Member]`): Its rows, if the trainer's functions are to score them; their rewards are NaN.
     """
 
     prompt_ids: list[NDArray[np.int32]]
@@ -103,6 +110,7 @@ class OfflineGroup:
     masked: Bools
     task: int
     tokens: dict[str, list[NDArray[np.float32]]] = field(default_factory=dict)
+    unscored: Sequence[Member] = ()
 
     @property
     def is_shaped(self) -> bool:
@@ -131,7 +139,10 @@ def read_groups(session: Session, reading: Reading, tally: Tally) -> list[Offlin
     groups: list[OfflineGroup] = []
     sorted_by_reward = 0
     for one in gathered:
-        cut = [_group(trainer, tokens, *part) for part in _parts(size, one, name, reading.incomplete, tally, rng)]
+        cut = [
+            _group(trainer, tokens, *part, reading.rescore)
+            for part in _parts(size, one, name, reading.incomplete, tally, rng)
+        ]
         sorted_by_reward += _is_sorted(cut)
         groups += cut
     if trainer.accelerator.is_main_process:
@@ -225,29 +236,31 @@ def _gathered(session: Session, sources: Sequence[Source], tokens: Tokens, tally
     trainer = session.trainer
     vocabulary = compat.vocabulary_size(trainer)
     gathered: dict[str, Gathered] = defaultdict(Gathered)
+    tasks_of: dict[str, FileTasks] = {}
+    logged = LoggedPrompts(session, tokens)
     for index, source in enumerate(sources):
-        tasks = FileTasks(trainer, session.components.tasks, source.metadata)
-        logged = LoggedPrompts(trainer, tokens, tasks.dataset) if source.logged else None
+        metadata = json.dumps(source.metadata, sort_keys=True)
+        tasks = tasks_of.setdefault(metadata, FileTasks(trainer, session.components.tasks, source.metadata))
         same_tokenizer = source.metadata.get(FINGERPRINT) in (None, compat.tokenizer_fingerprint(trainer))
         for number, given in enumerate(source.rows):
             label = f"Row {number} of {source.name}"
             row = checked(given, label, vocabulary)
             one = Gathered()
             try:
-                row = logged.restored(row) if logged else row
+                row = logged.restored(row) if source.logged else row
                 task, group = tasks.of(row), row.get("group")
                 key = [task, row["prompt"]] if group is None else [f"file {index}", group]
                 one = gathered[json.dumps(key, sort_keys=True, default=str)]
-                member = _member(row, task, tokens, same_tokenizer)
+                prompt, completion, fields = _token_ids(row, tokens, same_tokenizer)
             except RowError as reason:
                 one.lacks = True
                 tally.note(1, f"a row was refused: {reason}")
                 continue
-            if not len(member.prompt_ids) or not len(member.completion_ids):
+            if not len(prompt) or not len(completion):
                 raise ReplayError(f"{label}, with the prompt {row['prompt']!r}, has no tokens.")
             if group is not None and one.members:
                 _refuse_another_task(row, one.members[0].row, label)
-            one.members.append(member)
+            one.members.append(Member(label, row, tasks, task, prompt, completion, fields))
     return list(gathered.values())
 
 
@@ -270,8 +283,10 @@ def _refuse_another_task(row: Row, first: Row, label: str) -> None:
         )
 
 
-def _member(row: Row, task: int, tokens: Tokens, same_tokenizer: bool) -> Member:
-    """A row with its token ids: those of the file, or made of its texts.
+def _token_ids(
+    row: Row, tokens: Tokens, same_tokenizer: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int32], dict[str, NDArray[np.float32]]]:
+    """Token ids of prompt and completion, those of the file or made of its texts, and token-level fields.
 
     Raises:
         RowError: The trainer could not have made it.
@@ -288,7 +303,7 @@ def _member(row: Row, task: int, tokens: Tokens, same_tokenizer: bool) -> Member
         completion, tool_mask = tokens.completion(row["prompt"], prompt, row["completion"])
         if tool_mask is not None:
             fields["tool_mask"] = np.array(tool_mask, np.float32)
-    return Member(row, task, np.asarray(prompt).astype(np.int32), np.asarray(completion).astype(np.int32), fields)
+    return np.asarray(prompt).astype(np.int32), np.asarray(completion).astype(np.int32), fields
 
 
 def _move_mask(fields: dict[str, NDArray[np.float32]]) -> None:
@@ -359,11 +374,17 @@ def _longest_row(group: OfflineGroup) -> int:
     return max(len(prompt) + len(completion) for prompt, completion in pairs)
 
 
-def _group(trainer: Any, tokens: Tokens, members: Sequence[Member], is_whole: bool) -> OfflineGroup:
+def _group(trainer: Any, tokens: Tokens, members: Sequence[Member], is_whole: bool, rescore: bool) -> OfflineGroup:
     rows = [member.row for member in members]
+    unscored = rescore or any(map(lacks_reward, rows))
+    if unscored:  # rewards of two origins have no baseline in common
+        names = reward_columns(trainer.reward_func_names)
+        rows = [{**row, **dict.fromkeys(names), "reward": None, "advantage": None} for row in rows]
     rewards, weights, named = _rewards(trainer, rows)
     of_rows = {member.task for member in members}
     fields = _token_fields(members)
+    if unscored:
+        fields.pop(ADVANTAGES, None)
     if compat.cuts_off(trainer):
         _mask_cut_off(fields, tokens, members)
     return OfflineGroup(
@@ -376,6 +397,7 @@ def _group(trainer: Any, tokens: Tokens, members: Sequence[Member], is_whole: bo
         masked=np.array([bool(row.get("masked")) for row in rows]),
         task=of_rows.pop() if len(of_rows) == 1 else UNKNOWN,
         tokens=fields,
+        unscored=members if unscored else (),
     )
 
 

@@ -66,20 +66,24 @@ def checked(row: Any, label: str, vocabulary: int) -> Row:
 
 
 def _refuse_lacking(row: Row, label: str) -> None:
-    """Refuse a row without texts or without any reward; a NaN reward is named as such."""
+    """Refuse a row without texts; a NaN reward is named as such."""
     missing = [name for name in ("prompt", "completion") if row.get(name) is None]
-    scored = any(name.startswith("reward/") for name in row)
-    if not missing and not scored:
-        reward = row.get("reward")
-        if is_nan(reward):
-            raise _refusal(label, "reward", reward, "is no number")
-        if reward is None:
-            missing.append("reward")
     if missing:
         raise ReplayError(
             f"{label} lacks {', '.join(missing)}: it has {', '.join(map(str, row))}. If that is another column, name "
             f"it: replay_warm_start_columns={{'its name': {missing[0]!r}}}, or columns=… of buffer.add."
         )
+    if is_nan(row.get("reward")) and not _names_functions(row):
+        raise _refusal(label, "reward", row["reward"], "is no number")
+
+
+def lacks_reward(row: Row) -> bool:
+    """Tell whether a row has no reward of any kind. (One that no function scored has columns of functions.)"""
+    return row.get("reward") is None and not _names_functions(row)
+
+
+def _names_functions(row: Row) -> bool:
+    return any(name.startswith("reward/") for name in row)
 
 
 def _fault(name: str, value: Any, vocabulary: int) -> str | None:

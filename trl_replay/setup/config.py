@@ -288,7 +288,7 @@ class ReplayConfig:
     replay_warm_start: Annotated[list[str] | None, Rule(optional(readable_files))] = setting(
         None,
         """Files that fill the buffer when training begins: written by `session.export` or TRL's `log_completions`, or
-        with prompts, completions and rewards of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a
+        with prompts and completions of any origin, in Parquet, JSONL, JSON or CSV. A path, a folder, a
         pattern such as `"runs/*.parquet"`, or a list of these. Not read again when training resumes from a
         checkpoint.""",
     )
@@ -301,6 +301,11 @@ class ReplayConfig:
         "refuse",
         """What to do with groups of fewer than `num_generations` rows in the warm-start file: `"refuse"` leaves them
         out; `"resample"` completes them with their own rows, drawn uniformly.""",
+    )
+    replay_warm_start_rescore: Annotated[bool, Rule(true_or_false)] = setting(
+        False,
+        """Whether the trainer's reward functions score the rows of the warm-start files that have a reward, too: where
+        a function was corrected since. Rows without a reward are scored in any case.""",
     )
     replay_preset: Annotated[str | None, Rule(optional(preset_name), ranks="own")] = setting(
         None, """A named bundle of settings; your own settings override it. `trl-replay list` shows all."""

@@ -183,6 +183,24 @@ def files(folder: Path, scope: str) -> dict[str, Any]:
     }
 
 
+def scored(folder: Path, failing: int = -1) -> dict[str, Any]:
+    """What this rank computed for seven groups without rewards, and what its buffer has; `failing` is a rank."""
+    trainer = build(folder, max_steps=1, save_strategy="no")
+    seen: list[str] = []
+
+    def graded(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        if trainer.accelerator.process_index == failing:
+            raise ZeroDivisionError("no reward on this rank")
+        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        seen.extend(texts)
+        return [int(text[-1]) / int(text[0]) for text in texts]
+
+    trainer.reward_funcs, trainer.reward_func_names = [graded], ["graded"]
+    session = trl_replay.attach(trainer, replay_scope="gathered")
+    session.buffer.add([{"prompt": f"{n}=", "completion": text} for n in range(1, 8) for text in "2345"])
+    return {"seen": seen, "rewards": session.buffer.table.row_reward.tolist()}
+
+
 def taught(session: Any) -> list[int]:
     table = session.buffer.table
     return [int(serial) for serial in table.serial[table.origin == 2]]
@@ -210,6 +228,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     if WORLD == 2:
         for scope in SCOPES:
             yield f"files {scope}", partial(files, folder / "files", scope)
+        yield "scored", lambda: scored(folder / "scored")
+        yield "not scored", lambda: outcome(lambda: scored(folder / "scored", failing=1))
         yield "refused", lambda: outcome(lambda: refused(folder / "refused"))
         yield "allowed", partial(allowed, folder / "refused")
         yield "mixed", lambda: outcome(lambda: mixed(folder / "mixed"))

@@ -1,0 +1,254 @@
+"""Rows of files without a reward are scored by the trainer's functions, exactly as completions that it generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chat import QUESTION, attached, chat_tokenizer, tool_trainer
+from datasets import Dataset
+from releases import since
+from replaying import build
+from support import DEAD, LIVE, Rewards, Spy
+from teacher import rows, rows_of
+from tools import tool_tokenizer
+
+from trl_replay import ConfigurationError, ReplayError
+from trl_replay.testing import make_model, make_tokenizer, make_trainer
+
+PROMPTS = ["1=", "12=", "123+4="]
+
+
+def text_of(completion: Any) -> str:
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def accuracy(completions: list[Any], answer: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+    """With a column of the dataset, and logs of its own."""
+    log_extra("length", [len(text_of(completion)) for completion in completions])
+    log_metric("calls", 1.0)
+    return [float(text_of(one).count(right)) for one, right in zip(completions, answer, strict=True)]
+
+
+async def length(completion_ids: list[list[int]], trainer_state: Any, **_: Any) -> list[float | None]:
+    """Asynchronous, of tokens and of the time; no reward for some."""
+    return [len(ids) / (1 + trainer_state.global_step) if sum(ids) % 3 else None for ids in completion_ids]
+
+
+def rare(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+    """Looks at the group, and at prompts in the form of the dataset."""
+    texts = [text_of(completion) for completion in completions]
+    return [len(set(text)) - texts.count(text) + len(prompt) / 10 for text, prompt in zip(texts, prompts, strict=True)]
+
+
+class Kept(Spy):
+    """Keeps the raw rewards of what it generates."""
+
+    def _calculate_rewards(self, *given: Any) -> Any:
+        self.raw = super()._calculate_rewards(*given)
+        self.given = given
+        return self.raw
+
+
+def reward_model(tokenizer: Any) -> Any:
+    from transformers import Qwen2Config, Qwen2ForSequenceClassification
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Qwen2ForSequenceClassification(config)
+
+
+def scoring_trainer(folder: Path, messages: bool, **settings: Any) -> Any:
+    tokenizer = chat_tokenizer() if messages else make_tokenizer()
+    dataset = [
+        {"prompt": [{"role": "user", "content": prompt}] if messages else prompt, "answer": str(number)}
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    functions = [accuracy, length, rare, reward_model(tokenizer)]
+    arguments = {"reward_processing_classes": [None, None, None, tokenizer]}
+    settings = {"max_steps": 1, "reward_weights": [1.0, 0.5, 2.0, 3.0], **settings}
+    return build(folder, functions, dataset, tokenizer, make_model(tokenizer), Kept, arguments=arguments, **settings)
+
+
+def rows_of_batch(trainer: Any) -> list[dict[str, Any]]:
+    """What was generated, without anything that scoring gave."""
+    (batch,) = trainer.scored
+    _, prompts, completions, completion_ids = trainer.given
+    made = []
+    for number, (prompt, completion, ids) in enumerate(zip(prompts, completions, completion_ids, strict=True)):
+        prompt_ids = batch["prompt_ids"][number][batch["prompt_mask"][number].bool()].tolist()
+        made.append({"prompt": prompt, "completion": completion, "prompt_ids": prompt_ids, "completion_ids": ids})
+    return made
+
+
+def raw_rewards(session: Any) -> list[Any]:
+    """Of each group, `(G, functions)`."""
+    return [session.buffer.load(serial).tensors["trl_replay_rewards"].numpy() for serial in session.buffer]
+
+
+@pytest.mark.parametrize("messages", [False, True])
+@pytest.mark.parametrize("rule", ["sum_then_normalize", "normalize_then_sum"])
+def test_rows_without_a_reward_get_those_of_the_stock_trainer(tmp_path: Path, messages: bool, rule: str) -> None:
+    stock = scoring_trainer(tmp_path / "stock", messages, multi_objective_aggregation=rule)
+    stock.train()
+    trainer = scoring_trainer(tmp_path / "replay", messages, multi_objective_aggregation=rule, log_completions=True)
+    session = attached(trainer)
+    calls = len(trainer._pending_metrics)
+    assert session.buffer.add(rows_of_batch(stock)) == 3, session.totals.reasons
+    table = session.buffer.table
+    np.testing.assert_array_equal(np.concatenate(raw_rewards(session)), stock.raw.numpy())
+    assert stock.raw.isnan().any()
+    np.testing.assert_allclose(
+        table.row_advantage.ravel(), stock.scored[0]["advantages"].numpy(), rtol=1e-5, atol=1e-6
+    )
+    assert len(trainer._pending_metrics) == calls
+    trainer.train()  # which logs a table of its own rows, with as many in each column
+    assert len(trainer._logs["extra"]["length"]) == len(trainer._logs["prompt"])
+
+
+def test_texts_without_a_reward_are_scored_in_parts_of_whole_groups(tmp_path: Path, capfd: Any) -> None:
+    sizes: list[int] = []
+
+    def right(completions: list[str], **_: Any) -> list[float]:
+        sizes.append(len(completions))
+        return [float(text == "2") for text in completions]
+
+    trainer = make_trainer(tmp_path, right, per_device_train_batch_size=8, disable_tqdm=False)
+    session = attached(trainer)
+    made = [{name: row[name] for name in ("prompt", "completion")} for row in rows()]
+    assert session.buffer.add([{**row, "prompt": f"{number}="} for number in range(5) for row in made]) == 5
+    assert sizes == [8, 8, 4]
+    assert session.buffer.table.row_reward.tolist() == [LIVE] * 5
+    assert "5/5" in capfd.readouterr().err, "a progress bar"
+
+
+def test_a_group_is_scored_as_a_whole_and_rescore_does_it_for_all(tmp_path: Path) -> None:
+    def right(completions: list[str], **_: Any) -> list[float]:
+        return [float(text == "3") for text in completions]
+
+    made = rows_of("1=", list("2345"), [7.0, 0, 0, 0]) + rows_of("2=", list("2345"), [7.0, 0, 0, None])  # type: ignore[list-item]
+    made = [{**row, "advantage": row["reward"]} for row in made]
+    session = attached(make_trainer(tmp_path, right))
+    assert session.buffer.add(made) == 2
+    assert session.buffer.table.row_advantage[0].tolist() == [7.0, 0.0, 0.0, 0.0], "the file's"
+    assert session.buffer[1].rewards == {"right": [0.0, 1.0, 0.0, 0.0]}
+    assert session.buffer.table.row_advantage[1].tolist() == pytest.approx([-0.5, 1.5, -0.5, -0.5], abs=1e-3)
+    session.buffer.clear()
+    assert session.buffer.add(made, rescore=True) == 2
+    assert session.buffer.table.row_reward.tolist() == [[0.0, 1.0, 0.0, 0.0]] * 2
+
+
+def test_a_warm_start_is_rescored_by_its_setting(tmp_path: Path) -> None:
+    made = "".join(f'{{"prompt": "1=", "completion": "{text}", "reward": 5}}\n' for text in "2345")
+    (tmp_path / "rows.jsonl").write_text(made)
+
+    def right(completions: list[str], **_: Any) -> list[float]:
+        return [float(text == "2") for text in completions]
+
+    trainer = make_trainer(tmp_path, right, max_steps=1)
+    with pytest.raises(ConfigurationError, match="replay_warm_start_rescore=True can't be used: there is no file"):
+        attached(trainer, replay_warm_start_rescore=True)
+    session = attached(trainer, replay_warm_start=str(tmp_path / "rows.jsonl"), replay_warm_start_rescore=True)
+    trainer.train()
+    assert session.buffer[0].rewards == {"right": LIVE}
+
+
+def test_columns_that_a_row_lacks_are_those_of_the_datasets_row_with_its_prompt(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def reward(answer: list[str], level: list[int], **_: Any) -> list[float]:
+        seen[:] = list(zip(answer, level, strict=True))
+        return LIVE * (len(answer) // 4)
+
+    dataset = [{"prompt": prompt, "answer": prompt[0], "level": len(prompt)} for prompt in PROMPTS]
+    trainer = build(tmp_path, reward, dataset, trainer_class=Spy, per_device_train_batch_size=4)
+    session = attached(trainer)
+    made = [{name: row[name] for name in ("prompt", "completion")} for row in rows(prompt="12=")]
+    assert session.buffer.add(made) == 1
+    assert seen == [("1", 3)] * 4
+    session.buffer.add([{**row, "answer": "7"} for row in made])
+    assert seen == [("7", 3)] * 4, "the file's own comes first"
+    with pytest.raises(ReplayError, match=r"Row 0 of the rows given can't be scored: it lacks 'level', which"):
+        session.buffer.add([{**row, "prompt": "5=", "answer": "5"} for row in made])
+    session.buffer.add([{**row, "prompt": "5=", "answer": "5", "level": None} for row in made])
+    assert seen == [("5", None)] * 4
+
+
+def test_a_function_that_fails_is_named_and_nothing_is_added(tmp_path: Path) -> None:
+    def broken(completions: list[str], **_: Any) -> Any:
+        return [0.0] if len(completions[0]) == 1 else 1 / 0
+
+    session = attached(make_trainer(tmp_path, broken))
+    made = [{"prompt": "1=", "completion": text} for text in "2345"]
+    with pytest.raises(ReplayError, match=r"'broken' can't score .*ValueError: it returned 1 rewards for 4 comp"):
+        session.buffer.add(made)
+    with pytest.raises(ReplayError, match="'broken' can't score the rows of the rows given: ZeroDivisionError"):
+        session.buffer.add([{**row, "completion": "22"} for row in made])
+    assert len(session.buffer) == 0
+    assert session.its_trainer.reward_funcs == [broken]
+
+
+def test_prompts_of_another_form_than_the_functions_get_are_named(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    session = attached(build(tmp_path, Rewards([LIVE] * 3), [{"prompt": QUESTION}], tokenizer, trainer_class=Spy))
+    text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    with pytest.raises(ReplayError, match=r"Row 0 .* its prompt is text, and the dataset's are messages"):
+        session.buffer.add([{"prompt": text, "completion": one} for one in "2345"])
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+def test_turns_with_tools_are_scored_as_messages(tmp_path: Path) -> None:
+    kept: list[Any] = []
+
+    def reward(completions: Any, **_: Any) -> list[float]:
+        kept.append(completions)
+        return LIVE
+
+    trainer = tool_trainer(tmp_path, reward)
+    trainer.train()
+    session = attached(trainer)
+    assert session.buffer.add([{"prompt": QUESTION, "completion": completion} for completion in kept[0]]) == 1
+    assert kept[1] == kept[0]
+
+
+@since("1.7.1", "tools with the response templates of transformers 5.13 and later")
+def test_rewards_of_an_environment_are_not_made_up(tmp_path: Path) -> None:
+    class Room:
+        def reset(self, **_: Any) -> str:
+            return ""
+
+        def look(self) -> str:
+            """Looks around.
+
+            Returns:
+                What is there.
+            """
+            return "a door"
+
+    tokenizer = tool_tokenizer()
+    trainer = build(
+        tmp_path, Rewards([DEAD]), [{"prompt": QUESTION}], tokenizer, make_model(tokenizer), Spy,
+        arguments={"environment_factory": Room},
+    )  # fmt: skip
+    session = attached(trainer)
+    made = [{"prompt": "1=", "completion": text} for text in "2345"]
+    with pytest.raises(ReplayError, match=r"Row 0 of the rows given has no reward, .* need its episode"):
+        session.buffer.add(made)
+
+
+def test_a_table_that_trl_logged_of_other_functions_is_scored_anew(tmp_path: Path) -> None:
+    def right(completions: list[str], **_: Any) -> list[float]:
+        return [float(text == "2") for text in completions]
+
+    table = [{"step": 1, **row, "reward": None, "other": 3.0, "advantage": 9.0} for row in rows()]
+    made = Dataset.from_list(table).remove_columns("reward")
+    session = attached(make_trainer(tmp_path, right))
+    assert session.buffer.add(made) == 1
+    assert session.buffer[0].rewards == {"right": LIVE}
+    assert session.buffer.table.row_advantage[0, 0] == pytest.approx(1.5, abs=1e-3)
