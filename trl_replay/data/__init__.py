@@ -1,1 +1,1 @@
-"""The values that everything passes: groups, the table of the buffer, and the plan of a batch."""
+"""Data types shared by all modules: groups, the buffer's table, and the plan of a batch."""

@@ -1,4 +1,4 @@
-"""Counters of one generation batch, the metrics made of them, and totals that explain a run."""
+"""Counters of one generation batch, the metrics computed from them, and totals that explain a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BY_THE_SUM = "a group was judged by the weighted sum: the function that replay_r
 
 @dataclass(slots=True)
 class Tally:
-    """Counters of one generation batch on one rank. They are summed over ranks before metrics are made of them.
+    """Counters of one generation batch on one rank, summed over ranks before metrics are computed.
 
     Attributes:
         items_delta (`float`): Trainable tokens put in, less those taken out or masked.
@@ -84,17 +84,17 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def note(self, count: int, reason: str) -> None:
-        """Count how often something kept replay from more."""
+        """Count a reason why less was replayed."""
         if count:
             self.reasons[reason] += count
 
     def refuse(self, count: int, reason: str) -> None:
-        """Count groups that will never be admitted, and why."""
+        """Count groups that are rejected, with the reason."""
         self.refused += count
         self.note(count, f"a group was refused: {reason}")
 
     def retire(self, count: int, reason: str) -> None:
-        """Count entries that left before their time, and why."""
+        """Count entries that were removed early, with the reason."""
         self.retired += count
         self.note(count, f"an entry left: {reason}")
 
@@ -129,13 +129,12 @@ class Tally:
         self.uses = float(table.uses[rows].sum())
 
     def of_iteration(self) -> Tally:
-        """Return what a further iteration adds to a run's totals: nothing was generated, nothing of the batch
-        replaced."""
+        """Return what a further iteration adds to a run's totals, which has no generated groups and no fresh slots."""
         settled = {name: getattr(self, name) for name in SETTLED}
         return Tally(**settled, iterated=self.replaced, reasons=self.reasons)
 
     def vector(self) -> Floats:
-        """All counters in the order of the fields."""
+        """Return all counters in the order of the fields."""
         return np.array([getattr(self, name) for name in COUNTERS], dtype=np.float64)
 
 
@@ -143,7 +142,7 @@ COUNTERS = tuple(counter.name for counter in fields(Tally) if counter.name != "r
 
 
 def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[str, float]:
-    """The `replay/*` metrics of one generation batch; undefined ones are absent.
+    """Return the `replay/*` metrics of one generation batch; undefined ones are omitted.
 
     Args:
         total (`Mapping[str, float]`): Its counters, summed over ranks.
@@ -182,7 +181,7 @@ def metrics(total: Mapping[str, float], size: int, judged: bool = True) -> dict[
 
 
 def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict[str, float]:
-    """Return a plugin's metrics; warn of those that are not finite, and leave them out.
+    """Return a plugin's finite metrics; warn about the others.
 
     Args:
         values (`Mapping[str, float]`): By key.
@@ -205,7 +204,7 @@ def own_metrics(values: Mapping[str, float], taken: Mapping[str, float]) -> dict
 
 
 def log(values: Mapping[str, float], averaged: Mapping[str, list[float]]) -> None:
-    """Put metrics of a batch among those that the trainer's log averages, but states and count alone there.
+    """Add a batch's metrics to those that the trainer's log averages; states and counts go to the log as they are.
 
     Args:
         values (`Mapping[str, float]`): By key.
@@ -224,7 +223,7 @@ SETTLED = ("stored", "evicted", "refused", "retired")
 
 
 class Totals:
-    """Counters over the whole session, and why slots stayed as they were.
+    """Counters over the whole session, and the reasons why slots stayed fresh.
 
     Attributes:
         unit (`str`): What is counted as a batch.
@@ -240,7 +239,7 @@ class Totals:
         self.of_all_ranks: Counter[str] = Counter()
 
     def pause(self, rows: int) -> None:
-        """Count a generation batch of so many rows, on all ranks, that replay left as it was."""
+        """Count a generation batch, with its number of rows on all ranks, that was skipped while paused."""
         self.reasons["replay was paused"] += 1
         self.of_all_ranks.update({"paused_batches": 1, "paused_rows": rows})
 
@@ -268,7 +267,7 @@ class Totals:
         }
 
     def load_state_dict(self, any_rank: Mapping[str, Any], *own: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave.
+        """Restore the state from `state_dict`.
 
         Args:
             any_rank (`Mapping`): On any rank: what all of them did together.
@@ -283,7 +282,7 @@ class Totals:
             self.reasons.update(state["reasons"])
 
     def explain_without_buffer(self) -> str:
-        """Describe what was generated and shaped, where nothing is stored, on all processes."""
+        """Describe what was generated and shaped on all processes, if nothing is stored."""
         count = self.of_all_ranks
         trained_on = count["groups"] - count["excluded"]
         live = (count["groups"] - count["dead_after"]) / max(trained_on, 1)
@@ -293,7 +292,7 @@ class Totals:
         )
 
     def explain(self, size: int, dry_run: bool = False, rank: int = 0, ranks: int = 1) -> str:
-        """Describe what was replayed (in a dry run: would have been) and, where replaceable groups stayed, why.
+        """Describe what was replayed (in a dry run: would have been) and why replaceable groups were not replaced.
 
         Args:
             size (`int`): Entries in this rank's buffer.

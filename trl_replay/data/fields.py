@@ -1,4 +1,4 @@
-"""Fields of TRL's batch: one row a key says how it is cut into groups, padded and merged. Imports no torch."""
+"""Fields of TRL's batch: for each key, how it is cut into groups, padded and merged. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIXELS = "pixel_values"
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """Treatment of one key of the batch.
+    """How one key of the batch is cut, padded, and stored.
 
     Args:
         name (`str`): The key.
@@ -92,7 +92,7 @@ TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 
 
 class FieldTable:
-    """The fields known to one session: TRL's, as this trainer is configured, and those that plugins declare."""
+    """The fields of one session: TRL's for this trainer, and those that plugins declare."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class FieldTable:
         self._gives_token_advantages: list[bool] = []  # of the first batch wider than one token; copies share it
 
     def exact(self) -> FieldTable:
-        """The same fields, with log-probs as the batch has them: for copies that are not stored."""
+        """Return the same fields with log-probs in the batch's dtype, for copies that are not stored."""
         table = copy(self)
         table._fields = dict(self._fields)
         for name in LOGPS_KEYS:
@@ -125,7 +125,7 @@ class FieldTable:
 
     @property
     def names(self) -> list[str]:
-        """All batch keys, in an order that every process has."""
+        """All batch keys, in the same order on every process."""
         return list(self._fields)
 
     def spec(self, key: str) -> FieldSpec:
@@ -138,11 +138,12 @@ class FieldTable:
         return of_tokens(spec) if key == ADVANTAGES and TOKEN_ADVANTAGES in keys else spec
 
     def is_image(self, key: str) -> bool:
-        """Tell whether a known key is laid out by images."""
+        """Whether the layout of a known key is that of images."""
         return self._fields[key].layout in IMAGE_LAYOUTS
 
     def stored_keys(self, batch: Mapping[str, Any]) -> frozenset[str]:
-        """The keys of a batch that a stored group must be able to restore, images apart: some groups have none."""
+        """Return the batch keys that a stored group must be able to restore, without those of images, which some
+        groups lack."""
         keys = set()
         for key, spec in self.of(batch).items():
             if spec.layout != "scalar" and not self.is_image(key):
@@ -154,7 +155,7 @@ class FieldTable:
         return self.pad_token_id if spec.pad == "pad_token" else spec.pad
 
     def has_token_advantages(self, batch: Mapping[str, Any]) -> bool:
-        """Tell whether each token has its own advantage, `(B, C)`, and not each row, `(B,)` or `(B, 1)`.
+        """Whether the batch has per-token advantages, `(B, C)`, instead of one per row, `(B,)` or `(B, 1)`.
 
         The first batch that is wider than one token decides it for all: of one token, both look alike.
         """
@@ -167,7 +168,7 @@ class FieldTable:
         return self._gives_token_advantages == [True]
 
     def of(self, batch: Mapping[str, Any]) -> dict[str, FieldSpec]:
-        """The spec of every key of `batch` that holds something.
+        """Return the spec of every key of `batch` whose value is not None.
 
         Raises:
             BatchError: For the first key that nothing declares.
@@ -184,7 +185,7 @@ class FieldTable:
 
 
 def of_tokens(spec: FieldSpec) -> FieldSpec:
-    """The spec of a field with one value a completion token."""
+    """Return the spec of a field with one value per completion token."""
     return replace(spec, layout="completion")
 
 

@@ -1,4 +1,4 @@
-"""The plan: what each row of a batch trains on, in one table that strategies and plugins write in turn. No torch."""
+"""The plan of a batch: one table of what each row trains on, which strategies and plugins edit in turn. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EDITABLE = {"advantages": np.float64, "masked": np.bool_, "silent": np.bool_, "k
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What the rows of `n` groups train on: `(n, G)` columns over the groups that the scope shares, the same on all
+    """What the rows of `n` groups train on, as `(n, G)` columns over the groups that the scope shares; equal on all
     its processes.
 
     A plugin may set `masked` and `silent`, clear `kl`, change `advantages`, and [`copy`][trl_replay.Plan.copy] live
@@ -50,7 +50,7 @@ class Plan:
 
     @classmethod
     def of(cls, groups: Groups, home: Ints | None = None) -> Plan:
-        """The plan in which every row trains on itself.
+        """Return the plan in which every row trains on itself.
 
         Args:
             groups ([`Groups`]): The fresh groups.
@@ -71,7 +71,7 @@ class Plan:
 
     @classmethod
     def nothing(cls) -> Plan:
-        """The plan of no group: where nothing is trained on."""
+        """Return the plan of no groups."""
         none = np.zeros((0, 1), bool)
         whole = none.astype(np.int64)
         return cls(whole, whole, none.astype(np.float64), none, none, none, none[:, 0], whole[:, 0], none)
@@ -86,12 +86,12 @@ class Plan:
 
     @property
     def stored(self) -> Bools:
-        """Rows of the buffer, `(n, G)`."""
+        """Rows that train on stored rows, `(n, G)`."""
         return np.asarray(self.entry >= 0)
 
     @property
     def copied(self) -> Bools:
-        """Copy of rows of this batch, `(n, G)`."""
+        """Rows that train on copies of other rows of this batch, `(n, G)`."""
         return np.asarray((self.entry < FRESH) & (self.entry != EMPTY))
 
     @property
@@ -101,17 +101,17 @@ class Plan:
 
     @property
     def is_whole(self) -> Bools:
-        """Slots that one entry takes as a whole, `(n,)`."""
+        """Slots that one entry replaces as a whole, `(n,)`."""
         return np.asarray((self.entry == self.entry[:, :1]).all(axis=1) & self.stored[:, 0])
 
     @property
     def origin(self) -> Ints:
-        """The slot of this batch that a fresh row or a copy is from, `(n, G)`."""
+        """The slot of this batch from which a fresh row or a copy comes, `(n, G)`."""
         own = np.arange(len(self))[:, None]
         return np.where(self.copied, -2 - self.entry, own)
 
     def drawn(self) -> list[tuple[int, Ints]]:
-        """Entries in the order in which the plan first names them, each with its rows as flat indices, ascending."""
+        """List entries in the order of first use, each with its rows as ascending flat indices."""
         rows = np.flatnonzero(self.stored)
         entries, first, number = np.unique(self.entry.ravel()[rows], return_index=True, return_inverse=True)
         ends = np.cumsum(np.bincount(number, minlength=len(entries)))[:-1]
@@ -119,7 +119,7 @@ class Plan:
         return [(int(entries[place]), by_entry[place]) for place in np.argsort(first).tolist()]
 
     def column(self, stored: NDArray[Any], fresh: NDArray[Any]) -> NDArray[Any]:
-        """The values that the rows have: a new array `(n, G, …)`.
+        """Return each row's value, stored or fresh, as a new array `(n, G, …)`.
 
         Args:
             stored (`(entries, G, …)`): A row column of the table, such as `table.row_length`.
@@ -133,27 +133,27 @@ class Plan:
         return np.where(mask.reshape(*mask.shape, *[1] * (found.ndim - 2)), found, values)
 
     def take(self, slots: Ints) -> Plan:
-        """A plan of some slots. Without copies: they name slots of the whole plan."""
+        """Return the plan of some slots, which must have no copies: these refer to slots of the whole plan."""
         return Plan(*(getattr(self, name)[slots] for name in self.__slots__[:-1]))
 
     def put(self, slots: Ints, part: Plan) -> None:
-        """Write a plan of some slots back."""
+        """Write the plan of some slots back."""
         for name in ("entry", "source", *EDITABLE):
             getattr(self, name)[slots] = getattr(part, name)
 
     def keep_fresh(self, rows: Bools) -> None:
-        """Put fresh rows back in the places `rows`, `(n, G)`."""
+        """Restore fresh rows at `rows`, `(n, G)`."""
         own = np.arange(self.entry.shape[1])
         self.entry = np.where(rows, FRESH, self.entry)
         self.source = np.where(rows, own, self.source)
 
     def leave_empty(self, slots: Bools) -> None:
-        """Make the slots `(n,)` placeholders of a further iteration."""
+        """Mark the slots, `(n,)`, as empty ones of a further iteration."""
         self.entry = np.where(slots[:, None], EMPTY, self.entry)
         self.masked = self.masked | slots[:, None]
 
     def copy(self, slots: Any, of: Any) -> None:
-        """Let slots train on copies of live groups of this batch, with all that the plan says of these.
+        """Make slots train on copies of live groups of this batch, with all columns of these.
 
         Args:
             slots (`(k,)`): Dead slots that nothing fills.
@@ -189,7 +189,7 @@ class Plan:
             raise ValueError(f"plan.copy takes {what}, on one process; {wrong[0]} is not one of them")
 
     def _write(self, entry: Ints, source: Ints) -> None:
-        """Set the columns that plugins only read."""
+        """Set the columns that plugins may only read."""
         entry.flags.writeable = source.flags.writeable = False
         self.entry, self.source = self._placed = entry, source
 
@@ -199,7 +199,7 @@ class Plan:
         return Plan(*(getattr(self, name).copy() for name in self.__slots__[:-1]))
 
     def fault(self, before: Plan, of_tokens: bool, beside_the_tap: bool) -> str:
-        """Describe what a plugin may not have done; empty if nothing.
+        """Describe a plugin's invalid edit; empty if there is none.
 
         Args:
             before ([`Plan`]): What [`guard`][trl_replay.Plan.guard] returned.
@@ -233,7 +233,7 @@ class Plan:
         return ""
 
     def decided(self) -> tuple[NDArray[Any], ...]:
-        """The columns that must be equal on processes that share a buffer, `entry` apart.
+        """Return the columns that must be equal on processes that share a buffer, without `entry`.
 
         Of advantages, which of them plugins changed: their last bits may differ between machines.
         """

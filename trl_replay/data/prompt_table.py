@@ -1,4 +1,4 @@
-"""The prompts that a run has generated for: how often each was tried, and how it went. Imports no torch."""
+"""The prompts of a run: how often each was sampled, and how often it passed. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS: dict[str, type] = {
 
 
 class PromptTable:
-    """A table of prompts, as columns of equal length: arrays to read, in the order of first sight.
+    """A table of prompts as read-only columns of equal length, in order of first use.
 
     Attributes:
         key (`(n,)` int64): `context.key` of the prompt's dataset row.
@@ -62,12 +62,12 @@ class PromptTable:
         return len(self.key)
 
     def rows(self, keys: Sequence[int] | Ints) -> Ints:
-        """Find prompts in the columns, `(len(keys),)`; -1 for those that are not known."""
+        """Return the position of prompts in the columns, `(len(keys),)`; -1 for unknown ones."""
         found = [self._row.get(int(key), -1) for key in keys]
         return np.array(found, np.int64)
 
     def get(self, column: str, keys: Sequence[int] | Ints, default: float) -> NDArray[Any]:
-        """Look prompts up in a column, `(len(keys),)`: `default` for those that were never generated for.
+        """Look up prompts in a column, `(len(keys),)`; `default` for prompts that were never sampled.
 
         >>> PromptTable().get("pass_rate", [17], default=0.5).tolist()
         [0.5]
@@ -89,7 +89,7 @@ class PromptTable:
         scored: NDArray[np.bool_] | None = None,
         known: bool = True,
     ) -> None:
-        """Take note of generated groups.
+        """Record generated groups.
 
         Args:
             keys (`(n,)` int64): Of their dataset rows; one may stand there more than once.
@@ -119,7 +119,7 @@ class PromptTable:
         self._put(columns)
 
     def _with_room_for(self, keys: list[int]) -> dict[str, NDArray[Any]]:
-        """Copy of the columns, with a row for each of these keys."""
+        """Return a copy of the columns with a row for each of these keys."""
         columns = self._columns()
         unknown = [key for key in dict.fromkeys(keys) if key not in self._row]
         for name, column in columns.items():
@@ -135,7 +135,7 @@ class PromptTable:
         return self._columns()
 
     def load_state_dict(self, *states: Mapping[str, NDArray[Any]], own: bool = False) -> None:
-        """Take what `state_dict` gave.
+        """Restore the state from `state_dict`.
 
         Args:
             *states (`Mapping`): On one rank, or on several; of a prompt that several knew, all tries count, those that

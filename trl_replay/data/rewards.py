@@ -1,4 +1,4 @@
-"""Weighted sums, means and deviations of rewards, in which a missing value (NaN, for None) does not count."""
+"""Weighted sums, means, and standard deviations of rewards that ignore missing values (NaN, for None)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def weighted_rewards(rewards: Floats, weights: Floats) -> Floats:
 
 
 def sum_of_scored(values: Floats, axis: int) -> Floats:
-    """Sum over an axis without NaN; 0 where there is nothing."""
+    """Sum over an axis, ignoring NaN; 0 if there is no value."""
     return np.asarray(np.where(np.isnan(values), 0.0, values).sum(axis=axis))
 
 
 def mean_of_scored(values: Floats) -> Floats:
-    """Mean over axis 1 without NaN; 0 where there is nothing."""
+    """Mean over axis 1, ignoring NaN; 0 if there is no value."""
     scored = ~np.isnan(values)
     count = np.maximum(scored.sum(axis=1), 1)
     return np.asarray(sum_of_scored(values, 1) / count)
 
 
 def bessel_std(values: Floats) -> Floats:
-    """Bessel-corrected standard deviation over axis 1, as TRL's; NaN left out, 0 with fewer than two values.
+    """Bessel-corrected standard deviation over axis 1, as in TRL, ignoring NaN; 0 with fewer than two values.
 
     Args:
         values (`(n, m)` or `(n, m, …)`): Numbers, NaN where one is missing.
@@ -55,8 +55,8 @@ def bessel_std(values: Floats) -> Floats:
 
 
 def reaches(rewards: Floats, threshold: float) -> Bools:
-    """Tell which rewards are at least `threshold`, within the rounding of float32, in which TRL keeps them: there, 0.9
-    is less than 0.9.
+    """Return which rewards are at least `threshold`, up to the rounding of float32, in which TRL keeps them: there,
+    0.9 is less than 0.9.
 
     Args:
         rewards (`(…)`): Rewards, weighted sums of them, or means; NaN reaches nothing.
@@ -66,7 +66,7 @@ def reaches(rewards: Floats, threshold: float) -> Bools:
 
 
 def pass_rates(passed: Bools, failed: Bools) -> Floats:
-    """Share of a group's scored rows that pass; 0 where no row was scored.
+    """Share of a group's scored rows that pass; 0 if no row was scored.
 
     Args:
         passed (`(n, G)`): Rows that pass.
@@ -77,8 +77,8 @@ def pass_rates(passed: Bools, failed: Bools) -> Floats:
 
 
 def reward_noise(rewards: Floats, weights: Floats) -> Floats:
-    """Return the largest advantage that float noise alone makes of differences of rewards, `(n,)`: in a batch without
-    any live group there is no larger one to compare them with.
+    """Return the largest advantage that float noise in the rewards alone can cause, `(n,)`, for batches without a live
+    group to compare with.
 
     Args:
         rewards (`(n, G, functions)`): Raw rewards, NaN where None.
@@ -108,7 +108,7 @@ def have_equal_rewards(rewards: Floats, weights: Floats) -> Bools:
 
 
 def is_rounding_error(advantage: float, rewards: Iterable[float]) -> bool:
-    """Tell whether an advantage is no more than what rounding these rewards leaves of 0; NaN is.
+    """Return which advantages are at most the rounding error of these rewards; NaN counts as one.
 
     Args:
         advantage (`float`): Rewards divided by their deviation.

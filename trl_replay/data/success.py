@@ -1,4 +1,4 @@
-"""What a success is: given, or known from the rewards seen so far. Imports no torch."""
+"""What a success is: set by the user, or inferred from the rewards seen so far. Imports no torch."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Success:
 
     @property
     def is_graded(self) -> bool:
-        """Tell whether rewards have shown that they do not tell what passes."""
+        """Whether rewards had too many values to infer what passes."""
         return self._given is None and len(self.values) > 2
 
     @property
     def least(self) -> float | None:
-        """The least reward that passes; None while it is not known."""
+        """The minimum reward that passes; None while it is unknown."""
         if self._given is None and len(self.values) == 2:
             return sum(self.values) / 2
         return self._given
@@ -86,7 +86,8 @@ class Success:
         return self._all(groups, groups.reward >= highest)
 
     def without(self, groups: Groups) -> Bools:
-        """Dead groups in which no row passes, `(n,)`; while it is not known what does, those at the lowest reward."""
+        """Return the dead groups in which no row passes, `(n,)`; while it is unknown what passes, those at the lowest
+        reward."""
         if self.least is None:
             return self.at_lowest(groups)
         return self._all(groups, ~self._reaches(groups.reward))
@@ -97,7 +98,7 @@ class Success:
         return np.asarray(groups.dead & (rows | unscored).all(axis=1) & ~unscored.all(axis=1))
 
     def doubt(self) -> str:
-        """Return why it is not known what a success is; nothing where it is."""
+        """Return why it is unknown what a success is; empty if it is known."""
         if self.least is not None:
             return ""
         *others, last = [f"{value:.4g}" for value in self.values] or ["none yet"]
@@ -110,6 +111,6 @@ class Success:
         return {"of": self.of, "values": self.values, "noise": self.noise}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, unless another reward counts now."""
+        """Restore the state from `state_dict`, unless another reward counts now."""
         if state["of"] == self.of:
             self.values, self.noise = list(state["values"]), list(state["noise"])

@@ -1,4 +1,4 @@
-"""The buffer's metadata as NumPy columns, one row an entry, and weighted drawing over them."""
+"""The buffer's metadata as NumPy columns with one row per entry, and weighted sampling from them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Table:
         super().__setattr__(name, value)
 
     def writable(self, name: str) -> NDArray[Any]:
-        """A column to write to, whoever's it is: for the buffer and what decides for it, and a scope's `owner`."""
+        """Return a writable column, for the buffer and its decisions, and for a scope's `owner`."""
         columns: dict[str, NDArray[Any]] = self.__dict__.get("_columns", {})
         if name not in columns:
             raise AttributeError(f"The table has no column {name!r}; its columns are {', '.join(columns)}.")
@@ -115,7 +115,8 @@ class Table:
 
     @property
     def row_reward(self) -> NDArray[np.float64]:
-        """`(n, G)`: each row's reward that counts: of the function that `replay_reward` names, else `row_total`.
+        """Each row's reward that counts, `(n, G)`: that of the function that `replay_reward` names, otherwise
+        `row_total`.
 
         NaN for a row that it did not score. `row_total` in groups of which it scored none, as in those of a file that
         does not name its functions.
@@ -127,34 +128,34 @@ class Table:
 
     @property
     def row_total(self) -> NDArray[np.float64]:
-        """`(n, G)`: each row's weighted reward, by the trainer's weights of today; NaN for a row without any."""
+        """Each row's weighted reward with the trainer's current weights, `(n, G)`; NaN for a row without any."""
         weighted = weighted_rewards(self.row_rewards.astype(np.float64), self.reward_weights)
         other = self.row_other_reward
         return np.where(np.isnan(other), weighted, other)
 
     @property
     def row_trainable(self) -> NDArray[np.int64]:
-        """`(n, G)`: trained tokens of each row, with those of tools in TRL before 1.9; 0 for a truncated row that is
-        left out of the loss (`mask_truncated_completions`)."""
+        """Trained tokens of each row, `(n, G)`, in TRL before 1.9 including those of tools; 0 for a truncated row that
+        the loss leaves out (`mask_truncated_completions`)."""
         return np.where(np.isnan(self.row_logp), 0, self.row_items)
 
     @property
     def row_trains(self) -> NDArray[np.bool_]:
-        """`(n, G)`: whether a row has a trained token and is not masked. A mixer may choose such rows alone."""
+        """Whether a row has a trained token and is not masked, `(n, G)`. A mixer may choose only such rows."""
         return np.asarray((self.row_trainable > 0) & ~self.row_masked)
 
     @property
     def names(self) -> list[str]:
-        """Names of all columns, plugins' own included."""
+        """Names of all columns, including plugins'."""
         return list(self._columns)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row over all columns."""
+        """Bytes of one row of all columns."""
         return sum(column.itemsize * math.prod(column.shape[1:]) for column in self._columns.values())
 
     def add_column(self, name: str, dtype: Any = np.float64, fill: float = 0) -> None:
-        """Add a plugin's column; entries present and to come hold `fill` until the plugin writes to it.
+        """Add a plugin's column; present and future entries hold `fill` until the plugin writes to it.
 
         Raises:
             ConfigurationError: The name is taken or no identifier, or the type is none of numbers.
@@ -167,7 +168,7 @@ class Table:
         self._fills[name] = fill
 
     def append(self, values: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Add `count` rows at the end; a column without values gets its fill."""
+        """Append `count` rows; a column without values gets its fill."""
         longer = {}
         for name, column in self._columns.items():
             more = np.empty((count, *column.shape[1:]), column.dtype)
@@ -176,7 +177,7 @@ class Table:
         self._take_columns(longer)
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        """Remove distinct rows; the last rows move into their places."""
+        """Remove distinct rows; the last rows move into the gaps."""
         left = len(self) - len(rows)
         stays = np.ones(len(self), bool)
         stays[rows] = False
@@ -185,24 +186,24 @@ class Table:
         self._take_columns({name: column[order] for name, column in self._columns.items()})
 
     def _take_columns(self, columns: dict[str, NDArray[Any]]) -> None:
-        """Take columns in which rows have come or left, and count the entries of each prompt anew."""
+        """Replace the columns after rows were added or removed, and recount the entries of each prompt."""
         self._row_of = None
         columns["peers"][:], columns["newer"][:] = _counted(columns["prompt"], columns["serial"])
         self._columns = columns
 
     @property
     def tasks(self) -> int:
-        """Number of tasks that the entries are of."""
+        """Number of distinct tasks among the entries."""
         return len(np.unique(self.prompt))
 
     def take(self, rows: NDArray[np.int64]) -> Table:
-        """A table of copies of `rows`."""
+        """Return a table with copies of `rows`."""
         columns = {name: column[rows] for name, column in self._columns.items()}
         return Table(columns, self.reward_weights, self.counting)
 
 
 def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each row, how many rows are of its prompt, and how many of these are newer."""
+    """Count, for each row, the rows of its prompt and the newer ones among them."""
     order = np.lexsort((-serials, prompts))  # prompt by prompt, of one prompt the newest first
     ordered = prompts[order]
     begins = np.ones(len(order), bool)
@@ -217,7 +218,7 @@ def _counted(prompts: NDArray[np.int64], serials: NDArray[np.int64]) -> tuple[ND
 
 
 def weighted_sample(weights: NDArray[Any], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw distinct indices with probability in proportion to `weights`, one after the other without replacement.
+    """Draw distinct indices with probabilities proportional to `weights`, sequentially and without replacement.
 
     Infinite weights are drawn first. A weight that is zero, negative or NaN is drawn only when no positive one is
     left. All of a class have equal chances there, so that a buffer of worthless scores is still drawn from uniformly.

@@ -1,4 +1,4 @@
-"""Tasks: the dataset row that a group was generated for, as a number made of its content. Imports no torch."""
+"""Tasks: the dataset row of a group as a number, hashed from its content. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REMEMBERED = 10_000
 
 
 class Tasks:
-    """Tells tasks apart: rows of equal content have equal keys, on every process and machine.
+    """Identifies tasks: rows with equal content have equal keys, on every process and machine.
 
     Args:
         columns (`Sequence[str]`, *optional*): `replay_task_columns`.
@@ -50,7 +50,7 @@ class Tasks:
         self._watches = columns is None
 
     def key(self, row: Mapping[str, Any]) -> int:
-        """A 63-bit hash of a row's prompt, images and other columns, those that are None left out.
+        """Return a 63-bit hash of a row's prompt, images and other columns, except those that are None.
 
         Raises:
             ConfigurationError: The row lacks a column that `replay_task_columns` names.
@@ -65,7 +65,7 @@ class Tasks:
         return _joined(digests)
 
     def begin(self, inputs: Sequence[Mapping[str, Any]], first: int, size: int) -> None:
-        """Note what this process generates for, before the trainer writes into its rows.
+        """Record this process's rows before the trainer writes into them.
 
         Args:
             inputs (`Sequence[Mapping]`): Its rows.
@@ -78,7 +78,7 @@ class Tasks:
         self.of_rows = np.array(keys, np.int64)[of_row]
 
     def _names(self, row: Mapping[str, Any]) -> list[str]:
-        """The columns that count, in their order."""
+        """Return the columns that count, in order."""
         present = {name for name, value in row.items() if value is not None}
         if self.columns is None:
             return sorted(present)
@@ -91,7 +91,8 @@ class Tasks:
         return sorted(present & {*PROMPT_COLUMNS, *self.columns})
 
     def _digest(self, name: str, value: Any) -> bytes | None:
-        """The column's content; None if it has none that could be compared. Such a prompt is like no other."""
+        """Return a digest of the column's content; None if it can't be compared. A prompt that can't be compared
+        matches no other."""
         try:
             return hashlib.blake2b(encoded(value), digest_size=8).digest()
         except (TypeError, RecursionError) as error:
@@ -105,7 +106,7 @@ class Tasks:
             return os.urandom(8) if is_prompt else None
 
     def _watch(self, digests: dict[str, bytes]) -> None:
-        """Tell once that rows with one prompt differ elsewhere, and in what."""
+        """Warn once if rows with the same prompt differ, and in which columns."""
         prompt = _joined({name: digests[name] for name in PROMPT_COLUMNS if name in digests})
         if len(self._met) < REMEMBERED:
             self._met.setdefault(prompt, digests)
@@ -140,7 +141,7 @@ def own(*numbers: int) -> int:
 
 
 def task_of_group(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, *moment: int) -> NDArray[np.int64]:
-    """Return the task of each row's group: that of all its rows or, where they differ, one that no other group has.
+    """Return the task of each row's group: that of all its rows or, if they differ, a unique one.
 
     Args:
         tasks (`(B,)` int64): As each process knows them.
@@ -157,8 +158,8 @@ def task_of_group(tasks: NDArray[np.int64], rows: NDArray[np.int64], size: int, 
 
 
 def encoded(value: Any) -> bytes:
-    """Encode a value's content: floats by their bits but for NaN, lists and mappings by what they hold, arrays as
-    lists, pictures by their pixels.
+    """Encode a value's content as bytes: floats by their bits (except NaN), lists and mappings by their items, arrays
+    as lists, pictures by their pixels.
 
     Raises:
         TypeError: It is an object of which nothing is known.
@@ -187,7 +188,7 @@ def encoded(value: Any) -> bytes:
 
 
 def _framed(kind: bytes, *parts: bytes) -> bytes:
-    """Encode parts so that no other parts give the same bytes."""
+    """Encode parts so that different parts give different bytes."""
     framed = [kind, b"%d:" % len(parts)]
     for part in parts:
         framed += [b"%d:" % len(part), part]

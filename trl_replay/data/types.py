@@ -1,4 +1,4 @@
-"""The values that travel between the trainer's batch, the buffer and the strategies. Imports no torch."""
+"""Data types passed between the trainer's batch, the buffer and the strategies. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ what comes out is finite."""
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A row-level view of `n` groups of `G` completions: what scorers and selectors see, to read only. Never tokens.
+    """A read-only, row-level view of `n` groups of `G` completions, as scorers and selectors see it. Never has tokens.
 
     Attributes:
         rewards (`(n, G, functions)` float64): Raw reward of each function, NaN where it returned None.
@@ -89,17 +89,18 @@ class Groups:
 
     @property
     def trains(self) -> Bools:
-        """Tell whether a row has a trained token and is not masked, `(n, G)`."""
+        """Whether a row has a trained token and is not masked, `(n, G)`."""
         return (self.trainable > 0) & ~self.masked
 
     @property
     def counted(self) -> Ints:
-        """Tokens of each row in `num_items_in_batch`, `(n, G)`."""
+        """Tokens of each row that count in `num_items_in_batch`, `(n, G)`."""
         return np.where(self.masked, 0, self.items)
 
     @property
     def reward(self) -> Floats:
-        """The reward that counts, `(n, G)`: of the function that `replay_reward` names, else the weighted sum.
+        """The reward that counts, `(n, G)`: that of the function that `replay_reward` names, otherwise the weighted
+        sum.
 
         NaN for a row that it does not score.
         """
@@ -124,7 +125,7 @@ class Groups:
 
     @property
     def failed(self) -> Bools:
-        """Rows without any reward, `(n, G)`: a rollout that failed, which is no wrong answer."""
+        """Rows without any reward, `(n, G)`: failed rollouts, which are no wrong answers."""
         return np.isnan(self.total)
 
     @property
@@ -136,30 +137,30 @@ class Groups:
 
     @property
     def alike(self) -> Bools:
-        """Groups that are dead by the function that counts, `(n,)`, whatever their advantages: its rewards do not
-        differ. None without such a function; what it does not score is judged by the sum."""
+        """Groups whose rewards of the function that counts are equal, `(n,)`, whatever their advantages; the sum
+        decides for groups that it does not score. None without such a function."""
         if self.counting is None:
             return np.zeros(len(self), bool)
         return self.equal_rewards & ~self.unscored.all(axis=1)
 
     @property
     def reward_mean(self) -> Floats:
-        """Mean `reward` of the scored rows, `(n,)`; of a group without any that of the weighted sum, or 0."""
+        """Mean `reward` of the scored rows, `(n,)`; for a group without any, that of the weighted sum, or 0."""
         return mean_of_scored(self.reward_or_total)
 
     @property
     def reward_std(self) -> Floats:
-        """Standard deviation of `reward` (Bessel-corrected, as TRL's), `(n,)`; of a group without any that of the
-        weighted sum; 0 with fewer than two scored rows."""
+        """Standard deviation of `reward` (Bessel-corrected, as in TRL), `(n,)`; for a group without scored rows, that
+        of the weighted sum; 0 with fewer than two scored rows."""
         return bessel_std(self.reward_or_total)
 
     @property
     def reward_or_total(self) -> Floats:
-        """`reward`, and the weighted sum in groups that the function that counts does not score, `(n, G)`."""
+        """`reward`, or the weighted sum in groups that the function that counts does not score, `(n, G)`."""
         return np.where(self.unscored.all(axis=1, keepdims=True), self.total, self.reward)
 
     def take(self, rows: Sequence[int] | Ints, behavior_logps: Floats | None = None) -> Groups:
-        """The groups at `rows`, with other behavior log-probs where they are given."""
+        """Return the groups at `rows`, with other behavior log-probs if given."""
         index = np.asarray(rows, dtype=np.int64)
         taken: dict[str, Any] = {name: getattr(self, name)[index] for name in OF_GROUPS}
         if behavior_logps is None and self.behavior_logps is not None:
@@ -168,7 +169,7 @@ class Groups:
 
     @staticmethod
     def concatenate(parts: Sequence[Groups]) -> Groups:
-        """One view over the groups of all `parts` (at least one); all of them have behavior log-probs, or none."""
+        """Concatenate the groups of all `parts` (at least one); either all or none have behavior log-probs."""
         joined: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in OF_GROUPS}
         if parts[0].behavior_logps is not None:
             joined["behavior_logps"] = np.concatenate([part.behavior_logps for part in parts])
@@ -183,7 +184,7 @@ OF_GROUPS = ("rewards", "advantages", "lengths", "trainable", "dead", "update", 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything that a strategy may know besides its input.
+    """What a strategy knows besides its input.
 
     Attributes:
         update (`int`): Optimizer updates that this session has counted so far.
@@ -217,7 +218,7 @@ class Context:
     noted: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note(self, reason: str, count: int = 1) -> None:
-        """Count why less was replayed: `explain()` lists the reasons of this process."""
+        """Count a reason why less was replayed; `explain()` lists those of this process."""
         if count:
             self.noted[reason] += int(count)
 
@@ -228,8 +229,8 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class InputsContext(Context):
-    """Everything that `trl_replay_inputs` may know. Its `rng` is made of the seed, the batch, the round and the first
-    of the groups, so that two processes with rows of one group draw alike.
+    """What `trl_replay_inputs` knows. Its `rng` is seeded with the seed, the batch, the round and the first group, so
+    that two processes with rows of one group draw alike.
 
     Attributes:
         prompts ([`PromptTable`]): The prompts generated for so far.
@@ -271,7 +272,7 @@ class Group:
 
     @property
     def advantages(self) -> Sequence[torch.Tensor]:
-        """Of each row `()`, or `(tokens,)` where each token has its own."""
+        """Advantages of each row, `()`, or `(tokens,)` if per token."""
         stored = self.tensors[ADVANTAGES]
         if TOKEN_ADVANTAGES in self.keys:
             lengths = self.completion_lengths.tolist()
@@ -285,7 +286,7 @@ class Group:
         return int(tensors + self.prompt_lengths.nbytes + self.completion_lengths.nbytes)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Group:
-        """The same group with `function` applied to each tensor."""
+        """Return the group with `function` applied to each tensor."""
         tensors = {key: function(tensor) for key, tensor in self.tensors.items()}
         return Group(tensors, self.keys, self.prompt_lengths.copy(), self.completion_lengths.copy())
 
@@ -300,7 +301,7 @@ infinite."""
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Stored rows of one entry that take adjacent rows of one slot on this process: a whole group, as a rule.
+    """Stored rows of one entry that replace adjacent rows of one slot on this process: usually a whole group.
 
     With `replay_unfilled="intra_batch"` it may be a copy of a live group of the same batch instead.
     """
@@ -324,18 +325,18 @@ class Placement:
 
     @property
     def rows(self) -> slice:
-        """The replaced rows of this process's batch."""
+        """The rows of this process's batch that are replaced."""
         return slice(self.start, self.start + self.count)
 
     @property
     def part(self) -> slice:
-        """The group's rows that go there."""
+        """The rows of the group that are placed."""
         return slice(self.first, self.first + self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRows:
-    """The replayed rows of one micro-batch as a correction sees them, inside the loss: `R` rows, `C` positions.
+    """The replayed rows of one micro-batch as a correction sees them inside the loss: `R` rows, `C` positions.
 
     Attributes:
         logps (`(R, C)`): Log-probs under the policy being trained, detached.

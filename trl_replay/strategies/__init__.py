@@ -1,4 +1,4 @@
-"""The built-in strategies, offered through the same hook as everybody else's. Imports neither torch nor trl."""
+"""The built-in strategies, registered through the same hook as plugins'. Imports neither torch nor trl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import corrections, evictors, mixers, samplers, scopes, scorers, selector
 
 
 def _given(strategy: Any) -> Callable[[], Any]:
-    """A factory, without arguments, of a strategy that needs no setting; with the strategy's documentation."""
+    """Return a factory without arguments for a strategy that needs no setting, with the strategy's docstring."""
 
     def factory() -> Any:
         return strategy
@@ -51,7 +51,7 @@ region. docs/howto/have-completions.md has the steps.
 
 
 class Builtin:
-    """The plugin that holds the built-in strategies; its names can't be shadowed."""
+    """The plugin of the built-in strategies, whose names can't be shadowed."""
 
     @hookimpl
     def trl_replay_strategies(self) -> Iterator[StrategySpec]:

@@ -1,5 +1,5 @@
-"""Evictors: which entries leave a full buffer. Each maps the table to keep ranks; the lowest leave, of equals the
-older."""
+"""Evictors: which entries leave a full buffer. Each maps the table to keep ranks; the lowest leave, older ones first
+among equals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fifo(table: Table, context: Context) -> NDArray[Any]:
 
 
 def prompt_balanced(table: Table, context: Context) -> NDArray[Any]:
-    """Keep equally many groups of every prompt, the newest ones, and of what is left the highest scores.
+    """Keep equally many groups of every prompt: first the newest ones, then the highest scores.
 
     So prompts that are solved often can't crowd out the only successes of a hard one. With one group a prompt it is
     `heap`.

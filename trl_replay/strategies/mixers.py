@@ -1,4 +1,4 @@
-"""Mixers: which stored rows take which rows of a slot. Each maps what was drawn to `(n, G)` stored rows, or -1."""
+"""Mixers: which stored rows replace which rows of a slot. Each maps what was drawn to `(n, G)` stored rows, or -1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..protocols import Mixer
 
 
 def whole(table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
-    """Every row of the slot's first entry takes the slot's row of the same number."""
+    """Replace the whole slot with the rows of its first entry, in order."""
     size = slots.advantages.shape[1]
     first = (drawn >= 0).argmax(axis=1)
     return np.asarray(first[:, None] * size + np.arange(size))
@@ -21,8 +21,7 @@ whole.takes_whole_groups = True  # type: ignore[attr-defined]  # with any other 
 
 
 def make_inject(rows: int = 1) -> Mixer:
-    """The stored rows with the highest rewards take the places of the fresh rows with the lowest (RLEP, arXiv
-    2507.07451).
+    """Replace the fresh rows with the lowest rewards by the stored rows with the highest (RLEP, arXiv 2507.07451).
 
     Args:
         rows (`int`): Most stored rows a slot. A fresh row whose reward is better than the stored one's stays.
@@ -50,7 +49,8 @@ def make_inject(rows: int = 1) -> Mixer:
 
 
 def _rewards(table: Table, drawn: Ints) -> Ints:
-    """`(n, k * G)`: the weighted rewards of all stored rows of each slot; -inf where none is, or it trains nothing."""
+    """Return the weighted rewards of all stored rows of each slot, `(n, k * G)`; -inf where there is no row, or none
+    with a gradient."""
     entries = table.take(drawn.ravel())
     usable = entries.row_trains & ~np.isnan(entries.row_reward)
     rewards = np.where(usable, entries.row_reward, -np.inf)

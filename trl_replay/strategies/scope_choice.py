@@ -1,4 +1,4 @@
-"""The scope that `replay_scope="auto"` stands for, by the layout of a batch's groups on processes."""
+"""Choose the scope of `replay_scope="auto"` from the layout of a batch's groups on processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FEW_GROUPS = 4
 
 
 class ScopeChoice(NamedTuple):
-    """A scope, and why."""
+    """A chosen scope, with the reason."""
 
     name: str
     reason: str
 
 
 def choose_scope(processes: int, rows: int, size: int) -> ScopeChoice:
-    """The scope for a layout.
+    """Choose the scope for a layout.
 
     Args:
         processes (`int`): How many there are.

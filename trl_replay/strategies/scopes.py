@@ -1,4 +1,4 @@
-"""Scopes: which processes share a buffer. The four verbs are all that a step says to other processes."""
+"""Scopes: which processes share a buffer. A step communicates through their four verbs only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERBS = ("share", "agree", "admit", "fetch")
 
 
 class Collectives:
-    """Messages of scopes to other processes, as bytes. Holds no trainer and no accelerator.
+    """Collectives of scopes, as bytes. Holds no trainer and no accelerator.
 
     Attributes:
         rank (`int`): This process.
@@ -43,7 +43,7 @@ class Collectives:
         self.received = dict.fromkeys(VERBS, 0)
 
     def all_gather(self, verb: str, mine: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """`(ranks, bytes)`: every rank's bytes, of the same number on all."""
+        """Gather every rank's bytes, `(ranks, bytes)`; all ranks send equally many."""
         if self.ranks == 1:
             return mine[None]
         import torch
@@ -55,7 +55,8 @@ class Collectives:
         return gathered
 
     def exchange(self, verb: str, outgoing: Sequence[Sequence[int]], load: Load, crossing: bool) -> list[list[Group]]:
-        """Two `all_to_all_single`: of sizes, 8 bytes from each rank, and of groups. None if no group goes anywhere.
+        """Exchange sizes (8 bytes from each rank) and groups in two `all_to_all_single`; return None if no group
+        moves.
 
         Args:
             verb (`str`): For the count of bytes.
@@ -102,7 +103,7 @@ class Collectives:
 
 
 class _Scope:
-    """Base of all scopes: collectives, and an all-gather to agree by."""
+    """Base of all scopes: collectives, and the all-gather of `agree`."""
 
     def __init__(self, accelerator: Any) -> None:
         self._collectives = Collectives(accelerator)
@@ -123,7 +124,7 @@ class _Scope:
         return self._collectives.received
 
     def agree(self, vector: Floats, error: str) -> Agreement:
-        """Gather every rank's vector in one all-gather; where a rank has an error, its text in a second one."""
+        """Gather every rank's vector in one all-gather, and in a second one the texts of errors, if any."""
         text = np.frombuffer(error.encode()[:ERROR_BYTES], np.uint8)
         mine = np.append(vector.astype(np.float64), len(text))
         gathered = self._collectives.all_gather("agree", mine.view(np.uint8))
@@ -132,7 +133,7 @@ class _Scope:
         return Agreement(numbers[:, :-1], self._texts(text, lengths))
 
     def _texts(self, mine: NDArray[np.uint8], lengths: Ints) -> list[str]:
-        """Every rank's text, of which all know the lengths: where all are empty nothing is sent."""
+        """Return every rank's text; all know the lengths, so nothing is sent if all are empty."""
         longest = int(lengths.max())
         if not longest:
             return [""] * len(lengths)
@@ -152,27 +153,27 @@ class ProcessScope(_Scope):
     division = Division(one_buffer=False, replicated=False)
 
     def share(self, columns: Columns) -> Columns:
-        """This process's rows only."""
+        """Return this process's rows only."""
         return columns
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """Keep this process's payload here."""
+        """Store this process's payload here."""
         table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         return {arrival.serial: [mine[arrival.serial]] for arrival in arrivals}
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Payload that this process holds."""
+        """Return payload that this process holds."""
         return {request.serial: load(request.serial) for request in requests}
 
 
 class _CommonScope(_Scope):
-    """One buffer for all processes: all see all rows, and decide alike.
+    """One buffer for all processes: all see all rows and make the same decisions.
 
     Only admitted payload travels, packed without padding.
     """
 
     def share(self, columns: Columns) -> Columns:
-        """One all-gather of this process's rows of all columns."""
+        """All-gather this process's rows of all columns."""
         as_bytes = [np.ascontiguousarray(column).view(np.uint8) for column in columns.values()]
         gathered = self._collectives.all_gather("share", np.concatenate(as_bytes))
         by_column = gathered.reshape(self.ranks, len(columns), -1)
@@ -216,18 +217,18 @@ class GatheredScope(_CommonScope):
     division = Division(one_buffer=True, replicated=True)
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """Send this process's rows of what was admitted to every other."""
+        """Send this process's rows of admitted groups to all others."""
         table.writable("owner")[_rows_of(table, arrivals)] = self.rank
         everybody = range(self.ranks)
         return self._send(arrivals, [everybody] * len(arrivals), mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Payload that this process holds."""
+        """Return payload that this process holds."""
         return {request.serial: load(request.serial) for request in requests}
 
 
 class ShardedScope(_CommonScope):
-    """One buffer whose metadata every process has and whose payload is held once.
+    """One buffer whose table every process has and whose payload is stored once.
 
     A group's payload stays where it was generated, unless that process holds `slack` groups or more above the one
     that holds least; then that one takes it. Only groups that are drawn travel, to the slots that they fill.
@@ -241,7 +242,7 @@ class ShardedScope(_CommonScope):
         self.slack = slack
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Groups) -> Parts:
-        """Choose an owner for each arrival and move what was generated elsewhere."""
+        """Choose an owner for each arrival, and move payload that was generated elsewhere."""
         rows = _rows_of(table, arrivals)
         loads = np.bincount(table.owner, minlength=self.ranks)
         loads -= np.bincount(table.owner[rows], minlength=self.ranks)
@@ -256,7 +257,7 @@ class ShardedScope(_CommonScope):
         return self._send(arrivals, [[owner] for owner in owners], mine)
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Send drawn groups from their owners to each rank that has rows of the slots that they fill."""
+        """Send drawn groups from their owners to the ranks with rows of their slots."""
         outgoing: list[list[int]] = [[] for _ in range(self.ranks)]
         for request in requests:
             if request.owner == self.rank:
@@ -276,12 +277,12 @@ class ShardedScope(_CommonScope):
 
 
 def make_auto(accelerator: Any) -> Scope:
-    """`process` on one process, else `sharded`, which fits any layout. (`attach` knows how groups lie, and puts one or
-    the other in its place: see `scope_choice`.)"""
+    """Return `process` on one process, otherwise `sharded`, which fits any layout. `attach`, which knows the layout,
+    replaces this choice: see `scope_choice`."""
     alone = accelerator is None or int(accelerator.num_processes) == 1
     return ProcessScope(accelerator) if alone else ShardedScope(accelerator)
 
 
 def _rows_of(table: Table, arrivals: Sequence[Arrival]) -> Ints:
-    """Rows of the entries that have just arrived, all of which the table has."""
+    """Return the rows of the entries that have just arrived; the table has all of them."""
     return table.rows_of([arrival.serial for arrival in arrivals])

@@ -1,4 +1,4 @@
-"""Scorers: what a stored group is worth. Each maps [`Groups`] to `(n,)` priorities."""
+"""Scorers: the priority of a stored group. Each maps [`Groups`] to `(n,)` priorities."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def mean_reward(groups: Groups, context: Context) -> Floats:
 
 
 def recency(groups: Groups, context: Context) -> Floats:
-    """Updates done at generation, plus one: newer groups are worth more."""
+    """The number of updates at generation, plus one: newer groups have higher priority."""
     return np.asarray(groups.update + 1.0)
 
 
 def constant(groups: Groups, context: Context) -> Floats:
-    """The same for every group: leaves the choice to the evictor's and sampler's other columns."""
+    """The same priority for every group, so other columns of the evictor and sampler decide."""
     return np.ones(len(groups))
 
 
 def make_pass_rate(threshold: float = 0.5, target: float = 0.5) -> Scorer:
-    """Prefers groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO). A row
-    that trains nothing is no success; one that nothing scored does not count."""
+    """Prefer groups whose share of rows with a weighted reward ≥ `threshold` is near `target` (ExGRPO, BAPO). A row
+    without a gradient is no success; a row that no function scored does not count."""
     require("pass_rate: threshold", threshold, number("a reward"))
     require("pass_rate: target", target, share)
 

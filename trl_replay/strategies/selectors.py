@@ -13,7 +13,7 @@ SHARE = number("a share above 0 and at most 1", above=0.0, most=1.0)
 
 
 def zero_std(groups: Groups, context: Context) -> Ints:
-    """The dead groups: those whose advantages do not differ beyond float noise."""
+    """Select dead groups: those whose advantages do not differ beyond float noise."""
     return np.flatnonzero(groups.dead)
 
 
@@ -21,7 +21,7 @@ zero_std.only_dead = True  # type: ignore[attr-defined]  # live groups stay in t
 
 
 def make_low_std(threshold: float = 0.05) -> Selector:
-    """Dead groups, and live ones of little reward deviation.
+    """Select dead groups, and live ones with a small reward standard deviation.
 
     Args:
         threshold (`float`): Largest standard deviation of the weighted reward that is replaceable (0.05 in ARPO,
@@ -37,8 +37,8 @@ def make_low_std(threshold: float = 0.05) -> Selector:
 
 
 def make_min_range(threshold: float = 0.02) -> Selector:
-    """Dead groups, and live ones whose rewards lie too close together: dividing by their deviation amplifies noise
-    (near-ties, modelscope/twinkle#288).
+    """Select dead groups, and live ones whose rewards are so close that normalization amplifies noise (near-ties,
+    modelscope/twinkle#288).
 
     Args:
         threshold (`float`): A group stays if its highest and lowest rewards differ by at least this.
@@ -55,7 +55,7 @@ def make_min_range(threshold: float = 0.02) -> Selector:
 
 
 def make_min_nontrivial(count: int = 2, tolerance: float = 0.01) -> Selector:
-    """Dead groups, and live ones in which too few rewards differ from the mean (modelscope/twinkle#288).
+    """Select dead groups, and live ones in which too few rewards differ from the mean (modelscope/twinkle#288).
 
     Args:
         count (`int`): A group stays if it has so many of them.
@@ -72,7 +72,7 @@ def make_min_nontrivial(count: int = 2, tolerance: float = 0.01) -> Selector:
 
 
 def make_top_p_variance(p: float = 0.9) -> Selector:
-    """All but the smallest set of groups that holds the share `p` of the reward variance (RAGEN-2, arXiv
+    """Select all but the smallest set of groups that holds the share `p` of the reward variance (RAGEN-2, arXiv
     2604.06268)."""
     require("top_p_variance: p", p, SHARE)
 
@@ -91,7 +91,7 @@ def make_top_p_variance(p: float = 0.9) -> Selector:
 
 
 def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0.5) -> Selector:
-    """Dead groups, and those whose pass rate is not strictly between `low` and `high` (BAPO, arXiv 2602.20722).
+    """Select dead groups, and those whose pass rate is not strictly between `low` and `high` (BAPO, arXiv 2602.20722).
 
     Args:
         low (`float`): Pass rates up to this one are too hard.
@@ -111,7 +111,8 @@ def make_pass_rate(low: float = 0.125, high: float = 0.875, threshold: float = 0
 
 
 def make_always(share: float = 0.25) -> Selector:
-    """A fixed share of every batch, rounded down: dead groups first, then those of the lowest reward deviation."""
+    """Select a fixed share of every batch, rounded down: dead groups first, then those with the lowest reward
+    deviation."""
     require("always: share", share, SHARE)
 
     def always(groups: Groups, context: Context) -> Ints:
@@ -123,7 +124,7 @@ def make_always(share: float = 0.25) -> Selector:
 
 
 def _ordered(groups: Groups, worth: Floats, chosen: Bools) -> Ints:
-    """The chosen groups: dead ones first, then by ascending worth, of equals the first."""
+    """Return the chosen groups: dead ones first, then by ascending worth; ties keep their order."""
     order = np.lexsort((worth, ~groups.dead))
     is_chosen = chosen[order]
     return np.asarray(order[is_chosen])

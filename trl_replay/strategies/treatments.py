@@ -1,4 +1,4 @@
-"""Treatments of dead groups that nothing fills (`replay_unfilled`), and whose KL term counts (`replay_kl`).
+"""Treatments of unfilled dead groups (`replay_unfilled`), and of KL terms (`replay_kl`).
 
 Each is a function of the hook `trl_replay_plan`. They run after the plugins' ones, in this order.
 """
@@ -28,7 +28,7 @@ def exclude(plan: Plan, groups: Groups, context: Context) -> None:
 
 
 def intra_batch(plan: Plan, groups: Groups, context: Context) -> None:
-    """Copy live groups of the same process into unfilled dead slots: every one once before any twice (POLARIS)."""
+    """Copy live groups of the same process into unfilled dead slots: each one once before any twice (POLARIS)."""
     assert context.home is not None  # while a plan is edited
     for home in np.unique(context.home[context.home >= 0]).tolist():
         here = plan.unfilled & (context.home == home)
@@ -41,12 +41,12 @@ def intra_batch(plan: Plan, groups: Groups, context: Context) -> None:
 
 
 def kl_of_fresh(plan: Plan, groups: Groups, context: Context) -> None:
-    """Leave stored rows without a KL term."""
+    """Drop the KL term of stored rows."""
     plan.kl &= ~plan.stored
 
 
 def kl_of_all_wrong(success: Success) -> Treatment:
-    """Leave all rows without a KL term but those of fresh dead groups in which no row passes."""
+    """Drop the KL term of all rows but those of fresh dead groups in which no row passes."""
 
     def kl(plan: Plan, groups: Groups, context: Context) -> None:
         plan.kl &= plan.fresh & success.without(groups)[:, None]
@@ -55,7 +55,7 @@ def kl_of_all_wrong(success: Success) -> Treatment:
 
 
 def treatments(unfilled: str, kl: str, success: Success) -> dict[str, Treatment]:
-    """The treatments that settings name, by setting and value, in the order in which they run."""
+    """Return the treatments that settings name, by setting and value, in the order in which they run."""
     of_dead: dict[str, Treatment] = {"mask": mask, "exclude": exclude, "intra_batch": intra_batch}
     of_kl: dict[str, Treatment] = {"fresh": kl_of_fresh, "all_wrong": kl_of_all_wrong(success)}
     found = {f"replay_unfilled={unfilled!r}": of_dead.get(unfilled), f"replay_kl={kl!r}": of_kl.get(kl)}
