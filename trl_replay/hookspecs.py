@@ -28,7 +28,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class RegistryHooks(Protocol):
-    """Offers of a plugin. Collected from every installed plugin; must not import torch."""
+    """What a plugin offers. Collected from every installed plugin; must not import torch."""
 
     @hookspec
     def trl_replay_strategies(self) -> Iterable[StrategySpec]:
@@ -42,7 +42,7 @@ class RegistryHooks(Protocol):
 
     @hookspec
     def trl_replay_fields(self) -> Iterable[FieldSpec]:
-        """Yield batch keys that TRL does not have: of a rollout function or a trainer subclass.
+        """Yield batch keys that TRL does not have, from a rollout function or a trainer subclass.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -62,11 +62,12 @@ class RegistryHooks(Protocol):
 
 
 class SessionHooks(Protocol):
-    """Takes part in one session. Only plugins that the configuration names are called."""
+    """Hooks of one session. Only plugins that the configuration names are called."""
 
     @hookspec
     def trl_replay_preflight(self, trainer: Any, config: Any) -> Iterable[str] | None:
-        """Reasons to refuse this trainer with this configuration, all reported at once before anything is patched.
+        """Return reasons to refuse this trainer with this configuration; all are reported at once before anything is
+        patched.
 
         `config` is the [`ReplayConfig`] in force, a preset's settings included.
 
@@ -79,7 +80,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_attached(self, session: SessionLike) -> None:
-        """The session's seam is on the trainer. The place to add table columns.
+        """Called once the trainer is wrapped. Add table columns here.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -89,7 +90,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_detached(self, session: SessionLike) -> None:
-        """The trainer is as it was.
+        """Called once the trainer is restored.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -99,7 +100,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_metrics(self, context: Context) -> Mapping[str, float]:
-        """Further metrics of this generation batch, for the trainer's log.
+        """Return further metrics of this generation batch, for the trainer's log.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -119,7 +120,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_score(self, groups: Groups, context: Context) -> Any:
-        """Priorities of settled groups, instead of the configured scorer.
+        """Return priorities of settled groups, instead of the configured scorer.
 
         >>> class Plugin:
         ...     @hookimpl(wrapper=True)
@@ -130,7 +131,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_rank(self, table: Table, context: Context) -> Any:
-        """Keep ranks of all entries, instead of the configured evictor.
+        """Return keep ranks of all entries, instead of the configured evictor.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -140,7 +141,7 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_sample(self, table: Table, count: int, context: Context) -> Any:
-        """Distinct rows of the eligible table to replay, instead of the configured sampler.
+        """Draw distinct rows of the eligible table to replay, instead of the configured sampler.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -150,8 +151,8 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Any:
-        """Name the stored row for each row of the slots, instead of the configured mixer: `(n, G)`, -1 where the
-        fresh row stays.
+        """Return the stored row that replaces each row of the slots, `(n, G)`, instead of the configured mixer; -1
+        keeps the fresh row.
 
         >>> import numpy as np
         >>> class Plugin:
@@ -165,8 +166,8 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_inputs(self, groups_of_rows: Sequence[Row], context: InputsContext) -> Any:
-        """Choose prompts to generate for, instead of those that the trainer's sampler drew: one row of the dataset a
-        group, in the order of the groups. In training only, before every generation, further rounds included.
+        """Replace the prompts that the trainer's sampler drew: return one row of the dataset per group, in order.
+        Called in training only, before every generation, further rounds included.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -180,8 +181,8 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_advantages(self, groups: Groups, context: Context) -> Any:
-        """Advantages of the fresh rows, `(n, G)`, instead of the trainer's; NaN where a row shall train nothing. Must
-        be pure: mixed groups pass through it, too.
+        """Return advantages of the fresh rows, `(n, G)`, instead of the trainer's; NaN masks a row. Must be pure,
+        since mixed groups pass through it, too.
 
         >>> import numpy as np
         >>> class Plugin:
@@ -192,7 +193,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_eligible(self, table: Table, context: Context) -> Mapping[str, Any]:
-        """Entries that may not be replayed now: by reason, a mask of them, `(len(table),)`. `explain()` tells the
+        """Return masks, `(len(table),)`, of entries that may not be replayed now, by reason. `explain()` lists the
         reasons.
 
         >>> class Plugin:
@@ -203,7 +204,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_plan(self, plan: Plan, groups: Groups, table: Table, context: Context) -> None:
-        """The slots are filled: edit what each row trains on. In every iteration; not in a dry run.
+        """Edit what each row trains on, once slots are filled. Called in every iteration; not in a dry run.
 
         Set `plan.masked` or `plan.silent`, clear `plan.kl`, change `plan.advantages`, or copy live groups into dead
         slots with `plan.copy`. `groups` are the fresh ones; `plan.column` gives a value for each row.
@@ -217,7 +218,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
-        """Fill a plugin's own columns for newcomers, which stand at `rows` of the table and are not ranked yet.
+        """Fill a plugin's columns for new entries, which are at `rows` of the table and not ranked yet.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -231,7 +232,8 @@ class SessionHooks(Protocol):
 
     @hookspec(firstresult=True)
     def trl_replay_correct(self, rows: ReplayedRows, context: Context) -> Corrected | None:
-        """Old log-probs and weights of replayed rows, instead of the configured correction. Runs inside the loss.
+        """Return old log-probs and weights of replayed rows, instead of the configured correction. Called inside the
+        loss.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -241,7 +243,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_save(self, session: SessionLike, directory: Path) -> None:
-        """A checkpoint is being written; the plugin may put files of its own into `directory`.
+        """Called while a checkpoint is written; the plugin may write files into `directory`.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -251,7 +253,7 @@ class SessionHooks(Protocol):
 
     @hookspec
     def trl_replay_load(self, session: SessionLike, directory: Path) -> None:
-        """A checkpoint is being resumed; the plugin may read its files from `directory`.
+        """Called while a checkpoint is resumed; the plugin may read its files from `directory`.
 
         >>> class Plugin:
         ...     @hookimpl
@@ -262,10 +264,10 @@ class SessionHooks(Protocol):
 
 
 def called_alone() -> list[str]:
-    """Names of the hooks that are called on one plugin after the other, where a wrapper would have nothing to wrap."""
+    """Names of the hooks that are called on each plugin separately, which wrappers can't implement."""
     return [*hook_names(RegistryHooks), *(f"{PROJECT}_{name}" for name in ("eligible", "plan", "save", "load"))]
 
 
 def hook_names(specs: type) -> list[str]:
-    """Names of the hooks that a class of specifications holds."""
+    """Return the names of the hooks that a class of specifications declares."""
     return [name for name in vars(specs) if name.startswith(f"{PROJECT}_")]

@@ -1,1 +1,1 @@
-"""Communication between ranks: which rows lie where, what is agreed upon, what has to move."""
+"""Communication between ranks: the layout of rows, agreement on decisions, and moves of payload."""

@@ -1,4 +1,4 @@
-"""Messages that processes exchange in one all-gather, and the reasons for which all of them stop then."""
+"""Messages that processes exchange in one all-gather, and the errors that they then all raise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POWERS = 2 ** np.arange(WORD)
 
 
 class Message:
-    """Numbers with names, which travel as one vector of float64.
+    """Named numbers, sent as one vector of float64.
 
     Args:
         **shapes (`tuple[int, ...]`): Of each field, in order; `()` for one number.
@@ -28,30 +28,30 @@ class Message:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Length of the vector."""
         return self._dtype.itemsize // np.dtype(np.float64).itemsize
 
     def pack(self, **values: ArrayLike) -> Floats:
-        """The vector, `(width,)`; fields that are not given hold 0."""
+        """Pack fields into a vector, `(width,)`; missing fields are 0."""
         record = np.zeros(1, self._dtype)
         for name, value in values.items():
             record[name] = value
         return record.view(np.float64)
 
     def unpack(self, vectors: Floats) -> NDArray[np.void]:
-        """`(ranks,)` records, one field a name, of `(ranks, width)` vectors."""
+        """Unpack vectors, `(ranks, width)`, into `(ranks,)` records with a field per name."""
         return np.ascontiguousarray(vectors).view(self._dtype)[:, 0]
 
 
 def decision_message(rows: int) -> Message:
-    """The message of a process with so many rows that has decided: its counters, the first of the processes that share
-    its buffer, a hash of what was decided for that buffer, and which of its rows were filled."""
+    """Define the message of a process with so many rows: counters, the leader of its buffer, a hash of its decisions,
+    and its filled rows."""
     words = -(-rows // WORD)
     return Message(counters=(len(COUNTERS),), leader=(), decided=(), filled=(words,))
 
 
 def packed_bits(mask: Bools) -> Floats:
-    """A mask, `(rows,)`, as numbers of `WORD` bits each."""
+    """Pack a mask, `(rows,)`, into numbers of `WORD` bits."""
     words = -(-len(mask) // WORD)
     bits = np.zeros(words * WORD, np.int64)
     bits[: len(mask)] = mask
@@ -59,7 +59,7 @@ def packed_bits(mask: Bools) -> Floats:
 
 
 def unpacked_bits(words: Floats, rows: int) -> list[bool]:
-    """The masks of all processes, one after the other.
+    """Unpack the masks of all processes, concatenated.
 
     Args:
         words (`(ranks, numbers)`): Of each, [`packed_bits`].
@@ -72,13 +72,13 @@ def unpacked_bits(words: Floats, rows: int) -> list[bool]:
 
 
 def reason_of_failure(agreement: Agreement) -> str:
-    """Names what failed on which process; empty if nothing did."""
+    """Describe what failed on which process; empty if nothing did."""
     failures = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.errors) if text]
     return "; ".join(failures)
 
 
 def reason_of_modes(told: Floats) -> str:
-    """Names what replay does on each process; empty if it does the same on all.
+    """Describe what replay does on each process; empty if it does the same on all.
 
     Args:
         told (`(ranks,)`): The mode of each.
@@ -95,7 +95,7 @@ def reason_of_modes(told: Floats) -> str:
 
 
 def reason_of_decisions(leaders: Floats, decided: Floats) -> str:
-    """Names why processes that share a buffer can't go on; empty if they decided the same.
+    """Describe different decisions of processes that share a buffer; empty if there are none.
 
     Args:
         leaders (`(ranks,)`): Of each process, the first of those that share its buffer.

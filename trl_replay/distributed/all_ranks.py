@@ -1,4 +1,4 @@
-"""Doing something on every process: all of them go on, or all of them raise."""
+"""Run an action on every process: all continue, or all raise."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 def run_on_all_ranks(
     action: Callable[[], Result], failure: type[ReplayError], alone: bool = False
 ) -> list[Result | None]:
-    """Run `action` on every process and wait for all; where it fails on one, all raise: our own errors, or
-    `failure`.
+    """Run `action` on every process and wait for all. If it fails on one, all raise: one of our errors unchanged,
+    otherwise `failure`.
 
     Args:
         action (`Callable`): What to do.
@@ -43,7 +43,7 @@ def run_on_all_ranks(
 
 
 def join_errors(errors: Sequence[str]) -> str:
-    """The errors of all ranks, empty where there was none, in one sentence; of one process alone, its own words."""
+    """Join the errors of all ranks into one sentence; the error of one process stays unchanged."""
     if len(errors) == 1:
         return errors[0]
     named = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text]

@@ -1,4 +1,4 @@
-"""All that one session says to other processes: share, agree, admit and fetch, in this order for every batch."""
+"""A session's communication with other processes: share, agree, admit and fetch, in this order for every batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STOPS = "Replay stops on all processes. "
 
 @dataclass(frozen=True, slots=True)
 class Agreed(Generic[Decided]):
-    """A decision, once all processes have decided.
+    """A decision that all processes have made.
 
     Attributes:
         decision ([`Decision`]): This process's.
@@ -50,7 +50,8 @@ class Agreed(Generic[Decided]):
 
 
 class Communicator:
-    """The communication of one session. Every process calls `share`, `agree` and `move` alike, whatever failed on it.
+    """The communication of one session. Every process calls `share`, `agree` and `move` equally often, also after an
+    error.
 
     Everything is decided from columns before `agree`, and payload moves after it. So an error on one process reaches
     all of them at `agree`, and none waits for payload that another will not send.
@@ -75,7 +76,7 @@ class Communicator:
     def share(
         self, batch: Batch | None, count: int, pending: PendingGroups | None, changed: bool = False
     ) -> RowLayout:
-        """Row columns of the fresh batch and of the last one's candidates, from all processes.
+        """Share row columns of the fresh batch and of the last batch's candidates among all processes.
 
         A process whose batch can't be described shares blank columns, so that the others need not wait for it, and
         keeps the error.
@@ -99,7 +100,7 @@ class Communicator:
         return self._share(local)
 
     def share_round(self, batch: Batch) -> RowLayout:
-        """Row columns of a further round of a batch, from all processes: with the same number of rows on each.
+        """Share row columns of a further round, with the same number of rows on each process.
 
         Args:
             batch (`dict`): As TRL returned it.
@@ -114,7 +115,7 @@ class Communicator:
         return self._share(local)
 
     def _described(self, batch: Batch) -> Columns:
-        """The columns of this process's rows.
+        """Return the columns of this process's rows.
 
         Raises:
             SeamError: The batch holds other rows than were to be generated for.
@@ -144,8 +145,8 @@ class Communicator:
     def agree(
         self, rows: RowLayout, decide: Callable[[], Decided], due: Sequence[int] = (), mode: int = RUNS
     ) -> Agreed[Decided]:
-        """Decide, and hear whether all processes did: counters are summed; an error on any, different decisions and
-        different modes are raised on all.
+        """Decide, and check that all processes did: counters are summed; an error on any, different decisions or
+        different modes raise on all.
 
         Of the ranks that share a buffer only the first counts what they decide together; each counts its own bytes.
 
@@ -190,7 +191,7 @@ class Communicator:
         )
 
     def tell(self, make: Callable[[], tuple[Made, Floats]], blank: Floats, mode: int = RUNS) -> tuple[Made, Floats]:
-        """Make something, and tell the other processes some numbers about it.
+        """Build a value, and share some numbers about it with the other processes.
 
         Args:
             make (`Callable`): Gives it with its numbers, as many on each process; without communication.
@@ -221,7 +222,7 @@ class Communicator:
         return made, agreement.vectors[:, 1:]
 
     def move(self, rows: RowLayout, decision: Decision) -> dict[int, Group]:
-        """Move admitted payload to where it lives, and drawn payload to its slots; return what came here."""
+        """Move admitted payload to its owners and drawn payload to its slots; return what arrived here."""
         components = self._components
         buffer = components.buffer
         parts = components.scope.admit(buffer.table, decision.admitted.arrivals, decision.admitted.mine)
@@ -239,7 +240,7 @@ class Communicator:
         return fetched
 
     def _load(self, serial: int, rows: Ints) -> Group:
-        """A copy of the entry's rows that are replayed: no other travels."""
+        """Load a copy of only those rows of the entry that are replayed."""
         components = self._components
         try:
             group = components.buffer.load(serial)

@@ -1,5 +1,4 @@
-"""The decisions of one step, before anything moves: the same on all processes that share a buffer. Imports no
-torch."""
+"""The decisions of one step before payload moves, equal on all processes that share a buffer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ RUNS, PAUSED, DETACHED = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Newcomers that the table has taken.
+    """New entries that the table has accepted.
 
     Attributes:
         arrivals (`list[Arrival]`): All of them, the same on all processes that share the buffer.

@@ -1,4 +1,4 @@
-"""A barrier in the key-value store: verify that all ranks came to the same call before any collective outside a batch.
+"""A store-based barrier: verify that all ranks reached the same call before any collective outside a batch.
 
 A collective that one process begins alone pairs with whatever the others come to next, a gather of the trainer's say:
 they wait for ever, get each other's bytes, or abort. So each process first leaves its name in the key-value store that
@@ -43,7 +43,7 @@ RANKS_SHOWN = 8
 
 
 class RollCall:
-    """The roll calls of one session. Sessions are told apart by their number among those that have met the others'.
+    """Barriers of one session, numbered so that sessions don't mix.
 
     Args:
         rank (`int`): This process.
@@ -66,8 +66,7 @@ class RollCall:
         self._calls: Counter[str] = Counter()
 
     def __call__(self, call: str, doing: str, timeout: float | None = None) -> None:
-        """Wait until every process has come to this call as often as this one. The first time, whatever is called,
-        they compare what must be equal.
+        """Wait until every process has reached this call as often as this one. The first call also compares settings.
 
         Args:
             call (`str`): What is called; each name has a count of its own.
@@ -88,7 +87,7 @@ class RollCall:
         self._calls[call] += 1
 
     def leave_word(self) -> None:
-        """Tell the others, without waiting, of a session that does nothing and will come to no call."""
+        """Announce, without waiting, a session that does nothing and reaches no call."""
         store = store_of_all() if self._processes > 1 else None
         if store is None:
             return
@@ -99,7 +98,7 @@ class RollCall:
         RollCall._met += 1
 
     def _compare(self, store: Store, doing: str, timeout: float) -> None:
-        """Compare digests; only where these differ, processes tell each other what is behind them."""
+        """Compare digests of settings; only if these differ, exchange the settings."""
         key = self._announce(store)
         self._enter(store, key, doing, timeout)
         self._number = RollCall._met
@@ -117,7 +116,7 @@ class RollCall:
         )
 
     def _announce(self, store: Store) -> str:
-        """Put the digest down, or that it is another than the first one's; return where."""
+        """Store the digest, or mark that it differs from the first one; return the key."""
         key = f"trl_replay/{RollCall._met}/settings"
         digest = hashlib.sha256(self._equal.encode()).hexdigest()
         if store.compare_set(f"{key}/digest", "", digest).decode() != digest:
@@ -125,13 +124,13 @@ class RollCall:
         return key
 
     def _come(self, store: Store, key: str) -> None:
-        """Is counted; the last one lets all go on."""
+        """Register this rank; the last one releases all."""
         store.set(f"{key}/{self._rank}", "1")
         if store.add(f"{key}/count", 1) == self._processes:
             store.set(f"{key}/all", "1")
 
     def _meet(self, store: Store, key: str, timeout: float) -> bool:
-        """Tell whether all came in time."""
+        """Whether all ranks arrived in time."""
         self._come(store, key)
         return _came(store, f"{key}/all", timeout)
 
@@ -155,7 +154,7 @@ class RollCall:
 
 
 def roll_call_of(trainer: Any, settings: Settings, scope: Scope) -> RollCall:
-    """The roll calls of a session with these settings."""
+    """Return the barriers of a session with these settings."""
     seed = int(trainer.args.seed) if settings.config.replay_seed is None else settings.config.replay_seed
     equal = settings.equal_on_ranks(scope.division.one_buffer, seed)
     if settings.acts:  # else any trainer will do
@@ -185,13 +184,13 @@ def _differences(told: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    """`rank 0`, `ranks 0, 2`, and of many the first ones."""
+    """Format ranks: `rank 0`, `ranks 0, 2`, and only the first of many."""
     shown = ", ".join(map(str, numbers[:RANKS_SHOWN])) + (", …" if len(numbers) > RANKS_SHOWN else "")
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _came(store: Store, key: str, timeout: float) -> bool:
-    """Tell whether a key is there before the time is over."""
+    """Whether a key appears before the timeout."""
     try:
         store.wait([key], timedelta(seconds=timeout))
     except RuntimeError:  # all of torch's stores raise one of its kinds
@@ -200,7 +199,7 @@ def _came(store: Store, key: str, timeout: float) -> bool:
 
 
 def store_of_all() -> Store | None:
-    """The store of the default process group; None where torch.distributed does not run."""
+    """Return the store of the default process group; None if torch.distributed does not run."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _get_default_store
 

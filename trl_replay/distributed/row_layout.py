@@ -1,4 +1,4 @@
-"""The layout of a generation batch's rows, and which payload has to move. No communication happens here."""
+"""The layout of a generation batch's rows, and the payload that has to move. Does not communicate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISSING = Group({}, frozenset(), NO_LENGTHS, NO_LENGTHS)
 
 
 class Exchange(NamedTuple):
-    """A fresh group that takes another one's slot, with rows on this process."""
+    """A fresh group that replaces another group, with rows on this process."""
 
     slot: int
     """Among the groups that the scope shares."""
@@ -34,7 +34,7 @@ class Exchange(NamedTuple):
     """The rows of the group that takes it, in the batch that it comes from."""
 
     def placement(self, group: Group) -> Placement:
-        """The group, once it is cut out, in its slot."""
+        """Place the group, once it is cut out, in its slot."""
         count = self.target.stop - self.target.start
         return Placement(self.slot, group, NONE, age=0, start=self.target.start, count=count)
 
@@ -99,7 +99,7 @@ class RowLayout:
         return bool((groups == first_of_group + np.arange(self.size)).all())
 
     def fingerprint(self, table: Table, decision: Decision) -> int:
-        """A 48-bit hash of what was decided for the buffer; 0 where this process shares it with none.
+        """Return a 48-bit hash of the buffer's decisions; 0 if this process shares its buffer with none.
 
         Equal on all processes that share a buffer, or payload would go astray. It holds no advantages: they may
         differ in their last bits between machines.
@@ -139,7 +139,7 @@ class RowLayout:
         return rows, begin - span.start
 
     def exchanges(self, slots: Sequence[int], groups: Sequence[int], other: RowLayout) -> list[Exchange]:
-        """Groups of another batch, or of this one, that take slots: those with rows on this process."""
+        """Return the groups of this or another batch that take slots and have rows on this process."""
         found = []
         for slot, group in zip(slots, groups, strict=True):
             target, _ = self.local(slot)
@@ -156,13 +156,13 @@ class RowLayout:
 
     @property
     def homes(self) -> Ints:
-        """Per slot, the process that has all of its rows; -1 if they straddle, `(n,)`."""
+        """The process that has all rows of each slot, `(n,)`; -1 if they straddle."""
         first = self.columns["row"][:: self.size]
         last = (first + self.size - 1) // self.count
         return np.where(first // self.count == last, last, -1)
 
     def arrivals(self, serials: Sequence[int], slots: Sequence[int], ranks: int) -> list[Arrival]:
-        """Candidates as arrivals, from the shared column `nbytes`."""
+        """Return the candidates as arrivals, from the shared column `nbytes`."""
         chosen = list(slots)
         nbytes = self.columns["nbytes"].reshape(-1, self.size)[chosen]
         ranks_of_rows = self.columns["row"] // self.count
@@ -193,12 +193,12 @@ class RowLayout:
         return self.of_here(plan.stored) if len(plan) else np.zeros(self.count, bool)
 
     def of_here(self, values: NDArray[_Value]) -> NDArray[_Value]:
-        """Of values of all shared rows, `(n, G)`, those of this process's rows, `(count,)`."""
+        """Slice values of all shared rows, `(n, G)`, to this process's rows, `(count,)`."""
         return values.ravel()[self.here]
 
     @property
     def slots_here(self) -> slice:
-        """The slots that have rows on this process."""
+        """Slots with rows on this process."""
         return slice(self.here.start // self.size, -(-self.here.stop // self.size))
 
     def placements(
@@ -242,7 +242,7 @@ class RowLayout:
 
 
 def _serials(table: Table, entries: Ints) -> Ints:
-    """The serial of each entry; any number where there is none."""
+    """Return the serial of each entry; arbitrary where there is none."""
     if not len(table):
         return entries
     return np.asarray(table.serial[np.maximum(entries, 0)])

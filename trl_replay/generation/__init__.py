@@ -1,1 +1,1 @@
-"""Before and between the trainer's scorings: what is generated for, and what is generated again."""
+"""Prompts and dynamic sampling: what is generated before and between the trainer's scorings."""

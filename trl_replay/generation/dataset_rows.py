@@ -1,4 +1,4 @@
-"""Rows of the trainer's dataset: what tells their prompts apart, and where further ones come from."""
+"""Rows of the trainer's dataset: their prompts' identity, and a source of new prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS_REMEMBERED = 1024
 
 
 def repeated(rows: Sequence[Row], size: int) -> list[Row]:
-    """Each row `size` times, every time a copy: the trainer writes into its inputs."""
+    """Repeat each row `size` times as copies, since the trainer writes into its inputs."""
     return [copy.deepcopy(row) for row in rows for _ in range(size)]
 
 
@@ -31,7 +31,7 @@ Data: TypeAlias = tuple[Any, Callable[[list[Any]], Any]]
 
 
 class Dataset:
-    """The dataset that the trainer trains on, by row number.
+    """The trainer's dataset, by row number.
 
     Args:
         data (`Callable`): Gives the dataset and what makes a batch of its rows: both may change with every `train()`.
@@ -60,13 +60,13 @@ class Dataset:
 
     @property
     def size(self) -> int | None:
-        """Number of rows; None of a stream."""
+        """Number of rows; None for a stream."""
         dataset, _ = self._data()
         return None if compat.streams(dataset) else len(dataset)
 
     @property
     def columns(self) -> set[str] | None:
-        """Names of its columns; None of a stream that does not tell them."""
+        """Names of the columns; None for a stream that does not list them."""
         dataset, _ = self._data()
         names = getattr(dataset, "column_names", None)
         if names is None and self.size:
@@ -74,11 +74,11 @@ class Dataset:
         return None if names is None else set(names)
 
     def __iter__(self) -> Iterator[Row]:
-        """All rows, as the trainer's collator gives them."""
+        """Yield all rows, as the trainer's collator returns them."""
         return map(self.row, range(len(self)))
 
     def row(self, number: int) -> Row:
-        """One row, as the trainer's collator gives it.
+        """Return one row, as the trainer's collator returns it.
 
         Raises:
             SeamError: It gives something else than one row for one.
@@ -94,7 +94,7 @@ class Dataset:
         return dict(rows[0])
 
     def number_of(self, key: int) -> int | None:
-        """The number of the first row with this key. The first question reads the whole dataset."""
+        """Return the number of the first row with this key. The first call reads the whole dataset."""
         dataset, _ = self._data()
         if self._indexed is not dataset:
             self._indexed = dataset
@@ -105,8 +105,8 @@ class Dataset:
 
 
 class PromptSource:
-    """New prompts of the dataset: all of them once, in a random order, before any comes again. Ranks with batches of
-    their own share one order, of which each takes its part.
+    """New prompts of the dataset: each once per epoch, shuffled. Ranks with their own batches share one order and take
+    disjoint parts.
 
     Args:
         dataset ([`Dataset`]): Where they come from.
@@ -131,7 +131,7 @@ class PromptSource:
         self._shuffled = (-1, -1)  # the order and the size that the numbers are of
 
     def take(self, count: int, present: Collection[int] = (), skip: Callable[[Row], bool] | None = None) -> list[Row]:
-        """`count` rows whose keys are not in `present` and differ from each other, as far as there are such rows.
+        """Return up to `count` rows with distinct keys that are not in `present`.
 
         Args:
             count (`int`): How many.
@@ -154,7 +154,7 @@ class PromptSource:
         return rows + list(itertools.islice(again, missing))
 
     def _next(self) -> Row:
-        """The next row of this rank's part, or the first one of the next order."""
+        """Return the next row of this rank's part, or the first one of the next order."""
         if self.position == len(self._numbers):
             self.position = 0
             self.order += 1
@@ -164,7 +164,7 @@ class PromptSource:
         return self._dataset.row(number)
 
     def _begin(self) -> int:
-        """Compute this order's part if it is not at hand; return its length."""
+        """Compute this order's part if needed; return its length."""
         size = len(self._dataset)
         if self._size not in (-1, size):  # another dataset
             self.position = 0
@@ -183,7 +183,8 @@ class PromptSource:
         return {"position": self.position, "order": self.order, "size": self._size, "parts": self._parts}
 
     def load_any(self, states: Sequence[Mapping[str, int]]) -> None:
-        """Continue at the position of this rank's part, or of the one state; with other parts, in the next order."""
+        """Continue at the saved position of this rank's part, or of the only state; with other parts, in the next
+        order."""
         has_parts = len(states) == self._parts == states[0]["parts"]
         latest = max(states, key=lambda state: state["order"])
         self.load_state_dict(states[self._part] if has_parts else latest)
@@ -201,7 +202,7 @@ class PromptSource:
 
 
 class RowMemory:
-    """The raw rows seen last, by key, and behind them the dataset.
+    """The rows seen last, by key, with the dataset as a fallback.
 
     Args:
         dataset ([`Dataset`], *optional*): Where rows are looked up that are not kept; None if it has no numbers.
@@ -212,14 +213,14 @@ class RowMemory:
         self._rows: OrderedDict[int, Row] = OrderedDict()
 
     def keep(self, key: int, row: Row) -> None:
-        """Keep a row, which nobody else may change."""
+        """Keep a row, which the caller must not change."""
         self._rows[key] = row
         self._rows.move_to_end(key)
         if len(self._rows) > ROWS_REMEMBERED:
             self._rows.popitem(last=False)
 
     def find(self, keys: Sequence[int]) -> list[Row]:
-        """Copy of the rows with these keys, in their order; those that can't be found are left out."""
+        """Return copies of the rows with these keys, in order; missing ones are omitted."""
         found = []
         for key in keys:
             row = self._rows.get(int(key))

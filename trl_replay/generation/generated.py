@@ -34,7 +34,8 @@ class Generated:
 
     @classmethod
     def unseen(cls, batch: Batch, rows: RowLayout) -> Generated:
-        """A batch whose groups can't be looked at: the error is kept, and all processes stop at their next message."""
+        """Return a batch whose groups are unavailable after an error, which all processes raise at their next
+        message."""
         none = np.empty((0, rows.size))
         flat = np.empty(0, np.int64)
         whole = none.astype(np.int64)
@@ -43,7 +44,7 @@ class Generated:
 
     @property
     def groups(self) -> Ints:
-        """Numbers of the groups that the scope shares, among those of all processes."""
+        """Numbers of the groups that the scope shares, among all processes' groups."""
         size = self.rows.size
         first_rows = self.rows.columns["row"][::size]
         return np.asarray(first_rows // size)
@@ -55,7 +56,7 @@ class Generated:
 
     @property
     def items_here(self) -> Floats:
-        """Per group, what its rows on this process add to `num_items_in_batch`."""
+        """What each group's rows on this process add to `num_items_in_batch`."""
         here = self.rows.here
         groups = np.arange(here.start, here.stop) // self.rows.size
         items = self.rows.columns["items"][here]

@@ -39,11 +39,11 @@ class GroupLayout:
         self.width = max(self.here(rank) for rank in range(ranks))
 
     def first(self, rank: _Rank) -> _Rank:
-        """The first group with rows on a process, or on each of several."""
+        """The first group with rows on a process (or on each of several)."""
         return rank * self.rows // self.size
 
     def here(self, rank: _Rank) -> _Rank:
-        """Return the number of groups with rows on a process, or on each of several."""
+        """Return the number of groups with rows on a process (or on each of several)."""
         end = (rank + 1) * self.rows
         last = (end - 1) // self.size
         return last - self.first(rank) + 1
@@ -69,13 +69,13 @@ class GroupLayout:
         return parts
 
     def begins(self) -> Bools:
-        """Return a mask of the groups with rows here whose first row is here: these are counted here."""
+        """Return a mask of the groups with rows here whose first row is here, which this process counts."""
         groups = self.mine_first + np.arange(self.mine_here)
         first_rows = groups * self.size
         return np.asarray(first_rows >= self.rank * self.rows)
 
     def of_round(self, needed: int) -> GroupLayout:
-        """A round in which some process needs `needed` groups, and none more."""
+        """Return the layout of a round in which the neediest process needs `needed` groups."""
         if self.straddles:
             return self
         return GroupLayout(needed * self.size, self.size, self.rank, self.ranks)

@@ -1,4 +1,4 @@
-"""Which of the groups that the trainer scored are dead, and what a success is of their rewards."""
+"""Determine dead groups among scored ones, and what a success is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEED_A_SUCCESS = ("replay_retire_passes", "replay_start_pass_rate")
 
 
 class Judge:
-    """Makes groups of what the trainer scored.
+    """Builds groups from the rows that the trainer scored.
 
     Args:
         trainer (`Callable`): Gives the trainer.
@@ -42,7 +42,7 @@ class Judge:
         self._has_doubted = False
 
     def look(self, batch: Batch, rows: RowLayout) -> Generated:
-        """Look at rows that were just scored."""
+        """Read rows that were just scored."""
         processes = self._components.processes
         setup = compat.reward_setup(self._trainer())
         scored = rewards_of_batch(self.rewards or [], rows.columns, setup, rows.size, rows.count * processes)
@@ -56,7 +56,7 @@ class Judge:
         return Generated(batch, rows, groups, scored, (groups,))
 
     def see(self, rows: RowLayout, scored: torch.Tensor) -> Groups:
-        """Return the groups that the scope shares, with what a plugin makes of their advantages."""
+        """Return the groups that the scope shares, with advantages as plugins shape them."""
         components = self._components
         setup = compat.reward_setup(self._trainer())
         table, update = components.buffer.table, components.buffer.clock.update
@@ -65,7 +65,8 @@ class Judge:
         return self._mixing.shape(groups)
 
     def doubt(self) -> str:
-        """Describe what does not act because it is not known what a success is, and the remedy; empty if all does."""
+        """Describe the settings that wait because it is unknown what a success is, and the remedy; empty if none
+        waits."""
         config, doubt = self._settings.config, self._components.success.doubt()
         waiting = [f"{name}={value}" for name in NEED_A_SUCCESS if (value := getattr(config, name)) is not None]
         waiting += [f"the plugin {plugin.name!r}" for plugin in self._settings.plugins if plugin.needs_success]

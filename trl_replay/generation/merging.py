@@ -1,4 +1,4 @@
-"""Groups that were generated again take the places of dead ones, in all that is known of a generation batch."""
+"""Replace dead groups of a generation batch by groups of a dynamic-sampling round, in all data of the batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_A_ROW = ("advantages", "lengths", "trainable", "items", "images", "prompt")
 def merged(
     current: Generated, other: Generated, sources: Ints, fields: FieldTable, multiple_of: int | None
 ) -> Generated:
-    """The batch with groups of a further round in the places of some of its own.
+    """Return the batch in which groups of a round replace some of its own.
 
     `num_items_in_batch` is passed through: what all processes exchanged is known later.
 
@@ -57,7 +57,7 @@ def _merged_groups(current: Groups, other: Groups, slots: Ints, sources: Ints) -
 
 
 def _merged_scores(current: Generated, other: Generated, sources: Ints) -> torch.Tensor:
-    """`(rows of all processes, functions)`: the rewards of the merged batch."""
+    """Return the merged batch's rewards, `(rows of all processes, functions)`."""
     scored = current.scored.clone()
     functions = scored.size(1)
     shape = (-1, current.rows.size, functions)
@@ -86,7 +86,8 @@ def _merged_rows(current: RowLayout, other: RowLayout, slots: Ints, sources: Int
 
 
 def _images_of_batches(images: NDArray[Any]) -> NDArray[Any]:
-    """Images of each row, `(processes, rows)`: -1 in all rows of a batch that holds none at all, and only there."""
+    """Return the number of images of each row, `(processes, rows)`; -1 in all rows of a batch without images, and only
+    there."""
     pictured = (images > 0).any(axis=1, keepdims=True)
     return np.where(pictured, np.maximum(images, 0), -1)
 
@@ -94,7 +95,7 @@ def _images_of_batches(images: NDArray[Any]) -> NDArray[Any]:
 def _merged_batch(
     current: Generated, other: Generated, slots: Ints, sources: Ints, fields: FieldTable, multiple_of: int | None
 ) -> Batch:
-    """This process's batch with the rows of the round in their slots."""
+    """Return this process's batch with the round's rows in their slots."""
     exchanges = current.rows.exchanges(slots.tolist(), sources.tolist(), other.rows)
     if not exchanges:
         return current.batch
@@ -111,7 +112,7 @@ def _merged_batch(
 
 
 def _with_the_same_keys(batch: Batch, other: Batch, fields: FieldTable) -> tuple[Batch, Batch]:
-    """Both batches with the keys of either; images apart, which groups have or have not.
+    """Return both batches with the keys of either, except those of images.
 
     Raises:
         BatchError: A key of one of them stands for nothing where it is missing.

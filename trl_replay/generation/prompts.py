@@ -1,4 +1,4 @@
-"""The prompts of a generation batch: the trainer's own, plugins' changes of them, and further ones for dead slots."""
+"""The prompts of a generation batch: the trainer's own, plugins' replacements, and new ones for dead slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANY = -1
 
 
 class Prompts:
-    """The prompts of the batch at hand, one row a group, of all groups with rows on this process.
+    """The current batch's prompts, one row per group with rows on this process.
 
     Args:
         trainer (`Callable`): Gives the trainer.
@@ -69,14 +69,14 @@ class Prompts:
         return PromptSource(self._dataset, self._seed, self._layout.rank, self._layout.ranks)
 
     def lay_out(self, layout: GroupLayout) -> None:
-        """Groups lie otherwise from now on: the trainer's batches have another size."""
+        """Use a new layout of groups from now on: the trainer's batch size has changed."""
         straddled = self._layout.straddles
         self._layout = layout
         if straddled != layout.straddles:
             self.source = self._source()
 
     def begin(self, inputs: Sequence[Row], batch: int) -> Sequence[Row]:
-        """The inputs of generation batch number `batch`: the trainer's own ones, unless a plugin changes prompts.
+        """Return the inputs of generation batch number `batch`: the trainer's own, unless a plugin changes prompts.
 
         Raises:
             SeamError: The rows of a group have different prompts.
@@ -94,7 +94,7 @@ class Prompts:
         return inputs
 
     def further(self, number: int, count: int, dead: Ints) -> list[Row]:
-        """The inputs of a further round.
+        """Return the inputs of a further round.
 
         Args:
             number (`int`): Of the round, from 1.
@@ -114,11 +114,11 @@ class Prompts:
         return self._repeated(rows)
 
     def stand_ins(self, count: int) -> list[Row]:
-        """Inputs for `count` groups where those that were meant can't be had: the others must not wait."""
+        """Return substitute inputs for `count` groups after an error, so that other ranks need not wait."""
         return self._repeated(_cycled(self.rows, count))
 
     def _one_a_group(self, inputs: Sequence[Row]) -> list[Row]:
-        """A copy of one row of each group: the trainer writes into its own."""
+        """Return a copy of one row of each group, since the trainer writes into its own."""
         raw: list[Row] = []
         for part in self._layout.rows_here():
             prompts = [inputs[row].get("prompt") for row in part]
@@ -132,7 +132,7 @@ class Prompts:
         return raw
 
     def _generate_for(self, rows: Sequence[Row]) -> None:
-        """Take note of what is generated for."""
+        """Record the rows that are generated for."""
         self.keys = [self._key(row) for row in rows]
         if self._asks:
             for key, row in zip(self.keys, rows, strict=True):
@@ -152,7 +152,7 @@ class Prompts:
         return _cycled(again or self.rows, count)
 
     def _repeated(self, rows: Sequence[Row]) -> list[Row]:
-        """One copy of a group's row for each of its rows on this process."""
+        """Repeat each group's row for its rows on this process, as copies."""
         if not self._layout.straddles:
             return repeated(rows, self._layout.size)
         inputs: list[Row] = []
@@ -161,7 +161,7 @@ class Prompts:
         return inputs
 
     def _ask(self, rows: list[Row], number: int) -> list[Row] | None:
-        """Ask plugins to change a round's prompts; return None if they leave them.
+        """Let plugins change a round's prompts; return None if they do not.
 
         Groups that straddle processes are asked about one by one: processes with rows of the same one must get the
         same answer.
@@ -180,7 +180,7 @@ class Prompts:
         return answers
 
     def _inputs_context(self, number: int, group: int, rows: Sequence[Row]) -> InputsContext:
-        """Return a plugin's context, with a generator that is the same wherever this is asked."""
+        """Return a plugin's context, whose generator is the same on all processes with rows of the group."""
         rng = np.random.default_rng([self._seed, self._batch, number, group])
         source = self.source
         if self._layout.straddles:  # what was given out before differs between processes
@@ -201,11 +201,11 @@ class Prompts:
         )
 
     def _find(self, keys: Sequence[int]) -> list[Row]:
-        """The rows with these keys. Of a stream each process remembers those that it has seen: none where groups
+        """Return the rows with these keys. For a stream, each process knows only rows that it has seen: none if groups
         straddle processes, which must all find the same."""
         return [] if self._streams and self._layout.straddles else self._memory.find(keys)
 
 
 def _cycled(values: Sequence[_T], count: int) -> list[_T]:
-    """`count` values: these ones, over and over."""
+    """Return `count` values by cycling through these."""
     return list(itertools.islice(itertools.cycle(values), count))

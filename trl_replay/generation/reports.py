@@ -1,4 +1,4 @@
-"""The message of each process after a generation, and the conclusions that all of them draw from it."""
+"""Each process's message after a generation, and the conclusions that all draw from the messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOW = 2**32
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """Conclusions from the messages of all processes.
+    """Conclusions from all processes' messages.
 
     Attributes:
         needed (`int`): Dead groups of the process that has most.
@@ -39,7 +39,7 @@ class RoundReport:
 
 
 class Reports:
-    """Writes and reads the messages about one batch and its rounds.
+    """Writes and reads the messages of one batch and its rounds.
 
     Args:
         layout ([`GroupLayout`]): Where the batch's groups lie.
@@ -51,11 +51,11 @@ class Reports:
         self._message = Message(needed=(), live=(), items=(), takes=(width,), keys=(width, 2))
 
     def blank(self) -> Floats:
-        """The vector of a process that has nothing to tell."""
+        """Return the vector of a process with nothing to report."""
         return self._message.pack()
 
     def of_batch(self, batch: Generated, keys: Sequence[int]) -> Floats:
-        """This process's vector after the batch itself was generated.
+        """Return this process's vector after the batch itself was generated.
 
         Args:
             batch ([`Generated`]): The batch.
@@ -65,7 +65,7 @@ class Reports:
         return self._write(batch.dead_here, none, 0.0, keys)
 
     def of_round(self, current: Generated, latest: Generated, keys: Sequence[int], targets: Sequence[int]) -> Floats:
-        """This process's vector after a further round.
+        """Return this process's vector after a further round.
 
         Args:
             current ([`Generated`]): The batch as it was before.
@@ -82,7 +82,7 @@ class Reports:
         return self._write(dead & ~taken, takes, gained - lost, keys)
 
     def _write(self, dead: Bools, takes: Ints, items: float, keys: Sequence[int]) -> Floats:
-        """The vector; `dead` and `takes` are of the batch's groups with rows here."""
+        """Return the vector; `dead` and `takes` refer to the batch's groups with rows here."""
         counted = self._layout.begins()
         all_takes = np.zeros(self._layout.width)
         all_takes[: len(takes)] = takes + 1
@@ -94,7 +94,7 @@ class Reports:
         )
 
     def _takes(self, dead: Bools, live: Bools, targets: Sequence[int]) -> Ints:
-        """Return the round's group that takes each of the batch's groups here; `KEPT` for none.
+        """Return the round's group that replaces each of the batch's groups here; `KEPT` for none.
 
         Args:
             dead (`(groups here,)`): Of the batch's.
@@ -138,7 +138,7 @@ class Reports:
         )
 
     def _sources(self, takes: Ints, generated: GroupLayout) -> Ints:
-        """Over all processes, what each, `(ranks, width)`, tells of its own groups."""
+        """Combine what each process reports of its own groups, `(ranks, width)`, over all processes."""
         sources = np.full(self._layout.groups, KEPT)
         ranks, places = np.nonzero(takes != KEPT)
         slots = self._layout.first(ranks) + places
@@ -147,7 +147,7 @@ class Reports:
 
 
 def _keys(told: Ints, generated: GroupLayout) -> Ints:
-    """The key of each generated group, from what each process, `(ranks, width)`, tells of its own."""
+    """Return the key of each generated group, from all processes' reports, `(ranks, width)`."""
     here = generated.here(np.arange(len(told)))
     ranks, places = np.nonzero(np.arange(told.shape[1]) < here[:, None])
     groups = generated.first(ranks) + places

@@ -1,4 +1,4 @@
-"""Generating again: dead groups' slots get further groups, for a bounded number of rounds.
+"""Dynamic sampling: resample dead groups for a bounded number of rounds.
 
 After each generation all processes tell each other, in one all-gather of fixed width, how many groups they still need,
 what they have taken, and what failed. So all of them generate the same number of groups, and an error on one stops all
@@ -101,7 +101,7 @@ class Rounds:
         self.seconds = 0.0
 
     def begin(self, inputs: Sequence[Row]) -> Sequence[Row]:
-        """Note the rows of a batch before it is generated, and let plugins change its prompts.
+        """Record the rows of a batch before it is generated, and let plugins change its prompts.
 
         What fails is raised on all processes after they have generated, so that none waits for another.
 
@@ -121,14 +121,14 @@ class Rounds:
         return inputs
 
     def _lay_out(self, rows: int) -> None:
-        """Lay groups out for another number of rows a batch, which was changed between two trainings."""
+        """Use a new number of rows per batch, which changed between two trainings."""
         before = self._layout
         self._layout = GroupLayout(rows, before.size, before.rank, before.ranks)
         self._reports = Reports(self._layout)
         self._prompts.lay_out(self._layout)
 
     def complete(self, batch: Batch, rows: RowLayout, score: Score) -> Generated:
-        """Generate again for dead groups, while rounds are left and too few groups are live.
+        """Resample dead groups while rounds are left and too few groups are live.
 
         Args:
             batch (`dict`): As TRL returned it.
@@ -154,7 +154,7 @@ class Rounds:
             self.seconds = time.perf_counter() - started if self.done else 0.0
 
     def abstain(self, mode: int) -> None:
-        """Tell the other processes of a batch that replay leaves as it is: they would wait.
+        """Report a batch that replay skips, since the other processes would wait.
 
         Args:
             mode (`int`): `PAUSED` or `DETACHED`.
@@ -163,7 +163,7 @@ class Rounds:
         self._communicator.tell(lambda: (None, blank), blank, mode)
 
     def _generate(self, state: _BatchState, batch: Batch, rows: RowLayout, score: Score) -> Generated:
-        """The batch with groups of further rounds in the slots of dead ones."""
+        """Return the batch in which groups of further rounds replace dead ones."""
 
         def of_batch() -> tuple[Generated, Floats]:
             first = self._judge.look(batch, rows)
@@ -194,7 +194,7 @@ class Rounds:
         return self._merge(state, current, latest, told), told
 
     def _inputs(self, current: Generated, count: int) -> list[Row]:
-        """This process's inputs of the next round, `count` groups; an error is kept for all ranks to hear."""
+        """Return this process's inputs of the next round, `count` groups; an error is kept for all ranks."""
         dead = np.flatnonzero(current.dead_here)
         with self._errors.keeping():
             return self._prompts.further(self.done, count, dead)
@@ -203,7 +203,7 @@ class Rounds:
     def _tell(
         self, state: _BatchState, look: Callable[[], tuple[Generated, Floats]], layout: GroupLayout
     ) -> tuple[Generated, RoundReport]:
-        """Take note of the groups generated last, and of how it went on all processes.
+        """Record the groups generated last, with the results of all processes.
 
         Args:
             state ([`_BatchState`]): Gets them.
@@ -226,7 +226,7 @@ class Rounds:
         return told.needed == 0 or told.live >= target - 1e-9
 
     def _merge(self, state: _BatchState, current: Generated, latest: Generated, told: RoundReport) -> Generated:
-        """The batch with the groups of a round that take slots; as it was if that fails here, which is kept."""
+        """Return the batch with a round's groups in their slots; unchanged after an error, which is kept."""
         taken = np.flatnonzero(told.sources != KEPT)
         state.origin[taken, 0] = self.done
         state.origin[taken, 1] = told.sources[taken]
@@ -237,7 +237,7 @@ class Rounds:
         return current
 
     def _final(self, state: _BatchState, current: Generated) -> Generated:
-        """The batch after its last round: its tokens counted, its advantages, its groups, and the trainer's log."""
+        """Finish the batch after its last round: token count, advantages, groups, and the trainer's log."""
         trainer = self._trainer()
         setup = compat.reward_setup(trainer)
         batch = dict(current.batch)
@@ -259,7 +259,7 @@ class Rounds:
         return current
 
     def _with_advantages(self, current: Generated, advantages: torch.Tensor) -> Generated:
-        """The batch with advantages of all processes' rows, `(rows,)`, that were computed anew."""
+        """Return the batch with recomputed advantages, `(rows,)` of all processes."""
         rows = current.rows
         everywhere = advantages.double().cpu().numpy()
         columns = {**rows.columns, "advantages": everywhere[rows.columns["row"]]}
@@ -269,7 +269,7 @@ class Rounds:
         return replace(current, batch=batch, rows=rows, fresh=self._judge.see(rows, current.scored))
 
     def _row_origin(self, state: _BatchState) -> Ints:
-        """`(rows of all processes, 2)`: of each row, the round and the row in it."""
+        """Return each row's round and its row there, `(rows of all processes, 2)`."""
         size = self._layout.size
         origin = np.repeat(state.origin, size, axis=0)
         within = np.tile(np.arange(size), self._layout.groups)
@@ -277,7 +277,7 @@ class Rounds:
         return origin
 
     def _refuse_unexplained(self, rounds: Sequence[Generated], setup: compat.RewardSetup) -> None:
-        """Refuse to compute advantages anew that TRL's rules do not explain."""
+        """Refuse to recompute advantages that TRL's rules do not explain."""
         for one in rounds:
             of_tokens = self._fields.has_token_advantages(one.batch)
             rule = AdvantageRule(one.rows.columns, one.scored, setup, self._layout.size, of_tokens)
@@ -294,7 +294,7 @@ class Rounds:
         return {"batches": self.batches, "source": self._prompts.source.state_dict()}
 
     def load_state_dict(self, *states: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave on this rank; or on all ranks, of another layout."""
+        """Restore the state from `state_dict` on this rank, or from all ranks' states of another layout."""
         self.batches = max(state["batches"] for state in states)
         sources = [state["source"] for state in states]
         self._prompts.source.load_any(sources)

@@ -1,5 +1,5 @@
-"""TRL's log of a batch that was generated in several rounds: each metric once, over all completions, and the table
-of completions with the rows that are trained on."""
+"""TRL's log of a batch generated in several rounds: each metric once over all completions, and the table of
+completions with the rows that are trained on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lengths_of_metrics(trainer: Any) -> dict[str, int]:
 
 
 class TrainerLog:
-    """Follows one generation batch. Without further rounds it changes nothing.
+    """Tracks the log of one generation batch. Without further rounds it changes nothing.
 
     Args:
         trainer (`trl.GRPOTrainer`): Whose log it is.
@@ -61,7 +61,8 @@ class TrainerLog:
         self._finished = False
 
     def add_round(self, rows: int) -> None:
-        """Take what was logged of the batch itself, or of a further round: `rows` completions of all processes."""
+        """Collect what was logged for the batch itself or for a further round of `rows` completions of all
+        processes."""
         logged = Round(rows, self._new_metrics())
         for name, column in self._columns():
             entries = list(column)
@@ -88,7 +89,7 @@ class TrainerLog:
         self._write_table(origin, advantages)
 
     def close(self) -> None:
-        """After an error in a further round: the table has the rows of the first one."""
+        """Restore the table to the first round's rows after an error in a further round."""
         if not self._rounds or self._finished:
             return
         rows = np.arange(self._rounds[0].rows)
@@ -107,7 +108,7 @@ class TrainerLog:
             del extra[name]  # of a round that failed: no row that is left has a value
 
     def _entries(self, name: Column, origin: Ints) -> list[Any]:
-        """The rows' values in a column; None where a round has logged none. Nothing if none has."""
+        """Return the rows' values in a column; None where a round logged none, and nothing if none did."""
         of_rounds = [logged.table.get(name) or [] for logged in self._rounds]
         if not any(of_rounds):
             return []
@@ -133,7 +134,7 @@ class TrainerLog:
         return new
 
     def _columns(self) -> Iterator[tuple[Column, deque[Any]]]:
-        """The table's columns, ours apart."""
+        """Return the table's columns without ours."""
         for name, column in compat.completions_table(self._trainer).items():
             if isinstance(column, deque):
                 yield (name,), column
@@ -144,7 +145,7 @@ class TrainerLog:
 
 
 def _over_all(key: str, rounds: Sequence[Round]) -> float:
-    """A metric over the completions of all rounds."""
+    """Combine a metric over the completions of all rounds."""
     logged = [one for one in rounds if key in one.metrics]
     values = np.array([one.metrics[key] for one in logged])
     weights = np.array([_weight(key, one) for one in logged])
@@ -161,7 +162,7 @@ def _over_all(key: str, rounds: Sequence[Round]) -> float:
 
 
 def _weight(key: str, logged: Round) -> float:
-    """Return the weight of a round in a metric: its completions, those that ended, or those that called tools."""
+    """Return a round's weight in a metric: its completions, those that ended, or those that called tools."""
     if key.rsplit("/")[-1] in TERMINATED:
         return logged.rows * (1.0 - logged.metrics.get(CLIPPED, 0.0))
     if key == FAILURES:
