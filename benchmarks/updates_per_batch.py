@@ -3,6 +3,7 @@
     python benchmarks/updates_per_batch.py --screen   # the lists before training
     python benchmarks/updates_per_batch.py            # the runs of docs/evidence-ratio-plan.md, in its order
     python benchmarks/updates_per_batch.py --left     # only prints which runs are left, and how long they take
+    python benchmarks/updates_per_batch.py --collect  # only appends whole runs of --out to benchmarks/results
     python benchmarks/updates_per_batch.py --table    # only prints what there is, and draws it in --out
 
 Tasks, model, and ledger are those of when_it_pays.py, as is what must be installed; what stands in its ledger is not
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import sys
@@ -333,6 +335,16 @@ def report(done: dict[Run, list[dict[str, Any]]]) -> list[str]:
     return [*to_the_goal(done), "", *beside(done), *curves, "", *collapses(done), "", told]
 
 
+def collect(path: Path) -> list[Run]:
+    """Appends the runs of a ledger that are whole, and are not in benchmarks/results yet."""
+    there, found = finished(), study.ledger(path)
+    new = [run for run, lines in found.items() if run not in there and study.is_whole(TASKS[run.task], lines[-1])]
+    if new:
+        with RESULTS.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for run in new for line in found[run]))
+    return new
+
+
 def work(path: Path) -> None:
     """Trains what is left, one run after the other, until other processes have the rest."""
 
@@ -354,6 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--screen", action="store_true", help="only measure the lists before training")
     parser.add_argument("--left", action="store_true", help="only print which runs are left")
+    parser.add_argument("--collect", action="store_true", help="only append whole runs to benchmarks/results")
     parser.add_argument("--table", action="store_true", help="only print what there is")
     parser.add_argument(
         "--out", type=Path, default=Path("out/updates_per_batch"), help="folder of model, claims, and ledger"
@@ -365,6 +378,8 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)  # transformers' own renamings
     if options.screen:
         study.screen(options.out, {**LISTS, "two sums": TWO_SUMS})
+    elif options.collect:
+        print("\n".join(f"{run.name}: collected" for run in collect(path)))
     elif options.left:
         runs = left(path)
         print("\n".join([*(run.name for run in runs), f"{hours(runs):.0f} hours of a core"]))

@@ -156,6 +156,18 @@ def test_updates_a_batch_are_compared_with_the_better_of_stock_with_one_update_a
     )
 
 
+def test_whole_runs_are_collected_once(study: Any, ratio: Any, tmp_path: Path) -> None:
+    whole = {("stock, 4 updates", 2e-6, seed): (0.2, 0.4) for seed in (0, 1)}
+    text = lines_of({**whole, ("stock, 4 updates", 2e-6, 2): (0.2, 0.4)})
+    running = tmp_path / "updates_per_batch.jsonl"
+    running.write_text(text[: text.rindex("{")])  # the last run is under way
+    assert ratio.main(["--collect", "--out", str(tmp_path)]) == 0
+    assert ratio.RESULTS.read_text() == lines_of(whole)
+    running.write_text(text)
+    assert ratio.collect(running) == [study.Run("products", "stock, 4 updates", 2e-6, 2)]
+    assert ratio.RESULTS.read_text() == text
+
+
 def test_accuracy_is_told_by_rate_with_what_collapsed_and_what_is_missing(ratio: Any) -> None:
     ends = {("stock", 1e-5, seed): ((0.6, 0.6), (0.6, 0.3), (0.7, 0.3))[seed] for seed in (0, 1, 2)}
     ratio.RESULTS.write_text(lines_of({**ends, ("stock, KL 0.1", 3e-5, 0): (0.5, 0.5)}))
