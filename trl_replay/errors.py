@@ -23,7 +23,7 @@ class ReplayError(Exception):
 
 
 class ConfigurationError(ReplayError, ValueError):
-    """A setting can't be used as given."""
+    """A setting has an invalid value."""
 
 
 class UnknownNameError(ConfigurationError):
@@ -31,15 +31,15 @@ class UnknownNameError(ConfigurationError):
 
 
 class AttachError(ReplayError, RuntimeError):
-    """`attach` or `detach` refused, and changed nothing."""
+    """`attach` or `detach` failed and changed nothing."""
 
 
 class ContractError(AttachError):
-    """The trainer or the installed TRL lacks something that the seam relies on."""
+    """The trainer or the installed TRL lacks something that replay relies on."""
 
 
 class RefusedError(AttachError):
-    """Preflight checks gave reasons not to attach; all of them are in the message."""
+    """Preflight checks found reasons not to attach; the message lists all of them."""
 
     def __str__(self) -> str:
         (reasons,) = self.args
@@ -63,12 +63,12 @@ class CheckpointError(ReplayError, RuntimeError):
 
 
 class MismatchError(CheckpointError):
-    """The replay files of a checkpoint do not fit this run; the message names both values."""
+    """The replay files of a checkpoint do not match this run; the message names both values."""
 
 
 class BatchError(ReplayError, ValueError):
-    """A batch can't be cut into groups or composed without losing something."""
+    """A batch can't be cut into groups or composed without loss."""
 
 
 class SeamError(ReplayError, RuntimeError):
-    """The trainer did not go through the seam as expected."""
+    """The trainer did not call the wrapped methods as expected."""

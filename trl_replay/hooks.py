@@ -1,4 +1,4 @@
-"""The hooks of one session: the plugins that its configuration names, and last the configured strategies.
+"""The hooks of one session: those of the plugins that its configuration names, then the configured strategies.
 
 Errors are attributed here, and what strategies return is checked here, so that no other module needs to doubt either.
 """
@@ -44,8 +44,7 @@ WHOLE = "iu"
 
 
 class CheckedHooks:
-    """Calls the session hooks of `plugins`; the firstresult hooks fall back to the configured `strategies`, as they
-    were `made`."""
+    """Calls the session hooks of `plugins`; firstresult hooks fall back to the configured `strategies`, as `made`."""
 
     def __init__(
         self,
@@ -78,12 +77,12 @@ class CheckedHooks:
         return self._indices(result, len(groups))
 
     def score(self, groups: Groups, context: Context) -> Floats:
-        """Priorities, `(n,)`; non-finite ones are the caller's to refuse."""
+        """Return priorities, `(n,)`; the caller rejects non-finite ones."""
         result = self.call("score", context.update, groups=groups, context=context)
         return self._numbers(result, len(groups)).astype(np.float64)
 
     def rank(self, table: Table, context: Context) -> NDArray[Any]:
-        """Keep ranks, `(len(table),)`, without NaN."""
+        """Return keep ranks, `(len(table),)`, without NaN."""
         result = self.call("rank", context.update, table=table, context=context)
         ranks = self._numbers(result, len(table))
         if len(ranks) and np.isnan(ranks.min()):
@@ -91,7 +90,7 @@ class CheckedHooks:
         return ranks
 
     def sample(self, table: Table, count: int, context: Context) -> Ints:
-        """`(m, k)` distinct rows of the eligible `table` for the first `m` of `count` slots; -1 for none."""
+        """Return distinct rows of the eligible `table`, `(m, k)`, for the first `m` of `count` slots; -1 for none."""
         result = self.call("sample", context.update, table=table, count=count, context=context)
         drawn = self._array(result)
         if drawn.size == 0:
@@ -111,7 +110,7 @@ class CheckedHooks:
         return drawn.astype(np.int64)
 
     def mix(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> Ints:
-        """`(n, G)`: of the `k * G` stored rows of each slot, the one that takes each of its rows; -1 for none."""
+        """Return the stored row, of `k * G` per slot, that replaces each row, `(n, G)`; -1 for none."""
         result = self.call("mix", context.update, table=table, drawn=drawn, slots=slots, context=context)
         rows = self._array(result)
         shape = slots.advantages.shape
@@ -128,7 +127,7 @@ class CheckedHooks:
         return rows.astype(np.int64)
 
     def advantages(self, groups: Groups, context: Context) -> Floats | None:
-        """Advantages as a plugin shapes them, `(n, G)`, NaN for rows that train nothing; None if no plugin does."""
+        """Return advantages as a plugin shapes them, `(n, G)`, NaN for masked rows; None if no plugin does."""
         result = self.call("advantages", context.update, groups=groups, context=context)
         if result is None:
             return None
@@ -164,7 +163,7 @@ class CheckedHooks:
     def plan(
         self, plan: Plan, groups: Groups, table: Table, context: Context, of_tokens: bool, beside_the_tap: bool
     ) -> None:
-        """Let every plugin edit the plan, and then `replay_unfilled` and `replay_kl`.
+        """Let every plugin edit the plan, then `replay_unfilled` and `replay_kl`.
 
         Raises:
             ResultError: A plan does not allow an edit; names who made it.
@@ -178,7 +177,7 @@ class CheckedHooks:
                 raise ResultError(f"{self.giver} made an invalid edit at update {self._update}: {fault}.")
 
     def _each(self, hook: str, update: int) -> Iterator[Callable[..., list[Any]]]:
-        """Calls that reach one plugin each, in pluggy's order, and then the settings."""
+        """Yield calls that reach one plugin each, in pluggy's order, then the settings."""
         self._update = update
         self._hook = name = f"{PROJECT}_{hook}"
         plugins: list[Any] = [one.plugin for one in reversed(getattr(self._manager.hook, name).get_hookimpls())]
@@ -188,7 +187,7 @@ class CheckedHooks:
             yield self._manager.subset_hook_caller(name, [other for other in plugins if other is not plugin])
 
     def inputs(self, rows: Sequence[Row], context: InputsContext) -> list[Row] | None:
-        """Rows that a plugin wants to generate for, one a group; None for those that are given."""
+        """Return the rows that a plugin chooses, one per group; None if it keeps those given."""
         result = self.call("inputs", context.update, groups_of_rows=list(rows), context=context)
         if result is None:
             return None
@@ -202,11 +201,11 @@ class CheckedHooks:
         return [dict(row) for row in result]
 
     def admitted(self, table: Table, rows: Ints, groups: Groups, context: Context) -> None:
-        """Tell the plugins of newcomers in the table."""
+        """Tell plugins about new entries in the table."""
         self.call("admitted", context.update, table=table, rows=rows, groups=groups, context=context)
 
     def has_plugin_for(self, hook: str) -> bool:
-        """Tell whether a plugin implements a hook, configured strategies apart."""
+        """Whether a plugin, not only a configured strategy, implements a hook."""
         implementations = getattr(self._manager.hook, f"{PROJECT}_{hook}").get_hookimpls()
         return not all(implementation.plugin.is_ours for implementation in implementations)
 
@@ -267,18 +266,18 @@ class CheckedHooks:
             raise self._bad(f"{name} {_shown(given)}", f"a tensor of real numbers of shape {wanted}")
 
     def save(self, session: SessionLike, directory: Path) -> None:
-        """Let every plugin that keeps something write into a folder of its own in `directory`."""
+        """Let every plugin with state write into its own folder in `directory`."""
         for folder, call in self._calls("save", directory, session.update):
             folder.mkdir(parents=True)
             call(session=session, directory=folder)
 
     def load(self, session: SessionLike, directory: Path) -> None:
-        """Let every plugin that keeps something read from its folder in `directory`."""
+        """Let every plugin with state read from its folder in `directory`."""
         for folder, call in self._calls("load", directory, session.update):
             call(session=session, directory=folder)
 
     def _calls(self, hook: str, directory: Path, update: int) -> Iterator[tuple[Path, Callable[..., Any]]]:
-        """Yield each plugin's folder and a call of this hook that reaches it alone."""
+        """Yield each plugin's folder and a call of this hook on that plugin alone."""
         self._update = update
         name = f"{PROJECT}_{hook}"
         implementations = getattr(self._manager.hook, name).get_hookimpls()
@@ -289,7 +288,7 @@ class CheckedHooks:
             yield folder, self._manager.subset_hook_caller(name, others)
 
     def _register(self, plugin: object, name: str, label: Callable[[str], str]) -> None:
-        """Register a plugin's hooks so that what they raise names the plugin, the hook and the update."""
+        """Register a plugin's hooks so that their errors name the plugin, the hook and the update."""
         guard = _Guard(label, isinstance(plugin, _Configured | _Treating))
         for attribute in dir(plugin):
             options = self._manager.parse_hookimpl_opts(plugin, attribute)
@@ -330,7 +329,7 @@ class CheckedHooks:
         return wrap if options.get("wrapper") or options.get("hookwrapper") else call
 
     def _blame(self, error: Exception, label: Callable[[str], str], hook: str) -> None:
-        """Raise a HookError that names who raised `error`; one that has been attributed already passes."""
+        """Raise a HookError that names the origin of `error`; an error that is already attributed passes."""
         if isinstance(error, PluginError):
             return
         raise HookError(
@@ -347,7 +346,7 @@ class CheckedHooks:
         return self._strategies[kind].label
 
     def _strategy_label(self, hook: str) -> str:
-        """Name the configured strategy of a hook's kind, which answers where no plugin does."""
+        """Name the configured strategy of a hook's kind, the fallback of plugins."""
         kind = KIND_OF_HOOK.get(hook.removeprefix(f"{PROJECT}_"), "")
         strategy = self._strategies.get(kind)
         if strategy is None:
@@ -418,7 +417,7 @@ def _with_one_yield(body: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 def _complete(hook: str, result: Any) -> Any:
-    """Return a hook's result, its generator run to the end, so that errors in it are attributed."""
+    """Run a hook's generator to the end, so that errors in it are attributed, and return its result."""
     if result is None:
         return None
     if hook == PREFLIGHT:
@@ -429,7 +428,7 @@ def _complete(hook: str, result: Any) -> Any:
 
 
 def _asks_for_none(rows: Ints, drawn: Ints) -> bool:
-    """Tell whether a mixer wants rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
+    """Whether a mixer requests rows, `(n, G)`, of an entry that was not drawn, `(n, k)`."""
     wanted = rows != NONE
     entries = np.where(wanted, rows, 0) // rows.shape[1]
     given = np.take_along_axis(drawn, entries, axis=1)
@@ -456,7 +455,7 @@ def _constant(label: str) -> Callable[[str], str]:
 
 
 class _Guard:
-    """A proxy that is registered in place of a plugin: its hooks, wrapped so that errors are attributed."""
+    """A proxy registered in place of a plugin, whose hooks are wrapped so that errors are attributed."""
 
     def __init__(self, label: Callable[[str], str], is_ours: bool) -> None:
         self.label = label
@@ -464,7 +463,7 @@ class _Guard:
 
 
 class _Treating:
-    """A setting's treatment of rows as a plugin."""
+    """A plugin that applies a setting's treatment of rows."""
 
     def __init__(self, treatment: Treatment) -> None:
         self._treatment = treatment
@@ -475,7 +474,7 @@ class _Treating:
 
 
 class _Configured:
-    """The configured strategies as the last plugin of the firstresult hooks."""
+    """The configured strategies, as the last plugin of the firstresult hooks."""
 
     def __init__(self, strategies: Mapping[Any, Any]) -> None:
         self._strategies = strategies

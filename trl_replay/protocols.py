@@ -1,4 +1,5 @@
-"""The strategies' interfaces: what a scorer, evictor, sampler, selector, correction and scope must do."""
+"""The strategies' interfaces: what a scorer, evictor, sampler, selector, mixer, correction and scope must
+implement."""
 
 from __future__ import annotations
 
@@ -18,41 +19,42 @@ Load: TypeAlias = Callable[[int], Group]
 
 
 class Scorer(Protocol):
-    """Says what a group is worth."""
+    """Computes the priority of a group."""
 
     def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
-        """Priority of each group, `(n,)`. A group with a non-finite score is refused."""
+        """Return the priority of each group, `(n,)`. A group with a non-finite score is rejected."""
 
 
 class Evictor(Protocol):
-    """Says which entries leave a full buffer."""
+    """Decides which entries leave a full buffer."""
 
     def __call__(self, table: Table, context: Context) -> NDArray[Any]:
-        """Keep rank of each entry, `(len(table),)`: over capacity the lowest leave, of equal ranks the older. One
-        with an attribute `drops = True` is asked whenever groups settle, and then all of rank -inf leave."""
+        """Return the keep rank of each entry, `(len(table),)`. Over capacity the lowest are evicted, older ones first
+        among equals. With an attribute `drops = True` it is called whenever groups settle, and all entries of rank
+        -inf are evicted."""
 
 
 class Sampler(Protocol):
-    """Says which entries are replayed."""
+    """Decides which entries are replayed."""
 
     def __call__(self, table: Table, count: int, context: Context) -> NDArray[Any]:
-        """Distinct row indices of `table`, which holds the eligible entries only: up to `count` of them, one a slot,
-        -1 where a slot shall stay as it is; or `(count, k)`, up to k entries a slot. `context.slots` tells what the
-        slots hold. A sampler that draws only entries of a slot's own prompt says so in an attribute `same_prompt`."""
+        """Return distinct row indices of `table`, which holds only the eligible entries: one per slot, up to `count`,
+        with -1 where a slot stays fresh; or `(count, k)`, up to k entries per slot. `context.slots` describes the
+        slots. A sampler that draws only entries of a slot's own prompt has the attribute `same_prompt`."""
 
 
 class Selector(Protocol):
-    """Says which fresh groups may be replaced."""
+    """Decides which fresh groups may be replaced."""
 
     def __call__(self, groups: Groups, context: Context) -> NDArray[Any]:
-        """Distinct indices of the fresh groups that may be replaced, most replaceable first."""
+        """Return distinct indices of the fresh groups that may be replaced, most replaceable first."""
 
 
 class Mixer(Protocol):
-    """Says which rows of a slot are taken by which stored rows."""
+    """Decides which stored rows replace which rows of a slot."""
 
     def __call__(self, table: Table, drawn: Ints, slots: Groups, context: Context) -> NDArray[Any]:
-        """Of each row of each slot, the stored row that takes it.
+        """Return the stored row that replaces each row of each slot.
 
         Args:
             table ([`Table`]): The eligible entries.
@@ -67,25 +69,25 @@ class Mixer(Protocol):
 
 
 class Correction(Protocol):
-    """Says how the loss accounts for rows that an older policy generated."""
+    """Decides how the loss accounts for rows that an older policy generated."""
 
     def __call__(self, rows: ReplayedRows, context: Context) -> Corrected:
-        """Old log-probs and weights for replayed rows. Runs inside the loss; must not run the model."""
+        """Return old log-probs and weights for replayed rows. Runs inside the loss; must not run the model."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A strategy with running statistics that a resumed run must find again; others need not have these methods."""
+    """A strategy with running state that a resumed run must restore; other strategies do not need these methods."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what JSON can hold."""
+        """Return the state, of values that JSON can hold."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
 
 
 class Agreement(NamedTuple):
-    """Everything that all ranks know after [`Scope.agree`]."""
+    """What all ranks know after [`Scope.agree`]."""
 
     vectors: Floats
     """`(ranks, width)`: every rank's vector."""
@@ -103,7 +105,7 @@ class Arrival(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A drawn group, and who needs it."""
+    """A drawn group, and the ranks that need it."""
 
     serial: int
     """The entry's serial number."""
@@ -114,7 +116,7 @@ class Request(NamedTuple):
 
 
 class Division(NamedTuple):
-    """A scope's division of what is stored among the processes."""
+    """How a scope divides the stored groups among processes."""
 
     one_buffer: bool
     """True if all processes decide for one buffer, in which a group's rows may come from several of them; otherwise
@@ -124,8 +126,8 @@ class Division(NamedTuple):
 
 
 class Scope(Protocol):
-    """Shares a buffer among processes: all the communication there is. Every rank calls each verb once a batch, in
-    this order and whatever its numbers are, none included.
+    """Shares a buffer among processes, and is the only communication. Every rank calls each verb once per batch, in
+    this order, even with nothing to send.
 
     Attributes:
         division ([`Division`]): Decides capacity and seed, how files fill the buffer, and how another number of
@@ -135,16 +137,16 @@ class Scope(Protocol):
     division: Division
 
     def share(self, columns: Columns) -> Columns:
-        """The row columns of all ranks that share this buffer, by ascending `row`, from this rank's.
+        """Return the row columns of all ranks that share this buffer, by ascending `row`, given this rank's.
 
         All columns have 8-byte items and this rank's number of rows, which is the same on all ranks.
         """
 
     def agree(self, vector: Floats, error: str) -> Agreement:
-        """One fixed-width all-gather over all ranks, before any payload moves."""
+        """Exchange a fixed-width message in one all-gather over all ranks, before any payload moves."""
 
     def admit(self, table: Table, arrivals: Sequence[Arrival], mine: Mapping[int, Group]) -> dict[int, list[Group]]:
-        """Move admitted payload to where it lives, and set its `owner` in `table.writable("owner")`.
+        """Move admitted payload to its owners, and set `owner` in `table.writable("owner")`.
 
         Args:
             table ([`Table`]): The metadata, newcomers included.
@@ -156,7 +158,7 @@ class Scope(Protocol):
         """
 
     def fetch(self, requests: Sequence[Request], load: Load) -> dict[int, Group]:
-        """Bring drawn payload to the ranks that need it.
+        """Send drawn payload to the ranks that need it.
 
         Args:
             requests (`Sequence[Request]`): What was drawn, the same on all ranks that share the buffer.
@@ -168,7 +170,7 @@ class Scope(Protocol):
 
 
 class SessionLike(Protocol):
-    """Everything that hooks may rely on of a session (see `trl_replay.Session`)."""
+    """What hooks may use of a session (see `trl_replay.Session`)."""
 
     @property
     def trainer(self) -> Any:
@@ -195,4 +197,4 @@ class SessionLike(Protocol):
         """The last generation batch's metrics."""
 
     def explain(self) -> str:
-        """Describe what was replayed so far and, where nothing or little was, why."""
+        """Describe what was replayed so far and, if little or nothing was, why."""

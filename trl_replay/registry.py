@@ -1,4 +1,4 @@
-"""Every installed plugin and what it offers: discovery, conflicts, and names turned into strategies.
+"""The installed plugins and what they offer: discovery, conflicts, and lookup of strategies by name.
 
 One registry serves the process. Discovery does not use pluggy's own entry-point loader, which stops at the first
 broken plugin and lets a second plugin of the same name vanish; here each failure is kept with its distribution, warned
@@ -57,8 +57,7 @@ INTERFACES: dict[Kind, tuple[str, ...]] = {"scope": ("share", "admit", "fetch", 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One registered plugin: its name, the object with its hooks, the distribution that it came from, the names of its
-    hooks, and the arguments that a run made it with."""
+    """A registered plugin: its name, object, distribution, hooks, and the arguments of this run."""
 
     name: str
     object: Any
@@ -68,12 +67,12 @@ class Plugin:
 
     @property
     def takes_part(self) -> bool:
-        """Tell whether it has a hook that is called in a session."""
+        """Whether the plugin has a session hook."""
         return not self.hooks.isdisjoint(hook_names(SessionHooks))
 
     @property
     def needs_success(self) -> bool:
-        """Tell whether it goes by what passes: it has an attribute that says so."""
+        """Whether the plugin needs to know which completions pass."""
         return bool(getattr(self.object, "needs_success", False))
 
 
@@ -88,7 +87,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy that settings name, not yet made.
+    """A strategy that settings name, before it is made.
 
     Attributes:
         kind (`str`): Of which it is.
@@ -106,19 +105,19 @@ class Strategy:
 
     @property
     def origin(self) -> str:
-        """Label, and the distribution of a plugin that is not built in."""
+        """The label, with the distribution unless built in."""
         if self.plugin is None or self.plugin.name == BUILTIN:
             return self.label
         return f"{self.label} ({self.plugin.distribution})"
 
     @property
     def taken(self) -> str:
-        """The arguments that it takes, with the user's values and defaults."""
+        """All arguments, with the user's values and defaults."""
         defaults = {argument.name: argument.default for argument in arguments_of(self.factory, self.kind).named}
         return ", ".join(f"{name}={value!r}" for name, value in {**defaults, **self.arguments}.items())
 
     def make(self, *given: Any) -> Any:
-        """Make the strategy from its arguments, after those that a session gives.
+        """Make the strategy from its arguments, after those that the session passes.
 
         Raises:
             ConfigurationError: Names the setting and what the factory raised, or what is missing of that which it
@@ -146,7 +145,7 @@ class Strategy:
 
 
 def new_manager() -> pluggy.PluginManager:
-    """Make a pluggy manager that knows all hook specifications."""
+    """Return a pluggy manager with all hook specifications."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(RegistryHooks)
     manager.add_hookspecs(SessionHooks)
@@ -202,9 +201,8 @@ class Registry:
         self.failures.pop(name, None)
 
     def with_arguments(self, given: Mapping[str, Mapping[str, Any]]) -> Registry:
-        """Return a registry in which some plugins are made anew with other arguments; itself if there are none. An
-        argument that is not given is what the plugin here has in the attribute of its name, else its class's
-        default.
+        """Return a registry in which some plugins are made anew with other arguments, or this one if there are none. A
+        missing argument comes from the plugin's attribute of that name, otherwise from its class's default.
 
         Args:
             given (`Mapping[str, Mapping[str, Any]]`): Keyword arguments by plugins' names.
@@ -225,13 +223,13 @@ class Registry:
         return changed
 
     def remove(self, name: str) -> None:
-        """Remove a plugin; sessions that use it go on using it."""
+        """Remove a plugin; sessions that use it keep it."""
         self.plugin(name, "unregister")
         self._manager.unregister(name=name)
         del self.plugins[name]
 
     def discover(self) -> None:
-        """Load all entry points, once; a broken one warns and is kept in `failures`."""
+        """Load all entry points once; a broken one warns and is recorded in `failures`."""
         claims_of: dict[str, dict[str, EntryPoint]] = {}
         for point in entry_points(group=PROJECT):
             claims = claims_of.setdefault(point.name, {})
@@ -240,7 +238,7 @@ class Registry:
             self._load(name, claims)
 
     def _load(self, name: str, claims: dict[str, EntryPoint]) -> None:
-        """Register the plugin that one distribution offers under `name`; keep and tell why it can't be."""
+        """Register the plugin that one distribution offers under `name`; if that fails, record and warn why."""
         sources = " and ".join(sorted(claims))
         try:
             if len(claims) > 1:
@@ -277,7 +275,7 @@ class Registry:
                 )
 
     def _require_marked_hooks(self, plugin: Any, name: str) -> None:
-        """Refuse hooks without a mark, which pluggy ignores silently, so that the plugin would do nothing."""
+        """Refuse hooks without a mark, which pluggy silently ignores."""
         unmarked = []
         for hook in [*hook_names(RegistryHooks), *hook_names(SessionHooks)]:
             present = callable(getattr(plugin, hook, None))
@@ -389,7 +387,7 @@ class Registry:
         return plugin, preset
 
     def _find(self, name: str, setting: str, kind: str, offers: list[tuple[Plugin, str, Any]]) -> tuple[Any, Plugin]:
-        """Return the offer called `name`, which may begin with its plugin's name, and its plugin."""
+        """Return the offer called `name`, which may be prefixed by its plugin's name, and its plugin."""
         owner, _, short = name.rpartition("/")
         if owner:
             self.plugin(owner, setting, f"{setting}={name!r}")
@@ -428,8 +426,8 @@ class Registry:
 
 
 def _imported(reference: str, kind: Kind, called: bool) -> Callable[..., Any]:
-    """The factory that `package.module:Attribute` names: the attribute itself if it is a class, is `called` with
-    arguments or can be called with what a session gives, or else one that gives the attribute."""
+    """Return the factory that `package.module:Attribute` names: the attribute itself if it is a class, takes the given
+    arguments, or accepts what a session passes; otherwise a factory that returns the attribute."""
     target = _import(reference, f"replay_{kind}")
     factory: Callable[..., Any] = target
     if inspect.isclass(target) or called or _takes(target, GIVEN.get(kind, 0)):
@@ -452,7 +450,7 @@ def _import(reference: str, setting: str) -> Any:
 
 
 def _takes(target: Any, count: int) -> bool:
-    """Tell whether `target` can be called with so many arguments; a builtin that does not tell can't."""
+    """Whether `target` can be called with so many arguments; False for a builtin without a signature."""
     try:
         inspect.signature(target).bind(*range(count))
     except (TypeError, ValueError):
@@ -461,7 +459,7 @@ def _takes(target: Any, count: int) -> bool:
 
 
 def _made_with(plugin: Plugin, arguments: Mapping[str, Any]) -> Any:
-    """Return a plugin object like this one, made with other arguments."""
+    """Return a new plugin object of the same class with other arguments."""
     maker = type(plugin.object)
     taken = arguments_of(maker)
     if inspect.ismodule(plugin.object) or not taken:
@@ -508,7 +506,7 @@ def registry() -> Registry:
 
 
 def _refuse_unusable_name(name: str, distribution: str) -> None:
-    """A plugin's name is that of its folder in checkpoints, and stands before a slash and its strategies' names."""
+    """Refuse a name that can't be a folder in checkpoints or stand before a slash and a strategy's name."""
     if not isinstance(name, str) or not USABLE_NAME.fullmatch(name):
         raise PluginError(
             f"The plugin name {name!r} of {distribution} can't be used: give it at most 80 letters, digits, spaces, "
@@ -517,7 +515,7 @@ def _refuse_unusable_name(name: str, distribution: str) -> None:
 
 
 def register(plugin: Any, name: str) -> None:
-    """Register a plugin object for this process, as an entry point would: for notebooks, scripts and tests.
+    """Register a plugin object for this process, like an entry point: for notebooks, scripts and tests.
 
     Raises:
         PluginError: See [`Registry.add`].
@@ -526,5 +524,5 @@ def register(plugin: Any, name: str) -> None:
 
 
 def unregister(name: str) -> None:
-    """Take back `register`."""
+    """Undo `register`."""
     registry().remove(name)

@@ -1,4 +1,4 @@
-"""Specs that a plugin yields to offer something by name. Imports no torch."""
+"""Specs of what a plugin offers by name. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind: TypeAlias = Literal["scorer", "evictor", "sampler", "selector", "mixer", "
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """A named strategy as a plugin offers it. Use the subclass of its kind."""
+    """A named strategy that a plugin offers. Use the subclass of its kind."""
 
     name: str
     factory: Callable[..., Any]
@@ -59,7 +59,7 @@ SPECS: dict[Kind, type[StrategySpec]] = {
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named bundle of settings. A setting that the user gave keeps the user's value.
+    """A named bundle of settings. The user's own settings override it.
 
     Attributes:
         name (`str`): For `replay_preset`.

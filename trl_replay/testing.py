@@ -1,4 +1,4 @@
-"""For tests of plugins and of trl_replay itself: contract suites, and a tiny trainer built in code, without a hub.
+"""Helpers for tests of plugins and of trl_replay: contract suites, and a tiny trainer built in code.
 
 Subclass a suite and give it the strategy; pytest does the rest:
 
@@ -43,8 +43,8 @@ CHARACTERS = "0123456789+-=* abcdefghijklmnopqrstuvwxyz"
 
 
 def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
-    """A table with one entry a score: serials 0, 1, …, ascending updates, distinct tags, groups of 4 rows of which the
-    first has a reward of 1; `columns` override."""
+    """Return a table with one entry per score: serials 0, 1, …, ascending updates, distinct tags, groups of 4 rows of
+    which the first has a reward of 1; `columns` override."""
     typed: dict[str, Any] = {
         name: np.asarray(column, (COLUMNS | ROW_COLUMNS).get(name)) for name, column in columns.items()
     }
@@ -52,12 +52,12 @@ def make_table(scores: Sequence[float], **columns: Sequence[float]) -> Table:
 
 
 def make_groups(rewards: Sequence[Sequence[float]], update: int = 0) -> Groups:
-    """Groups of one reward function with TRL's group-scaled advantages; `rewards` is `(n, G)`."""
+    """Return groups of one reward function with TRL's group-scaled advantages; `rewards` is `(n, G)`."""
     return made_up_groups(np.asarray(rewards, np.float64)[:, :, None], update)
 
 
 def make_context(table: Table | None = None, update: int = 100, seed: int = 0, **overrides: Any) -> Context:
-    """A context as strategies get it."""
+    """Return a context like those that strategies get."""
     if table is None:
         table = make_table([])
     settings: dict[str, Any] = {"capacity": max(len(table), 1), "num_generations": 4, **overrides}
@@ -65,7 +65,7 @@ def make_context(table: Table | None = None, update: int = 100, seed: int = 0, *
 
 
 def make_prompts(*groups: tuple[int, int, int], size: int = 4) -> PromptTable:
-    """The prompts of a run that generated these groups.
+    """Return the prompts of a run that generated these groups.
 
     Args:
         *groups (`tuple[int, int, int]`): `(key, passes, update)` of each; without or with all passes it is dead.
@@ -87,7 +87,7 @@ def make_inputs_context(
     round: int = 0,
     **overrides: Any,
 ) -> InputsContext:
-    """A context as `trl_replay_inputs` gets it.
+    """Return a context like those that `trl_replay_inputs` gets.
 
     Args:
         new (`Sequence[dict]`): The dataset's other rows: `new_prompts` gives them in this order, again and again.
@@ -122,8 +122,8 @@ def make_inputs_context(
 
 
 def make_replayed_rows(ages: Sequence[int] = (1, 2, 3), drift: float = 0.1) -> ReplayedRows:
-    """Replayed rows as a correction gets them, one an age: five tokens each, the last row four; the first row's
-    advantage is positive. `drift` is the log ratio of every token."""
+    """Return replayed rows like those that a correction gets, one per age: five tokens each, the last row four; the
+    first row's advantage is positive. `drift` is the log ratio of every token."""
     return made_up_rows(ages, drift)
 
 
@@ -145,12 +145,12 @@ REWARDS: list[list[float]] = [[0, 1, 0, 0], [1, 1, 1, 0], [0.2, 0.4, 0.1, 0.9]]
 
 
 def _called(kind: Kind, strategy: Any) -> CheckedHooks:
-    """The strategy as a session calls it, which refuses results of another shape or kind."""
+    """Return the strategy as a session calls it, with its checks of results."""
     return CheckedHooks([], {}, {kind: strategy})
 
 
 class ScorerContract:
-    """Every scorer: one finite number a group, the same for the same groups, inputs untouched."""
+    """A scorer returns one finite number per group, the same for the same groups, and leaves its input alone."""
 
     strategy: Scorer
 
@@ -179,7 +179,7 @@ class ScorerContract:
 
 
 class EvictorContract:
-    """Every evictor: one comparable keep rank an entry, table untouched."""
+    """An evictor returns one comparable keep rank per entry and leaves the table alone."""
 
     strategy: Evictor
 
@@ -192,7 +192,7 @@ class EvictorContract:
 
 
 class SamplerContract:
-    """Every sampler: distinct rows, for no more slots than asked for, repeatable, table untouched."""
+    """A sampler draws distinct rows for at most as many slots as requested, repeatably, and leaves the table alone."""
 
     strategy: Sampler
 
@@ -227,7 +227,7 @@ class SamplerContract:
 
 
 class MixerContract:
-    """Every mixer: of the entries that were drawn, every row at most once a slot; table untouched."""
+    """A mixer uses only entries that were drawn, every row at most once per slot, and leaves the table alone."""
 
     strategy: Mixer
 
@@ -243,7 +243,7 @@ class MixerContract:
 
 
 class SelectorContract:
-    """Every selector: distinct indices of fresh groups."""
+    """A selector returns distinct indices of fresh groups."""
 
     strategy: Selector
 
@@ -254,7 +254,8 @@ class SelectorContract:
 
 
 class CorrectionContract:
-    """Every correction: finite old log-probs, finite weights of at least 0 and shifts, the same for the same rows."""
+    """A correction returns finite old log-probs, finite weights of at least 0 and shifts, the same for the same
+    rows."""
 
     strategy: Correction
 
@@ -284,7 +285,8 @@ class CorrectionContract:
 
 
 class AdvantagesContract:
-    """Every plugin that shapes advantages: a number or NaN for each row, by the groups alone. `plugin` makes one."""
+    """A plugin that shapes advantages returns a number or NaN for each row, from the groups alone. `plugin` makes
+    one."""
 
     plugin: Callable[[], Any]
 
@@ -306,7 +308,7 @@ class AdvantagesContract:
 
 
 class InputsContract:
-    """Every curriculum: a row of the dataset for each group, drawn by `context.rng` alone. `plugin` makes one."""
+    """A curriculum returns a row of the dataset for each group, drawn only with `context.rng`. `plugin` makes one."""
 
     plugin: Callable[[], Any]
 
@@ -327,7 +329,7 @@ class InputsContract:
 
 
 class PluginContract:
-    """Every plugin, on a tiny trainer: it trains, and what it keeps is a session's own, saved, and resumed.
+    """A plugin trains on a tiny trainer, and its state belongs to one session, is saved, and is resumed.
 
         class TestMyPlugin(PluginContract):
             plugin = MyPlugin
@@ -386,7 +388,7 @@ def _every_third_is_dead(completions: Sequence[str], **columns: Any) -> list[flo
 
 
 def _saving(session: Session, directory: Path) -> Any:
-    """A callback that has the plugins save when training begins, where a checkpoint has been loaded."""
+    """A callback that saves the plugins when training begins, once a checkpoint is loaded."""
     from transformers import TrainerCallback
 
     def on_train_begin(self: Any, *given: Any, **named: Any) -> None:
@@ -400,7 +402,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _hooks_of(contract: Any) -> CheckedHooks:
-    """The hooks of a new plugin as a session calls them."""
+    """Return the hooks of a new plugin as a session calls them."""
     return CheckedHooks([Plugin(UNDER_TEST, contract.plugin(), "a test", frozenset())], {}, {})
 
 
@@ -411,7 +413,8 @@ def _assert_same(table: Table, before: Table) -> None:
 
 
 def make_tokenizer() -> Any:
-    """A character tokenizer built in code: digits, `+-=* `, small letters; pad, eos and unk of its own."""
+    """Return a character tokenizer built in code: digits, `+-=* `, lowercase letters; its own pad, eos and unk
+    tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -426,7 +429,7 @@ def make_tokenizer() -> Any:
 
 
 def make_model(tokenizer: Any, hidden_size: int = 32, layers: int = 2, seed: int = 0, **overrides: Any) -> Any:
-    """A random Qwen2 on the CPU, without dropout."""
+    """Return a random Qwen2 on the CPU, without dropout."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -457,7 +460,8 @@ def make_trainer(
     eval_prompts: Sequence[str] | None = None,
     **settings: Any,
 ) -> Any:
-    """A stock `trl.GRPOTrainer` of a tiny random model on the CPU: 3 groups of 4 rows, 6 completion tokens, 4 updates.
+    """Return a stock `trl.GRPOTrainer` with a tiny random model on the CPU: 3 groups of 4 rows, 6 completion tokens, 4
+    updates.
 
     Args:
         output_dir (`str` or `Path`): Where the trainer writes.

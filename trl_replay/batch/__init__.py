@@ -1,1 +1,1 @@
-"""Tensors in and out of TRL's batch: the only code that pads."""
+"""Cuts tensors out of TRL's batch and puts them in: the only code that pads."""

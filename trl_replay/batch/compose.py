@@ -22,14 +22,14 @@ PROMPT_LENGTHS, COMPLETION_LENGTHS, SAME_PROMPT = "prompt lengths", "completion 
 
 
 class Widths(NamedTuple):
-    """To how many positions a batch pads prompts and completions."""
+    """The padded widths of a batch's prompts and completions."""
 
     prompt: int
     completion: int
 
 
 def row_lengths(batch: Mapping[str, Any], pad_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Real tokens of each row: `(prompt_lengths, completion_lengths)`, both `(B,)` int64.
+    """Count the real tokens of each row: `(prompt_lengths, completion_lengths)`, both `(B,)` int64.
 
     A completion whose mask is all zero (`mask_truncated_completions`) ends before its trailing pad tokens.
     """
@@ -49,7 +49,7 @@ def _from_first_to_end(real: torch.Tensor) -> torch.Tensor:
 
 
 def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
-    """`(B, C)`: the tokens that the loss trains on."""
+    """Return the mask of the tokens that the loss trains on, `(B, C)`."""
     mask: torch.Tensor = batch["completion_mask"]
     if "tool_mask" in batch:
         mask = mask * batch["tool_mask"]
@@ -57,7 +57,7 @@ def loss_mask(batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 def trained_tokens(group: Group) -> torch.Tensor:
-    """`(tokens,)` bool: the tokens of a stored group that the loss trains on, unless their row is masked."""
+    """Return the mask of a stored group's tokens that the loss trains on, `(tokens,)`, unless their row is masked."""
     trained = torch.ones_like(group.tensors["completion_ids"], dtype=torch.bool)
     for key in ("completion_mask", "tool_mask"):
         if key in group.tensors:
@@ -66,7 +66,7 @@ def trained_tokens(group: Group) -> torch.Tensor:
 
 
 def padding(batch: Mapping[str, Any]) -> float:
-    """The share of pad tokens among all positions."""
+    """Return the share of pad tokens among all positions."""
     masks = (batch["prompt_mask"], batch["completion_mask"])
     real = int(torch.stack([mask.sum() for mask in masks]).sum())
     positions = sum(int(mask.numel()) for mask in masks)
@@ -74,7 +74,7 @@ def padding(batch: Mapping[str, Any]) -> float:
 
 
 def check(batch: Batch, fields: FieldTable) -> dict[str, FieldSpec]:
-    """The spec of each key; every tensor must have the shape of its layout.
+    """Return the spec of each key, after checking that every tensor has the shape of its layout.
 
     Raises:
         BatchError: An unknown key, complex numbers, or a shape that the key's layout does not allow.
@@ -108,7 +108,7 @@ def _widths(batch: Batch) -> Widths:
 
 
 def _expected_shape(spec: FieldSpec, rows: int, widths: Widths) -> tuple[int, ...]:
-    """The shape of a field's tensor; of the layout `"row"` the first dimension alone."""
+    """Return the shape of a field's tensor; for the layout `"row"` only the first dimension."""
     if spec.layout == "scalar":
         return ()
     if spec.layout == "prompt":
@@ -121,7 +121,7 @@ def _expected_shape(spec: FieldSpec, rows: int, widths: Widths) -> tuple[int, ..
 
 
 def cut(batch: Batch, fields: FieldTable, parts: Sequence[slice]) -> list[Group]:
-    """Unpadded copies of some rows of the batch, on the batch's device; nothing is shared with it.
+    """Cut unpadded copies of some rows out of the batch, on its device, sharing no memory with it.
 
     Args:
         batch (`dict`): Rows of a group adjacent, as TRL returns them.
@@ -170,7 +170,7 @@ def _facts_of_rows(
 
 
 def _real_on_device(batch: Batch, spec: FieldSpec, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
-    """`(B, width)` bool: the real positions of a field; of the layout `"row"` all."""
+    """Return the mask of a field's real positions, `(B, width)`; for the layout `"row"` all."""
     if spec.layout == "row":
         return torch.ones_like(batch[spec.name], dtype=torch.bool)
     widths = _widths(batch)
@@ -190,8 +190,8 @@ def _cut_one(
     completions: Ints,
     left_out: Set[str],
 ) -> Group:
-    """The group in `rows`; `prompts` and `completions` are the lengths of these rows. Of the fields in `left_out` all
-    values are implied, and with `SAME_PROMPT` among them, prompts are kept once."""
+    """Cut the group in `rows`, with its `prompts` and `completions` lengths. All values of the fields in `left_out`
+    are implied; with `SAME_PROMPT` among them, prompts are stored once."""
     keys = set(images)
     tensors = dict(images)
     widths = _widths(batch)
@@ -222,7 +222,7 @@ def _is_text(spec: FieldSpec) -> bool:
 def _without_padding(
     block: torch.Tensor, spec: FieldSpec, prompts: Ints, completions: Ints, widths: Widths, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A copy of the real values of the rows of `block`, flat; of the layout `"row"` of the block itself."""
+    """Copy the real values of the rows of `block`, flat; for the layout `"row"` the block itself."""
     if spec.layout == "row":
         return block.to(dtype, copy=True).contiguous()
     pieces = []
@@ -233,8 +233,7 @@ def _without_padding(
 
 
 def _span(spec: FieldSpec, prompt: int, completion: int, widths: Widths) -> slice:
-    """Return the positions of the real values of a row with so many tokens: prompts end, and completions begin, where
-    the completion's positions begin."""
+    """Return the row's real positions: prompts are right-aligned, completions left-aligned."""
     if spec.layout == "completion":
         return slice(0, completion)
     if spec.layout == "prompt":
@@ -243,7 +242,7 @@ def _span(spec: FieldSpec, prompt: int, completion: int, widths: Widths) -> slic
 
 
 def join(parts: Sequence[Group], fields: FieldTable) -> Group:
-    """One group of the rows of all `parts`, in order."""
+    """Join the rows of all `parts`, in order, into one group."""
     if len(parts) == 1:
         return parts[0]
     parts = _on_one_device(parts)
@@ -265,7 +264,7 @@ def join(parts: Sequence[Group], fields: FieldTable) -> Group:
 
 
 def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
-    """A group of some rows of `group`, in the order of `rows`."""
+    """Return a group of some rows of `group`, in the order of `rows`."""
     tensors: dict[str, torch.Tensor] = {}
     index = np.asarray(rows, np.int64)
     shared = _has_one_prompt(group)
@@ -290,7 +289,7 @@ def take_rows(group: Group, rows: Sequence[int], fields: FieldTable) -> Group:
 
 
 def _on_one_device(parts: Sequence[Group]) -> Sequence[Group]:
-    """The parts, on the CPU if some came from other processes."""
+    """Return the parts, moved to the CPU if some came from other processes."""
     devices = {tensor.device for part in parts for tensor in part.tensors.values()}
     if len(devices) <= 1:
         return parts
@@ -308,7 +307,7 @@ def _joined_keys(parts: Sequence[Group], images: Mapping[str, torch.Tensor]) -> 
 
 
 def _text_keys(parts: Sequence[Group], fields: FieldTable) -> list[str]:
-    """The fields that some of the parts hold as tensors, images apart."""
+    """Return the fields that some parts hold as tensors, except images."""
     keys: dict[str, None] = {}
     for part in parts:
         keys |= dict.fromkeys(part.tensors)
@@ -339,7 +338,7 @@ def _same(group: Group, other_group: Group, key: str) -> bool:
 
 
 def _flat(part: Group, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
-    """One field's values of all rows of `part`; those that are all implied are made of the dtype of `like`."""
+    """Return one field's values of all rows of `part`; implied ones get the dtype of `like`."""
     tensor = part.tensors.get(spec.name)
     if tensor is None and spec.layout == "row":
         return like.new_full((len(part.completion_lengths), *like.shape[1:]), spec.implied or 0)
@@ -361,14 +360,14 @@ def _value_counts(part: Group, spec: FieldSpec) -> Ints:
 
 
 def _prompt_lengths(group: Group) -> Ints:
-    """The prompt length of each row, `(G,)`, also where all rows share one prompt."""
+    """Return the prompt length of each row, `(G,)`, also if all rows share one prompt."""
     return np.broadcast_to(group.prompt_lengths, len(group.completion_lengths))
 
 
 def compose(
     batch: Batch, fields: FieldTable, placements: Sequence[Placement], multiple_of: int | None = None
 ) -> Batch:
-    """The batch with each placed group in its slot, widened where a stored row needs it. Nothing is cut off.
+    """Return the batch with each placed group in its slot, widened if a stored row needs it. Nothing is truncated.
 
     The batch's tensors are left as they are: what changes is a new tensor. Without placements, the batch itself
     returns.
@@ -400,8 +399,8 @@ def compose(
 
 
 def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
-    """The batch with token-level fields that only placed groups hold, such as the tool mask of a file: its own rows
-    have the implied value there."""
+    """Return the batch with token-level fields that only placed groups have, such as the tool mask of a file; its own
+    rows get the implied value."""
     added: Batch = {}
     for placed in placements:
         for key, stored in placed.group.tensors.items():
@@ -412,14 +411,14 @@ def with_stored_fields(batch: Batch, fields: FieldTable, placements: Sequence[Pl
 
 
 def implied_values(batch: Batch, spec: FieldSpec, dtype: torch.dtype) -> torch.Tensor:
-    """A text field of the batch with the implied value everywhere."""
+    """Return a text field of the batch filled with the implied value."""
     shape = _expected_shape(spec, batch["prompt_ids"].size(0), _widths(batch))
     assert spec.implied is not None
     return torch.full(shape, spec.implied, dtype=dtype, device=batch["prompt_ids"].device)
 
 
 def _wider(old: Widths, placements: Sequence[Placement], multiple_of: int | None) -> Widths:
-    """The widths that hold the batch and all placed rows."""
+    """Return the widths that hold the batch and all placed rows."""
     longest_prompt = 0
     longest_completion = 0
     for placed in placements:
@@ -434,7 +433,7 @@ def _wider(old: Widths, placements: Sequence[Placement], multiple_of: int | None
 
 
 def _rounded_up(width: int, needed: int, multiple_of: int | None) -> int:
-    """`width`, or the next multiple that holds `needed`."""
+    """Return `width`, or the next multiple that holds `needed`."""
     if needed <= width:
         return width
     multiple = multiple_of or 1
@@ -442,7 +441,8 @@ def _rounded_up(width: int, needed: int, multiple_of: int | None) -> int:
 
 
 def _widen(tensor: torch.Tensor, spec: FieldSpec, old: Widths, new: Widths, pad: float) -> torch.Tensor:
-    """A copy of `tensor`, padded from the widths `old` to `new`: prompts on the left, completions on the right."""
+    """Return a copy of `tensor`, padded from the widths `old` to `new`: prompts on the left, completions on the
+    right."""
     left = new.prompt - old.prompt
     right = new.completion - old.completion
     if spec.layout == "prompt":
@@ -481,7 +481,7 @@ def _place(out: torch.Tensor, placed: Placement, spec: FieldSpec, widths: Widths
 
 
 def _values_by_row(group: Group, spec: FieldSpec, device: torch.device) -> Sequence[torch.Tensor | int]:
-    """One padded field's real values of each row, or the one number that all of them are."""
+    """Return one padded field's real values of each row, or the one number that all of them are."""
     count = len(group.completion_lengths)
     stored = group.tensors.get(spec.name)
     if stored is None:
@@ -495,7 +495,7 @@ def _values_by_row(group: Group, spec: FieldSpec, device: torch.device) -> Seque
 
 
 def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> torch.Tensor:
-    """A field of one value a row, of the dtype and on the device of `like`."""
+    """Return a field with one value per row, with the dtype and device of `like`."""
     if stored.numel() == len(stored) and like.numel() == len(like):
         stored = stored.view(-1, *like.shape[1:])  # (G,) of a file where the batch has (B, 1)
     if stored.shape[1:] != like.shape[1:]:
@@ -506,7 +506,7 @@ def _row_block(stored: torch.Tensor, spec: FieldSpec, like: torch.Tensor) -> tor
 
 
 def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
-    """The batch without its reference log-probs, and these: only fresh rows have them unless all KL terms count."""
+    """Split off the reference log-probs: only fresh rows have them unless all KL terms count."""
     if kl == "all" or REF_LOGPS not in batch:
         return batch, None
     rest = dict(batch)
@@ -514,7 +514,7 @@ def split_reference(batch: Batch, kl: str) -> tuple[Batch, torch.Tensor | None]:
 
 
 def with_reference(batch: Batch, reference: torch.Tensor | None) -> Batch:
-    """The batch with the reference log-probs of its fresh rows, `(B, C)`, as wide as it has become."""
+    """Return the batch with its fresh rows' reference log-probs, `(B, C)`, padded to the new width."""
     if reference is None:
         return batch
     wider = batch["completion_ids"].size(1) - reference.size(1)

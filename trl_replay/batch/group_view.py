@@ -1,4 +1,4 @@
-"""From TRL's batch and the tapped rewards to the row-level view of groups, and which groups are dead."""
+"""Build the row-level view of groups from TRL's batch and rewards, and determine dead groups."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ WHOLE_COLUMNS = ("lengths", "trainable", "items", "images", "prompt", "recorded"
 
 
 def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> dict[str, NDArray[Any]]:
-    """Return the columns that scopes share of this process's `B` fresh rows, all on the CPU: 8-byte columns of shape
-    `(B,)`.
+    """Return this process's columns that scopes share, `(B,)` each, on the CPU: 8 bytes per value.
 
     Args:
         batch (`dict`): As TRL returns it.
@@ -73,8 +72,9 @@ def describe(batch: Batch, first_row: int, tasks: Ints, fields: FieldTable) -> d
 
 
 def _of_rows(batch: Batch, fields: FieldTable) -> torch.Tensor:
-    """`(B,)` float64: each row's advantage, NaN where it masks the row. Of those of tokens, the mean of their sizes
-    over trained tokens with the sign of their sum, so that +1 and -1 don't cancel; inf where some are not finite."""
+    """Return each row's advantage, `(B,)` float64, NaN if it masks the row. For per-token advantages: the mean of
+    their sizes over trained tokens with the sign of their sum, so that +1 and -1 don't cancel; inf if only some are
+    finite."""
     advantages: torch.Tensor = batch[ADVANTAGES].detach().double()
     if not fields.has_token_advantages(batch):
         return advantages.view(-1)
@@ -89,8 +89,8 @@ def _of_rows(batch: Batch, fields: FieldTable) -> torch.Tensor:
 
 
 def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fields: FieldTable) -> Ints:
-    """`(B,)`: what each row was generated for: its dataset row and, where it has an environment, the `task_id` of
-    that, or else the prompt and images that it made.
+    """Return each row's task, `(B,)`: its dataset row and, with an environment, that one's `task_id` or else its
+    prompt and images.
 
     Args:
         keys (`(B,)` int64): Of the dataset rows.
@@ -116,7 +116,7 @@ def with_environments(keys: Ints, environments: Sequence[Any], batch: Batch, fie
 
 
 def _prompts(batch: Batch, fields: FieldTable) -> list[dict[str, Any]]:
-    """Return each row's prompt as the model got it: its tokens without padding, and its images."""
+    """Return each row's prompt as the model saw it: tokens without padding, and images."""
     found = fetch({"ids": batch["prompt_ids"], "mask": batch["prompt_mask"].ne(0)})
     rows = zip(found["ids"], found["mask"], image_bytes(batch, fields), strict=True)
     return [{"tokens": ids[mask].numpy(), "images": images} for ids, mask, images in rows]
@@ -127,7 +127,7 @@ def _whole(numbers: torch.Tensor) -> Ints:
 
 
 def blank(first_row: int, count: int) -> dict[str, NDArray[Any]]:
-    """All columns that scopes share of `count` rows, without any information in them."""
+    """Return blank columns of `count` rows for a scope to share."""
     columns: dict[str, NDArray[Any]] = {
         "row": np.arange(first_row, first_row + count),
         "advantages": np.zeros(count),
@@ -147,7 +147,7 @@ def view(
     counting: int | None = None,
     success: Success | None = None,
 ) -> Groups:
-    """The fresh groups that a scope shares.
+    """Return the fresh groups that a scope shares.
 
     Args:
         rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
@@ -214,7 +214,8 @@ def dead_by_function(scored: torch.Tensor, names: Sequence[str], size: int) -> d
 
 
 def teach_nothing(advantages: Floats, trains: Bools, least: Floats | float) -> Bools:
-    """Return a mask of dead groups, `(n,)`: no row that `trains`, `(n, G)`, has an advantage above `least`."""
+    """Return a mask of dead groups, `(n,)`: those in which no row that `trains`, `(n, G)`, has an advantage above
+    `least`."""
     sizes = np.where(trains, np.abs(advantages), 0.0)
     return np.asarray(sizes.max(axis=1, initial=0.0) <= least)
 
@@ -234,8 +235,8 @@ def least_size(advantages: Floats, live: Floats) -> float:
 
 
 def differ_by_noise(advantages: Floats, members: Bools, trains: Bools, noise: Floats) -> Bools:
-    """Return a mask of dead groups with advantages by TRL's rule, `(n,)`: those of its `members` differ by no more
-    than `noise`, or no row that `trains` has one."""
+    """Return a mask of dead groups with TRL's own advantages, `(n,)`: those whose `members` differ by at most `noise`,
+    or without a row that `trains`."""
     lowest = np.where(members, advantages, np.inf).min(axis=1)
     highest = np.where(members, advantages, -np.inf).max(axis=1)
     return np.asarray(highest - lowest <= noise) | teach_nothing(advantages, trains, noise / 2)
@@ -244,7 +245,8 @@ def differ_by_noise(advantages: Floats, members: Bools, trains: Bools, noise: Fl
 def rewards_of_batch(
     calls: Sequence[torch.Tensor], rows: Mapping[str, NDArray[Any]], setup: compat.RewardSetup, size: int, count: int
 ) -> torch.Tensor:
-    """The rewards of a batch, among all that were computed while it was scored: `(rows of all processes, functions)`.
+    """Return the batch's rewards, `(rows of all processes, functions)`, among all that were computed while it was
+    scored.
 
     Args:
         calls (`Sequence[torch.Tensor]`): What each call returned.
@@ -305,7 +307,7 @@ def trls_own(
 
 @dataclass(frozen=True, slots=True)
 class AdvantageRule:
-    """TRL's rule from rewards to advantages in one generation batch.
+    """TRL's rule that computes advantages from rewards, for one generation batch.
 
     Attributes:
         rows (`Mapping[str, NDArray]`): The columns of `describe`, of all rows shared.
@@ -323,7 +325,7 @@ class AdvantageRule:
 
     @property
     def explains_batch(self) -> bool:
-        """True if the advantages of the batch are those that this rule makes of its rewards."""
+        """Whether this rule yields the batch's advantages from its rewards."""
         if self.of_tokens:
             return False
         own, _, _ = trls_own(self.rows, self.scored, self.setup, self.size)
@@ -331,18 +333,18 @@ class AdvantageRule:
 
     @property
     def spans_batch(self) -> bool:
-        """True if a row's advantage depends on the rewards of all groups."""
+        """Whether a row's advantage depends on the rewards of all groups."""
         return self.takes_functions_apart or self.setup.scale == "batch"
 
     @property
     def takes_functions_apart(self) -> bool:
-        """True if it needs each function's rewards, and not their weighted sum alone."""
+        """Whether the rule needs each function's rewards, not only their weighted sum."""
         return self.setup.aggregation == "normalize_then_sum"
 
     def __call__(
         self, rewards: Floats, totals: Floats, members: Bools, trains: Bools, join: bool
     ) -> tuple[Floats, Bools]:
-        """Compute advantages of groups that were put together anew.
+        """Compute advantages of newly assembled groups.
 
         Args:
             rewards (`(n, G, functions)`): Raw rewards, NaN where None.
@@ -377,13 +379,13 @@ class AdvantageRule:
 
 
 def _by_group(scored: torch.Tensor, size: int) -> Floats:
-    """Rewards, float64 on the CPU, as `(groups, size, functions)`."""
+    """Return rewards, float64 on the CPU, as `(groups, size, functions)`."""
     rewards = scored.numpy()
     return np.asarray(rewards.reshape(-1, size, rewards.shape[1]))
 
 
 def advantage_noise(rewards: Floats, setup: compat.RewardSetup, of_level: bool = False) -> Floats:
-    """Return the largest distance between advantages of a group with equal rewards, `(n,)`: float noise.
+    """Return the largest difference that float noise makes between advantages of a group with equal rewards, `(n,)`.
 
     TRL subtracts means in float32 and divides by a standard deviation plus `STD_EPSILON`, so that rounding errors of
     1e-8 grow up to 10,000 times: eight rewards of 0.7 give advantages of 6e-4, eight of 100.1 give 0.07.
@@ -407,7 +409,7 @@ def advantage_noise(rewards: Floats, setup: compat.RewardSetup, of_level: bool =
 
 
 def _noise_of_normalized(rewards: Floats, weights: Floats, sizes: Floats, of_level: bool) -> Floats:
-    """The noise where TRL divides each function's rewards by their deviation, and the sum by that of the batch.
+    """Return the noise if TRL divides each function's rewards by their deviation, and the sum by that of the batch.
 
     Of a function that gives all rows of a group the same number, all have the same error: it keeps none apart.
     """

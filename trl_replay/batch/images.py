@@ -1,4 +1,4 @@
-"""Image fields: each row of a batch has some images, tiles or patches of its own, side by side in one tensor.
+"""Image fields: each row of a batch has some images, tiles or patches, concatenated in one tensor.
 
 TRL lays out `pixel_values` in five ways and tells them apart by the other keys of the batch: with `image_grid_thw`
 one entry a patch (Qwen-VL), with `image_position_ids` one an image (Gemma), with `spatial_shapes` or `num_tiles` one a
@@ -29,7 +29,7 @@ Sections: TypeAlias = list[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
-    """Layout of the images of a batch's rows, or of the parts of a group: decided once for all of them.
+    """The layout of the images of a batch's rows, or of a group's parts: decided once for all of them.
 
     Attributes:
         like (`dict[str, torch.Tensor]`): The image fields, counts included, each with a tensor of its shape and dtype.
@@ -42,7 +42,7 @@ class ImageLayout:
 
     @classmethod
     def of(cls, held: Sequence[Mapping[str, torch.Tensor]], fields: FieldTable) -> ImageLayout:
-        """The layout of all that is `held`: the fields of the first, and tiles if any counts them."""
+        """Return the layout of `held`: the fields of the first, and tiles if any counts them."""
         like = {key: tensor for key, tensor in held[0].items() if fields.is_image(key)}
         for tensors in held:
             if "num_tiles" in tensors:  # TRL leaves it out of a batch in which every image has one tile
@@ -51,14 +51,14 @@ class ImageLayout:
         return cls(like, _units(like, fields, per_row))
 
     def entries(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Ints]:
-        """Per field, how many entries each row has."""
+        """Return the number of entries of each row, by field."""
         images = tensors["num_images"].numpy()
         tiles = tensors["num_tiles"].numpy() if "num_tiles" in tensors else images
         grids = tensors.get("image_grid_thw")
         return {key: _entries(unit, images, tiles, grids) for key, unit in self.units.items()}
 
     def without_images(self, rows: int) -> dict[str, torch.Tensor]:
-        """The fields of rows without images: no entry, or one of zeros a row where every row has one."""
+        """Return the fields of rows without images: no entry, or one of zeros per row if every row has one."""
         blank = {}
         for key, tensor in self.like.items():
             entries = rows if self.units[key] in ("count", "row") else 0
@@ -91,8 +91,7 @@ def _units(keys: Iterable[str], fields: FieldTable, per_row: bool) -> dict[str, 
 
 
 def _is_per_row(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether the pixels can only be one entry a row: their number is that of the rows, and not that of the
-    images."""
+    """Whether the pixels must be one entry per row: there are as many as rows, and not as many as images."""
     if PIXELS not in tensors or not TOLD_BY.isdisjoint(tensors):
         return False
     images = tensors["num_images"]
@@ -122,14 +121,14 @@ def _entries(unit: str, images: Ints, tiles: Ints, grids: torch.Tensor | None) -
 
 
 def images_per_row(batch: Mapping[str, Any]) -> Ints:
-    """`(B,)`: images of each row; -1 in every row of a batch that holds none at all."""
+    """Return the number of images of each row, `(B,)`; -1 in every row of a batch without images."""
     if batch.get(PIXELS) is None:
         return np.full(batch["prompt_ids"].size(0), -1)
     return np.asarray(batch["num_images"], np.int64)
 
 
 def image_bytes(batch: Mapping[str, Any], fields: FieldTable) -> list[bytes]:
-    """Return the pixels of each row's images as bytes, whatever the batch pads them to; nothing without images."""
+    """Return the pixels of each row's images as bytes, independent of the batch's padding; empty without images."""
     if batch.get(PIXELS) is None:
         return [b""] * batch["prompt_ids"].size(0)
     tensors = _tensors(batch, fields)
@@ -139,7 +138,7 @@ def image_bytes(batch: Mapping[str, Any], fields: FieldTable) -> list[bytes]:
 
 
 def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
-    """Refuse image fields whose sections can't be told.
+    """Refuse image fields that can't be divided among rows.
 
     Raises:
         BatchError: Names the key.
@@ -170,7 +169,7 @@ def check_images(batch: Mapping[str, Any], fields: FieldTable) -> None:
 
 
 def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
-    """The image fields that hold tensors."""
+    """Return the image fields that hold tensors."""
     keys = []
     for key, value in batch.items():
         if value is not None and key not in COUNTS and fields.is_image(key):
@@ -179,14 +178,14 @@ def _keys(batch: Mapping[str, Any], fields: FieldTable) -> list[str]:
 
 
 def _tensors(batch: Mapping[str, Any], fields: FieldTable) -> dict[str, torch.Tensor]:
-    """The image fields of a batch as a group holds them: counts are tensors, too."""
+    """Return the image fields of a batch as a group holds them, with counts as tensors."""
     tensors = {key: batch[key].detach() for key in _keys(batch, fields)}
     counts = {key: batch[key] for key in COUNTS if batch.get(key) is not None}
     return tensors | {key: torch.tensor(numbers, dtype=torch.int32) for key, numbers in counts.items()}
 
 
 def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dict[str, torch.Tensor]:
-    """Copies of the image fields of some rows; empty if these rows have no image.
+    """Copy the image fields of some rows; empty if these rows have no image.
 
     Where all rows have the same images, those of the first are kept. The tensor `num_images` (and `num_tiles`, where
     the batch has it) tells: it has one entry for each row kept.
@@ -198,7 +197,7 @@ def cut_images(batch: Mapping[str, Any], fields: FieldTable, rows: slice) -> dic
 
 
 def join_images(parts: Sequence[Group], fields: FieldTable) -> dict[str, torch.Tensor]:
-    """The image fields of all rows of all `parts`, in order; a part without them has no images."""
+    """Join the image fields of all rows of all `parts`, in order; a part without them has no images."""
     pictured = [part.tensors for part in parts if PIXELS in part.tensors]
     if not pictured:
         return {}
@@ -212,7 +211,7 @@ def join_images(parts: Sequence[Group], fields: FieldTable) -> dict[str, torch.T
 
 
 def take_images(group: Group, rows: Sequence[int], fields: FieldTable) -> dict[str, torch.Tensor]:
-    """The image fields of some rows of a group, in the order of `rows`; empty if none of them has an image."""
+    """Return the image fields of some rows of a group, in the order of `rows`; empty if none has an image."""
     if PIXELS not in group.tensors:
         return {}
     return _taken(group.tensors, len(group.completion_lengths), rows, fields)
@@ -221,7 +220,7 @@ def take_images(group: Group, rows: Sequence[int], fields: FieldTable) -> dict[s
 def _taken(
     tensors: Mapping[str, torch.Tensor], count: int, rows: Sequence[int], fields: FieldTable
 ) -> dict[str, torch.Tensor]:
-    """The image fields of some of `count` rows; empty if none of them has an image."""
+    """Return the image fields of some of `count` rows; empty if none has an image."""
     sections = _sections(tensors, count, ImageLayout.of([tensors], fields))
     if not any(int(sections["num_images"][row]) for row in rows):
         return {}
@@ -230,7 +229,7 @@ def _taken(
 
 
 def with_blank_images(batch: Batch, held: Mapping[str, torch.Tensor], fields: FieldTable) -> Batch:
-    """A batch without images with the image fields of `held`, a group's tensors: no row has any.
+    """Give a batch without images the image fields of `held`, a group's tensors; no row has an image.
 
     The fields of a `"row"` layout get one entry of zeros a row.
     """
@@ -243,12 +242,12 @@ def with_blank_images(batch: Batch, held: Mapping[str, torch.Tensor], fields: Fi
 
 
 def without_images(batch: Batch, fields: FieldTable) -> Batch:
-    """A batch in which no row has images any more, without their fields, as TRL makes it."""
+    """Remove the image fields from a batch, as TRL does."""
     return {key: value for key, value in batch.items() if not (fields.is_image(key) or key in TOKEN_TYPES)}
 
 
 def compose_images(batch: Batch, fields: FieldTable, placements: Sequence[Placement]) -> Batch:
-    """The image fields of `batch` with those of the placed groups in their rows.
+    """Return the image fields of `batch` with those of the placed groups in their rows.
 
     Raises:
         BatchError: TRL could not tell the layout of the composed batch.
@@ -279,7 +278,8 @@ def compose_images(batch: Batch, fields: FieldTable, placements: Sequence[Placem
 
 
 def _refuse_ambiguous(numbers: Sequence[int]) -> None:
-    """TRL tells one entry a row from one entry an image by their number alone."""
+    """Refuse a number of images that TRL would misread: it distinguishes one entry per row from one per image by
+    number alone."""
     if sum(numbers) == len(numbers) and set(numbers) != {1}:
         raise BatchError(
             f"Rows with {numbers} images, padded to one row of {PIXELS!r} each: TRL would treat them as one entry "
@@ -288,7 +288,7 @@ def _refuse_ambiguous(numbers: Sequence[int]) -> None:
 
 
 def _sections(tensors: Mapping[str, torch.Tensor], rows: int, layout: ImageLayout) -> dict[str, Sections]:
-    """Per image field and counts, the section of each of `rows` rows; of rows without images they are empty.
+    """Return, for each image field and count, the section of each of `rows` rows; empty for rows without images.
 
     Raises:
         BatchError: The tensors lack a field of the layout.
@@ -309,7 +309,7 @@ def _sections(tensors: Mapping[str, torch.Tensor], rows: int, layout: ImageLayou
 
 
 def _merge_rows(sections: Mapping[str, Sections], fields: FieldTable) -> dict[str, torch.Tensor]:
-    """Sections of all rows as one tensor a field; only the first row's, where all rows have the same."""
+    """Merge the sections of all rows into one tensor per field; only the first row's if all are equal."""
     shared = all(_all_same(rows) for rows in sections.values())
     merged = {}
     for key, rows in sections.items():
@@ -324,7 +324,8 @@ def _all_same(rows: Sections) -> bool:
 
 
 def _merge(rows: Sections, fields: FieldTable, key: str) -> torch.Tensor:
-    """All entries in one new tensor; smaller ones are padded at the end of each dimension, as TRL's processors do."""
+    """Concatenate all entries in a new tensor; smaller ones are padded at the end of each dimension, as TRL's
+    processors do."""
     sizes = [row.shape[1:] for row in rows if row.size(0)]
     if not sizes:
         sizes = [rows[0].shape[1:]]
@@ -335,7 +336,7 @@ def _merge(rows: Sections, fields: FieldTable, key: str) -> torch.Tensor:
 
 
 def _grow(entries: torch.Tensor, sizes: Sequence[int], pad: float) -> torch.Tensor:
-    """The entries, each padded at the end of its dimensions to `sizes`."""
+    """Pad each entry at the end of its dimensions to `sizes`."""
     old = list(entries.shape[1:])
     if old == list(sizes):
         return entries

@@ -23,7 +23,7 @@ HELD = frozenset({"prompt_ids", "completion_ids", "completion_mask", "tool_mask"
 
 
 def cut_samples(samples: Sequence[Any], logps_dtype: torch.dtype) -> Group:
-    """The group of these samples as it is stored: a row a sample.
+    """Return the group of these samples as it is stored, one row per sample.
 
     Args:
         samples (`Sequence`): TRL's samples of one group.
@@ -50,7 +50,7 @@ def cut_samples(samples: Sequence[Any], logps_dtype: torch.dtype) -> Group:
 
 
 def first_trained(sample: Any) -> int:
-    """Tokens before the first one that is trained on; without any, all but the last."""
+    """Count the tokens before the first trained one; without any, all but the last."""
     trained = np.flatnonzero(sample.completion_mask)
     return int(trained[0]) if len(trained) else len(sample.input_ids) - 1
 
@@ -68,14 +68,15 @@ def completion_numbers(samples: Sequence[Any]) -> list[int]:
 
 
 def masked_rows(group: Group, masked: Sequence[bool]) -> Sequence[bool]:
-    """Which of a stored group's rows train nothing, given which of its completions do: none where a completion stands
-    in several rows."""
+    """Return which of a stored group's rows are masked, given its masked completions: none if a completion has several
+    rows."""
     rows = len(group.completion_lengths)
     return masked if rows <= len(masked) else [False] * rows
 
 
 def samples_of(group: Group, masked: Sequence[bool], weight: float) -> list[Any]:
-    """A stored group's samples as the queue gives them, without version and id, but for those that train nothing.
+    """Return a stored group's samples as the queue delivers them, without version and id, and without those that have
+    no gradient.
 
     Args:
         group ([`Group`]): As stored.

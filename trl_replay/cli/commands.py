@@ -1,4 +1,4 @@
-"""The parser and the entry point: the commands there are, and the exit status of one that fails."""
+"""The parser and the entry point: all commands, and the exit status after an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMANDS = (RUN, LIST, EXPORT, REPORT, ESTIMATE)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser with all subcommands."""
+    """Return the parser with all subcommands."""
     main_parser = argparse.ArgumentParser(prog="trl-replay", description="A replay buffer for TRL's GRPOTrainer.")
     main_parser.add_argument("--version", action="version", version=f"trl-replay {__version__}")
     subparsers = main_parser.add_subparsers(metavar="command", required=True)
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse_run(given: list[str]) -> argparse.Namespace:
-    """The options of `run`, with two more: `command`, the words after `--`, and `unknown`, those that no option takes.
-    Only what stands before `--` is parsed."""
+    """Parse the options of `run` that come before `--`, with two more: `command`, the words after `--`, and `unknown`,
+    words that no option takes."""
     end = given.index("--") if "--" in given else len(given)
     options, unknown = parser().parse_known_args(given[:end])
     options.command = given[end + 1 :]

@@ -1,4 +1,4 @@
-"""`trl-replay list`: what the installed plugins offer, and the documentation of one strategy, preset or plugin."""
+"""`trl-replay list`: what installed plugins offer, and the documentation of one strategy, preset or plugin."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Offer:
 
 
 def offers(known: Registry) -> list[Offer]:
-    """Every strategy and preset on offer, and every plugin that can take part in training."""
+    """Return every strategy and preset, and every plugin with a session hook."""
     return [*_strategies(known), *_presets(known), *_plugins(known)]
 
 
@@ -87,7 +87,7 @@ def _strategies(known: Registry) -> Iterator[Offer]:
 
 
 def _docstring(factory: Any) -> str:
-    """A factory's own; of a factory that was given some arguments before, that of the first."""
+    """Return a factory's docstring; for a partial, that of the wrapped factory."""
     while isinstance(factory, partial):
         factory = factory.func
     return inspect.getdoc(factory) or ""
@@ -101,7 +101,7 @@ def _presets(known: Registry) -> Iterator[Offer]:
 
 
 def _plugins(known: Registry) -> Iterator[Offer]:
-    """Those for `replay_plugins`: with a hook that is called in a session."""
+    """Return the plugins for `replay_plugins`: those with a session hook."""
     from ..registry import BUILTIN
 
     for plugin in known.plugins.values():
@@ -112,14 +112,14 @@ def _plugins(known: Registry) -> Iterator[Offer]:
 
 
 def _arguments(plugin: object) -> str:
-    """The arguments that a plugin is made with; empty if it takes none."""
+    """Return the arguments of a plugin's class; empty if there are none."""
     from ..base.arguments import arguments_of
 
     return "" if inspect.ismodule(plugin) else str(arguments_of(type(plugin)))
 
 
 def _qualified(name: str, plugin: Plugin) -> str:
-    """The name as a setting takes it, where other plugins may offer the same."""
+    """Return the name as a setting needs it if several plugins offer the same."""
     from ..registry import BUILTIN
 
     return name if plugin.name == BUILTIN else f"{plugin.name}/{name}"
@@ -146,7 +146,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _called(name: str, on_offer: Sequence[Offer]) -> list[Offer]:
-    """The offers of this name, with or without their plugin's.
+    """Return the offers of this name, with or without their plugin's name.
 
     Raises:
         UnknownNameError: There is none; says the nearest names.

@@ -1,4 +1,4 @@
-"""Reports of the processes of `trl-replay run`, and the verdict from them."""
+"""Reports of the processes of `trl-replay run`, and the exit status that follows from them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Report:
 
 
 class Verdict(NamedTuple):
-    """The exit status, and what is said about it."""
+    """The exit status, with its message."""
 
     status: int
     message: str | None = None
 
 
 def read(folder: Path) -> list[Report]:
-    """All reports of a run, the oldest first."""
+    """Read all reports of a run, the oldest first."""
     return [_read(path) for path in sorted(folder.glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)]
 
 
@@ -59,7 +59,7 @@ def _read(path: Path) -> Report:
 
 
 def judge(reports: Sequence[Report], status: int, misplaced: Sequence[str] = ()) -> Verdict:
-    """Judge a command that ended with `status`.
+    """Return the verdict on a command that ended with `status`.
 
     Args:
         reports: Of all its processes.
@@ -113,5 +113,5 @@ def _spoilt(reports: Sequence[Report]) -> str:
 
 
 def _distinct(texts: Iterable[str]) -> str:
-    """Each text once: ranks say the same."""
+    """Deduplicate texts, since ranks report the same."""
     return "\n".join(dict.fromkeys(texts))

@@ -71,7 +71,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _misplaced(command: Sequence[str]) -> list[str]:
-    """Settings of replay among a command's arguments and in its YAML file."""
+    """Return replay settings among a command's arguments and in its YAML file."""
     words = [word.partition("=")[0] for word in command if word.startswith("--")]
     names = [word[2:].replace("-", "_") for word in words]
     files = [path for flag, path in itertools.pairwise(command) if flag == "--config"]
@@ -84,7 +84,7 @@ def _misplaced(command: Sequence[str]) -> list[str]:
 
 
 def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
-    """This process's environment, with the hook first on PYTHONPATH."""
+    """Return this process's environment with the hook first on PYTHONPATH."""
     hook = str(Path(bootstrap.__file__).resolve().parent)
     entries = [hook]
     if os.environ.get("PYTHONPATH"):
@@ -95,7 +95,7 @@ def _environment(settings: Mapping[str, Any], reports: str) -> dict[str, str]:
 
 
 def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the command; its exit status."""
+    """Run the command; return its exit status."""
     try:
         process = subprocess.Popen(command, env=environment)
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def _call(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _pass_on(reports: Path) -> None:
-    """Give what this run's processes reported to the run that started this one, if one did."""
+    """Forward the reports of this run's processes to the run that started this one, if any."""
     with contextlib.suppress(KeyError, ValueError, TypeError, OSError):
         outer = Path(json.loads(os.environ[VARIABLE])["reports"])
         for path in reports.glob("*.json"):

@@ -1,4 +1,4 @@
-"""The settings of ReplayConfig as flags and from a YAML file, without the seconds that TrlParser takes to import."""
+"""The settings of ReplayConfig as flags and from YAML, without importing TrlParser, which takes seconds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _values_taken(kinds: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def given_settings(options: argparse.Namespace, source: str) -> dict[str, Any]:
-    """Return the settings of the file and the flags, flags first, once they are checked.
+    """Return the checked settings of the file and the flags; flags override.
 
     Args:
         options: What `add_settings` had parsed, with `unknown`: what no flag took.
@@ -83,13 +83,13 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    """The types that a setting may have."""
+    """Return the types that a setting may have."""
     kinds = get_args(hint)
     return kinds if NoneType in kinds else (hint,)
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """Text as the setting's type; what can't be one stays as it is, for the setting's own check to refuse."""
+    """Convert text to the setting's type; text that can't be converted stays, and the setting's check rejects it."""
     if not isinstance(value, str):
         return value
     kinds = _kinds(hint)

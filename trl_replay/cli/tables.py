@@ -1,4 +1,4 @@
-"""Tables, the console that they are printed on, and texts that are safe to print."""
+"""Tables, the console for them, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ characters, separators."""
 
 
 def printable(text: str) -> str:
-    """The text with every character that a terminal would act on as its escape: `\\x1b`, `\\u202e`.
+    """Escape every character that a terminal would act on: `\x1b`, `\u202e`.
 
     What a model wrote, or a file says, can't color, move, hide or reorder what is printed around it. New lines and
     tabs stay.
@@ -31,13 +31,13 @@ def _printable(character: str) -> str:
 
 
 def make_console() -> Console:
-    """A console as wide as the terminal; 120 columns where there is none."""
+    """Return a console as wide as the terminal; 120 columns without one."""
     width = None if sys.stdout.isatty() else 120
     return Console(width=width)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of texts, none of them markup: a plugin's words may hold brackets."""
+    """Return a table of plain texts without markup: a plugin's text may contain brackets."""
     title_text = Text(printable(title), style="table.title")
     table = Table(title=title_text, title_justify="left")
     for column in columns:

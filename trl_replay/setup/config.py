@@ -1,4 +1,4 @@
-"""The settings: one dataclass, next to GRPOConfig in Python, YAML and on the command line."""
+"""The settings as one dataclass, used next to GRPOConfig in Python, YAML and on the command line."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from ..specs import Kind
 
 
 class _DefaultText(str):
-    """A default text. argparse calls `str` on a default, and must get this very object."""
+    """A marked default text. argparse calls `str` on a default, and must get this very object."""
 
     def __str__(self) -> str:
         return self
 
 
 class _DefaultInt(int):
-    """A default whole number."""
+    """A marked default integer."""
 
 
 class _DefaultFloat(float):
-    """A default number."""
+    """A marked default float."""
 
 
 class _DefaultNone:
-    """A default None."""
+    """A marked default None."""
 
     def __repr__(self) -> str:
         return "None"
@@ -86,7 +86,7 @@ def arguments(kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule of a setting.
+    """How a setting is checked and compared between ranks.
 
     Attributes:
         check (`Callable`): Returns what to give instead of a wrong value.
@@ -341,13 +341,12 @@ class ReplayConfig:
         super().__setattr__(name, value)
 
     def in_force(self) -> ReplayConfig:
-        """Make this config read-only, and return it."""
+        """Make this config read-only and return it."""
         self._in_force = True
         return self
 
     def _refuse_unknown_name(self, kind: Kind) -> None:
-        """Refuse a strategy that nothing offers, and arguments that it does not take: before a model is loaded for
-        nothing.
+        """Refuse an unknown strategy or argument before a model is loaded.
 
         What a plugin (`plugin/name`) or a module (`module:name`) has is looked up by `attach`: it may be registered
         later. Beside a preset, the arguments may be for the strategy that the preset names.
@@ -373,7 +372,7 @@ class ReplayConfig:
         return isinstance(value, bool) and is_default
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every setting by name, as JSON holds it; a strategy that is an object by its name."""
+        """Return every setting by name, as values for JSON; an object strategy by its name."""
         return {spec.name: in_json(getattr(self, spec.name)) for spec in fields(self)}
 
     def kwargs_of(self, kind: str) -> dict[str, Any]:
