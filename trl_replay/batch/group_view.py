@@ -287,8 +287,8 @@ def rewards_of_batch(
 def trls_own(
     rows: Mapping[str, NDArray[Any]], scored: torch.Tensor, setup: compat.RewardSetup, size: int
 ) -> tuple[Bools, Floats, Floats]:
-    """Return a mask of the shared groups that have the advantages that TRL makes of these rewards, `(n,)`; these
-    advantages, `(n, size)`; and these rewards, `(groups of all processes, size, functions)`.
+    """Return a mask of the shared groups whose advantages are TRL's own for these rewards, `(n,)`; and these rewards,
+    `(groups of all processes, size, functions)`.
 
     They may differ by one rounding error of a mean, since the same operations on another device may round otherwise.
     """

@@ -35,7 +35,7 @@ class Success:
         self.noise: list[float] = []
 
     def note(self, rewards: Floats, sizes: Floats) -> None:
-        """Take note of rewards; NaN is none.
+        """Record rewards; NaN is ignored.
 
         Args:
             rewards (`(…)`): The reward that counts, of any rows.
@@ -66,7 +66,7 @@ class Success:
         return self._given
 
     def passed(self, groups: Groups) -> Bools:
-        """Rows that pass, `(n, G)`: none while it is not known what does."""
+        """Return the rows that pass, `(n, G)`: none while it is unknown what passes."""
         return self._reaches(groups.reward)
 
     def _reaches(self, rewards: Floats) -> Bools:
@@ -76,7 +76,7 @@ class Success:
         return np.asarray(rewards >= (np.inf if self.least is None else self.least))
 
     def at_lowest(self, groups: Groups) -> Bools:
-        """Dead groups at the lowest reward seen, `(n,)`; rows without a reward do not count."""
+        """Return the dead groups at the lowest reward seen, `(n,)`; rows without a reward do not count."""
         lowest = self.values[0] + self.noise[0] if self.values else -np.inf
         return self._all(groups, groups.reward <= lowest)
 
