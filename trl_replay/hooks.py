@@ -240,14 +240,13 @@ class CheckedHooks:
         return result
 
     def _are_finite(self, old_logps: Any, rows: ReplayedRows) -> torch.Tensor:
-        """Tell whether all old log-probs that count are finite."""
+        """Whether all old log-probs that count are finite."""
         self._check_tensor("old_logps", old_logps, tuple(rows.logps.shape))
         finite: torch.Tensor = (old_logps.isfinite() | ~rows.mask).all()
         return finite
 
     def _are_usable(self, weights: Any, shift: Any, rows: ReplayedRows) -> torch.Tensor:
-        """Tell whether weights can be used in the type in which they are applied, which may be narrower than theirs,
-        and leave advantages that a gradient bears."""
+        """Whether weights are valid in the type in which they are applied, which may be narrower than theirs."""
         shape = tuple(rows.logps.shape)
         self._check_tensor("weights", weights, shape[:1], shape)
         applied = weights.to(rows.logps.dtype)
