@@ -31,12 +31,12 @@ def _given(strategy: Any) -> Callable[[], Any]:
 
 
 SAMPLE_EFFICIENT = """\
-For tasks on which a completion costs more than an update. It trains several times on groups drawn from the buffer
-where stock trains on the same batch again, and keeps the policy near its reference on prompts that no completion
-solves, where nothing else holds it.
+For tasks on which a completion costs more than an update. Where stock trains on the same batch again, this preset
+trains on groups newly drawn from the buffer. A KL term on prompts that no completion solves keeps the policy near its
+reference there.
 
-It needs two settings of GRPOConfig: `num_iterations` (5 was measured; 2 or 3 where updates cost as much as
-generation) and `beta` (2.0 was measured on tiny models; it held back a pretrained one, which did better with 0.1).
+It needs two settings of GRPOConfig: `num_iterations` (5 was measured; 2 or 3 if updates cost as much as generation)
+and `beta` (2.0 was measured on tiny models; it slowed down a pretrained one, which did better with 0.1).
 docs/evidence.md has the measurements.
 """
 
@@ -61,42 +61,40 @@ class Builtin:
         yield ScorerSpec("mean_reward", _given(scorers.mean_reward), "mean reward")
         yield ScorerSpec("pass_rate", scorers.make_pass_rate, "nearness of the pass rate to a target")
         yield ScorerSpec("recency", _given(scorers.recency), "update at generation")
-        yield ScorerSpec("constant", _given(scorers.constant), "the same for all")
-        yield EvictorSpec("heap", _given(evictors.heap), "the lowest score leaves")
-        yield EvictorSpec("fifo", _given(evictors.fifo), "the oldest group leaves")
+        yield ScorerSpec("constant", _given(scorers.constant), "the same priority for all")
+        yield EvictorSpec("heap", _given(evictors.heap), "evicts the lowest score")
+        yield EvictorSpec("fifo", _given(evictors.fifo), "evicts the oldest group")
         yield EvictorSpec(
             "prompt_balanced",
             _given(evictors.prompt_balanced),
-            "the prompt with most groups loses its oldest; then heap",
+            "evicts the oldest of the prompt with the most groups; then heap",
         )
         yield EvictorSpec("reservoir", _given(evictors.reservoir), "keeps a uniform sample of all groups offered")
         yield SamplerSpec("proportional", samplers.make_proportional, "drawn in proportion to score^alpha")
         yield SamplerSpec("prompt_balanced", samplers.make_prompt_balanced, "score^alpha, shared by a prompt's groups")
-        yield SamplerSpec("uniform", _given(samplers.uniform), "drawn with equal chances")
+        yield SamplerSpec("uniform", _given(samplers.uniform), "drawn uniformly")
         yield SamplerSpec("top", _given(samplers.top), "the highest scores")
         yield SamplerSpec("newest", _given(samplers.newest), "the newest groups")
-        yield SamplerSpec("least_used", _given(samplers.least_used), "the fewest uses; equals by chance")
+        yield SamplerSpec("least_used", _given(samplers.least_used), "the fewest uses; ties at random")
         yield SamplerSpec("same_prompt", samplers.SamePrompt, "entries of the slot's own prompt")
         yield SelectorSpec("zero_std", _given(selectors.zero_std), "the dead groups")
-        yield SelectorSpec("low_std", selectors.make_low_std, "groups of little reward deviation")
-        yield SelectorSpec("min_range", selectors.make_min_range, "groups whose rewards lie close together")
-        yield SelectorSpec("min_nontrivial", selectors.make_min_nontrivial, "groups of few rewards off the mean")
+        yield SelectorSpec("low_std", selectors.make_low_std, "groups with a small reward deviation")
+        yield SelectorSpec("min_range", selectors.make_min_range, "groups with nearly equal rewards")
+        yield SelectorSpec("min_nontrivial", selectors.make_min_nontrivial, "groups with few rewards off the mean")
         yield SelectorSpec(
-            "top_p_variance", selectors.make_top_p_variance, "all but those with the share p of variance"
+            "top_p_variance", selectors.make_top_p_variance, "all but those with the share p of the variance"
         )
         yield SelectorSpec("pass_rate", selectors.make_pass_rate, "groups that are too hard or too easy")
         yield SelectorSpec("always", selectors.make_always, "a fixed share of every batch")
-        yield MixerSpec("whole", _given(mixers.whole), "a stored group takes the whole slot")
-        yield MixerSpec("inject", mixers.make_inject, "the best stored rows take the places of the worst fresh ones")
+        yield MixerSpec("whole", _given(mixers.whole), "a stored group replaces the whole slot")
+        yield MixerSpec("inject", mixers.make_inject, "the best stored rows replace the worst fresh ones")
         yield ScopeSpec("auto", scopes.make_auto, "process, or sharded where groups straddle or are few")
         yield ScopeSpec("process", scopes.ProcessScope, "each process has its own buffer")
         yield ScopeSpec("gathered", scopes.GatheredScope, "one buffer, held by every process")
         yield ScopeSpec("sharded", scopes.ShardedScope, "one buffer, each group held by one process")
-        yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the generating policy")
+        yield CorrectionSpec("ratio", _given(corrections.ratio), "importance ratio to the behavior policy")
         yield CorrectionSpec("truncated", corrections.make_truncated, "on-policy loss weighted by min(ratio, cap)")
-        yield CorrectionSpec(
-            "sequence_mask", corrections.make_sequence_mask, "ratio; rows far off the policy left out"
-        )
+        yield CorrectionSpec("sequence_mask", corrections.make_sequence_mask, "ratio; far off-policy rows are masked")
         yield CorrectionSpec("imitation", corrections.make_imitation, "c × log-likelihood for A > 0, 0 for the rest")
         yield CorrectionSpec("topr", corrections.make_topr, "weight 1 for A > 0, the truncated ratio for A < 0")
         yield CorrectionSpec("per", corrections.SamplingWeights, "ratio, weighted against the sampler's preferences")
@@ -111,7 +109,7 @@ class Builtin:
             "replay_correction": "topr",
             "replay_start": 0,
         }
-        yield Preset("sample_efficient", settings, "more updates a completion", SAMPLE_EFFICIENT)
+        yield Preset("sample_efficient", settings, "more updates per completion", SAMPLE_EFFICIENT)
         settings = {
             "replay_iterations": "replay",
             "replay_sampler": "least_used",
