@@ -478,6 +478,18 @@ def iteration(trainer: Any) -> int:
     return int(trainer._step // trainer.args.steps_per_generation % trainer.num_iterations)
 
 
+def begun_iteration(trainer: Any) -> int:
+    """Return the number of the iteration that begins with the next micro-batch; 0 in the midst of one."""
+    in_its_midst = trainer._step % trainer.args.steps_per_generation
+    return 0 if in_its_midst else iteration(trainer)
+
+
+def generate_at(trainer: Any, iteration: int) -> None:
+    """Let the trainer generate at once, and go on with this iteration of what it generates."""
+    trainer._step = iteration * trainer.args.steps_per_generation
+    setattr(trainer, BUFFERED, None)
+
+
 def micro_batches(trainer: Any, batch: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """A generation batch as the trainer buffers it, rows permuted by `seed`: the global generator stays as it is."""
     import torch

@@ -83,6 +83,8 @@ class Session:
         judge ([`Judge`]): Makes groups of what the trainer scores.
         rounds ([`Rounds`], *optional*): What is done about generating: for dead groups again, and for prompts that a
             plugin chooses. None where nothing is.
+        resumes_at (`int`): After resuming in the midst of a generation batch's iterations, the one that comes next.
+        rebuilds (`bool`): Whether a batch is generated in the place of one that was lost so.
         exporter (`Callable`, *optional*): What `export` calls; set at attach.
         reference (`str`): Tells the reference model's states apart: that of the last look.
     """
@@ -119,6 +121,8 @@ class Session:
         self.replaced: list[bool] = []
         self.carry = StepCarry()
         self.template: IterationTemplate | None = None
+        self.resumes_at = 0
+        self.rebuilds = False
         self.exporter: Callable[[str | Path, Any, Components], Path] | None = None
         self.reference = self._reference_now() if enabled else ""
 
@@ -336,6 +340,23 @@ class Session:
         self.tap.expect_again(template.expected)
         return None
 
+    def rebuild(self, batch: Batch) -> Batch:
+        """Take a batch in the place of the one that was lost when training was interrupted in the midst of its
+        iterations: the next ones are composed on it. It trains only where nothing is drawn.
+
+        Args:
+            batch (`dict`): As TRL returned it.
+        """
+        self.meet()
+        success, shares = self.buffer.rules.success, self.communicator.shares
+        known = success.state_dict()
+        rows = self.communicator.share(batch, batch["prompt_ids"].size(0), None)
+        fresh = self._fresh(self._generate_again(batch, rows, None))
+        self.template = IterationTemplate(fresh.emptied(), self.tap.expected)
+        success.load_state_dict(known)
+        self.communicator.shares = shares
+        return batch
+
     def _count_iteration(self, agreed: Agreed[Decision]) -> None:
         settled = {name: agreed.total[name] for name in SETTLED}
         counted = {**settled, "iterated": agreed.total["replaced"]}
@@ -461,6 +482,7 @@ class Session:
         """Return what a checkpoint keeps of the session, buffer and candidates apart; JSON can hold it."""
         return {
             "shares": self.communicator.shares,
+            "iteration": 0 if self.template is None else compat.begun_iteration(self.trainer),
             "paused": self.paused,
             "verified": self.handshake.verified,
             **self.carry.state_dict(),
@@ -474,6 +496,7 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict` gave, but for what belongs to the last generation batch and the totals."""
         self.communicator.shares = state["shares"]
+        self.resumes_at = state["iteration"] if self.iterates else 0
         self.paused = self.paused or state["paused"]
         self.handshake.verified = state["verified"]
         self.handshake.awaited = False

@@ -61,3 +61,49 @@ def test_a_second_run_without_a_file_is_told_so(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, digits, max_steps=UPDATES, num_iterations=UPDATES)
     with pytest.warns(UserWarning, match="replay_warm_start is not set"):
         trl_replay.attach(trainer, replay_preset="second_run")
+
+
+def ended(folder: Path, resume: int | None = None, **settings: Any) -> tuple[Any, Any]:
+    """A run of eight updates that saves every three, resumed from a checkpoint if it is named."""
+    given = {"save_strategy": "steps", "save_steps": 3, "gradient_checkpointing": False, **settings}
+    trainer, session = second_run(folder, folder / "first.parquet", **given)
+    checkpoint = str(folder / "second" / f"checkpoint-{resume}") if resume else None
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer, session
+
+
+def farthest(one: Any, other: Any) -> float:
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return max(float((left - right).detach().abs().max()) for left, right in pairs)
+
+
+@pytest.mark.parametrize("at", [3, 6])
+def test_a_second_run_that_is_killed_in_its_middle_goes_on_where_it_was(tmp_path: Path, at: int) -> None:
+    """Completions of one width: the batch that is generated in the place of the lost one pads as that did."""
+    first_run(tmp_path)
+    whole, session = ended(tmp_path)
+    resumed, resumed_session = ended(tmp_path, resume=at)
+    assert resumed.state.global_step == UPDATES
+    assert farthest(whole, resumed) == 0
+    assert dict(resumed_session.totals.counters) == dict(session.totals.counters)
+    assert resumed_session.buffer.table.uses.tolist() == session.buffer.table.uses.tolist()
+    assert resumed_session.buffer.table.serial.tolist() == session.buffer.table.serial.tolist()
+
+
+@pytest.mark.parametrize("at", [5, 6, 7])
+def test_so_does_a_run_that_generates_again_later(tmp_path: Path, at: int) -> None:
+    """Three updates a batch: the checkpoint is at the second or third of a batch, or between batches."""
+
+    def run(resume: int | None = None) -> tuple[Any, Any]:
+        trainer = make_trainer(
+            tmp_path, digits, num_iterations=3, max_steps=9, save_strategy="steps", save_steps=at,
+            gradient_checkpointing=False,
+        )  # fmt: skip
+        session = trl_replay.attach(trainer, replay_iterations="replay", replay_start=0)
+        trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{resume}") if resume else None)
+        return trainer, session
+
+    whole, session = run()
+    resumed, resumed_session = run(at)
+    assert farthest(whole, resumed) == 0
+    assert dict(resumed_session.totals.counters) == dict(session.totals.counters)

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
+import torch
+
 from .. import compat
 from ..asynchronous.session import AsyncSession
 from ..checkpoint import saving
+from ..distributed.decision import RUNS
 from ..errors import AttachError
 from ..loss import unsloth
 from ..loss.micro_batch import ROWS
@@ -149,6 +152,8 @@ def _score(session: Session, trainer: Any, stock: Callable[..., Any], inputs: An
     paused = session.paused
     trains = trainer.model.training
     try:
+        if session.rebuilds:
+            return session.rebuild(stock(session.note_tasks(inputs)))
         batch = stock(session.begin(inputs) if trains and not paused else inputs)
         session.replaced = [False] * (len(inputs) * trainer.accelerator.num_processes)
         if not trains:
@@ -217,6 +222,8 @@ def _high_entropy(session: Session, trainer: Any, stock: Callable[..., Any], *ar
 
 def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> Any:
     """Give a further iteration a batch of groups drawn anew, or the composed batch where nothing is drawn."""
+    if session.resumes_at and trainer.model.training:
+        _generate_for_resuming(session, trainer, stock, inputs)
     template = session.template
     if template is not None and compat.begins_iteration(trainer) and template.step != compat.step(trainer):
         template.step = compat.step(trainer)
@@ -226,6 +233,25 @@ def _prepare(session: Session, trainer: Any, stock: Callable[..., Any], inputs: 
         again = template.micro_batches if drawn is None else compat.micro_batches(trainer, drawn, seed)
         setattr(trainer, compat.BUFFERED, again)
     return stock(inputs)
+
+
+def _generate_for_resuming(session: Session, trainer: Any, stock: Callable[..., Any], inputs: Any) -> None:
+    """Let the trainer generate a batch in place of the one that was lost in the midst of its iterations. Nothing is
+    drawn, stored, or counted for it, and neither the global generator nor the log notices."""
+    iteration, session.resumes_at = session.resumes_at, 0
+    if session.mode != RUNS or iteration >= trainer.num_iterations:
+        return
+    compat.generate_at(trainer, iteration)
+    device = trainer.accelerator.device
+    logged = {key: list(values) for key, values in compat.training_metrics(trainer).items()}
+    session.rebuilds = True
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            stock(inputs)
+    finally:
+        session.rebuilds = False
+    compat.training_metrics(trainer).clear()
+    compat.training_metrics(trainer).update(logged)
 
 
 def _save(session: Session, trainer: Any, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
