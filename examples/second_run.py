@@ -63,7 +63,8 @@ def main():
     print(f"{'run':24} completions updates accuracy", flush=True)
 
     trainer = trainer_with(out, updates, updates_of_a_batch=1)
-    session = trl_replay.attach(trainer, replay_dry_run=True, replay_buffer_size=updates * ROWS // 8)
+    groups = updates * ROWS // 8
+    session = trl_replay.attach(trainer, replay_dry_run=True, replay_buffer_size=groups)
     first = trained(trainer)
     file = session.export(out / "first_run.parquet")
     print(f"{'first run, stock':24} {updates * ROWS:11} {updates:7} {first:8.2f}", flush=True)
@@ -71,7 +72,11 @@ def main():
     for correction in ("topr", "imitation"):
         trainer = trainer_with(out, updates, updates_of_a_batch=updates)
         trl_replay.attach(
-            trainer, replay_preset="second_run", replay_warm_start=str(file), replay_correction=correction
+            trainer,
+            replay_preset="second_run",
+            replay_warm_start=str(file),
+            replay_buffer_size=groups,
+            replay_correction=correction,
         )
         second = trained(trainer)
         print(f"{f'second run, {correction}':24} {ROWS:11} {updates:7} {second:8.2f}", flush=True)
