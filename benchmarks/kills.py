@@ -23,12 +23,14 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tqdm import tqdm
 
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
@@ -53,6 +55,7 @@ def child(folder: Path, kind: Run, rank: int) -> None:
     output = os.open(folder / f"output-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    tqdm.set_lock(threading.RLock())  # the one before is shared with processes that are killed while they hold it
     warnings.simplefilter("ignore")
     resume = trl_replay.last_complete_checkpoint(folder)
     settings = {"max_steps": kind.updates, "save_steps": 1, "save_total_limit": 3, "replay_scope": kind.scope}
