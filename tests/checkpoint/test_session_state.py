@@ -26,9 +26,11 @@ from resuming import (
 from safetensors.numpy import load_file
 from support import DEAD, HALF, LIVE, Rewards
 from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 import trl_replay
 from trl_replay import CheckpointError, MismatchError, hookimpl
+from trl_replay.checkpoint import format as saved
 from trl_replay.distributed import communicator
 from trl_replay.testing import make_model, make_tokenizer, make_trainer
 
@@ -205,7 +207,7 @@ def test_what_was_saved_under_other_settings_is_refused_with_both_values(tmp_pat
         MismatchError, match=rf"{refused}num_generations was 4 and is 6; replay_scope.* of then"
     ) as raised:
         resume(tmp_path, checkpoint, num_generations=6, replay_scope="gathered")
-    assert "set replay_on_mismatch='empty' to go on with an empty buffer" in raised.value.__notes__[0]
+    assert "To go on with an empty buffer, set replay_on_mismatch='empty'." in str(raised.value)
     with pytest.raises(MismatchError, match=rf"{refused}replay_scope was 'process' and is 'sharded'\."):
         resume(tmp_path, checkpoint, replay_scope="sharded")
     with pytest.raises(MismatchError, match=rf"{refused}the tokenizer's fingerprint was '\w+' and is '\w+'\."):
@@ -392,6 +394,38 @@ def test_a_smaller_buffer_keeps_what_its_evictor_ranks_highest(tmp_path: Path, c
     found = restored(tmp_path, str(checkpoint), replay_buffer_size=2, replay_evictor="heap")
     assert sorted(found["columns"]["score"]) == scores[-2:]
     assert len(found["payload"]) == 2
+
+
+def test_165_entries_longer_than_completions_may_be_now_leave_when_training_resumes(tmp_path: Path) -> None:
+    """Whoever ran out of memory resumes with a smaller `max_completion_length`; the batches may be smaller, too."""
+    widths = []
+
+    class Watching(GRPOTrainer):
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            widths.append(inputs["completion_ids"].size(1))
+            return super()._compute_loss(model, inputs)
+
+    train(tmp_path, max_completion_length=64, max_steps=6, replay_buffer_size=12)
+    (then,) = saved.read_all(last(tmp_path))
+    assert then.pending is not None
+    longest = dict(zip(then.columns["serial"].tolist(), then.columns["row_length"].max(axis=1).tolist(), strict=True))
+    longest |= {one.serial: int(then.pending.groups.lengths[one.slot].max()) for one in then.pending.candidates}
+    fitting = {serial for serial, length in longest.items() if length <= 60}
+    assert 1 < len(fitting) < len(longest) - 1
+    for rows in (12, 8):
+        shorter = {"max_completion_length": 60, "per_device_train_batch_size": rows, "max_steps": 8}
+        trainer = build(tmp_path, **shorter)
+        with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
+            waiting = [] if session.carry.pending is None else session.carry.pending.candidates
+            assert len(session.buffer) + len(waiting) == len(fitting)
+            assert int(session.buffer.table.row_length.max()) <= 60
+            assert "x an entry was dropped: a completion is longer than max_completion_length=60" in session.explain()
+    trainer = build(tmp_path, max_completion_length=65)
+    with stopped_after_loading(trainer, last(tmp_path), replay_buffer_size=12) as session:
+        assert len(session.buffer) + len(session.carry.pending.candidates) == len(longest), "a larger limit"
+    trainer = build(tmp_path, trainer_class=Watching, max_completion_length=60, max_steps=8, save_strategy="no")
+    train(tmp_path, last(tmp_path), trainer, replay_buffer_size=12, replay_selector="always")
+    assert max(widths) <= 60
 
 
 @pytest.mark.parametrize(

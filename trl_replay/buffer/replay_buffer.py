@@ -487,6 +487,10 @@ class ReplayBuffer:
         """Drop the entries that hold the batch key `key`; return their number."""
         return self._store.forget_with(key)
 
+    def forget_longer(self, most: float) -> int:
+        """Drop the entries with a completion of more than `most` tokens; return their number."""
+        return self._store.forget(np.flatnonzero((self.table.row_length > most).any(axis=1)))
+
     def remember(self) -> Callable[[], None]:
         """Return what puts the entries of now back, with their payload, and what the limiter has counted."""
         restore, limiter = self._store.remember(), self.rules.limiter

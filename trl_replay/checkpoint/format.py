@@ -262,7 +262,9 @@ def _content(path: Path) -> dict[str, Any]:
     text = json.loads(regular(path).read_text())
     version = text["format"]
     if version != FORMAT:
-        raise MismatchError(f"{path} has the format version {version!r}; this release reads version {FORMAT}.")
+        raise MismatchError(
+            f"{path} has the format version {version!r}; this release reads version {FORMAT}. {REMEDY}"
+        )
     if _digest(text["content"]) != text["checksum"]:
         raise CheckpointError(f"{path} is not what was saved: its checksum differs. {REMEDY}")
     content: dict[str, Any] = text["content"]

@@ -23,10 +23,7 @@ from .discovery import numbered_checkpoints
 from .format import RankState, rank_folder, scope_in
 from .save_id import FOLDER, TRAINER_STATE, put_save_id
 
-REMEDY = (
-    "Resume from another checkpoint (trl_replay.last_complete_checkpoint finds the newest whole one), or set "
-    "replay_on_mismatch='empty' to go on with an empty buffer."
-)
+REMEDY = "To go on with an empty buffer, set replay_on_mismatch='empty'."
 
 
 def save(session: Session, trainer: Any, stock: Callable[..., Any], model: Any, trial: Any, **kwargs: Any) -> Any:
@@ -130,7 +127,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
         except ReplayError as error:
             run_on_all_ranks(undo[-1], CheckpointError)
             if session.settings.config.replay_on_mismatch != "empty":
-                error.add_note(REMEDY)
+                error.args = (f"{error} {REMEDY}", *error.args[1:])
                 raise
             warnings.warn(f"Training resumes with an empty replay buffer. {error}", stacklevel=3)
             session_state.exchange_scope(session, *scope_at_attach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,9 @@ TOLD = {
     "task_columns": "replay_task_columns",
 }
 """Facts of [`Identity`] that must be the same, and what an error calls them."""
+
+
+LONGER = "a completion is longer than max_completion_length"
 
 
 def identity(session: Session) -> Identity:
@@ -112,6 +116,7 @@ def _json_state(session: Session, buffer: Mapping[str, Any]) -> dict[str, Any]:
     state = {**session.state_dict(), **buffer}
     state["strategies"] = {name: plain(strategy, name) for name, strategy in buffer["strategies"].items()}
     state["strategy_names"] = _strategy_names(session)
+    state["max_completion_length"] = session.trainer.args.max_completion_length
     state["reward_functions"] = list(session.trainer.reward_func_names)
     return state
 
@@ -216,6 +221,8 @@ def _apply(session: Session, states: list[RankState], folder: Path) -> None:
     else:
         _apply_resharded(session, states, mine)
     _forget_other_reference(session, mine)
+    _forget_longer(session, _shorter(session, mine))
+    _refuse_longer(session, _shorter(session, mine))
     written = files.rank_folder(folder, mine.rank)
     session.components.hooks.load(session, written / files.PLUGINS)
 
@@ -226,7 +233,7 @@ def _apply_own(session: Session, mine: RankState) -> None:
     session.load_state_dict(mine.session)
     session.totals.load_state_dict(mine.session["totals"], mine.session["totals"])
     session.buffer.load_state_dict(_buffer_state(session, mine, mine.columns, mine.keysets))
-    _fill(session, mine.payload(), take)
+    _fill(session, mine, mine.payload(), take)
     pending = mine.pending and _on_training_device(session, mine.pending, take, mine)
     session.carry.pending = pending
     session.load_rounds([mine.session], [mine.prompts], own=True)
@@ -248,7 +255,7 @@ def _apply_resharded(session: Session, states: Sequence[RankState], mine: RankSt
     state = _buffer_state(session, mine, resharded.columns, resharded.keysets)
     state["serial"] = resharded.next_serial
     session.buffer.load_state_dict(state, own=existed, shared=existed or division.one_buffer)
-    _fill(session, resharded.payload(), take)
+    _fill(session, mine, resharded.payload(), take)
     _offer_candidates(session, resharded, take, mine)
 
 
@@ -272,6 +279,31 @@ def _forget_other_reference(session: Session, mine: RankState) -> None:
         session.forget_reference()
 
 
+def _shorter(session: Session, mine: RankState) -> float:
+    """`max_completion_length`, if it is shorter than then. Longer rows would make batches as wide as then, for which
+    memory may be too small."""
+    then, now = mine.session["max_completion_length"], session.trainer.args.max_completion_length
+    return now if now is not None and (then is None or then > now) else math.inf
+
+
+def _forget_longer(session: Session, most: float) -> None:
+    dropped = session.buffer.forget_longer(most)
+    if dropped:
+        session.totals.reasons[f"an entry was dropped: {LONGER}={most}"] += dropped
+
+
+def _refuse_longer(session: Session, most: float) -> None:
+    """The same of candidates."""
+    pending = session.carry.pending
+    if pending is None:
+        return
+    tally = Tally()
+    fitting = [one for one in pending.candidates if pending.groups.lengths[one.slot].max() <= most]
+    tally.refuse(len(pending.candidates) - len(fitting), f"{LONGER}={most}")
+    session.totals.add(tally, batches=0)
+    session.carry.pending = replace(pending, candidates=fitting)
+
+
 def empty(session: Session) -> None:
     """Forget entries and candidates: training resumes with an empty buffer."""
     session.buffer.clear()
@@ -279,8 +311,12 @@ def empty(session: Session) -> None:
     session.carry = StepCarry()
 
 
-def _fill(session: Session, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]) -> None:
-    """Let entries leave that a smaller buffer than then has no room for, and take the payload of the others."""
+def _fill(
+    session: Session, mine: RankState, payload: Iterable[tuple[int, Group]], take: Callable[[Group], Group]
+) -> None:
+    """Let entries leave that are too long, or that a smaller buffer than then has no room for, and take the payload
+    of the others."""
+    _forget_longer(session, _shorter(session, mine))
     session.buffer.trim()
     kept = set(session.buffer.table.serial.tolist())
     for serial, group in payload:
@@ -326,7 +362,8 @@ def _refuse_foreign_run(states: Sequence[RankState], folder: Path) -> None:
     told = read_save_id(folder.parent)
     if told is None or {state.save_id for state in states} != {told.save_id}:
         raise MismatchError(
-            f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them."
+            f"{folder} does not belong to the rest of the checkpoint: another run has written over one of them. "
+            + files.REMEDY
         )
 
 
